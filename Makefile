@@ -1,0 +1,42 @@
+PYTHON ?= python3
+BENCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test bench check clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'PYTHON=... picks the interpreter of the environment (3.11 or newer; now $(PYTHON)).'
+
+venv: $(VENV)/.installed  ## create .venv with rvdcomm (editable) and what its tests and plots need
+
+test: $(VENV)/.installed  ## run all tests: unit tests and doctests, then those that spawn worlds
+	@failed=0; \
+	echo '== Unit tests and doctests, two at a time'; \
+	$(BIN)/python -m pytest -n 2 -m 'not dist and not cluster' || failed=1; \
+	echo '== Tests that spawn a world or a cluster, one at a time'; \
+	$(BIN)/python -m pytest -m 'dist or cluster' || failed=1; \
+	exit $$failed
+
+bench: $(VENV)/.installed  ## run the benchmarks; BENCH_ARGS=... is passed on
+	$(BIN)/python -m bench.run $(BENCH_ARGS)
+
+check: $(VENV)/.installed-check  ## run the static checks (tools/check)
+	@tools/check
+
+clean:  ## remove .venv, build outputs and caches
+	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e '.[test,plot]'
+	@touch $@
+
+$(VENV)/.installed-check: $(VENV)/.installed
+	$(PIP_INSTALL) -e '.[check]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Benchmarks of rvdcomm, and the emulated cluster which they run on."""

@@ -1,0 +1,217 @@
+"""What an emulated cluster is made of, as data: names, addresses, command lines, environments.
+
+Nothing here touches the machine, so all of it is tested without root; ``bench.cluster`` runs it.
+
+Every host is a network namespace, and so is the switch: a bridge whose ports are the far ends of
+the hosts' links. With the switch in a namespace of its own, no interface, address or firewall rule
+of the real machine is involved, and deleting the namespaces deletes everything::
+
+    host0 [eth0 10.213.0.1] ==tbf== [port0 .
+    host1 [eth0 10.213.0.2] ==tbf== [port1 .  br0]  switch
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+INTERFACE = "eth0"
+MASTER_PORT = 29500
+MAX_HOSTS = 254
+# Slower, one frame takes longer than 120 ms, and TCP's timeouts are what is measured.
+MIN_RATE_BITS_PER_SEC = 1e5
+
+# 1514: the bytes of a full Ethernet frame, as tbf counts them.
+FRAME_BYTES = 1514
+# A burst is what tbf sends at once after a pause. It must outlast the shaper's timer: at 2 Gbit/s
+# 0.26 ms (64 kB) reaches 80 % of the rate and 0.5 ms reaches 95 %, so 1 ms has a factor of two in
+# hand, and 1 ms of free bytes is invisible in a transfer that is worth timing. Below 12 Mbit/s a
+# millisecond is less than one frame; four frames let TCP's pairs of segments through.
+BURST_SECS = 1e-3
+MIN_BURST_BYTES = 4 * FRAME_BYTES
+# A full queue drops, and a dropped tail costs TCP a timeout of 200 ms, which real fabrics avoid by
+# flow control. One sender never fills its queue (the kernel keeps a socket to a few packets there);
+# several hosts that send to one do. 100 ms holds that; 256 KiB is four segments of 64 KiB, below
+# which a slow link drops whole segments (5 Mbit/s with 50 ms: 58 of 1600 packets).
+QUEUE_SECS = 0.1
+MIN_QUEUE_BYTES = 256 * 1024
+
+_NAMESPACE = re.compile(r"rvd-(?P<pid>\d+)-\d+-(?:switch|host\d+)")
+_RATE = re.compile(
+    r"(?P<number>\d+(?:\.\d*)?|\.\d+)(?P<prefix>[kmgt]i?)?(?P<unit>bit|bps)?", re.IGNORECASE
+)
+_BITS_PER_UNIT = {"bit": 1, "bps": 8}
+
+
+def parse_rate(text: str) -> float:
+    """Return the bits per second that ``text`` says, in the notation of ``tc``.
+
+    A unit is ``bit`` or ``bps`` (bytes a second) after ``k``, ``m``, ``g``, ``t`` (powers of 1000)
+    or ``ki``, ``mi``, ``gi``, ``ti`` (powers of 1024), in any case; a bare number is in bits.
+
+    Raises:
+        ValueError: ``text`` is no rate, or is zero.
+
+    >>> parse_rate("200mbit"), parse_rate("1gbit"), parse_rate("25MBps")
+    (200000000.0, 1000000000.0, 200000000.0)
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None or (match["prefix"] and not match["unit"]):
+        raise ValueError(f"cannot parse rate {text!r}: expected a number and a unit, like 200mbit.")
+    prefix = (match["prefix"] or "").lower()
+    base = 1024.0 if prefix.endswith("i") else 1000.0
+    power = " kmgt".index(prefix[0]) if prefix else 0
+    unit = (match["unit"] or "bit").lower()
+    rate: float = float(match["number"]) * base**power * _BITS_PER_UNIT[unit]
+    if rate <= 0:
+        raise ValueError(f"rate {text!r} is zero; a link needs a positive rate, like 200mbit.")
+    return rate
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """A cluster of ``hosts`` equal hosts whose links carry ``rate_bits_per_sec`` each way.
+
+    ``pid`` and ``serial`` (the process that owns it, and which of its clusters it is) make the
+    names unique.
+    """
+
+    hosts: int
+    ranks_per_host: int
+    rate_bits_per_sec: float
+    pid: int
+    serial: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.hosts <= MAX_HOSTS:
+            raise ValueError(f"hosts={self.hosts}; a cluster has 1 to {MAX_HOSTS} hosts.")
+        if self.ranks_per_host < 1:
+            raise ValueError(f"ranks_per_host={self.ranks_per_host}; a host has at least 1 rank.")
+        # The comparison is written so that NaN fails it too.
+        if not MIN_RATE_BITS_PER_SEC <= self.rate_bits_per_sec < math.inf:
+            raise ValueError(
+                f"rate_bits_per_sec={self.rate_bits_per_sec}; a link carries at least "
+                f"{MIN_RATE_BITS_PER_SEC:g}, for example 200e6."
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks on all hosts together."""
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def switch(self) -> str:
+        """Name of the namespace that holds the bridge."""
+        return f"rvd-{self.pid}-{self.serial}-switch"
+
+    @property
+    def namespaces(self) -> list[str]:
+        """All namespaces of the cluster, the switch first."""
+        return [self.switch, *map(self.namespace, range(self.hosts))]
+
+    @property
+    def burst_bytes(self) -> int:
+        """Bytes a link may send at once after a pause."""
+        return max(MIN_BURST_BYTES, round(self.rate_bits_per_sec / 8 * BURST_SECS))
+
+    @property
+    def queue_secs(self) -> float:
+        """Seconds a packet may wait at a link before the queue drops."""
+        return max(QUEUE_SECS, MIN_QUEUE_BYTES * 8 / self.rate_bits_per_sec)
+
+    def namespace(self, host: int) -> str:
+        """Name of the namespace that is ``host``."""
+        return f"rvd-{self.pid}-{self.serial}-host{host}"
+
+    def address(self, host: int) -> str:
+        """Address of ``host``; it means something only inside the cluster's namespaces."""
+        return f"10.213.0.{host + 1}"
+
+    def host_of(self, rank: int) -> int:
+        """Host that ``rank`` lives on; ranks are numbered host by host."""
+        return rank // self.ranks_per_host
+
+
+def build_commands(spec: ClusterSpec) -> list[list[str]]:
+    """Return the command lines that build the cluster, in order.
+
+    Invariant: every namespace they make is one of ``spec.namespaces``, and every other object is
+    inside one of those; so ``remove_commands`` undoes any prefix of the list.
+    """
+    switch = ["ip", "-n", spec.switch, "link"]
+    commands = [
+        ["ip", "netns", "add", spec.switch],
+        [*switch, "add", "br0", "type", "bridge"],
+        [*switch, "set", "br0", "addrgenmode", "none", "up"],
+    ]
+    for host in range(spec.hosts):
+        commands += _host_commands(spec, host)
+    return commands
+
+
+def _host_commands(spec: ClusterSpec, host: int) -> list[list[str]]:
+    name, port = spec.namespace(host), f"port{host}"
+    veth = f"link add {INTERFACE} netns {name} type veth peer name {port} netns {spec.switch}"
+    # addrgenmode none: no IPv6 address, so that gloo has one address to choose from.
+    return [
+        ["ip", "netns", "add", name],
+        ["ip", *veth.split()],
+        ["ip", "-n", name, "link", "set", "lo", "up"],
+        ["ip", "-n", name, "link", "set", INTERFACE, "addrgenmode", "none", "up"],
+        ["ip", "-n", name, "address", "add", f"{spec.address(host)}/24", "dev", INTERFACE],
+        ["ip", "-n", spec.switch, "link", "set", port, "addrgenmode", "none", "up"],
+        ["ip", "-n", spec.switch, "link", "set", port, "master", "br0"],
+        _shape_command(spec, name, INTERFACE),
+        _shape_command(spec, spec.switch, port),
+    ]
+
+
+def _shape_command(spec: ClusterSpec, namespace: str, device: str) -> list[str]:
+    """Limit what ``device`` sends.
+
+    Segmentation offload stays on. tbf counts a segment by its bytes on the wire, headers of all its
+    frames included, and splits what is larger than the burst, so the rate is honest; without
+    offload (``gso_max_segs 1``) two cores carry 430 Mbit/s and the CPU is what is measured.
+    """
+    return [
+        *["tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf"],
+        *["rate", f"{round(spec.rate_bits_per_sec)}bit"],
+        *["burst", f"{spec.burst_bytes}b"],
+        *["latency", f"{round(spec.queue_secs * 1e6)}us"],
+    ]
+
+
+def remove_commands(spec: ClusterSpec) -> list[list[str]]:
+    """Return the command lines that remove the cluster; devices go with their namespace."""
+    return [["ip", "netns", "delete", name] for name in reversed(spec.namespaces)]
+
+
+def rank_env(spec: ClusterSpec, rank: int) -> dict[str, str]:
+    """Return the variables ``init_process_group("gloo")`` needs on ``rank``, and a thread limit."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_RANK": str(rank % spec.ranks_per_host),
+        "LOCAL_WORLD_SIZE": str(spec.ranks_per_host),
+        "GROUP_RANK": str(spec.host_of(rank)),
+        "MASTER_ADDR": spec.address(0),
+        "MASTER_PORT": str(MASTER_PORT),
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def exec_command(spec: ClusterSpec, host: int, command: list[str]) -> list[str]:
+    """Return the command line that runs ``command`` on ``host``."""
+    return ["ip", "netns", "exec", spec.namespace(host), *command]
+
+
+def owner_pid(namespace: str) -> int | None:
+    """Return the process that a namespace's name belongs to, or None if the name is not ours.
+
+    >>> owner_pid("rvd-4711-0-host3"), owner_pid("rvd-4711-0-switch"), owner_pid("docker")
+    (4711, 4711, None)
+    """
+    match = _NAMESPACE.fullmatch(namespace)
+    return int(match["pid"]) if match else None

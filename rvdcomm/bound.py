@@ -1,0 +1,145 @@
+"""Bound: what no plan can beat, under the same port model (ORACLES section 8, general RVD).
+
+For a set C of ranks (one rank, one host, one rack), bytes into C are at least what its ranks need
+and none of them has. Where parts are summed, an element needs a known number of messages, however
+they are arranged. The time of a plan is at least the bytes through a port over its bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.cost import Cost
+from rvdcomm.layout import Layout
+from rvdcomm.placement import Placement
+from rvdcomm.topology import Topology
+
+Mask = NDArray[np.bool_]
+
+
+def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost:
+    """A lower bound on every field of the cost of any plan from ``src`` to ``dst``.
+
+    ``secs`` and ``rounds`` count one round of the farthest level that must be crossed; more rounds
+    are needed in general, so with ``alpha_secs > 0`` the bound is not always reached.
+    """
+    atoms = _Atoms.of(src, dst)
+    levels = [
+        _level_bound(atoms, src, dst, level, topology) for level in range(len(topology.levels))
+    ]
+    secs = max(
+        bound.busiest * item_bytes / level.link.bytes_per_sec
+        for bound, level in zip(levels, topology.levels, strict=True)
+    )
+    farthest = max((i for i, bound in enumerate(levels) if bound.busiest), default=None)
+    alpha_secs = 0.0 if farthest is None else topology.levels[farthest].link.alpha_secs
+    memory = {
+        rank: sum(layout.placement.num_elements(rank) for layout in (src, dst))
+        for rank in {*src.ranks, *dst.ranks}
+    }
+    return Cost(
+        secs=secs + alpha_secs,
+        wire_bytes=levels[0].total * item_bytes,
+        host_bytes=levels[1].total * item_bytes if len(levels) > 1 else 0,
+        peak_bytes=max(memory.values()) * item_bytes,
+        rounds=0 if farthest is None else 1,
+        recv_bytes=levels[0].busiest_in * item_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Atoms:
+    """The coarsest boxes that neither layout cuts: element counts, and masks of who holds which."""
+
+    sizes: NDArray[np.int64]
+    cuts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, src: Layout, dst: Layout) -> _Atoms:
+        cuts = tuple(tuple(sorted({*a, *b})) for a, b in zip(src.cuts, dst.cuts, strict=True))
+        sizes = np.ones((), dtype=np.int64)
+        for cut in cuts:
+            sizes = np.multiply.outer(sizes, np.diff(np.array(cut, dtype=np.int64)))
+        return cls(sizes.reshape(-1), cuts)
+
+    def masks(self, placement: Placement, homes: dict[int, int], num_homes: int) -> Mask:
+        """[num_parts, num_homes, atoms]: whether a home's ranks hold a part of an atom."""
+        out = np.zeros((placement.num_parts, num_homes, len(self.sizes)), dtype=np.bool_)
+        index = [{bound: i for i, bound in enumerate(cut)} for cut in self.cuts]
+        for holding in placement.holdings:
+            mask = np.zeros([max(len(cut) - 1, 0) for cut in self.cuts], dtype=np.bool_)
+            for box in holding.boxes:
+                slices = (
+                    slice(ix[low], ix[high])
+                    for ix, low, high in zip(index, box.lo, box.hi, strict=True)
+                )
+                mask[tuple(slices)] = True
+            for home in {homes[rank] for rank in holding.ranks}:
+                out[holding.part, home] |= mask.reshape(-1)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _LevelBound:
+    """Elements through the ports of one level: of the busiest port, into it, and of all together."""
+
+    busiest: float
+    busiest_in: int
+    total: int
+
+
+def _level_bound(
+    atoms: _Atoms, src: Layout, dst: Layout, level: int, topology: Topology
+) -> _LevelBound:
+    used = sorted({topology.homes[level][rank] for rank in (*src.ranks, *dst.ranks)})
+    renumber = {home: i for i, home in enumerate(used)}
+    homes = {rank: renumber[topology.homes[level][rank]] for rank in (*src.ranks, *dst.ranks)}
+    has = atoms.masks(src.placement, homes, len(used))
+    wants = atoms.masks(dst.placement, homes, len(used))
+    into = _into(has, wants) @ atoms.sizes
+    out_of = _out_of(has, wants) @ atoms.sizes
+    total = int(_messages(has, wants) @ atoms.sizes)
+    # Whatever the plan, the messages of an element are spread over these ports at best.
+    busiest_in = max(int(into.max()), -(-total // len(used)))
+    total = max(total, int(into.sum()), int(out_of.sum()))
+    return _LevelBound(max(busiest_in, int(out_of.max())), busiest_in, total)
+
+
+def _into(has: Mask, wants: Mask) -> NDArray[np.int64]:
+    """[homes, atoms]: 1 where an element must enter a home."""
+    if wants.shape[0] > 1:
+        # Which part of dst takes an element is free, so that no single home must be entered.
+        return np.zeros(has.shape[1:], dtype=np.int64)
+    return (wants[0] & ~has.all(axis=0)).astype(np.int64)
+
+
+def _out_of(has: Mask, wants: Mask) -> NDArray[np.int64]:
+    """[homes, atoms]: 1 where an element must leave a home: it alone has a part others want."""
+    if wants.shape[0] > 1:
+        return np.zeros(has.shape[1:], dtype=np.int64)
+    alone = (has & (has.sum(axis=1, keepdims=True) == 1)).any(axis=0)
+    wanted_elsewhere = wants[0].sum(axis=0)[None] - wants[0] > 0
+    return (alone & wanted_elsewhere).astype(np.int64)
+
+
+def _messages(has: Mask, wants: Mask) -> NDArray[np.int64]:
+    """[atoms]: fewest messages between homes that one element needs, whatever the plan."""
+    num_src_parts, num_dst_parts = has.shape[0], wants.shape[0]
+    if num_src_parts == 1:
+        # Some part of dst takes the element, and each of its holders must have it.
+        missing: NDArray[np.int64] = (wants & ~has[0][None]).sum(axis=1)
+        return missing.min(axis=0)
+    # Homes that must meet before all parts are together: a home brings at most so many parts.
+    brought = np.maximum(has.sum(axis=0).max(axis=0), 1)
+    meeting = -(-num_src_parts // brought)
+    if num_dst_parts > 1:
+        return np.maximum(meeting - num_dst_parts, 0)
+    readers = wants[0].sum(axis=0)
+    complete = has.all(axis=0)
+    apart = ~(has.any(axis=0) & wants[0]).any(axis=0)
+    summed: NDArray[np.int64] = meeting - 1 + readers - 1 + apart
+    # Where some home has all parts from the start, nothing need meet: the others need it once each.
+    return np.where(complete.any(axis=0), (wants[0] & ~complete).sum(axis=0), summed)

@@ -1,0 +1,21 @@
+"""Errors, one class per *whose fault it is*: the caller's, ours, or the network's."""
+
+
+class LayoutError(ValueError):
+    """The caller asked for a layout or a transition that does not exist."""
+
+
+class MemoryLimitError(LayoutError):
+    """No plan fits ``memory_limit``; the message names the least memory that one needs."""
+
+
+class ShapeMismatchError(ValueError):
+    """A shard's shape, dtype or presence is not what its layout gives this rank."""
+
+
+class ProgramError(Exception):
+    """A verifier found an illegal program. This is a bug of rvdcomm: please report it."""
+
+
+class CommError(RuntimeError):
+    """A peer or the communication backend failed."""

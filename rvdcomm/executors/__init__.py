@@ -1,0 +1,1 @@
+"""Executors: ways to run a program."""

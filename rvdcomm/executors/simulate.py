@@ -1,0 +1,175 @@
+"""Simulate: run a program for all ranks in one process with numpy. This is the meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.box import Box
+from rvdcomm.errors import ShapeMismatchError
+from rvdcomm.planner import Plan
+from rvdcomm.program import DST, SRC, Collective, Copy, Message, Program, Zero
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a simulated run leaves.
+
+    Attributes:
+        shards: every dst rank's shard, shaped as its box.
+        recv_bytes, sent_bytes: bytes from and to *other* ranks, by rank.
+        peak_bytes: bytes of all buffers alive at once, by rank, src and dst shards included.
+    """
+
+    shards: dict[int, Array]
+    recv_bytes: dict[int, int]
+    sent_bytes: dict[int, int]
+    peak_bytes: dict[int, int]
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes sent by all ranks together."""
+        return sum(self.sent_bytes.values())
+
+
+def simulate(plan: Plan, shards: Mapping[int, Array]) -> SimulationResult:
+    """Run ``plan`` on ``{rank: shard}`` without processes: no process group, no GPU.
+
+    >>> import numpy as np
+    >>> from rvdcomm import Layout, plan
+    >>> src, dst = Layout((4,), "R(1)V(2)D(1)"), Layout((4,), "R(1)V(1)D(2)")
+    >>> result = simulate(plan(src, dst), {r: np.full(4, r + 1, np.float32) for r in (0, 1)})
+    >>> result.shards[1], result.recv_bytes[1]
+    (array([3., 3.], dtype=float32), 8)
+
+    Raises:
+        ShapeMismatchError: a shard is missing, or has another shape or size of element.
+    """
+    return simulate_program(plan.program, shards)
+
+
+def simulate_program(program: Program, shards: Mapping[int, Array]) -> SimulationResult:
+    """Run ``program`` on ``shards``, one array for every src rank; inputs are not modified.
+
+    Raises:
+        ShapeMismatchError: a shard is missing, or has another shape or size of element.
+    """
+    _check(program, shards)
+    return _Simulation(program, shards).run()
+
+
+def _check(program: Program, shards: Mapping[int, Array]) -> None:
+    what = f"simulate {program.src.rvd} -> {program.dst.rvd}"
+    for rank in sorted({*program.src.ranks, *shards}):
+        if rank not in program.src:
+            raise ShapeMismatchError(f"{what}: rank {rank} passed a shard but is not in src.")
+        want = list(program.src.cell(rank).box.shape)
+        if rank not in shards:
+            raise ShapeMismatchError(f"{what}: rank {rank} passed no shard, its shard is {want}.")
+        got = shards[rank]
+        if list(got.shape) != want:
+            raise ShapeMismatchError(
+                f"{what}: rank {rank} passed {list(got.shape)}, its shard is {want}."
+            )
+        if got.itemsize != program.item_bytes:
+            raise ShapeMismatchError(
+                f"{what}: rank {rank} passed {got.dtype}, the plan is for {program.dtype}."
+            )
+
+
+class _Simulation:
+    """Buffers of all ranks as flat arrays, made at their first use and dropped after their last."""
+
+    def __init__(self, program: Program, shards: Mapping[int, Array]) -> None:
+        self.program = program
+        self.dtype = next(iter(shards.values())).dtype
+        self.flat: dict[tuple[str, int], Array] = {}
+        self.now = dict.fromkeys(program.ranks, 0)
+        self.peak = dict.fromkeys(program.ranks, 0)
+        self.recv = dict.fromkeys(program.ranks, 0)
+        self.sent = dict.fromkeys(program.ranks, 0)
+        self.last_use: dict[int, list[tuple[str, int]]] = {}
+        for rank in program.ranks:
+            for name, (_, last) in program.lifetimes(rank).items():
+                self.last_use.setdefault(last, []).append((name, rank))
+        for rank in program.src.ranks:
+            self._buffer(SRC, rank)[:] = shards[rank].reshape(-1)
+        for rank in program.dst.ranks:
+            self._buffer(DST, rank)
+
+    def run(self) -> SimulationResult:
+        runners = {Copy: self._copy, Zero: self._zero, Collective: self._collective}
+        for i, instruction in enumerate(self.program.instructions):
+            runners[type(instruction)](instruction)  # type: ignore[operator]
+            for key in self.last_use.get(i, ()):
+                self.now[key[1]] -= self.flat.pop(key).nbytes
+        dst = self.program.dst
+        out = {r: self.flat[DST, r].reshape(dst.cell(r).box.shape) for r in sorted(dst.ranks)}
+        return SimulationResult(out, self.recv, self.sent, self.peak)
+
+    def _buffer(self, name: str, rank: int) -> Array:
+        if (name, rank) not in self.flat:
+            num_elements = self.program.buffer[name, rank].num_elements
+            array: Array = np.empty(num_elements, self.dtype)
+            # Whatever is read before it is written must show in the result.
+            array.view(np.uint8)[:] = 0xA5
+            self.flat[name, rank] = array
+            self.now[rank] += array.nbytes
+            self.peak[rank] = max(self.peak[rank], self.now[rank])
+        return self.flat[name, rank]
+
+    def _view(self, name: str, rank: int, piece: int, box: Box) -> Array:
+        buffer = self.program.buffer[name, rank]
+        outer = buffer.pieces[piece]
+        start = buffer.offset(piece)
+        flat = self._buffer(name, rank)[start : start + outer.num_elements]
+        view: Array = flat.reshape(outer.shape)[(..., *box.slices_within(outer))]
+        return view
+
+    def _copy(self, copy: Copy) -> None:
+        for e in copy.entries:
+            src = self._view(copy.src, copy.rank, e.src_piece, e.box)
+            dst = self._view(copy.dst, copy.rank, e.dst_piece, e.box)
+            np.copyto(dst, src) if copy.op == "copy" else np.add(dst, src, out=dst)
+
+    def _zero(self, zero: Zero) -> None:
+        for e in zero.entries:
+            self._view(zero.dst, zero.rank, e.dst_piece, e.box)[...] = 0
+
+    def _collective(self, collective: Collective) -> None:
+        for (a, b), num_elements in collective.traffic().items():
+            self.sent[a] += num_elements * self.program.item_bytes
+            self.recv[b] += num_elements * self.program.item_bytes
+        src = dict(zip(collective.ranks, collective.src, strict=True))
+        dst = dict(zip(collective.ranks, collective.dst, strict=True))
+        # Every rank makes its buffers when it enters the call, whatever order messages come in.
+        for rank in collective.ranks:
+            for name in (src[rank], dst[rank]):
+                if (name, rank) in self.program.buffer:
+                    self._buffer(name, rank)
+        if collective.kind == "all_reduce":
+            self._all_reduce(collective.messages, dst)
+            return
+        for m in collective.messages:
+            for e in m.entries:
+                value = self._view(src[m.src_rank], m.src_rank, e.src_piece, e.box)
+                self._view(dst[m.dst_rank], m.dst_rank, e.dst_piece, e.box)[...] = value
+
+    def _all_reduce(self, messages: tuple[Message, ...], name: dict[int, str]) -> None:
+        """Sum in ascending order of ranks, which in every group is the order of parts."""
+        for i in range(len(messages[0].entries)):
+            views = []
+            for m in messages:
+                e = m.entries[i]
+                views.append(self._view(name[m.src_rank], m.src_rank, e.dst_piece, e.box))
+            total = views[0].copy()
+            for view in views[1:]:
+                total += view
+            for view in views:
+                view[...] = total

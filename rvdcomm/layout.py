@@ -1,0 +1,253 @@
+"""Layout: which rank holds which replica, value part and box of a tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from rvdcomm.box import Box
+from rvdcomm.errors import LayoutError
+from rvdcomm.placement import Holding, Placement
+from rvdcomm.rvd import RVD
+
+Cuts = tuple[tuple[int, ...], ...]
+
+
+def chunk_cuts(size: int, count: int) -> tuple[int, ...]:
+    """Cut points of ``torch.chunk`` (and DTensor): pieces of ``ceil(size / count)``, then less."""
+    piece = -(-size // count)
+    return tuple(min(i * piece, size) for i in range(count + 1))
+
+
+def balanced_cuts(size: int, count: int) -> tuple[int, ...]:
+    """Cut points of ``numpy.array_split``: the first ``size % count`` pieces are one larger."""
+    piece, extra = divmod(size, count)
+    return tuple(i * piece + min(i, extra) for i in range(count + 1))
+
+
+CUT_RULES = {"chunk": chunk_cuts, "balanced": balanced_cuts}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """What one rank holds: a replica's index, a value part's index and a box."""
+
+    replica: int
+    part: int
+    box: Box
+
+
+@dataclass(frozen=True, order=True, init=False)
+class Layout:
+    """A tensor of ``shape`` laid out over ``ranks``: R outermost, the last dim innermost.
+
+    Frozen, hashable and canonical. Replicas of a cell are interchangeable, so are the value parts
+    of a box, and so are ranks with empty boxes: they are sorted, so that equal placements under one
+    RVD are equal objects. ``cuts`` is a rule (``"chunk"``, ``"balanced"``) or the cut points of
+    every dim, ends included.
+
+    Laws (tests/test_layout.py): the boxes of one (replica, part) tile the tensor;
+    ``Layout.parse(str(x)) == x``.
+
+    >>> Layout((4, 6), "R(1)V(1)D(1,2)").cell(1)
+    Cell(replica=0, part=0, box=Box(lo=(0, 3), hi=(4, 6)))
+    >>> str(Layout((4, 6), "R(2)V(1)D(1,2)", ranks=[5, 4, 3, 2]))
+    'R(2)V(1)D(1,2) shape(4,6) ranks(3,2,5,4)'
+
+    Raises:
+        LayoutError: counts, ranks, shape and cut points do not fit each other.
+    """
+
+    shape: tuple[int, ...]
+    rvd: RVD
+    ranks: tuple[int, ...]
+    cuts: Cuts
+
+    def __init__(
+        self,
+        shape: Iterable[int],
+        rvd: RVD | str,
+        ranks: Iterable[int] | None = None,
+        cuts: str | Sequence[Sequence[int]] = "chunk",
+    ) -> None:
+        shape = tuple(int(size) for size in shape)
+        rvd = RVD(rvd)
+        given = tuple(range(rvd.num_ranks)) if ranks is None else tuple(int(r) for r in ranks)
+        _check_counts(shape, rvd, given)
+        all_cuts = _resolve_cuts(shape, rvd, cuts)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "rvd", rvd)
+        object.__setattr__(self, "cuts", all_cuts)
+        object.__setattr__(self, "ranks", _canonical_ranks(rvd, given, all_cuts))
+
+    @cached_property
+    def _position(self) -> dict[int, int]:
+        return {rank: position for position, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.rvd, self.ranks, self.cuts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in self._position
+
+    def cell(self, rank: int) -> Cell:
+        """What ``rank`` holds. The single source from which all else derives."""
+        if rank not in self._position:
+            raise LayoutError(f"rank {rank} is not in {self}.")
+        index = []
+        rest = self._position[rank]
+        for count in reversed(self.rvd.counts):
+            rest, digit = divmod(rest, count)
+            index.append(digit)
+        replica, part, *splits = reversed(index)
+        return Cell(replica, part, self.box(splits))
+
+    def box(self, index: Sequence[int]) -> Box:
+        """The box with split ``index[d]`` along every dim d."""
+        return Box(
+            tuple(cut[i] for cut, i in zip(self.cuts, index, strict=True)),
+            tuple(cut[i + 1] for cut, i in zip(self.cuts, index, strict=True)),
+        )
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The same as sets of holders, which forgets the numbering of replicas."""
+        array = np.array(self.ranks).reshape(self.rvd.r, self.rvd.v, -1)
+        boxes = [self.box(index) for index in np.ndindex(*self.rvd.d)]
+        holdings = tuple(
+            Holding(part, (box,), tuple(sorted(array[:, part, i].tolist())))
+            for part in range(self.rvd.v)
+            for i, box in enumerate(boxes)
+        )
+        return Placement(self.shape, self.rvd.v, holdings)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.rvd} shape({','.join(map(str, self.shape))}) ranks({ranges_text(self.ranks)})"
+        )
+        for name, rule in CUT_RULES.items():
+            if self.cuts == _by_rule(rule, self.shape, self.rvd):
+                return text if name == "chunk" else f"{text} cuts({name})"
+        return f"{text} cuts({';'.join(','.join(map(str, cut)) for cut in self.cuts)})"
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Read the text that ``str`` writes; ranks and cuts may be left out.
+
+        >>> Layout.parse("R(1)V(1)D(2) shape(10) cuts(0,3,10)").cell(1).box
+        Box(lo=(3,), hi=(10,))
+        """
+        form = r"(\S+) shape\(([\d,]*)\)(?: ranks\(([\d,:]*)\))?(?: cuts\(([a-z]+|[\d,;]*)\))?"
+        found = re.fullmatch(form, text.strip())
+        if found is None:
+            raise LayoutError(
+                f"cannot parse layout {text!r}: expected the form "
+                "'R(1)V(1)D(1,2) shape(4,6) ranks(0:2) cuts(0,4;0,2,6)'."
+            )
+        rvd, shape, ranks, cuts = found.groups()
+        rule: Any = cuts or "chunk"
+        if cuts is not None and not cuts.isalpha():
+            rule = [[int(point) for point in cut.split(",") if point] for cut in cuts.split(";")]
+            rule = [cut for cut in rule if cut]
+        sizes = [int(size) for size in shape.split(",") if size]
+        return cls(sizes, rvd, None if ranks is None else parse_ranges(ranks), rule)
+
+
+def ranges_text(ranks: Sequence[int]) -> str:
+    """Write numbers with runs as ``start:stop``; ``parse_ranges`` reads them.
+
+    >>> ranges_text([0, 1, 2, 3, 7, 5])
+    '0:4,7,5'
+    """
+    out, i = [], 0
+    while i < len(ranks):
+        j = i + 1
+        while j < len(ranks) and ranks[j] == ranks[j - 1] + 1:
+            j += 1
+        run = ranks[i:j]
+        out.append(f"{run[0]}:{run[-1] + 1}" if len(run) > 2 else ",".join(map(str, run)))
+        i = j
+    return ",".join(out)
+
+
+def parse_ranges(text: str) -> tuple[int, ...]:
+    """Read numbers and half-open runs: ``0:4,7,5``."""
+    out: list[int] = []
+    for item in text.split(","):
+        if not re.fullmatch(r"\d+(:\d+)?", item):
+            raise LayoutError(f"cannot parse ranks {text!r}: expected the form '0:4,7,5'.")
+        start, _, stop = item.partition(":")
+        out.extend(range(int(start), int(stop)) if stop else [int(start)])
+    return tuple(out)
+
+
+def _check_counts(shape: tuple[int, ...], rvd: RVD, ranks: tuple[int, ...]) -> None:
+    if any(size < 0 for size in shape):
+        raise LayoutError(f"shape {shape} has a negative size; use sizes of at least 0.")
+    if len(rvd.d) != len(shape):
+        raise LayoutError(
+            f"{rvd} splits {len(rvd.d)} dims but shape {shape} has {len(shape)}; "
+            "give D one count a dim."
+        )
+    if len(ranks) != rvd.num_ranks:
+        factors = "*".join(map(str, rvd.counts))
+        raise LayoutError(
+            f"{rvd} needs {rvd.num_ranks} ranks ({factors}) but {len(ranks)} were given: {ranks}."
+        )
+    if len(set(ranks)) != len(ranks):
+        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+        raise LayoutError(f"{rvd} over ranks {ranks}: rank {twice[0]} is given twice.")
+    if min(ranks) < 0:
+        raise LayoutError(f"{rvd} over ranks {ranks}: rank {min(ranks)} is negative.")
+
+
+def _by_rule(rule: Any, shape: tuple[int, ...], rvd: RVD) -> Cuts:
+    return tuple(rule(size, count) for size, count in zip(shape, rvd.d, strict=True))
+
+
+def _resolve_cuts(shape: tuple[int, ...], rvd: RVD, cuts: str | Sequence[Sequence[int]]) -> Cuts:
+    if isinstance(cuts, str):
+        if cuts not in CUT_RULES:
+            known = ", ".join(map(repr, CUT_RULES))
+            raise LayoutError(f"cuts={cuts!r} is no rule; use {known}, or cut points of every dim.")
+        return _by_rule(CUT_RULES[cuts], shape, rvd)
+    resolved = tuple(tuple(int(point) for point in cut) for cut in cuts)
+    if len(resolved) != len(shape):
+        raise LayoutError(f"cuts of {len(resolved)} dims given for shape {shape}; give one a dim.")
+    for d, (size, count, cut) in enumerate(zip(shape, rvd.d, resolved, strict=True)):
+        if len(cut) != count + 1 or cut[0] != 0 or cut[-1] != size or list(cut) != sorted(cut):
+            raise LayoutError(
+                f"cut points {list(cut)} of dim {d} do not cut {size} elements in {count}; "
+                f"give {count + 1} points in ascending order from 0 to {size}."
+            )
+    return resolved
+
+
+def _canonical_ranks(rvd: RVD, ranks: tuple[int, ...], cuts: Cuts) -> tuple[int, ...]:
+    """Sort the replicas of every cell, then the parts of every box by their first holder."""
+    if len(ranks) == prod(rvd.d) and all(a < b for cut in cuts for a, b in zip(cut, cut[1:])):
+        return ranks
+    array = np.array(ranks).reshape(rvd.r, rvd.v, -1)
+    is_empty = np.zeros(rvd.d, dtype=bool)
+    for d, cut in enumerate(cuts):
+        shape = [1] * len(cuts)
+        shape[d] = rvd.d[d]
+        is_empty |= (np.diff(cut) <= 0).reshape(shape)
+    empty = is_empty.reshape(-1)
+    # A rank with an empty box holds nothing: such ranks are sorted over all the empty boxes.
+    idle = np.sort(array[:, :, empty].reshape(-1))
+    array[:, :, empty] = idle.reshape(-1, rvd.v, rvd.r).transpose(2, 1, 0)
+    array.sort(axis=0)
+    by_first_holder = np.argsort(array[0], axis=0)
+    array = np.take_along_axis(array, by_first_holder[None], axis=1)
+    return tuple(array.reshape(-1).tolist())

@@ -1,0 +1,140 @@
+"""Path: a plan for people: the steps from one layout to another, and the layouts between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from rvdcomm.binding import Binding
+from rvdcomm.exchange import Move, exchange
+from rvdcomm.layout import Layout, ranges_text
+from rvdcomm.placement import Placement
+from rvdcomm.primitives import kind_of_rebind, product_groups
+from rvdcomm.topology import Topology
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """A placement and how it is written: ``R(1)V(1)D(2,4)``, with ``*`` and ``F`` if strided."""
+
+    placement: Placement
+    text: str
+
+    @classmethod
+    def of(cls, state: Layout | Binding) -> State:
+        """The state of a layout or of a binding."""
+        text = str(state.rvd) if isinstance(state, Layout) else str(state)
+        return cls(state.placement, text)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One primitive: inside every group, ``src`` becomes ``dst``.
+
+    An all_reduce is a reduce_scatter to ``middle`` and an all_gather from it. ``num_slices``
+    windows of an exchange run one after another, so that its staging buffers are smaller.
+    """
+
+    kind: str
+    groups: Groups
+    src: State
+    dst: State
+    middle: State | None = None
+    num_slices: int = 1
+
+    @property
+    def legs(self) -> tuple[tuple[State, State], ...]:
+        """The exchanges that this step is made of."""
+        if self.middle is None:
+            return ((self.src, self.dst),)
+        return ((self.src, self.middle), (self.middle, self.dst))
+
+    def moves(self, topology: Topology) -> list[tuple[Move, ...]]:
+        """The moves of every leg."""
+        return [
+            exchange(src.placement, dst.placement, topology, self.groups) for src, dst in self.legs
+        ]
+
+
+@dataclass(frozen=True)
+class Path:
+    """Steps from ``src`` to ``dst``; prints as a table.
+
+    Invariant: every step's ``src`` is the placement that the step before leaves.
+    """
+
+    src: Layout
+    dst: Layout
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that take part, ascending."""
+        return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
+
+    def table(self, notes: Iterable[str] | None = None) -> list[str]:
+        """Lines of a table; ``notes`` adds a column, one note a step."""
+        rows = [("step", "primitive", "groups", "layout")]
+        rows.append(("", "", "", _at(str(self.src.rvd), self.src.ranks)))
+        for i, step in enumerate(self.steps):
+            text = _at(step.dst.text, step.dst.placement.ranks)
+            name = f"{step.kind} /{step.num_slices}" if step.num_slices > 1 else step.kind
+            rows.append((str(i), name, groups_text(step.groups), text))
+        columns = [*zip(*rows, strict=True)]
+        if notes is not None:
+            columns.append(("cost", "", *notes))
+        widths = [max(map(len, column)) for column in columns]
+        return [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in zip(*columns, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(self.table())
+
+
+def path_of_bindings(src: Layout, dst: Layout, bindings: list[Binding]) -> Path:
+    """The path through these bindings, with reduce_scatter + all_gather joined to all_reduce."""
+    return Path(src, dst, tuple(steps_of_bindings(bindings)))
+
+
+def steps_of_bindings(bindings: list[Binding]) -> list[Step]:
+    """One step for every change of binding."""
+    steps: list[Step] = []
+    for before, after in zip(bindings, bindings[1:], strict=False):
+        kind = kind_of_rebind(before.targets, after.targets)
+        groups = product_groups(before, after)
+        last = steps[-1] if steps else None
+        if last and (last.kind, kind, last.groups) == ("reduce_scatter", "all_gather", groups):
+            # The same ranks sum the pieces and gather them again: that is an all_reduce.
+            steps[-1] = Step("all_reduce", groups, last.src, State.of(after), middle=last.dst)
+            continue
+        # V to R without a middle is the one-shot form: every rank sends all it has to all others.
+        kind = "exchange" if kind == "all_reduce" else kind
+        steps.append(Step(kind, groups, State.of(before), State.of(after)))
+    return steps
+
+
+def exchange_step(src: State, dst: State, num_slices: int = 1) -> Step:
+    """The step from any state to any other; a ``transfer`` where no rank is on both sides."""
+    ranks = {*src.placement.ranks, *dst.placement.ranks}
+    is_transfer = not set(src.placement.ranks) & set(dst.placement.ranks)
+    kind = "transfer" if is_transfer else "exchange"
+    return Step(kind, (tuple(sorted(ranks)),), src, dst, num_slices=num_slices)
+
+
+def groups_text(groups: Groups) -> str:
+    """Groups in a few characters: ``4x(0,2)``, the first group and how many there are like it.
+
+    >>> groups_text(((0, 2), (1, 3)))
+    '2x(0,2)'
+    """
+    first = ranges_text(groups[0])
+    return f"({first})" if len(groups) == 1 else f"{len(groups)}x({first})"
+
+
+def _at(text: str, ranks: tuple[int, ...]) -> str:
+    return f"{text} on {ranges_text(sorted(ranks))}"

@@ -1,0 +1,321 @@
+"""Program: a plan for machines: buffers, copies and collectives in one order for all ranks.
+
+Invariants (``verify.py`` checks them all): a buffer is the concatenation of its pieces, each a
+row-major box; what a rank sends in one collective is one contiguous run of one buffer, in the order
+of the group's ranks, and so is what it receives; a collective's group is ascending, so that the
+order in which a backend sorts ranks never matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from rvdcomm.box import Box
+from rvdcomm.dtypes import ITEM_BYTES
+from rvdcomm.errors import ProgramError
+from rvdcomm.layout import Layout, parse_ranges, ranges_text
+
+SRC, DST = "src", "dst"
+"""The buffers of the caller: this rank's shard under either layout."""
+NO_BUFFER = "-"
+"""Named where a rank sends nothing, or receives nothing, in a collective."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of one rank: ``pieces`` one after another, each in row-major order."""
+
+    name: str
+    rank: int
+    pieces: tuple[Box, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all pieces."""
+        return sum(piece.num_elements for piece in self.pieces)
+
+    def offset(self, piece: int) -> int:
+        """Element offset of a piece."""
+        return sum(box.num_elements for box in self.pieces[:piece])
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``box``, which lies in piece ``src_piece`` of one buffer, goes to ``dst_piece`` of another."""
+
+    box: Box
+    src_piece: int
+    dst_piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """``rank`` copies boxes from buffer ``src`` to buffer ``dst``, or adds them (``op="add"``)."""
+
+    op: str
+    rank: int
+    src: str
+    dst: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """``rank`` fills boxes of buffer ``dst`` with zeros (``src_piece`` means nothing)."""
+
+    rank: int
+    dst: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What ``src_rank`` sends to ``dst_rank`` (maybe itself) in one collective."""
+
+    src_rank: int
+    dst_rank: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of the message."""
+        return sum(entry.box.num_elements for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One call of the backend by every rank of ``ranks``.
+
+    ``kind`` is the call: ``all_to_all`` (any sizes), ``all_gather`` (every rank sends the same to
+    all) or ``all_reduce`` (in place; its messages, from each rank to itself, name the memory).
+    ``src[i]``, ``dst[i]`` are the buffers of ``ranks[i]``. ``step`` is the step it belongs to.
+    """
+
+    kind: str
+    step: int
+    ranks: tuple[int, ...]
+    src: tuple[str, ...]
+    dst: tuple[str, ...]
+    messages: tuple[Message, ...]
+
+    @cached_property
+    def by_pair(self) -> dict[tuple[int, int], Message]:
+        """Messages by (src_rank, dst_rank)."""
+        return {(m.src_rank, m.dst_rank): m for m in self.messages}
+
+    def traffic(self) -> dict[tuple[int, int], int]:
+        """Elements from rank to other rank.
+
+        An all_reduce of n elements by k ranks counts as its lower bound: each rank is sent its chunk
+        of every other's n elements, and sends its summed chunk to every other. Chunks are at most
+        one element uneven. (What a backend does inside its own all_reduce is not seen from here.)
+        """
+        if self.kind != "all_reduce":
+            return {
+                (m.src_rank, m.dst_rank): m.num_elements
+                for m in self.messages
+                if m.src_rank != m.dst_rank and m.entries
+            }
+        k, num_elements = len(self.ranks), self.messages[0].num_elements
+        chunk = {r: num_elements // k + (i < num_elements % k) for i, r in enumerate(self.ranks)}
+        return {(a, b): chunk[a] + chunk[b] for a in self.ranks for b in self.ranks if a != b}
+
+    @property
+    def rounds(self) -> int:
+        """Messages one after another on the busiest rank."""
+        if self.kind == "all_reduce":
+            return 2 * (len(self.ranks) - 1)
+        partners: dict[tuple[int, str], int] = {}
+        for a, b in self.traffic():
+            for end in ((a, "out"), (b, "in")):
+                partners[end] = partners.get(end, 0) + 1
+        return max(partners.values(), default=0)
+
+
+Instruction = Copy | Zero | Collective
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instructions of all ranks, in one global order; ``str`` and ``parse`` are inverses."""
+
+    src: Layout
+    dst: Layout
+    dtype: str
+    buffers: tuple[Buffer, ...]
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self.dtype]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that take part, ascending."""
+        return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
+
+    @cached_property
+    def buffer(self) -> dict[tuple[str, int], Buffer]:
+        """Buffers by (name, rank)."""
+        return {(buffer.name, buffer.rank): buffer for buffer in self.buffers}
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The instructions that speak to other ranks."""
+        return tuple(i for i in self.instructions if isinstance(i, Collective))
+
+    def of_rank(self, rank: int) -> Iterator[Instruction]:
+        """Instructions that ``rank`` takes part in."""
+        for instruction in self.instructions:
+            is_all = isinstance(instruction, Collective)
+            if rank in instruction.ranks if is_all else rank == instruction.rank:  # type: ignore[union-attr]
+                yield instruction
+
+    def lifetimes(self, rank: int) -> dict[str, tuple[int, int]]:
+        """First and last instruction that uses each buffer of ``rank``; src and dst live throughout."""
+        end = len(self.instructions)
+        alive: dict[str, tuple[int, int]] = {}
+        for i, instruction in enumerate(self.instructions):
+            for name in set(_buffers_used(instruction, rank)) - {NO_BUFFER}:
+                alive[name] = (alive.get(name, (i, i))[0], i)
+        alive.update({n: (0, end) for n in (SRC, DST) if (n, rank) in self.buffer})
+        return alive
+
+    def peak_bytes(self, rank: int) -> int:
+        """Bytes of all buffers of ``rank`` that are alive at once, src and dst included."""
+        change = [0] * (len(self.instructions) + 2)
+        for name, (first, last) in self.lifetimes(rank).items():
+            num_elements = self.buffer[name, rank].num_elements
+            change[first] += num_elements
+            change[last + 1] -= num_elements
+        peak = now = 0
+        for delta in change:
+            now += delta
+            peak = max(peak, now)
+        return peak * self.item_bytes
+
+    def __str__(self) -> str:
+        lines = [f"program {self.dtype}", f"src {self.src}", f"dst {self.dst}"]
+        for buffer in self.buffers:
+            pieces = " ".join(map(str, buffer.pieces))
+            lines.append(f"buffer {buffer.name} rank {buffer.rank}: {pieces}".rstrip())
+        for instruction in self.instructions:
+            lines.extend(_WRITERS[type(instruction)](instruction))
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """Read the text that ``str`` writes."""
+        return _Reader(text).program()
+
+
+def _buffers_used(instruction: Instruction, rank: int) -> tuple[str, ...]:
+    if isinstance(instruction, Collective):
+        if rank not in instruction.ranks:
+            return ()
+        i = instruction.ranks.index(rank)
+        return instruction.src[i], instruction.dst[i]
+    if instruction.rank != rank:
+        return ()
+    return (
+        (instruction.dst,) if isinstance(instruction, Zero) else (instruction.src, instruction.dst)
+    )
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+def _entries_text(entries: tuple[Entry, ...]) -> str:
+    return " ".join(f"{e.box}@{e.src_piece}>{e.dst_piece}" for e in entries)
+
+
+def _copy_lines(copy: Copy) -> list[str]:
+    return [f"{copy.op} rank {copy.rank} {copy.src} {copy.dst}: {_entries_text(copy.entries)}"]
+
+
+def _zero_lines(zero: Zero) -> list[str]:
+    return [f"zero rank {zero.rank} {zero.dst}: {_entries_text(zero.entries)}"]
+
+
+def _collective_lines(collective: Collective) -> list[str]:
+    buffers = f"{','.join(collective.src)} {','.join(collective.dst)}"
+    ranks = ranges_text(collective.ranks)
+    lines = [f"collective {collective.kind} step {collective.step} ranks {ranks} {buffers}"]
+    for m in collective.messages:
+        lines.append(f"  {m.src_rank}->{m.dst_rank}: {_entries_text(m.entries)}".rstrip())
+    return lines
+
+
+_WRITERS = {Copy: _copy_lines, Zero: _zero_lines, Collective: _collective_lines}
+
+
+class _Reader:
+    """Reads a program line by line; every error names the line."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = text.splitlines()
+        self.at = 0
+
+    def program(self) -> Program:
+        try:
+            dtype = self._after("program ")
+            src, dst = Layout.parse(self._after("src ")), Layout.parse(self._after("dst "))
+            buffers, instructions = [], []
+            while self.at < len(self.lines):
+                word = self.lines[self.at].split(" ", 1)[0]
+                if word == "buffer":
+                    buffers.append(self._buffer())
+                else:
+                    instructions.append(self._instruction(word))
+        except (ValueError, IndexError) as error:
+            line = self.lines[self.at] if self.at < len(self.lines) else "the end"
+            raise ProgramError(
+                f"cannot parse program, line {self.at + 1}: {line[:80]!r}: {error}"
+            ) from None
+        return Program(src, dst, dtype, tuple(buffers), tuple(instructions))
+
+    def _after(self, prefix: str) -> str:
+        line = self.lines[self.at]
+        if not line.startswith(prefix):
+            raise ValueError(f"expected a line that starts with {prefix!r}")
+        self.at += 1
+        return line.removeprefix(prefix)
+
+    def _buffer(self) -> Buffer:
+        head, _, pieces = self._after("buffer ").partition(":")
+        name, _, rank = head.split(" ")
+        return Buffer(name, int(rank), tuple(map(Box.parse, pieces.split())))
+
+    def _instruction(self, word: str) -> Instruction:
+        if word == "collective":
+            return self._collective()
+        head, _, entries = self._after(f"{word} ").partition(": ")
+        if word == "zero":
+            _, rank, dst = head.split(" ")
+            return Zero(int(rank), dst, _parse_entries(entries))
+        if word not in ("copy", "add"):
+            raise ValueError("expected buffer, copy, add, zero or collective")
+        _, rank, src, dst = head.split(" ")
+        return Copy(word, int(rank), src, dst, _parse_entries(entries))
+
+    def _collective(self) -> Collective:
+        kind, _, step, _, ranks, src, dst = self._after("collective ").split(" ")
+        messages = []
+        while self.at < len(self.lines) and self.lines[self.at].startswith("  "):
+            head, _, entries = self._after("  ").partition(":")
+            a, b = head.split("->")
+            messages.append(Message(int(a), int(b), _parse_entries(entries)))
+        names = tuple(src.split(",")), tuple(dst.split(","))
+        return Collective(kind, int(step), parse_ranges(ranks), *names, tuple(messages))
+
+
+def _parse_entries(text: str) -> tuple[Entry, ...]:
+    entries = []
+    for item in text.split():
+        box, _, pieces = item.partition("@")
+        src_piece, dst_piece = pieces.split(">")
+        entries.append(Entry(Box.parse(box), int(src_piece), int(dst_piece)))
+    return tuple(entries)

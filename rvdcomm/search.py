@@ -1,0 +1,185 @@
+"""Search: the cheapest sequence of rebinds between two bindings of one grid.
+
+State: a binding's targets, one for every axis. An edge is one step; its cost is exact (whole
+ticks), so that equal costs tie and ties break by rounds, then by number of steps, then by text.
+A* with ``RebindPricer.bound_ticks``; the direct exchange from any state to the goal is always an
+edge, so that a path always exists.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import combinations
+
+from rvdcomm.binding import Binding, R, V
+from rvdcomm.primitives import RebindPricer, Targets, kind_of_rebind
+
+MAX_FREE_AXES = 6
+"""Up to this many axes every subset may move at once; beyond, axes of one class move together."""
+
+_Key = tuple[int, int, int, tuple[Targets, ...]]
+
+
+def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[int, list[Binding]]:
+    """The cheapest path: its cost in ticks, and its bindings from ``src`` to ``dst``.
+
+    >>> from rvdcomm.layout import Layout
+    >>> from rvdcomm.topology import Topology
+    >>> from rvdcomm.binding import refine
+    >>> host = Topology.single_host(8, 0, 1)
+    >>> pair = refine(Layout((64,), "R(2)V(4)D(1)"), Layout((64,), "R(8)V(1)D(1)"), host)
+    >>> ticks, path = cheapest_rebinds(*pair, RebindPricer(pair[0].grid, host, 64))
+    >>> pricer_bytes = 1.25 * 64
+    >>> RebindPricer(pair[0].grid, host, 64).secs(ticks) == pricer_bytes
+    True
+    """
+    start, goal = src.targets, dst.targets
+    classes = _axis_classes(src, dst, pricer)
+    done: dict[Targets, _Key] = {}
+    # Every entry is (bound of a full path, key so far, state); keys compare as costs do.
+    heap: list[tuple[int, _Key, Targets]] = [
+        (pricer.bound_ticks(start, goal), (0, 0, 0, ()), start)
+    ]
+    best_key: dict[Targets, _Key] = {start: heap[0][1]}
+    upper = _upper_bound(start, goal, pricer)
+    while heap:
+        _, key, state = heapq.heappop(heap)
+        if state in done:
+            continue
+        done[state] = key
+        if state == goal:
+            break
+        ticks, rounds, steps, trail = key
+        for successor in _successors(state, goal, classes, pricer):
+            if successor in done:
+                continue
+            step_ticks, step_rounds = pricer.ticks(state, successor)
+            new = (ticks + step_ticks, rounds + step_rounds, steps + 1, (*trail, successor))
+            full = new[0] + pricer.bound_ticks(successor, goal)
+            if full > upper or best_key.get(successor, new) < new:
+                continue
+            best_key[successor] = new
+            if successor == goal:
+                upper = min(upper, new[0])
+            heapq.heappush(heap, (full, new, successor))
+    ticks, _, _, trail = done[goal]
+    return ticks, _bindings(src, dst, trail)
+
+
+def _upper_bound(start: Targets, goal: Targets, pricer: RebindPricer) -> int:
+    """Cost of a path that exists: the direct exchange, or masks after an exchange that needs none."""
+    ticks, state = 0, start
+    for successor in _mask_last(start, goal):
+        ticks += pricer.ticks(state, successor)[0]
+        state = successor
+    return ticks
+
+
+def _mask_last(start: Targets, goal: Targets) -> list[Targets]:
+    """Reach the goal with at most one step that moves bytes: the axes bound to V are masked last."""
+    masked = [a for a, (s, t) in enumerate(zip(start, goal, strict=True)) if t == V != s]
+    if not masked:
+        return [goal]
+    middle = tuple(R if a in masked else t for a, t in enumerate(goal))
+    return [goal] if start == middle else [middle, goal]
+
+
+def _successors(
+    state: Targets, goal: Targets, classes: list[tuple[int, ...]], pricer: RebindPricer
+) -> Iterator[Targets]:
+    """States one step away that may lie on a cheapest path.
+
+    Moves of axes, some at once: to their goals; digits to R (all_gather); V or R to the axes' scratch
+    digits (reduce_scatter, slice); R or a digit to V where the goal has V (mask).
+    """
+    seen: set[Targets] = {state}
+    for axes in _subsets(classes):
+        for rule in (_to_goal, _to_replicas, _to_scratch):
+            successor = rule(state, goal, axes, pricer)
+            if successor is not None and successor not in seen:
+                seen.add(successor)
+                if _is_priced(state, successor):
+                    yield successor
+    for successor in _mask_last(state, goal):
+        if successor not in seen and _is_priced(state, successor):
+            seen.add(successor)
+            yield successor
+
+
+def _is_priced(state: Targets, successor: Targets) -> bool:
+    """Whether a digit is bound at most once, and V is entered by masks alone."""
+    digits = [t for t in successor if t >= 0]
+    if len(set(digits)) != len(digits):
+        return False
+    enters_v = any(t == V != s for s, t in zip(state, successor, strict=True))
+    return not enters_v or kind_of_rebind(state, successor) == "mask"
+
+
+def _to_goal(
+    state: Targets, goal: Targets, axes: tuple[int, ...], pricer: RebindPricer
+) -> Targets | None:
+    return tuple(goal[a] if a in axes else t for a, t in enumerate(state))
+
+
+def _to_replicas(
+    state: Targets, goal: Targets, axes: tuple[int, ...], pricer: RebindPricer
+) -> Targets | None:
+    if any(state[a] < 0 for a in axes):
+        return None
+    return tuple(R if a in axes else t for a, t in enumerate(state))
+
+
+def _to_scratch(
+    state: Targets, goal: Targets, axes: tuple[int, ...], pricer: RebindPricer
+) -> Targets | None:
+    if any(state[a] not in (R, V) for a in axes):
+        return None
+    return tuple(pricer.grid.scratch(a) if a in axes else t for a, t in enumerate(state))
+
+
+def _subsets(classes: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
+    for count in range(1, len(classes) + 1):
+        for chosen in combinations(classes, count):
+            yield tuple(sorted(axis for axes in chosen for axis in axes))
+
+
+def _axis_classes(src: Binding, dst: Binding, pricer: RebindPricer) -> list[tuple[int, ...]]:
+    """Axes that move together: one each, or all that agree in level and roles if there are many."""
+    free = [
+        a
+        for a, (s, t) in enumerate(zip(src.targets, dst.targets, strict=True))
+        # An axis that keeps a digit, and whose digit nobody else wants, has no reason to move.
+        if s != t or s == R
+    ]
+    if len(free) <= MAX_FREE_AXES:
+        return [(a,) for a in free]
+    classes: dict[tuple[int, str, str], list[int]] = {}
+    for a in free:
+        axis = src.grid.axes[a]
+        level = sum(axis.stride >= block for block in src.grid.blocks)
+        roles = tuple(
+            {R: "R", V: "V"}.get(t, f"dim {src.grid.digits[t].dim}" if t >= 0 else "")
+            for t in (src.targets[a], dst.targets[a])
+        )
+        classes.setdefault((level, *roles), []).append(a)
+    return [tuple(axes) for axes in classes.values()]
+
+
+def _bindings(src: Binding, dst: Binding, trail: tuple[Targets, ...]) -> list[Binding]:
+    """The path's bindings, with one nesting of scratch cuts for all of them.
+
+    Axes that leave their scratch digits last are cut outermost, so that what is gathered first is
+    contiguous.
+    """
+    grid = src.grid
+    last_use = {
+        a: i
+        for i, targets in enumerate(trail)
+        for a, t in enumerate(targets)
+        if t == grid.scratch(a)
+    }
+    order = tuple(sorted(last_use, key=lambda a: (-last_use[a], a)))
+    states = [src, *(Binding(grid, targets) for targets in trail)]
+    states[-1] = dst
+    return [state.with_scratch_order(order) for state in states]

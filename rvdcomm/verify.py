@@ -1,0 +1,228 @@
+"""Verify: prove by symbolic execution over all ranks that a program does what its layouts say.
+
+The tensor is cut at every bound that occurs in the program. Within such an atom all elements fare
+alike, so one symbol an atom stands for any size: the number of times each value part was added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.box import Box
+from rvdcomm.errors import ProgramError
+from rvdcomm.layout import Layout
+from rvdcomm.program import DST, SRC, Buffer, Collective, Copy, Entry, Program, Zero
+
+_Values = NDArray[np.int32]
+"""How often every part is in every atom of a piece, [num_parts, *atoms]; UNWRITTEN at first."""
+UNWRITTEN = -1
+
+
+def verify(program: Program) -> None:
+    """Check every invariant of ``Program`` and the result itself.
+
+    Proved: every element of every dst shard is written once, before it is read; over the value parts
+    of dst each src part is in it exactly once; replicas are equal; in every collective each rank is
+    once, groups ascend, sizes agree and runs are contiguous; and, since all ranks issue their
+    collectives in one global order with equal groups on all members, none can wait for another.
+
+    Raises:
+        ProgramError: names the instruction and the ranks.
+    """
+    _Verifier(program).run()
+
+
+@dataclass
+class _Verifier:
+    program: Program
+
+    def __post_init__(self) -> None:
+        boxes = [box for buffer in self.program.buffers for box in buffer.pieces]
+        for instruction in self.program.instructions:
+            if isinstance(instruction, Collective):
+                boxes += [e.box for m in instruction.messages for e in m.entries]
+            else:
+                boxes += [e.box for e in instruction.entries]
+        self.cuts = [
+            sorted({bound for box in boxes for bound in (box.lo[d], box.hi[d])})
+            for d in range(len(self.program.src.shape))
+        ]
+        self.index = [{bound: i for i, bound in enumerate(cut)} for cut in self.cuts]
+        self.num_parts = self.program.src.rvd.v
+        self.values: dict[tuple[str, int, int], _Values] = {}
+        for buffer in self.program.buffers:
+            for i, piece in enumerate(buffer.pieces):
+                shape = (self.num_parts, *self._atoms(piece).shape)
+                self.values[buffer.name, buffer.rank, i] = np.full(shape, UNWRITTEN, np.int32)
+
+    def _atoms(self, box: Box) -> Box:
+        """The box in units of atoms."""
+        lo = tuple(index[bound] for index, bound in zip(self.index, box.lo, strict=True))
+        return Box(lo, tuple(index[bound] for index, bound in zip(self.index, box.hi, strict=True)))
+
+    def run(self) -> None:
+        self._check_shards(SRC, self.program.src)
+        self._check_shards(DST, self.program.dst)
+        for rank in self.program.src.ranks:
+            values = self.values[SRC, rank, 0]
+            values[:] = 0
+            values[self.program.src.cell(rank).part] = 1
+        runners = {Copy: self._copy, Zero: self._zero, Collective: self._collective}
+        for i, instruction in enumerate(self.program.instructions):
+            try:
+                runners[type(instruction)](instruction)  # type: ignore[operator]
+            except ProgramError as error:
+                raise ProgramError(f"instruction {i}: {error}") from None
+        self._check_result()
+
+    def _check_shards(self, name: str, layout: Layout) -> None:
+        for rank in layout.ranks:
+            buffer = self.program.buffer.get((name, rank))
+            if buffer is None or buffer.pieces != (layout.cell(rank).box,):
+                raise ProgramError(f"buffer {name} of rank {rank} is not its shard of {layout}.")
+
+    # --- instructions ---------------------------------------------------------------------------
+
+    def _view(self, name: str, rank: int, piece: int, box: Box) -> _Values:
+        buffer = self.program.buffer.get((name, rank))
+        if buffer is None or piece >= len(buffer.pieces):
+            raise ProgramError(f"rank {rank} has no piece {piece} of buffer {name}.")
+        outer = buffer.pieces[piece]
+        if not outer.contains(box):
+            raise ProgramError(
+                f"rank {rank}: {box} is not inside piece {piece} of {name}, {outer}."
+            )
+        slices = self._atoms(box).slices_within(self._atoms(outer))
+        return self.values[name, rank, piece][(slice(None), *slices)]
+
+    def _read(self, name: str, rank: int, piece: int, box: Box) -> _Values:
+        values = self._view(name, rank, piece, box)
+        if (values == UNWRITTEN).any():
+            raise ProgramError(f"rank {rank} reads {box} of {name} before it is written.")
+        return values
+
+    def _store(self, name: str, rank: int, piece: int, box: Box, values: _Values | int) -> None:
+        if name == SRC:
+            raise ProgramError(f"rank {rank} writes to src, which is the caller's.")
+        view = self._view(name, rank, piece, box)
+        if (view != UNWRITTEN).any():
+            raise ProgramError(f"rank {rank} writes {box} of {name} twice.")
+        view[:] = values
+
+    def _copy(self, copy: Copy) -> None:
+        if copy.op not in ("copy", "add"):
+            raise ProgramError(f"unknown operation {copy.op!r}.")
+        for e in copy.entries:
+            values = self._read(copy.src, copy.rank, e.src_piece, e.box)
+            if copy.op == "copy":
+                self._store(copy.dst, copy.rank, e.dst_piece, e.box, values)
+                continue
+            target = self._read(copy.dst, copy.rank, e.dst_piece, e.box)
+            target += values
+
+    def _zero(self, zero: Zero) -> None:
+        for e in zero.entries:
+            self._store(zero.dst, zero.rank, e.dst_piece, e.box, 0)
+
+    def _collective(self, collective: Collective) -> None:
+        ranks = collective.ranks
+        if list(ranks) != sorted(set(ranks)) or not set(ranks) <= set(self.program.ranks):
+            raise ProgramError(f"{collective.kind}: group {ranks} is not ascending ranks.")
+        for m in collective.messages:
+            if not {m.src_rank, m.dst_rank} <= set(ranks):
+                raise ProgramError(f"message {m.src_rank}->{m.dst_rank} leaves group {ranks}.")
+        if collective.kind == "all_reduce":
+            self._all_reduce(collective)
+            return
+        if collective.kind == "all_gather":
+            self._check_gather(collective)
+        elif collective.kind != "all_to_all":
+            raise ProgramError(f"unknown collective {collective.kind!r}.")
+        buffer_of = dict(zip(ranks, zip(collective.src, collective.dst, strict=True), strict=True))
+        for rank in ranks:
+            self._check_runs(collective, rank, *buffer_of[rank])
+        arrived = []
+        for m in collective.messages:
+            for e in m.entries:
+                src = buffer_of[m.src_rank][0]
+                values = self._read(src, m.src_rank, e.src_piece, e.box).copy()
+                arrived.append((buffer_of[m.dst_rank][1], m.dst_rank, e.dst_piece, e.box, values))
+        for item in arrived:
+            self._store(*item)
+
+    def _check_runs(self, collective: Collective, rank: int, src: str, dst: str) -> None:
+        """What a rank sends, and what it receives, lies in one run in the order of ranks."""
+        sent = [e for m in collective.messages if m.src_rank == rank for e in m.entries]
+        if collective.kind == "all_gather":
+            sent = sent[: len(sent) // len(collective.ranks)]
+        received = [e for m in collective.messages if m.dst_rank == rank for e in m.entries]
+        for name, entries, side in ((src, sent, 0), (dst, received, 1)):
+            if entries:
+                self._check_run(self.program.buffer[name, rank], entries, side)
+
+    def _check_run(self, buffer: Buffer, entries: list[Entry], side: int) -> None:
+        end: int | None = None
+        for e in entries:
+            piece = e.dst_piece if side else e.src_piece
+            inner = e.box.flat_offset_within(buffer.pieces[piece])
+            start = None if inner is None else buffer.offset(piece) + inner
+            if start is None or (end is not None and start != end):
+                raise ProgramError(
+                    f"rank {buffer.rank}: {e.box} breaks the contiguous run in {buffer.name}."
+                )
+            end = start + e.box.num_elements
+
+    def _check_gather(self, collective: Collective) -> None:
+        """Every rank sends one list of boxes to all, and all lists have one size."""
+        by_pair = collective.by_pair
+        sizes = set()
+        for a in collective.ranks:
+            sent = [by_pair.get((a, b)) for b in collective.ranks]
+            boxes = [None if m is None else [e.box for e in m.entries] for m in sent]
+            if boxes[0] is None or any(other != boxes[0] for other in boxes):
+                raise ProgramError(f"all_gather: rank {a} sends different boxes to its group.")
+            sizes.add(sum(box.num_elements for box in boxes[0]))
+        if len(sizes) != 1:
+            raise ProgramError(f"all_gather: group {collective.ranks} sends sizes {sorted(sizes)}.")
+
+    def _all_reduce(self, collective: Collective) -> None:
+        boxes = {tuple(e.box for e in m.entries) for m in collective.messages}
+        pairs = [(m.src_rank, m.dst_rank) for m in collective.messages]
+        if len(boxes) != 1 or pairs != [(rank, rank) for rank in collective.ranks]:
+            raise ProgramError(f"all_reduce: group {collective.ranks} holds different boxes.")
+        name_of = dict(zip(collective.ranks, collective.dst, strict=True))
+        if collective.src != collective.dst:
+            raise ProgramError("all_reduce works in place: src and dst must be one buffer.")
+        for i in range(len(collective.messages[0].entries)):
+            views = []
+            for m in collective.messages:
+                e = m.entries[i]
+                views.append(self._read(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box))
+            total = np.sum(views, axis=0)
+            for view in views:
+                view[:] = total
+
+    # --- result ---------------------------------------------------------------------------------
+
+    def _check_result(self) -> None:
+        """Replicas are equal, and the parts of dst add up to every part of src once."""
+        dst = self.program.dst
+        totals: dict[Box, _Values] = {}
+        first: dict[tuple[int, Box], tuple[int, _Values]] = {}
+        for rank in dst.ranks:
+            cell = dst.cell(rank)
+            values = self._read(DST, rank, 0, cell.box)
+            other = first.setdefault((cell.part, cell.box), (rank, values))
+            if not np.array_equal(other[1], values):
+                raise ProgramError(f"ranks {other[0]} and {rank} are replicas but differ.")
+        for (_, box), (_, values) in first.items():
+            totals[box] = totals.get(box, 0) + values  # type: ignore[operator]
+        for box, total in totals.items():
+            if (total != 1).any() and not box.is_empty:
+                atom = tuple(np.argwhere(total != 1)[0])
+                raise ProgramError(
+                    f"in {box} src part {atom[0]} is added {total[atom]} times instead of once."
+                )

@@ -1,0 +1,313 @@
+"""Tests of ``bench.cluster``.
+
+Those marked ``cluster`` build real ones: they need root, ``ip`` and ``tc``, and are skipped where
+one of these is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import netns
+from bench.cluster import Cluster, ClusterError, RankFailedError, RankTimeoutError, main
+from bench.cluster_spec import build_commands, owner_pid
+
+ROOT = Path(__file__).resolve().parents[2]
+RATE = 50e6
+
+
+def on_real_cluster(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that builds a real cluster."""
+    missing = netns.missing_requirements()
+    skip = pytest.mark.skipif(bool(missing), reason="a cluster needs " + "; ".join(missing))
+    marked: Callable[..., None] = pytest.mark.cluster(skip(test))
+    return marked
+
+
+def leftovers(pid: int) -> list[str]:
+    """Names of the namespaces that clusters of process ``pid`` have."""
+    listed = netns.call(["ip", "netns", "list"]).splitlines()
+    return [line for line in listed if owner_pid(line.split()[0]) == pid]
+
+
+def interfaces() -> list[str]:
+    return sorted(os.listdir("/sys/class/net"))
+
+
+def wait_until(condition: Callable[[], bool], timeout_secs: float = 8.0) -> bool:
+    deadline = time.monotonic() + timeout_secs
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@pytest.mark.parametrize("options", [[], ["--measure", "--clean"], ["--measure", "--", "true"]])
+def test_command_line_wants_one_thing_to_do(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(options)
+    message = "give one of: a command after `--`, --measure, --clean"
+    assert message in capsys.readouterr().err
+
+
+def test_command_line_explains_a_bad_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--rate", "fast", "--measure"])
+    assert "cannot parse rate 'fast'" in capsys.readouterr().err
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    example = "python -m bench.cluster --hosts 2 --ranks-per-host 4 --rate 200mbit -- python"
+    assert example in capsys.readouterr().out
+
+
+def test_cluster_that_is_not_up_says_so() -> None:
+    with pytest.raises(ClusterError, match="use it inside `with Cluster"):
+        Cluster(2, 1, RATE).run(["true"], timeout_secs=1)
+
+
+# --- on a real cluster, shared by the tests that do not end it ------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Cluster]:
+    """Two hosts of one rank each, 50 Mbit/s between them."""
+    with Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster:
+        yield cluster
+
+
+@on_real_cluster
+def test_stream_reaches_the_rate_of_the_link_and_not_more(pair: Cluster) -> None:
+    # A frame of 1514 bytes carries 1448: 95.6 % is ideal; the floor leaves room for a busy machine.
+    assert 0.80 * RATE <= pair.measure_stream(1.0) * 8 <= 1.05 * RATE
+
+
+@on_real_cluster
+def test_ranks_of_a_host_share_its_address_and_no_other(pair: Cluster) -> None:
+    results = pair.run(["ip", "-4", "-o", "address", "show", "eth0"], timeout_secs=5)
+    assert ["10.213.0.1/24" in r.stdout for r in results] == [True, False]
+    assert ["10.213.0.2/24" in r.stdout for r in results] == [False, True]
+
+
+@on_real_cluster
+def test_rank_sees_its_own_variables_over_ours(pair: Cluster) -> None:
+    command = ["sh", "-c", "echo $RANK/$WORLD_SIZE on $GROUP_RANK $OMP_NUM_THREADS"]
+    results = pair.run(command, timeout_secs=5, env={"OMP_NUM_THREADS": "3"})
+    assert [r.stdout for r in results] == ["0/2 on 0 3\n", "1/2 on 1 3\n"]
+
+
+@on_real_cluster
+def test_failing_rank_of_a_cluster_is_named(pair: Cluster) -> None:
+    script = "test $RANK = 0 && sleep 60; echo no memory >&2; exit 9"
+    message = "rank 1 on host 1 ended with exit status 9.*\n  no memory"
+    with pytest.raises(RankFailedError, match=message):
+        pair.run(["sh", "-c", script], timeout_secs=30)
+
+
+@on_real_cluster
+def test_hanging_rank_of_a_cluster_is_killed_at_the_timeout(pair: Cluster) -> None:
+    with pytest.raises(RankTimeoutError, match=r"ranks \[1\] were still running after 0.5 s"):
+        pair.run(["sh", "-c", "test $RANK = 0 || sleep 60"], timeout_secs=0.5)
+    assert netns.call(["ip", "netns", "pids", pair.spec.namespace(1)]) == ""
+
+
+@on_real_cluster
+def test_gloo_reduces_over_the_hosts(pair: Cluster) -> None:
+    pytest.importorskip("torch")
+    script = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.full((1000,), float(dist.get_rank() + 1))
+dist.all_reduce(x)
+print(x.unique().tolist())
+dist.destroy_process_group()
+"""
+    results = pair.run([sys.executable, "-c", script], timeout_secs=60, echo=False)
+    assert [r.stdout for r in results] == ["[3.0]\n", "[3.0]\n"]
+
+
+@on_real_cluster
+def test_two_clusters_of_a_process_do_not_collide(pair: Cluster) -> None:
+    with Cluster(hosts=1, ranks_per_host=2, rate_bits_per_sec=RATE) as other:
+        assert [r.rank for r in other.run(["true"], timeout_secs=5)] == [0, 1]
+    assert [r.rank for r in pair.run(["true"], timeout_secs=5)] == [0, 1]
+
+
+@on_real_cluster
+def test_measure_stream_wants_two_hosts() -> None:
+    with (
+        Cluster(hosts=1, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster,
+        pytest.raises(ValueError, match="needs 2 hosts; this cluster has 1"),
+    ):
+        cluster.measure_stream(0.1)
+
+
+# --- nothing is left ------------------------------------------------------------------------------
+
+
+@on_real_cluster
+def test_cluster_is_invisible_from_outside_and_gone_after_its_block() -> None:
+    before = interfaces()
+    with Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster:
+        assert len(_listed(cluster)) == 3
+        assert interfaces() == before
+    assert _listed(cluster) == []
+    cluster.close()
+
+
+@on_real_cluster
+def test_cluster_is_gone_after_an_exception_in_its_block() -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster,
+    ):
+        raise ZeroDivisionError
+    assert _listed(cluster) == []
+
+
+@on_real_cluster
+def test_cluster_that_fails_while_it_is_built_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken = ["ip", "link", "add", "type", "nonsense"]
+    monkeypatch.setattr(
+        "bench.cluster.build_commands", lambda spec: [*build_commands(spec)[:6], broken]
+    )
+    cluster = Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=RATE)
+    with pytest.raises(ClusterError, match="`ip link add type nonsense` failed"), cluster:
+        pass
+    assert _listed(cluster) == []
+
+
+@on_real_cluster
+def test_process_that_a_rank_left_behind_ends_with_the_cluster(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with Cluster(hosts=1, ranks_per_host=1, rate_bits_per_sec=RATE) as cluster:
+        cluster.run(["sh", "-c", f"setsid sleep 60 & echo $! > {pid_file}"], timeout_secs=5)
+        assert Path("/proc", pid_file.read_text().strip()).exists()
+    assert wait_until(lambda: not _runs(int(pid_file.read_text())))
+
+
+def _listed(cluster: Cluster) -> list[str]:
+    names = set(cluster.spec.namespaces)
+    return [line for line in leftovers(os.getpid()) if line.split()[0] in names]
+
+
+def _runs(pid: int) -> bool:
+    """Whether ``pid`` runs; an orphan stays a zombie until init reaps it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+RUNNING = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from bench.cluster import Cluster
+with Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=50e6) as cluster:
+    cluster.run(["sh", "-c", "echo $$ > " + sys.argv[1] + "/$RANK; sleep 60"], timeout_secs=60)
+"""
+BUILDING = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from bench import cluster
+call, calls = cluster.call, []
+def call_and_interrupt(command):
+    calls.append(command)
+    if len(calls) == 7:
+        os.kill(os.getpid(), int(sys.argv[1]))
+    return call(command)
+cluster.call = call_and_interrupt
+with cluster.Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=50e6):
+    print("not reached")
+"""
+
+
+def start_child(script: str, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *args],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def ranks_of(directory: Path) -> list[int]:
+    """Pids that the ranks of RUNNING wrote, once both did."""
+    files = [directory / "0", directory / "1"]
+    assert wait_until(lambda: all(f.exists() and f.read_text().endswith("\n") for f in files))
+    return [int(f.read_text()) for f in files]
+
+
+@on_real_cluster
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGHUP, 128 + signal.SIGHUP),
+        (signal.SIGINT, -signal.SIGINT),
+    ],
+)
+def test_signal_to_a_running_cluster_leaves_nothing(
+    signum: int, status: int, tmp_path: Path
+) -> None:
+    with start_child(RUNNING, str(tmp_path)) as child:
+        pids = ranks_of(tmp_path)
+        child.send_signal(signum)
+        assert child.wait(8) == status
+    assert leftovers(child.pid) == []
+    assert [pid for pid in pids if _runs(pid)] == []
+
+
+@on_real_cluster
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_signal_to_a_half_built_cluster_leaves_nothing(signum: int) -> None:
+    with start_child(BUILDING, str(int(signum))) as child:
+        assert child.communicate(timeout=8)[0] == ""
+    assert child.returncode in {128 + signum, -signum}
+    assert leftovers(child.pid) == []
+
+
+@on_real_cluster
+def test_clean_removes_what_a_killed_process_left_and_nothing_else(
+    pair: Cluster, tmp_path: Path
+) -> None:
+    with start_child(RUNNING, str(tmp_path)) as child:
+        pids = ranks_of(tmp_path)
+        child.kill()
+    assert len(leftovers(child.pid)) == 3
+    assert main(["--clean"]) == 0
+    assert leftovers(child.pid) == []
+    assert wait_until(lambda: not any(_runs(pid) for pid in pids))
+    assert len(_listed(pair)) == 3
+
+
+@on_real_cluster
+def test_command_line_runs_a_command_on_every_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--ranks-per-host", "2", "--rate", "1gbit", "--log-dir", str(tmp_path)]
+    assert main([*options, "--", "sh", "-c", "echo $RANK -- of $WORLD_SIZE"]) == 0
+    assert capsys.readouterr().out == "0 -- of 4\n"
+    assert (tmp_path / "rank3.stdout").read_text() == "3 -- of 4\n"
+
+
+@on_real_cluster
+@pytest.mark.parametrize(
+    ("command", "status"), [(["false"], 1), (["sleep", "60"], 124), (["/no/such/program"], 1)]
+)
+def test_command_line_status_says_how_it_ended(command: list[str], status: int) -> None:
+    assert main(["--timeout", "0.5", "--", *command]) == status

@@ -1,0 +1,164 @@
+"""Tests of ``bench.cluster_spec``: all of a cluster that is data."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.cluster_spec import (
+    ClusterSpec,
+    build_commands,
+    exec_command,
+    owner_pid,
+    parse_rate,
+    rank_env,
+    remove_commands,
+)
+
+SPEC = ClusterSpec(hosts=3, ranks_per_host=2, rate_bits_per_sec=200e6, pid=4711, serial=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "bits_per_sec"),
+    [
+        ("200mbit", 200e6),
+        ("1gbit", 1e9),
+        ("1.5Gbit", 1.5e9),
+        (".5kbit", 500.0),
+        ("2tbit", 2e12),
+        ("3kibit", 3 * 1024.0),
+        ("2Mibit", 2 * 1024.0**2),
+        ("25mbps", 200e6),
+        ("1gibps", 8 * 1024.0**3),
+        ("12bit", 12.0),
+        ("3bps", 24.0),
+        ("64000", 64e3),
+        (" 5mbit ", 5e6),
+    ],
+)
+def test_parse_rate_reads_the_notation_of_tc(text: str, bits_per_sec: float) -> None:
+    assert parse_rate(text) == bits_per_sec
+
+
+@pytest.mark.parametrize("text", ["", "mbit", "-1mbit", "5m", "5 mbit", "5mbit/s", "1e6", "50%"])
+def test_parse_rate_rejects_what_tc_does_not_mean(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot parse rate"):
+        parse_rate(text)
+
+
+def test_parse_rate_rejects_zero() -> None:
+    with pytest.raises(ValueError, match="rate '0mbit' is zero"):
+        parse_rate("0mbit")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks_per_host", "rate", "message"),
+    [
+        (0, 1, 1e6, "hosts=0; a cluster has 1 to 254 hosts"),
+        (255, 1, 1e6, "hosts=255; a cluster has 1 to 254 hosts"),
+        (2, 0, 1e6, "ranks_per_host=0; a host has at least 1 rank"),
+        (2, 1, 99e3, "a link carries at least 100000, for example 200e6"),
+        (2, 1, float("nan"), "a link carries at least"),
+        (2, 1, float("inf"), "a link carries at least"),
+    ],
+)
+def test_spec_rejects_numbers_out_of_range(
+    hosts: int, ranks_per_host: int, rate: float, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ClusterSpec(hosts, ranks_per_host, rate, pid=1)
+
+
+def test_every_command_that_builds_acts_inside_a_namespace_of_the_spec() -> None:
+    for command in build_commands(SPEC):
+        named = [word for word in command if owner_pid(word)]
+        assert named, command
+        assert set(named) <= set(SPEC.namespaces)
+
+
+def test_every_namespace_that_is_built_is_removed() -> None:
+    built = [c[-1] for c in build_commands(SPEC) if c[:3] == ["ip", "netns", "add"]]
+    removed = [c[-1] for c in remove_commands(SPEC)]
+    assert built == removed[::-1] == SPEC.namespaces
+
+
+def test_every_link_is_shaped_both_ways() -> None:
+    shaped = [(c[2], c[6]) for c in build_commands(SPEC) if c[0] == "tc"]
+    assert shaped == [
+        ("rvd-4711-5-host0", "eth0"),
+        ("rvd-4711-5-switch", "port0"),
+        ("rvd-4711-5-host1", "eth0"),
+        ("rvd-4711-5-switch", "port1"),
+        ("rvd-4711-5-host2", "eth0"),
+        ("rvd-4711-5-switch", "port2"),
+    ]
+
+
+def test_shape_command_states_rate_burst_and_latency() -> None:
+    shape = next(c for c in build_commands(SPEC) if c[0] == "tc")
+    assert " ".join(shape) == (
+        "tc -n rvd-4711-5-host0 qdisc add dev eth0 root tbf "
+        "rate 200000000bit burst 25000b latency 100000us"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate_bits_per_sec", "burst_bytes", "queue_secs"),
+    [
+        (5e6, 4 * 1514, 262144 * 8 / 5e6),
+        (200e6, 25_000, 0.1),
+        (2e9, 250_000, 0.1),
+    ],
+)
+def test_burst_and_queue_follow_the_rate_above_their_floors(
+    rate_bits_per_sec: float, burst_bytes: int, queue_secs: float
+) -> None:
+    spec = ClusterSpec(2, 1, rate_bits_per_sec, pid=1)
+    assert (spec.burst_bytes, spec.queue_secs) == (burst_bytes, queue_secs)
+
+
+def test_clusters_of_one_process_share_no_name() -> None:
+    other = ClusterSpec(3, 2, 200e6, pid=4711, serial=6)
+    assert not set(SPEC.namespaces) & set(other.namespaces)
+
+
+def test_addresses_of_hosts_are_distinct_and_private() -> None:
+    spec = ClusterSpec(254, 1, 1e9, pid=1)
+    addresses = {spec.address(host) for host in range(254)}
+    assert len(addresses) == 254
+    assert "10.213.0.254" in addresses
+    assert "10.213.0.255" not in addresses
+
+
+def test_rank_env_of_a_middle_rank() -> None:
+    assert rank_env(SPEC, 3) == {
+        "RANK": "3",
+        "WORLD_SIZE": "6",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "10.213.0.1",
+        "MASTER_PORT": "29500",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def test_ranks_are_numbered_host_by_host() -> None:
+    assert [SPEC.host_of(rank) for rank in range(SPEC.world_size)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_exec_command_enters_the_namespace_of_the_host() -> None:
+    assert exec_command(SPEC, 2, ["true", "x y"]) == [
+        *["ip", "netns", "exec", "rvd-4711-5-host2"],
+        *["true", "x y"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["docker", "rvd-x-0-host1", "rvd-1-host1", "my-rvd-1-0-host1"])
+def test_owner_pid_of_a_foreign_namespace_is_none(name: str) -> None:
+    assert owner_pid(name) is None
+
+
+@pytest.mark.parametrize("name", SPEC.namespaces)
+def test_owner_pid_reads_the_names_of_a_spec(name: str) -> None:
+    assert owner_pid(name) == 4711
