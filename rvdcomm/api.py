@@ -1,0 +1,247 @@
+"""Redistribute tensors between layouts on a process group: the functions that people call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rvdcomm.errors import LayoutError
+from rvdcomm.executors.agreement import exchange_posts
+from rvdcomm.executors.dist import DistProgram
+from rvdcomm.executors.world import World
+from rvdcomm.layout import Layout, ranges_text
+from rvdcomm.planner import Plan
+from rvdcomm.request import Request, check_in_group, check_tensors, resolve, shard_shape
+from rvdcomm.topology import Topology
+
+
+def redistribute(
+    tensor: Tensor | None,
+    src: Layout | str,
+    dst: Layout | str,
+    *,
+    shape: tuple[int, ...] | None = None,
+    group: Any = None,
+    topology: Topology | None = None,
+    out: Tensor | None = None,
+    async_op: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Return this rank's shard under ``dst``, given its shard under ``src``.
+
+    Collective over the ranks of ``src`` and ``dst``. The first call of a transition plans it and lets
+    all ranks compare what they were asked for; later calls only run it.
+
+    Args:
+        tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
+            None on a rank outside ``src``.
+        src, dst: layouts over ranks of ``group``, or RVD texts: then ranks are all the group's.
+        shape: global shape, in elements; taken from the layouts, or from all ranks' shards, if None.
+        group: process group; the default group if None.
+        topology: who is near to whom; one host if None.
+        out: where the result goes, ``[*dst.cell(rank).box.shape]``; allocated if None.
+        async_op: return a ``Pending`` at once; its ``wait()`` returns the shard.
+        dtype: needed on a rank that passes None where calls of one transition differ in dtype.
+
+    Returns:
+        Tensor ``[*dst.cell(rank).box.shape]``, same dtype and device as ``tensor``; None on a rank
+        outside ``dst``. It carries no autograd graph.
+
+    Raises:
+        LayoutError: the request is illegal, or ranks disagree about it; on every rank.
+        ShapeMismatchError: some rank's shard is not what ``src`` gives it; on every rank.
+        CommError: a peer failed, or did not join within the group's timeout.
+    """
+    request = _request(tensor, src, dst, shape, topology, out, dtype)
+    compiled = _compiled(request, src, dst, topology, group)
+    _check_use(tensor, out, request)
+    return compiled._start(tensor, out, async_op)
+
+
+def redistribute_many(
+    tensors: Mapping[str, Tensor | None],
+    src: Mapping[str, Layout | str],
+    dst: Mapping[str, Layout | str],
+    *,
+    group: Any = None,
+    topology: Topology | None = None,
+) -> dict[str, Any]:
+    """Redistribute every tensor of a state dict, one after another in the order of names.
+
+    Args and errors are those of ``redistribute``; all three mappings have the same names, on all
+    ranks.
+
+    Raises:
+        LayoutError: the mappings differ in their names.
+    """
+    if not set(tensors) == set(src) == set(dst):
+        odd = sorted(set(tensors) ^ set(src) | set(tensors) ^ set(dst))
+        raise LayoutError(f"redistribute_many: tensors, src and dst differ in the names {odd[:5]}.")
+    return {
+        name: redistribute(tensors[name], src[name], dst[name], group=group, topology=topology)
+        for name in sorted(tensors)
+    }
+
+
+class Redistributor:
+    """A plan compiled for this rank of ``group``: made once, called often.
+
+    Making it is collective over the ranks of the plan, and so is each call. Ranks must agree on the
+    plan; ``redistribute`` checks that, this class trusts its caller.
+
+    Raises:
+        LayoutError: the plan has ranks outside the group.
+    """
+
+    def __init__(self, plan: Plan, group: Any = None) -> None:
+        self.plan = plan
+        self._world = World.of(group)
+        self._rank = self._world.rank
+        what = f"redistribute {plan.src.rvd} -> {plan.dst.rvd}"
+        check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, what)
+        self._dtype: torch.dtype = getattr(torch, plan.dtype)
+        self._src_shape = shard_shape(plan.src, self._rank)
+        self._dst_shape = shard_shape(plan.dst, self._rank)
+        self._program = DistProgram(plan.program, self._world)
+
+    def __call__(
+        self, tensor: Tensor | None, *, out: Tensor | None = None, async_op: bool = False
+    ) -> Any:
+        """Run the plan; arguments and result as of ``redistribute``."""
+        request = _request(tensor, self.plan.src, self.plan.dst, None, None, out, None)
+        check_tensors(self.plan, self._rank, request)
+        _check_use(tensor, out, request)
+        return self._start(tensor, out, async_op)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the last call handed to the backend for other ranks."""
+        return self._program.sent_bytes
+
+    def _start(self, tensor: Tensor | None, out: Tensor | None, async_op: bool) -> Any:
+        if async_op:
+            return Pending(_worker().submit(self._run, tensor, out, _stream(tensor)))
+        # Calls that still run must come first: ranks have to issue collectives in one order.
+        if _worker.cache_info().currsize:
+            _worker().submit(lambda: None).result()
+        return self._run(tensor, out, None)
+
+    def _run(self, tensor: Tensor | None, out: Tensor | None, stream: Any) -> Tensor | None:
+        if stream is not None:
+            torch.cuda.set_stream(stream)
+        device = next((t.device for t in (tensor, out) if t is not None), _device(self._world))
+        result = None
+        if self._dst_shape is not None:
+            is_direct = out is not None and out.is_contiguous()
+            result = (
+                out if is_direct else torch.empty(self._dst_shape, dtype=self._dtype, device=device)
+            )
+        with torch.no_grad():
+            source = None if tensor is None else tensor.detach()
+            self._program.run(source, result, self._dtype, device)
+            if out is not None and result is not None and out is not result:
+                return out.copy_(result)
+        return result
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A call that was started with ``async_op=True``."""
+
+    future: Future[Tensor | None]
+
+    def wait(self) -> Tensor | None:
+        """Wait for the call and return its result, or raise its error."""
+        return self.future.result()
+
+    def is_completed(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self.future.done()
+
+
+@lru_cache(maxsize=1)
+def _worker() -> ThreadPoolExecutor:
+    """The one thread that runs all asynchronous calls of this process, in the order they came."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rvdcomm")
+
+
+def _stream(tensor: Tensor | None) -> Any:
+    """The caller's CUDA stream, on which the worker has to go on."""
+    return torch.cuda.current_stream() if tensor is not None and tensor.is_cuda else None
+
+
+def _device(world: World) -> torch.device:
+    is_nccl = "nccl" in world.backend
+    return torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
+
+
+def _request(
+    tensor: Tensor | None,
+    src: Layout | str,
+    dst: Layout | str,
+    shape: tuple[int, ...] | None,
+    topology: Topology | None,
+    out: Tensor | None,
+    dtype: torch.dtype | None,
+) -> Request:
+    """What this rank was asked for, as plain values."""
+    dtypes = [t.dtype for t in (tensor, out) if t is not None] + ([dtype] if dtype else [])
+    return Request(
+        src=str(src),
+        dst=str(dst),
+        shape=None if shape is None else tuple(shape),
+        topology=None if topology is None else repr(topology),
+        shard=None if tensor is None else tuple(tensor.shape),
+        out=None if out is None else tuple(out.shape),
+        dtypes=tuple(str(d).removeprefix("torch.") for d in dtypes),
+    )
+
+
+def _check_use(tensor: Tensor | None, out: Tensor | None, request: Request) -> None:
+    """Raise a LayoutError for tensors that would lose a gradient or be overwritten."""
+    if tensor is None:
+        return
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise LayoutError(
+            f"{request}: the tensor requires grad, and redistribute carries no gradient; "
+            "pass tensor.detach(), or call it under torch.no_grad()."
+        )
+    same = out is not None and (
+        tensor.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+    )
+    if same and tensor.numel():
+        raise LayoutError(f"{request}: out shares memory with the tensor; give another out.")
+
+
+def _compiled(
+    request: Request, src: Layout | str, dst: Layout | str, topology: Topology | None, group: Any
+) -> Redistributor:
+    """The compiled transition, found by all that this rank was given; agreed on when it is new."""
+    world = World.of(group)
+    found: Redistributor | None = world.agreed.get(request)
+    if found is None:
+        joined = _members(src, dst, world)
+        if world.rank not in joined:
+            raise LayoutError(
+                f"{request}: rank {world.rank} called it but is in neither layout, which have "
+                f"ranks {ranges_text(joined)}."
+            )
+        posts = exchange_posts(world, joined, request.to_json(), str(request))
+        requests = {rank: Request.from_json(post) for rank, post in posts.items()}
+        made = resolve(requests, src, dst, topology, world.size)
+        found = world.agreed[request] = Redistributor(made, group)
+    return found
+
+
+def _members(src: Layout | str, dst: Layout | str, world: World) -> tuple[int, ...]:
+    """Ranks that have to join: those of the layouts, or all if a layout is a text."""
+    ranks: set[int] = set()
+    for layout in (src, dst):
+        ranks |= set(layout.ranks) if isinstance(layout, Layout) else set(range(world.size))
+    return tuple(sorted(rank for rank in ranks if rank < world.size))

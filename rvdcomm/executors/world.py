@@ -1,0 +1,136 @@
+"""The world of one process group: rank numbers, subgroups, timeout and store.
+
+Layouts number ranks within the group, as ``torch.distributed.get_rank(group)`` does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rvdcomm.errors import CommError
+from rvdcomm.layout import ranges_text
+
+
+class World:
+    """One process group, with the subgroups that programs need; made once a group by ``of``."""
+
+    _known: weakref.WeakKeyDictionary[Any, World] = weakref.WeakKeyDictionary()
+
+    def __init__(self, group: Any) -> None:
+        self.rank: int = dist.get_rank(group)
+        self.size: int = dist.get_world_size(group)
+        self.name: str = group.group_name
+        self.backend: str = _backend_name(group)
+        self.timeout: timedelta = _timeout(group)
+        # Compiled transitions by request; never dropped, or ranks would agree at different times.
+        self.agreed: dict[Any, Any] = {}
+        self.num_agreements: dict[tuple[int, ...], int] = {}
+        self._subgroups: dict[tuple[int, ...], Subgroup] = {}
+
+    @classmethod
+    def of(cls, group: Any = None) -> World:
+        """The world of ``group``, or of the default group.
+
+        Raises:
+            CommError: torch.distributed is not initialized, or this rank is not in the group.
+        """
+        if not dist.is_initialized():
+            raise CommError(
+                "torch.distributed is not initialized; call init_process_group first "
+                "(rvdcomm.simulate needs no processes)."
+            )
+        group = group if group is not None else dist.group.WORLD
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise CommError("this rank is not a member of the group that was given.")
+        if group not in cls._known:
+            cls._known[group] = cls(group)
+        return cls._known[group]
+
+    @property
+    def store(self) -> Any:
+        """The key-value store that all ranks of the job share."""
+        return dist.distributed_c10d._get_default_store()
+
+    def subgroup(self, ranks: tuple[int, ...]) -> Subgroup:
+        """The communicator of these ranks, in this order; collective over them when first asked.
+
+        It is a communicator of our own even where it has all ranks: calls of the user's on the same
+        group cannot mix with ours.
+        """
+        if ranks not in self._subgroups:
+            if self.backend not in _BACKENDS:
+                known = ", ".join(sorted(_BACKENDS))
+                raise CommError(f"backend {self.backend!r} is not supported; use one of {known}.")
+            name = f"rvdcomm/{self.backend}/{self.name}/{ranges_text(ranks)}"
+            store = dist.PrefixStore(name, self.store)
+            make = _BACKENDS[self.backend]
+            made = make(store, ranks.index(self.rank), len(ranks), self.timeout)
+            self._subgroups[ranks] = Subgroup(made)
+        return self._subgroups[ranks]
+
+
+class Subgroup:
+    """A communicator of some ranks of a group, known to its members alone.
+
+    ``torch.distributed.new_group`` must be called by every rank of the job, also by those that take
+    no part in a transition; with ``use_local_synchronization`` its ranks deadlock as soon as they
+    are in unequal numbers of groups (pytorch#189073). So the backend is made here, from the store.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def all_to_all(
+        self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int]
+    ) -> None:
+        """Send ``src_splits[i]`` elements of ``src`` to the i-th rank, receive from it likewise."""
+        self._backend.alltoall_base(dst, src, dst_splits, src_splits).wait()
+
+    def all_gather(self, dst: Tensor, src: Tensor) -> None:
+        """Concatenate all ranks' ``src`` in ``dst``."""
+        self._backend._allgather_base(dst, src).wait()
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Replace ``tensor`` by the sum over all ranks."""
+        self._backend.allreduce([tensor]).wait()
+
+
+def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def _make_nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+
+_BACKENDS: dict[str, Callable[[Any, int, int, timedelta], Any]] = {
+    "gloo": _make_gloo,
+    "nccl": _make_nccl,
+}
+
+
+def _backend_name(group: Any) -> str:
+    """The backend that serves tensors: NCCL's where the group has several, as with cpu:gloo,cuda:nccl."""
+    name: str = dist.get_backend(group)
+    return "nccl" if "nccl" in name else name
+
+
+def _timeout(group: Any) -> timedelta:
+    """The timeout that the group was made with."""
+    for device in ("cpu", "cuda"):
+        try:
+            found = group._get_backend(torch.device(device)).options._timeout
+        except (RuntimeError, AttributeError):
+            continue
+        if isinstance(found, timedelta):
+            return found
+    return dist.default_pg_timeout

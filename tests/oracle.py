@@ -1,0 +1,224 @@
+"""The dense oracle: whole tensors in one process, so that every shard has an obvious right value.
+
+A tensor laid out with V > 1 is a list of *parts*, whole tensors that add up to it. Values are
+integers, so that sums are exact in any order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+import rvdcomm as rv
+from rvdcomm.box import Box
+from rvdcomm.executors.simulate import simulate_program
+from rvdcomm.program import Program
+
+Array = np.ndarray
+
+# --- layouts ------------------------------------------------------------------------------------
+
+
+def factorizations(number: int, num_factors: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write ``number`` as an ordered product of ``num_factors`` factors."""
+    if num_factors == 1:
+        yield (number,)
+        return
+    for first in (f for f in range(1, number + 1) if number % f == 0):
+        for rest in factorizations(number // first, num_factors - 1):
+            yield (first, *rest)
+
+
+def all_rvds(num_ranks: int, num_dims: int) -> list[rv.RVD]:
+    """Every RVD of ``num_ranks`` ranks in ``num_dims`` dims."""
+    return [rv.RVD(r, v, tuple(d)) for r, v, *d in factorizations(num_ranks, num_dims + 2)]
+
+
+def all_layouts(shape: Sequence[int], num_ranks: int) -> list[rv.Layout]:
+    """A layout of ``shape`` over ranks ``0`` to ``num_ranks - 1`` for every RVD."""
+    return [rv.Layout(shape, rvd) for rvd in all_rvds(num_ranks, len(shape))]
+
+
+def all_pairs(shape: Sequence[int], num_ranks: int) -> Iterator[tuple[rv.Layout, rv.Layout]]:
+    """Every ordered pair of them."""
+    layouts = all_layouts(shape, num_ranks)
+    return product(layouts, layouts)
+
+
+# --- the oracle ---------------------------------------------------------------------------------
+
+
+def parts_of(layout: rv.Layout, dtype: str = "int64", seed: int = 0) -> list[Array]:
+    """Random parts of a tensor; small enough that no sum of them leaves ``dtype``."""
+    rng = np.random.default_rng(seed)
+    if dtype == "bool":
+        return [rng.integers(0, 2, layout.shape).astype(bool) for _ in range(layout.rvd.v)]
+    top = 1000 if np.dtype(dtype).itemsize > 2 else 100 // layout.rvd.v
+    low = -top if np.dtype(dtype).kind != "u" else 0
+    return [rng.integers(low, top, layout.shape).astype(dtype) for _ in range(layout.rvd.v)]
+
+
+def sliced(tensor: Array, box: Box) -> Array:
+    """View of ``box`` in a whole tensor."""
+    return tensor[(..., *box.slices_within(Box.of_shape(tensor.shape)))]
+
+
+def shards_of(layout: rv.Layout, parts: Sequence[Array]) -> dict[int, Array]:
+    """What every rank holds, by the definition of a cell."""
+    cells = {rank: layout.cell(rank) for rank in layout.ranks}
+    return {rank: sliced(parts[cell.part], cell.box).copy() for rank, cell in cells.items()}
+
+
+def reassembled(layout: rv.Layout, shards: Mapping[int, Array]) -> Array:
+    """The whole tensor: parts summed over one replica; raises if replicas differ."""
+    total = np.zeros(layout.shape, next(iter(shards.values())).dtype)
+    first: dict[tuple[int, Box], int] = {}
+    for rank in layout.ranks:
+        cell = layout.cell(rank)
+        if shards[rank].shape != cell.box.shape:
+            raise AssertionError(f"rank {rank} has {shards[rank].shape}, not {cell.box.shape}")
+        other = first.setdefault((cell.part, cell.box), rank)
+        if other != rank:
+            if not np.array_equal(shards[other], shards[rank]):
+                raise AssertionError(f"replicas differ on ranks {other} and {rank}")
+            continue
+        view = sliced(total, cell.box)
+        view[...] = np.add(view, shards[rank]) if total.dtype != bool else view | shards[rank]
+    return total
+
+
+def data_faults(dst: rv.Layout, shards: Mapping[int, Array], parts: Sequence[Array]) -> list[str]:
+    """What is wrong with the shards that ``dst`` has of the sum of ``parts``; empty if nothing."""
+    try:
+        got = reassembled(dst, shards)
+    except AssertionError as error:
+        return [str(error)]
+    want = np.sum(parts, axis=0, dtype=parts[0].dtype)
+    return [] if np.array_equal(got, want) else [f"{(got != want).sum()} elements are wrong"]
+
+
+def program_faults(program: Program, seed: int = 0) -> list[str]:
+    """What a simulated run of ``program`` gets wrong."""
+    parts = parts_of(program.src, program.dtype, seed)
+    result = simulate_program(program, shards_of(program.src, parts))
+    return data_faults(program.dst, result.shards, parts)
+
+
+def plan_faults(plan: rv.Plan, seed: int = 0) -> list[str]:
+    """What is wrong with a plan: data, proof, or numbers that ``simulate`` counts otherwise."""
+    faults: list[str] = []
+    try:
+        plan.verify()
+    except rv.ProgramError as error:
+        faults.append(f"verify: {error}")
+    parts = parts_of(plan.src, plan.dtype, seed)
+    result = rv.simulate(plan, shards_of(plan.src, parts))
+    faults += data_faults(plan.dst, result.shards, parts)
+    counted = {
+        "wire_bytes": (plan.cost.wire_bytes, result.wire_bytes),
+        "wire_bytes received": (plan.cost.wire_bytes, sum(result.recv_bytes.values())),
+        "recv_bytes": (plan.cost.recv_bytes, max(result.recv_bytes.values())),
+        "peak_bytes": (plan.cost.peak_bytes, max(result.peak_bytes.values())),
+    }
+    faults += [f"{name}: cost {a}, simulated {b}" for name, (a, b) in counted.items() if a != b]
+    return faults
+
+
+def sweep(
+    pairs: Iterable[tuple[rv.Layout, rv.Layout]], topology: rv.Topology | None = None
+) -> list[str]:
+    """Plan every pair and list all faults, each with its pair."""
+    found: list[str] = []
+    for src, dst in pairs:
+        try:
+            faults = plan_faults(rv.plan(src, dst, "int64", topology))
+        except Exception as error:  # one broken pair must not hide the others
+            faults = [f"{type(error).__name__}: {error}"]
+        found += [f"{src} -> {dst}: {fault}" for fault in faults]
+    return found
+
+
+# --- random transitions -------------------------------------------------------------------------
+
+WORLD = 16
+"""Ranks of every random topology."""
+
+GROUP_SIZES = (
+    *((2, 3), (3, 2), (3, 4), (4, 6), (6, 4), (5, 7), (7, 5)),
+    *((1, 3), (3, 1), (2, 8), (8, 4), (4, 4), (6, 6), (8, 8)),
+)
+"""Ranks of src and of dst."""
+
+
+def random_cuts(rng: random.Random, shape: Sequence[int], rvd: rv.RVD) -> str | list[list[int]]:
+    """A rule, or ragged cut points, some boxes being empty."""
+    rule = rng.choice(["chunk", "balanced", "explicit"])
+    if rule != "explicit":
+        return rule
+    return [
+        [0, *sorted(rng.randint(0, size) for _ in range(count - 1)), size]
+        for size, count in zip(shape, rvd.d, strict=True)
+    ]
+
+
+def random_layout(rng: random.Random, shape: Sequence[int], ranks: Iterable[int]) -> rv.Layout:
+    """Any RVD over ``ranks``, mostly in a random order, with any cuts."""
+    order = list(ranks)
+    if rng.random() < 0.7:
+        rng.shuffle(order)
+    rvd = rng.choice(all_rvds(len(order), len(shape)))
+    return rv.Layout(shape, rvd, order, random_cuts(rng, shape, rvd))
+
+
+def random_shape(rng: random.Random) -> tuple[int, ...]:
+    """0 to 6 dims of awkward sizes; now and then an empty tensor."""
+    num_dims = rng.choice([0, 1, 1, 2, 2, 2, 3, 3, 4, 6])
+    shape = tuple(rng.randint(1, 14 if num_dims < 3 else 5) for _ in range(num_dims))
+    return (0, *shape[1:]) if shape and rng.random() < 0.03 else shape
+
+
+def random_groups(rng: random.Random) -> tuple[list[int], list[int]]:
+    """Ranks of src and dst: one group, disjoint groups, or groups that overlap in part."""
+    pool = rng.sample(range(WORLD), WORLD)
+    num_src, num_dst = rng.choice(GROUP_SIZES)
+    relation = rng.choice(["same", "disjoint", "overlap"])
+    if relation == "same" and num_src == num_dst:
+        return pool[:num_src], pool[:num_src]
+    start = num_src if relation == "disjoint" else rng.randint(0, num_src)
+    return pool[:num_src], pool[start : start + num_dst]
+
+
+def random_pair(rng: random.Random) -> tuple[rv.Layout, rv.Layout]:
+    """A transition between any two layouts of one shape."""
+    shape = random_shape(rng)
+    src_ranks, dst_ranks = random_groups(rng)
+    return random_layout(rng, shape, src_ranks), random_layout(rng, shape, dst_ranks)
+
+
+def random_link(rng: random.Random) -> rv.Link:
+    """A fast or a slow port."""
+    return rv.Link(rng.choice([0.0, 1e-6, 3e-5]), rng.choice([1.0, 1e8, 7e8, 3e9]))
+
+
+def random_topology(rng: random.Random) -> rv.Topology:
+    """One host, equal hosts, unequal hosts of shuffled ranks, or hosts in racks."""
+    kind = rng.choice(["one", "equal", "unequal", "racks"])
+    if kind == "one":
+        link = random_link(rng)
+        return rv.Topology.single_host(WORLD, link.alpha_secs, link.bytes_per_sec)
+    intra, inter = random_link(rng), random_link(rng)
+    if kind == "equal":
+        size = rng.choice([2, 4, 8])
+        hosts = [range(i, i + size) for i in range(0, WORLD, size)]
+        return rv.Topology.hosts(hosts, intra, inter)
+    pool = rng.sample(range(WORLD), WORLD)
+    bounds = [0, *sorted(rng.sample(range(1, WORLD), rng.randint(1, 4))), WORLD]
+    hosts = [pool[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    topology = rv.Topology.hosts(hosts, intra, inter)
+    if kind == "unequal" or len(hosts) < 3:
+        return topology
+    racks = (tuple(hosts[0]), tuple(rank for host in hosts[1:] for rank in host))
+    return rv.Topology((*topology.levels, rv.Level("rack", racks, random_link(rng))))

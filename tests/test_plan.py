@@ -1,0 +1,369 @@
+"""Laws of plans: right on every pair, at the bound, honest about bytes and memory."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+import rvdcomm as rv
+from tests.oracle import (
+    all_layouts,
+    all_pairs,
+    plan_faults,
+    random_pair,
+    random_topology,
+    shards_of,
+    sweep,
+)
+
+GIGABIT = 1e9 / 8
+
+# --- right everywhere ---------------------------------------------------------------------------
+
+# Sizes that every count divides are planned by search, awkward ones mostly by exchange.
+WORLDS = [
+    (num_ranks, shape)
+    for num_ranks, shapes in {
+        2: [(14,), (7,), (6, 10), (5, 7)],
+        3: [(15,), (7,), (6, 9), (5, 7)],
+        4: [(12,), (14,), (8, 12), (6, 10)],
+        6: [(12,), (14,), (12, 18), (6, 10), (7, 5)],
+        8: [(24,), (14,), (16, 24), (6, 10)],
+        12: [(24,), (14,)],
+    }.items()
+    for shape in shapes
+]
+LARGE_WORLDS = [(8, (8, 16, 24), 3), (8, (6, 10, 14), 3), (12, (12, 24), 4), (12, (14, 10), 4)]
+
+
+@pytest.mark.parametrize("num_ranks, shape", WORLDS)
+def test_plans_of_every_pair_are_right_and_count_true(
+    num_ranks: int, shape: tuple[int, ...]
+) -> None:
+    assert sweep(all_pairs(shape, num_ranks)) == []
+
+
+@pytest.mark.parametrize(
+    "num_ranks, shape, share, num_shares",
+    [(n, shape, i, k) for n, shape, k in LARGE_WORLDS for i in range(k)],
+)
+def test_plans_of_every_pair_of_large_worlds_are_right_and_count_true(
+    num_ranks: int, shape: tuple[int, ...], share: int, num_shares: int
+) -> None:
+    # A share is every num_shares-th pair, so that the shares take equal time.
+    pairs = list(all_pairs(shape, num_ranks))[share::num_shares]
+    assert sweep(pairs) == []
+
+
+TWO_LEVELS = [
+    ("2x2", [[0, 1], [2, 3]], (8, 12)),
+    ("interleaved", [[0, 2], [1, 3]], (6, 10)),
+    ("1+3", [[0], [1, 2, 3]], (8, 12)),
+    ("2x3", [[0, 1, 2], [3, 4, 5]], (12, 18)),
+    ("3x2", [[0, 1], [2, 3], [4, 5]], (6, 10)),
+    ("2x4", [[0, 1, 2, 3], [4, 5, 6, 7]], (16, 24)),
+    ("2x4 ragged", [[0, 1, 2, 3], [4, 5, 6, 7]], (6, 10)),
+    ("5+3", [[0, 1, 2, 3, 4], [5, 6, 7]], (16, 24)),
+]
+
+
+@pytest.mark.parametrize(
+    "hosts, shape", [row[1:] for row in TWO_LEVELS], ids=[row[0] for row in TWO_LEVELS]
+)
+def test_plans_over_hosts_are_right_and_count_true(
+    hosts: list[list[int]], shape: tuple[int, ...]
+) -> None:
+    topology = rv.Topology.hosts(hosts, rv.Link(1e-6, 8 * GIGABIT), rv.Link(1e-5, GIGABIT))
+    assert sweep(all_pairs(shape, len(topology.ranks)), topology) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plans_of_random_pairs_are_right_and_count_true(seed: int) -> None:
+    rng = random.Random(seed)
+    found = []
+    for _ in range(250):
+        pair, topology = random_pair(rng), random_topology(rng)
+        found += [f"{fault} on {topology.levels}" for fault in sweep([pair], topology)]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "dtype, src_v",
+    [("bool", 1), ("uint8", 3), ("int8", 3), ("uint16", 3), ("float16", 3), ("complex128", 3)],
+)
+def test_plans_of_every_dtype_move_its_bytes(dtype: str, src_v: int) -> None:
+    src = rv.Layout((6, 10), rv.RVD(6 // src_v, src_v, (1, 1)))
+    dst = rv.Layout((6, 10), "R(1)V(1)D(3,2)", ranks=[5, 0, 4, 1, 3, 2])
+    assert plan_faults(rv.plan(src, dst, dtype)) == []
+
+
+# --- at the bound -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (8, 16, 24), (6, 10), (6, 10, 14)])
+def test_busiest_rank_receives_what_the_bound_says_if_nothing_is_summed(
+    shape: tuple[int, ...],
+) -> None:
+    topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1.0)
+    layouts = [layout for layout in all_layouts(shape, 8) if layout.rvd.v == 1]
+    above = []
+    for src in layouts:
+        for dst in layouts:
+            plan = rv.plan(src, dst, topology=topology)
+            if plan.cost.recv_bytes != plan.bound.recv_bytes:
+                above.append(
+                    f"{src.rvd} -> {dst.rvd}: {plan.cost.recv_bytes}, bound {plan.bound.recv_bytes}"
+                )
+    assert above == []
+
+
+@pytest.mark.parametrize(
+    "src, dst, tensors",
+    [
+        ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)", 1.5),
+        ("R(1)V(1)D(4,1)", "R(1)V(1)D(1,4)", 3 / 16),
+        ("R(1)V(1)D(1,8)", "R(1)V(1)D(2,4)", 1 / 8),
+        ("R(2)V(4)D(1,1)", "R(8)V(1)D(1,1)", 1.25),
+        ("R(2)V(4)D(1,1)", "R(2)V(1)D(4,1)", 0.5),
+    ],
+)
+def test_volumes_of_known_pairs_are_reached(src: str, dst: str, tensors: float) -> None:
+    # Source: ORACLES section 7; in units of the whole tensor, received by the busiest rank.
+    shape = (16, 24)
+    topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1.0)
+    plan = rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst), topology=topology)
+    assert plan.cost.recv_bytes == tensors * 16 * 24 * 4
+
+
+def test_gap_is_one_where_nothing_moves() -> None:
+    layout = rv.Layout((6, 10), "R(1)V(2)D(3,1)")
+    assert rv.plan(layout, layout).gap == 1.0
+
+
+def test_gap_is_cost_over_bound() -> None:
+    src, dst = rv.Layout((6, 10), "R(1)V(1)D(3,1)"), rv.Layout((6, 10), "R(3)V(1)D(1,1)")
+    plan = rv.plan(src, dst, topology=rv.Topology.single_host(3, 1e-3, 1e9))
+    assert plan.gap == plan.cost.secs / plan.bound.secs
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+SQUEEZED = {
+    "gather": ("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)", range(4)),
+    "all to all": ("R(1)V(1)D(4,1)", "R(1)V(1)D(1,4)", range(4)),
+    "sum": ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)", range(4)),
+    "sum and scatter": ("R(1)V(4)D(1,1)", "R(1)V(1)D(1,4)", range(4)),
+    "parts kept": ("R(1)V(4)D(1,1)", "R(2)V(2)D(1,1)", range(4)),
+    "to other ranks": ("R(1)V(2)D(1,2)", "R(1)V(1)D(3,2)", [9, 4, 3, 8, 2, 5]),
+    "to replicas elsewhere": ("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)", [4, 5, 6, 7]),
+}
+
+
+def squeezed(name: str) -> tuple[rv.Layout, rv.Layout]:
+    src, dst, ranks = SQUEEZED[name]
+    return rv.Layout((60, 34), src), rv.Layout((60, 34), dst, ranks=ranks)
+
+
+def least_memory(src: rv.Layout, dst: rv.Layout) -> int:
+    """The number that the error names."""
+    with pytest.raises(rv.MemoryLimitError) as raised:
+        rv.plan(src, dst, "int64", memory_limit=1)
+    found = re.search(r"the least that a plan needs is (\d+)", str(raised.value))
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_memory_limit_is_respected_down_to_the_least_memory(name: str) -> None:
+    src, dst = squeezed(name)
+    least, free = least_memory(src, dst), rv.plan(src, dst, "int64").cost.peak_bytes
+    limits = sorted({least, (least + free) // 2, free - 1, free} - {least - 1})
+    peaks = [rv.plan(src, dst, "int64", memory_limit=limit).cost.peak_bytes for limit in limits]
+    assert [peak <= limit for peak, limit in zip(peaks, limits, strict=True)] == [True] * len(peaks)
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_plan_of_least_memory_is_right_and_counts_true(name: str) -> None:
+    src, dst = squeezed(name)
+    plan = rv.plan(src, dst, "int64", memory_limit=least_memory(src, dst))
+    assert plan_faults(plan) == []
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_one_byte_below_the_least_memory_is_refused(name: str) -> None:
+    src, dst = squeezed(name)
+    least = least_memory(src, dst)
+    with pytest.raises(rv.MemoryLimitError, match=f"least that a plan needs is {least};"):
+        rv.plan(src, dst, "int64", memory_limit=least - 1)
+
+
+@pytest.mark.parametrize("name", SQUEEZED)
+def test_least_memory_is_never_below_the_shards(name: str) -> None:
+    src, dst = squeezed(name)
+    assert least_memory(src, dst) >= rv.plan(src, dst, "int64").bound.peak_bytes
+
+
+def test_generous_memory_limit_changes_nothing() -> None:
+    src, dst = squeezed("sum and scatter")
+    free = rv.plan(src, dst)
+    assert rv.plan(src, dst, memory_limit=free.cost.peak_bytes).path == free.path
+
+
+def test_memory_error_names_the_transition_the_limit_and_the_shards() -> None:
+    src, dst = squeezed("gather")
+    message = (
+        r"R\(1\)V\(1\)D\(4,1\) -> R\(4\)V\(1\)D\(1,1\) of shape \(60, 34\) float32: "
+        r"memory_limit=100 bytes a rank, but the least that a plan needs is \d+; "
+        r"the src and dst shards alone are 10200\."
+    )
+    with pytest.raises(rv.MemoryLimitError, match=message):
+        rv.plan(src, dst, memory_limit=100)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_limit_halfway_is_respected_or_refused_on_random_pairs(seed: int) -> None:
+    rng = random.Random(seed)
+    found = []
+    for _ in range(25):
+        (src, dst), topology = random_pair(rng), random_topology(rng)
+        free = rv.plan(src, dst, "int64", topology)
+        limit = (free.cost.peak_bytes + free.bound.peak_bytes) // 2
+        try:
+            plan = rv.plan(src, dst, "int64", topology, limit)
+        except rv.MemoryLimitError:
+            continue
+        faults = plan_faults(plan)
+        if plan.cost.peak_bytes > limit:
+            faults.append(f"peak {plan.cost.peak_bytes} is above {limit}")
+        found += [f"{src} -> {dst}: {fault}" for fault in faults]
+    assert found == []
+
+
+# --- identity -----------------------------------------------------------------------------------
+
+
+def gathered(**changes: object) -> rv.Plan:
+    arguments = {
+        "src": rv.Layout((6, 10), "R(1)V(1)D(2,1)"),
+        "dst": rv.Layout((6, 10), "R(2)V(1)D(1,1)"),
+        "dtype": "float32",
+        "topology": rv.Topology.single_host(2, 1e-6, 1e9),
+        "memory_limit": None,
+    }
+    return rv.plan(**(arguments | changes))
+
+
+def test_equal_arguments_give_the_same_plan() -> None:
+    assert gathered() is gathered()
+
+
+def test_equal_layouts_of_different_spelling_give_the_same_plan() -> None:
+    respelled = rv.Layout((6, 10), "R(2)V(1)D(1,1)", ranks=[1, 0], cuts=[[0, 6], [0, 10]])
+    assert gathered(dst=respelled) is gathered()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "torch.float32", np.float32, np.dtype("float32")])
+def test_spelling_of_a_dtype_does_not_matter(dtype: object) -> None:
+    assert gathered(dtype=dtype) is gathered()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "int32"},
+        {"memory_limit": 10**9},
+        {"topology": None},
+        {"topology": rv.Topology.single_host(3, 1e-6, 1e9)},
+        {"topology": rv.Topology.single_host(2, 2e-6, 1e9)},
+        {"topology": rv.Topology.hosts([[0], [1]], rv.Link(1e-6, 1e9), rv.Link(1e-6, 1e9))},
+        {"src": rv.Layout((6, 10), "R(1)V(1)D(2,1)", ranks=[1, 0])},
+        {"src": rv.Layout((6, 10), "R(1)V(1)D(2,1)", cuts=[[0, 2, 6], [0, 10]])},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_arguments_give_another_plan(changes: dict[str, object]) -> None:
+    assert gathered(**changes) is not gathered()
+
+
+def test_same_layout_is_a_plan_without_steps() -> None:
+    layout = rv.Layout((6, 10), "R(1)V(2)D(3,1)")
+    assert rv.plan(layout, layout).path.steps == ()
+
+
+def test_plan_knows_its_layouts() -> None:
+    src, dst = squeezed("gather")
+    plan = rv.plan(src, dst)
+    assert (plan.src, plan.dst) == (src, dst)
+
+
+# --- print --------------------------------------------------------------------------------------
+
+
+def test_plan_prints_its_steps_cost_bound_and_gap() -> None:
+    src, dst = rv.Layout((1024, 1024), "R(2)V(4)D(1,1)"), rv.Layout((1024, 1024), "R(8)V(1)D(1,1)")
+    topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1024**3)
+    assert str(rv.plan(src, dst, topology=topology)).splitlines() == [
+        "R(2)V(4)D(1,1) -> R(8)V(1)D(1,1)  1024x1024 float32",
+        "step  primitive   groups   layout                     cost",
+        "                           R(2)V(4)D(1,1) on 0:8",
+        "0     exchange    (0:8)    R(1)V(1)D(1,1)F(8) on 0:8  12 MiB, 1.465 ms",
+        "1     all_gather  4x(0,4)  R(2)V(1)D(1,1)F(4) on 0:8  4 MiB, 488.3 us",
+        "2     all_gather  2x(0:4)  R(8)V(1)D(1,1) on 0:8      24 MiB, 2.93 ms",
+        "cost   4.883 ms, 40 MiB on the wire (0 B between hosts), busiest rank receives 5 MiB",
+        "bound  4.883 ms, 40 MiB on the wire (0 B between hosts), busiest rank receives 5 MiB",
+        "gap    1x   rounds 7   peak memory 13 MiB a rank (src and dst shards: 8 MiB)",
+    ]
+
+
+def test_step_costs_add_up_to_the_cost() -> None:
+    src, dst = rv.Layout((16, 24), "R(2)V(4)D(1,1)"), rv.Layout((16, 24), "R(8)V(1)D(1,1)")
+    plan = rv.plan(src, dst)
+    assert sum(step.wire_bytes for step in plan.step_costs) == plan.cost.wire_bytes
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+GATHER = (rv.Layout((6, 10), "R(1)V(1)D(2,1)"), rv.Layout((6, 10), "R(2)V(1)D(1,1)"))
+
+
+def test_plan_rejects_layouts_of_different_shapes() -> None:
+    other = rv.Layout((10, 6), "R(2)V(1)D(1,1)")
+    with pytest.raises(rv.LayoutError, match=r"differ in shape: \(6, 10\) and \(10, 6\)\."):
+        rv.plan(GATHER[0], other)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float8_e8m0fnu"])
+def test_plan_rejects_sums_of_dtypes_that_have_none(dtype: str) -> None:
+    parts = rv.Layout((6, 10), "R(1)V(2)D(1,1)")
+    message = rf"R\(1\)V\(2\)D\(1,1\) has V\(2\), but {dtype} values cannot be summed"
+    with pytest.raises(rv.LayoutError, match=message):
+        rv.plan(parts, GATHER[1], dtype)
+
+
+def test_plan_rejects_parts_of_bool_on_the_dst_side() -> None:
+    parts = rv.Layout((6, 10), "R(1)V(2)D(1,1)")
+    with pytest.raises(rv.LayoutError, match="bool values cannot be summed"):
+        rv.plan(GATHER[1], parts, "bool")
+
+
+def test_plan_rejects_unknown_dtypes_and_lists_the_known() -> None:
+    with pytest.raises(rv.LayoutError, match="dtype 'float24' is unknown; the known ones are bool"):
+        rv.plan(*GATHER, "float24")
+
+
+def test_plan_rejects_ranks_outside_the_topology() -> None:
+    dst = rv.Layout((6, 10), "R(2)V(1)D(1,1)", ranks=[1, 7])
+    message = r"ranks \[7\] are not in the topology, which has \[0, 1\]\."
+    with pytest.raises(rv.LayoutError, match=message):
+        rv.plan(GATHER[0], dst, topology=rv.Topology.single_host(2, 0, 1e9))
+
+
+def test_simulated_results_of_equal_plans_share_no_memory() -> None:
+    plan = rv.plan(*GATHER)
+    shards = shards_of(GATHER[0], [np.ones((6, 10), np.float32)])
+    first = rv.simulate(plan, shards).shards[0]
+    first[:] = 7
+    assert (rv.simulate(plan, shards).shards[0] == 1).all()
