@@ -33,6 +33,7 @@ clean:  ## remove .venv, build outputs and caches
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rvdcomm needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -e '.[test,plot]'
 	@touch $@

@@ -58,9 +58,14 @@ def redistribute(
         ShapeMismatchError: some rank's shard is not what ``src`` gives it; on every rank.
         CommError: a peer failed, or did not join within the group's timeout.
     """
-    request = _request(tensor, src, dst, shape, topology, out, dtype)
-    compiled = _compiled(request, src, dst, topology, group)
-    _check_use(tensor, out, request)
+    world = World.of(group)
+    # All that the request is made of: ranks that agreed once need not compare texts again.
+    key = (src, dst, shape, topology, *_signature(tensor), *_signature(out), dtype)
+    compiled: Redistributor | None = world.agreed.get(key)
+    if compiled is None:
+        request = _request(tensor, src, dst, shape, topology, out, dtype)
+        compiled = world.agreed[key] = _agreed(request, src, dst, topology, group)
+    compiled._check_use(tensor, out)
     return compiled._start(tensor, out, async_op)
 
 
@@ -103,8 +108,8 @@ class Redistributor:
         self.plan = plan
         self._world = World.of(group)
         self._rank = self._world.rank
-        what = f"redistribute {plan.src.rvd} -> {plan.dst.rvd}"
-        check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, what)
+        self._what = f"redistribute {plan.src.rvd} -> {plan.dst.rvd}"
+        check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, self._what)
         self._dtype: torch.dtype = getattr(torch, plan.dtype)
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
@@ -116,13 +121,26 @@ class Redistributor:
         """Run the plan; arguments and result as of ``redistribute``."""
         request = _request(tensor, self.plan.src, self.plan.dst, None, None, out, None)
         check_tensors(self.plan, self._rank, request)
-        _check_use(tensor, out, request)
+        self._check_use(tensor, out)
         return self._start(tensor, out, async_op)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that the last call handed to the backend for other ranks."""
         return self._program.sent_bytes
+
+    def _check_use(self, tensor: Tensor | None, out: Tensor | None) -> None:
+        """Raise a LayoutError for tensors that would lose a gradient or be overwritten."""
+        if tensor is None:
+            return
+        what = self._what
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise LayoutError(
+                f"{what}: the tensor requires grad, and redistribute carries no gradient; "
+                "pass tensor.detach(), or call it under torch.no_grad()."
+            )
+        if out is not None and tensor.numel() and _same_storage(tensor, out):
+            raise LayoutError(f"{what}: out shares memory with the tensor; give another out.")
 
     def _start(self, tensor: Tensor | None, out: Tensor | None, async_op: bool) -> Any:
         if async_op:
@@ -203,40 +221,28 @@ def _request(
     )
 
 
-def _check_use(tensor: Tensor | None, out: Tensor | None, request: Request) -> None:
-    """Raise a LayoutError for tensors that would lose a gradient or be overwritten."""
-    if tensor is None:
-        return
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise LayoutError(
-            f"{request}: the tensor requires grad, and redistribute carries no gradient; "
-            "pass tensor.detach(), or call it under torch.no_grad()."
-        )
-    same = out is not None and (
-        tensor.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
-    )
-    if same and tensor.numel():
-        raise LayoutError(f"{request}: out shares memory with the tensor; give another out.")
+def _signature(tensor: Tensor | None) -> tuple[Any, Any]:
+    return (None, None) if tensor is None else (tensor.shape, tensor.dtype)
 
 
-def _compiled(
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _agreed(
     request: Request, src: Layout | str, dst: Layout | str, topology: Topology | None, group: Any
 ) -> Redistributor:
-    """The compiled transition, found by all that this rank was given; agreed on when it is new."""
+    """Compare the requests of all ranks, and compile the plan that follows from them."""
     world = World.of(group)
-    found: Redistributor | None = world.agreed.get(request)
-    if found is None:
-        joined = _members(src, dst, world)
-        if world.rank not in joined:
-            raise LayoutError(
-                f"{request}: rank {world.rank} called it but is in neither layout, which have "
-                f"ranks {ranges_text(joined)}."
-            )
-        posts = exchange_posts(world, joined, request.to_json(), str(request))
-        requests = {rank: Request.from_json(post) for rank, post in posts.items()}
-        made = resolve(requests, src, dst, topology, world.size)
-        found = world.agreed[request] = Redistributor(made, group)
-    return found
+    joined = _members(src, dst, world)
+    if world.rank not in joined:
+        raise LayoutError(
+            f"{request}: rank {world.rank} called it but is in neither layout, which have "
+            f"ranks {ranges_text(joined)}."
+        )
+    posts = exchange_posts(world, joined, request.to_json(), str(request))
+    requests = {rank: Request.from_json(post) for rank, post in posts.items()}
+    return Redistributor(resolve(requests, src, dst, topology, world.size), group)
 
 
 def _members(src: Layout | str, dst: Layout | str, world: World) -> tuple[int, ...]:

@@ -70,8 +70,9 @@ class _Lowering:
             if step.kind == "all_reduce" and self._backend_sums(step):
                 self._all_reduce(index, step, is_last)
                 continue
-            for leg, moves in zip(step.legs, step.moves(self.topology), strict=True):
-                self._leg(index, step, leg[1], moves, is_last and leg is step.legs[-1])
+            legs = list(zip(step.legs, step.moves(self.topology), strict=True))
+            for i, ((_, state), moves) in enumerate(legs, start=1):
+                self._leg(index, step, state, moves, is_last and i == len(legs))
         for rank in dst.ranks:
             self._finish(rank)
         return Program(src, dst, self.dtype, tuple(self.buffers.values()), tuple(self.instructions))

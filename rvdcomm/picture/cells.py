@@ -9,7 +9,6 @@ from functools import cached_property
 from rvdcomm.box import Box
 from rvdcomm.path import State
 from rvdcomm.picture.shapes import OUTLINE, Point, Rect, Shape, Stroke, Text, text_width
-from rvdcomm.placement import Holding
 
 # Paul Tol's "light" scheme: fills that stay apart for colour-blind eyes and carry black text.
 LIGHT = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#AAAA00")
@@ -20,6 +19,9 @@ DARK = tuple(
 PALETTE = LIGHT + DARK
 
 EMPTY = "#F5F7FA"
+MIXED = "#9AA5B1"
+"""Fill of boxes whose pieces are too thin to be told apart."""
+THIN = 1.0
 HATCH_SPACING = 5.0
 MAX_RECTS = 256
 """Coloured rectangles in one cell; the rest is left out, and said so."""
@@ -27,7 +29,7 @@ MAX_RECTS = 256
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """How every cell of a picture is drawn: which dims, how large, and which piece has which colour.
+    """How the cells of a picture are drawn: which dims, how large, which piece in which colour.
 
     A piece is what one rank holds in the state that cuts the tensor finest; equal pieces have equal
     colours in all states. At most two dims are shown: the first ones that any state cuts.
@@ -75,65 +77,79 @@ class Thumbnails:
         holding = state.placement.by_rank[rank]
         is_part = state.placement.num_parts > 1
         boxes = " ".join(map(str, holding.boxes[:8])) + (" ..." if len(holding.boxes) > 8 else "")
-        what = f"rank {rank}, part {holding.part}: {boxes}" if is_part else f"rank {rank}: {boxes}"
+        part = f", part {holding.part}" if is_part else ""
         radius = 0.0 if self.dims else self.width / 2
         yield Rect(x, y, self.width, self.height, EMPTY, radius=radius)
-        rects = list(self._rects(holding, x, y))
+        rects = [replace(rect, x=x + rect.x, y=y + rect.y) for rect in self.rects(holding.boxes)]
         for rect in rects[:MAX_RECTS]:
             yield from hatched(rect, min(HATCH_SPACING, self.width / 8)) if is_part else (rect,)
         yield Rect(
             *(x, y, self.width, self.height, "none", OUTLINE),
             radius=radius,
             tag="cell",
-            hint=what,
+            hint=f"rank {rank}{part}: {boxes}",
         )
         if not rects:
-            yield from self._label("empty", "–", x, y)
+            yield from self._label("empty", "–", rects, x, y)
         elif is_part:
-            yield from self._label(f"part {holding.part}", str(holding.part), x, y)
+            yield from self._label(f"part {holding.part}", str(holding.part), rects, x, y)
 
-    def num_rects(self, state: State, rank: int) -> int:
-        """Coloured rectangles that the cell of ``rank`` needs."""
-        return sum(1 for _ in self._rects(state.placement.by_rank[rank], 0.0, 0.0))
+    def rects(self, boxes: tuple[Box, ...]) -> list[Rect]:
+        """The coloured rectangles of these boxes, in a cell whose left upper corner is (0, 0)."""
+        if boxes not in self._rects_of:
+            self._rects_of[boxes] = self._colored(self._shown(boxes))
+        return self._rects_of[boxes]
 
-    def _label(self, text: str, short: str, x: float, y: float) -> Iterator[Shape]:
+    @cached_property
+    def _rects_of(self) -> dict[tuple[Box, ...], list[Rect]]:
+        return {}
+
+    def _colored(self, boxes: list[Box]) -> list[Rect]:
+        rects: dict[Box, Rect] = {}
+        for box in boxes:
+            for piece, color in self.colors.items():
+                for common in filter(None, map(box.intersect, piece)):
+                    rects.setdefault(common, self._rect(common, color))
+        # Pieces that a pixel cannot show are not told apart.
+        if len(rects) > len(boxes) and any(min(r.width, r.height) <= THIN for r in rects.values()):
+            return [self._rect(box, MIXED) for box in boxes]
+        return list(rects.values())
+
+    def _label(
+        self, text: str, short: str, rects: list[Rect], x: float, y: float
+    ) -> Iterator[Shape]:
+        """A word on a white plate, where it hides least: in the middle, or below, or above it."""
         size = 10.5 if self.width >= 40 else 9.0
         if text_width(text, size) > self.width - 8:
             text = short
-        width = text_width(text, size) + 6
-        if width > self.width + 4:
-            return
-        cx, cy = x + self.width / 2, y + self.height / 2
-        yield Rect(cx - width / 2, cy - 7.5, width, 15, "#FFFFFF", radius=4, opacity=0.88)
-        yield Text(cx, cy + 0.36 * size, text, size, "middle")
+        width, height = text_width(text, size) + 6, size + 4
+        middle = y + self.height / 2
+        # Down and up by this much, the plate still lies inside the cell.
+        edge = self.height / 2 - height / 2 - 2
+        is_roomy = len(self.dims) == 2 and edge > height * 0.75
+        cy = min(
+            (middle, middle + edge, middle - edge) if is_roomy else (middle,),
+            key=lambda at: sum(_overlap(r, at - height / 2, at + height / 2) for r in rects),
+        )
+        cx = x + self.width / 2
+        yield Rect(cx - width / 2, cy - height / 2, width, height, "#FFFFFF", radius=4, opacity=0.9)
+        yield Text(cx, cy + 0.36 * size, text, size, "middle", tag="label")
 
-    def _rects(self, holding: Holding, x: float, y: float) -> Iterator[Rect]:
-        """The coloured boxes of one holding."""
-        drawn = set()
-        for box in self._shown(holding.boxes):
-            for piece, color in self.colors.items():
-                for part in piece:
-                    common = box.intersect(part)
-                    if common is not None and common not in drawn:
-                        drawn.add(common)
-                        yield self._rect(common, color, x, y)
-
-    def _rect(self, box: Box, color: str, x: float, y: float) -> Rect:
+    def _rect(self, box: Box, color: str) -> Rect:
         if not self.dims:
-            inset = self.width * 0.25
+            inset = self.width * 0.15
             size = self.width - 2 * inset
-            return Rect(x + inset, y + inset, size, size, color, radius=size / 2)
+            return Rect(inset, inset, size, size, color, radius=size / 2)
         spans = [(0.0, self.height), (0.0, self.width)]
         for i, d in enumerate(self.dims, start=2 - len(self.dims)):
-            scale = spans[i][1] / self.shape[d]
-            low, high = box.lo[i - 2], box.hi[i - 2]
-            spans[i] = (low * scale, high * scale)
+            length = spans[i][1]
+            low, high = (bound * length / self.shape[d] for bound in (box.lo[i - 2], box.hi[i - 2]))
+            high = max(high, low + THIN)
+            spans[i] = (min(low, length - (high - low)), min(high, length))
         (top, bottom), (left, right) = spans
         # A white edge sets neighbours of one colour apart, where there is room for it.
         edge = "#FFFFFF" if min(bottom - top, right - left) > 3 else "none"
-        return Rect(
-            x + left, y + top, right - left, bottom - top, color, stroke=edge, stroke_width=0.6
-        )
+        return Rect(left, top, right - left, bottom - top, color, stroke=edge, stroke_width=0.6)
 
     def _shown(self, boxes: Sequence[Box]) -> list[Box]:
         """Boxes in the dims that are shown, each once; empty ones are not."""
@@ -156,6 +172,11 @@ def hatched(rect: Rect, spacing: float = HATCH_SPACING) -> tuple[Rect, Stroke]:
     channels = (int(rect.fill[i : i + 2], 16) for i in (1, 3, 5))
     fill = "#" + "".join(f"{(c + 2 * 255) // 3:02X}" for c in channels)
     return replace(rect, fill=fill), _hatch(rect, spacing)
+
+
+def _overlap(rect: Rect, top: float, bottom: float) -> float:
+    """How much of ``rect`` lies between two heights."""
+    return max(min(rect.y + rect.height, bottom) - max(rect.y, top), 0.0) * rect.width
 
 
 def _hatch(rect: Rect, spacing: float) -> Stroke:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rvdcomm.cost import Cost
-from rvdcomm.picture.cells import MAX_RECTS, PALETTE, Thumbnails, hatched
+from rvdcomm.picture.cells import MAX_RECTS, MIXED, PALETTE, Thumbnails, hatched
 from rvdcomm.picture.flows import KEPT_COLOR, Flow, level_color
 from rvdcomm.picture.shapes import (
     GREY,
     MARGIN,
     Point,
+    Polygon,
     Rect,
     Shape,
     Stroke,
@@ -39,7 +39,7 @@ def footer(
             x, y = MARGIN, y + 26
         yield from (moved(shape, x, y) for shape in swatch)
         yield Text(x + SWATCH_WIDTH + 8, y + 4, text, 12, color=GREY, tag="legend")
-        x += width + 26
+        x += width + 18
     y += 38 if entries else 6
     for line in _figures(plan):
         yield Text(MARGIN, y, line, 12.5, mono=True)
@@ -66,19 +66,18 @@ def left_out(
         yield f"Cells show dims {shown} of {len(plan.src.shape)}; not shown: {', '.join(hidden)}."
     merged = sum(flow.num_merged for flow in flows)
     if merged:
-        yield f"Merged: {merged} messages into bars; every rank on a bar exchanges with the others."
+        yield f"Merged: {merged} messages into bars, which join all their senders and receivers."
     repeated = sum(flow.num_repeated for flow in flows)
     if repeated:
         yield f"Merged: {repeated} further messages of later windows into the arrows of the first."
     if len(cells.colors) > len(PALETTE):
         yield f"Colours repeat: {len(cells.colors)} pieces have {len(PALETTE)} colours."
-    if any(
-        cells.num_rects(state, rank) > MAX_RECTS
-        for state in cells.states
-        for rank in ranks
-        if rank in state.placement.by_rank
-    ):
-        yield f"Cells show the first {MAX_RECTS} boxes."
+    holdings = [holding for state in cells.states for holding in state.placement.holdings]
+    rects = [cells.rects(holding.boxes) for holding in holdings]
+    if any(rect.fill == MIXED for found in rects for rect in found):
+        yield "Grey: several pieces, too thin to be told apart."
+    if any(len(found) > MAX_RECTS for found in rects):
+        yield f"Cells show the first {MAX_RECTS} boxes of a rank."
 
 
 def _legend(
@@ -91,7 +90,12 @@ def _legend(
         heads = [arrow_head((x, 8), 7, 3.5, color) for x in (4, 13, 22)]
         yield (shaft, *heads), _level_text(plan, distance)
     if any(flow.kept for flow in flows):
-        yield (Stroke((((13, -9), (13, 9)),), KEPT_COLOR, 1.4, (2.0, 3.0)),), "stays on its rank"
+        lines = tuple(((x, -9.0), (x, 9.0)) for x in (4.0, 13.0, 22.0))
+        yield (Stroke(lines, KEPT_COLOR, 1.4, (2.0, 3.0)),), "stays on its rank"
+    sizes = {link.num_bytes for flow in flows for link in flow.links}
+    if len(sizes) > 1:
+        wedge = Polygon(((0, 5), (SWATCH_WIDTH, -1), (SWATCH_WIDTH, 5)), GREY)
+        yield (wedge,), f"width: bytes, up to {bytes_text(max(sizes))}"
     if any(state.placement.num_parts > 1 for state in cells.states):
         swatch = hatched(Rect(2, -8, 22, 16, PALETTE[0]))
         yield swatch, "one of the value parts that sum to the tensor"
@@ -106,7 +110,7 @@ def _level_text(plan: Plan, distance: int) -> str:
     """What a message is called that passes the ports of so many levels."""
     levels = plan.topology.levels
     if len(levels) == 1:
-        return "message (wider: more bytes)"
+        return "message"
     if distance == 1:
         return f"inside a {levels[1].name}"
     return f"between {levels[min(distance, len(levels)) - 1].name}s"
@@ -114,17 +118,14 @@ def _level_text(plan: Plan, distance: int) -> str:
 
 def _figures(plan: Plan) -> Iterator[str]:
     """Cost, bound and gap."""
+    has_hosts = len(plan.topology.levels) > 1
     for name, cost in (("cost ", plan.cost), ("bound", plan.bound)):
-        yield f"{name}  {_cost_text(cost)}"
+        between = f" ({bytes_text(cost.host_bytes)} between hosts)" if has_hosts else ""
+        yield (
+            f"{name}  {secs_text(cost.secs)}, {bytes_text(cost.wire_bytes)} on the wire{between}, "
+            f"busiest rank gets {bytes_text(cost.recv_bytes)}"
+        )
     yield (
         f"gap    {plan.gap:.3g}x   rounds {plan.cost.rounds}   "
         f"peak memory {bytes_text(plan.cost.peak_bytes)} a rank"
-    )
-
-
-def _cost_text(cost: Cost) -> str:
-    return (
-        f"{secs_text(cost.secs)}, {bytes_text(cost.wire_bytes)} on the wire "
-        f"({bytes_text(cost.host_bytes)} between hosts), "
-        f"busiest rank gets {bytes_text(cost.recv_bytes)}"
     )

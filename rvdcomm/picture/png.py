@@ -40,18 +40,19 @@ def png_of(picture: Picture) -> bytes:
         _draw(axes, shape, order)
     file = io.BytesIO()
     # Without the version of matplotlib in it, the same picture gives the same bytes.
-    FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.print_png(file, metadata={"Software": None})
     return file.getvalue()
 
 
 def _draw(axes: Any, shape: Shape, order: int) -> None:
-    from matplotlib.patches import FancyBboxPatch, PathPatch, Rectangle
+    from matplotlib.patches import Circle, FancyBboxPatch, PathPatch, Rectangle
     from matplotlib.patches import Polygon as PolygonPatch
 
     match shape:
         case Rect():
             corner, size = (shape.x, shape.y), (shape.width, shape.height)
-            look = {
+            look: dict[str, Any] = {
                 "facecolor": shape.fill,
                 "edgecolor": shape.stroke,
                 "linewidth": shape.stroke_width if shape.stroke != "none" else 0.0,
@@ -59,7 +60,9 @@ def _draw(axes: Any, shape: Shape, order: int) -> None:
                 "zorder": order,
             }
             radius = min(shape.radius, shape.width / 2, shape.height / 2)
-            if radius:
+            if radius and 2 * radius == shape.width == shape.height:
+                axes.add_patch(Circle((shape.x + radius, shape.y + radius), radius, **look))
+            elif radius:
                 style = f"round,pad=0,rounding_size={radius}"
                 axes.add_patch(FancyBboxPatch(corner, *size, boxstyle=style, **look))
             else:
@@ -101,7 +104,7 @@ def _path(curves: tuple[tuple[Point, ...], ...]) -> Any:
     from matplotlib.path import Path
 
     vertices: list[Point] = []
-    codes: list[int] = []
+    codes: list[Any] = []
     for curve in curves:
         vertices += curve
         codes += [Path.MOVETO] + [Path.CURVE4 if len(curve) == 4 else Path.LINETO] * (

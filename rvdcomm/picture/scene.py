@@ -1,4 +1,4 @@
-"""Scene: where everything of a picture goes: title, columns of ranks, rows of states, steps, notes."""
+"""Scene: where all of a picture goes: title, columns of ranks, rows of states and steps, notes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import cached_property
 from math import prod
 
 from rvdcomm.dtypes import ITEM_BYTES
+from rvdcomm.layout import ranges_text
 from rvdcomm.path import State, groups_text
 from rvdcomm.picture.cells import Thumbnails
-from rvdcomm.picture.flows import LANE_HEIGHT, Flow, Gap, draw_flow, flow_of_step, lanes
+from rvdcomm.picture.flows import LANE_HEIGHT, Flow, Gap, Pen, draw_flow, flow_of_step, lanes
 from rvdcomm.picture.footer import footer, left_out
 from rvdcomm.picture.shapes import GREY, MARGIN, Picture, Rect, Shape, Text, shortened, text_width
 from rvdcomm.planner import Plan, bytes_text, secs_text
@@ -54,7 +55,7 @@ class _Scene:
 
     @cached_property
     def hosts(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Names and ranks of the hosts, from left to right; one without a name if there are none."""
+        """Names and ranks of the hosts, from left to right; without hosts, one that has no name."""
         levels = self.plan.topology.levels
         if len(levels) < 2:
             return (("", self.ranks),)
@@ -134,7 +135,7 @@ class _Scene:
         if not flow.links and not flow.bars:
             return 84.0
         spans = [abs(self.left[m.src_rank] - self.left[m.dst_rank]) for m in flow.links]
-        slope = min(max(0.2 * max(spans, default=0.0), 108.0), 190.0)
+        slope = min(max(0.26 * max(spans, default=0.0), 108.0), 230.0)
         lane_of = lanes(flow.bars, self.left)
         return max(slope, 56 + LANE_HEIGHT * (max(lane_of, default=0) + 1))
 
@@ -176,7 +177,7 @@ class _Scene:
 
     def rows(self) -> Iterator[Shape]:
         """Every state's cells, and every step's messages."""
-        sizes = [link.num_bytes for flow in self.flows for link in flow.links]
+        pen = Pen.of(self.flows, self.cells.width)
         for labels, state, top in zip(self._state_labels(), self.states, self.tops, strict=True):
             yield from _stacked(labels, top + self.row_height / 2)
             for rank in self.ranks:
@@ -186,14 +187,20 @@ class _Scene:
             top, bottom = self.tops[i] + self.row_height, self.tops[i + 1]
             yield from _stacked(labels, (top + bottom) / 2)
             gap = Gap(self.left, self.cells.width, top, bottom)
-            yield from draw_flow(flow, gap, max(sizes, default=1), self.plan)
+            yield from draw_flow(flow, gap, pen, self.plan)
 
     def _state_labels(self) -> Iterator[list[Text]]:
         last = len(self.states) - 1
         for i, state in enumerate(self.states):
             name = Text(MARGIN, 0, shortened(state.text), 13, bold=True, mono=True)
-            role = "src" if i == 0 else "dst" if i == last else ""
-            yield [Text(MARGIN, 0, role, 12, color=GREY), name] if role else [name]
+            lines = [name]
+            if last == 0 or i in (0, last):
+                role = "src and dst" if last == 0 else "src" if i == 0 else "dst"
+                lines.insert(0, Text(MARGIN, 0, role, 12, color=GREY))
+            if state.placement.ranks != self.plan.path.ranks:
+                ranks = shortened(f"on {ranges_text(state.placement.ranks)}")
+                lines.append(Text(MARGIN, 0, ranks, 11.5, mono=True, color=GREY))
+            yield lines
 
     def _step_labels(self) -> Iterator[list[Text]]:
         for i, (step, cost) in enumerate(

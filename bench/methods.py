@@ -1,0 +1,95 @@
+"""The ways to run a transition that the benchmark compares, each a function of this rank's shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import rvdcomm as rv
+from rvdcomm.box import Box
+
+Method = Callable[[Tensor | None], Tensor | None]
+
+
+def ours(src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> Method:
+    """The call that users make."""
+    return lambda shard: rv.redistribute(shard, src, dst, topology=topology)  # type: ignore[no-any-return]
+
+
+def point_to_point(src: rv.Layout, dst: rv.Layout) -> Method:
+    """SuperScaler's baseline: every reader pulls what it needs of every part from one writer.
+
+    Where replicas hold it, readers take turns among them, and a reader that holds it takes its own.
+    """
+    rank = dist.get_rank()
+    pulls = _pulls(src, dst)
+
+    def method(shard: Tensor | None) -> Tensor | None:
+        result = None if rank not in dst else torch.zeros(dst.cell(rank).box.shape)
+        requests, arrived = [], []
+        for tag, (writer, reader, box) in enumerate(pulls):
+            if rank == writer:
+                assert shard is not None
+                piece = shard[box.slices_within(src.cell(rank).box)]
+                if reader == writer:
+                    arrived.append((box, piece))
+                else:
+                    requests.append(dist.isend(piece.contiguous(), reader, tag=tag))
+            elif rank == reader:
+                buffer = torch.empty(box.shape)
+                requests.append(dist.irecv(buffer, writer, tag=tag))
+                arrived.append((box, buffer))
+        for request in requests:
+            request.wait()
+        if result is not None:
+            for box, piece in arrived:
+                result[box.slices_within(dst.cell(rank).box)].add_(piece)
+        return result
+
+    return method
+
+
+def _pulls(src: rv.Layout, dst: rv.Layout) -> list[tuple[int, int, Box]]:
+    """(writer, reader, box) of every message, in one order on all ranks."""
+    pulls = []
+    for position, reader in enumerate(dst.ranks):
+        for holding in src.placement.holdings:
+            common = holding.boxes[0].intersect(dst.cell(reader).box)
+            if common is not None:
+                own = reader in holding.ranks
+                writer = reader if own else holding.ranks[position % len(holding.ranks)]
+                pulls.append((writer, reader, common))
+    return pulls
+
+
+def point_to_point_bytes(src: rv.Layout, dst: rv.Layout, item_bytes: int) -> int:
+    """Bytes that the baseline sends between ranks."""
+    return item_bytes * sum(box.num_elements for a, b, box in _pulls(src, dst) if a != b)
+
+
+def dtensor(mesh: DeviceMesh, src: rv.Layout, dst: rv.Layout) -> Method | None:
+    """DTensor's redistribute on a 1-D mesh; None where it cannot say the case, or nothing happens."""
+    if src.ranks != dst.ranks or src == dst:
+        return None
+    before, after = _placement(src.rvd), _placement(dst.rvd)
+
+    def method(shard: Tensor | None) -> Tensor | None:
+        assert shard is not None
+        tensor = DTensor.from_local(shard, mesh, [before], run_check=False)
+        return tensor.redistribute(placements=[after]).to_local()
+
+    return method
+
+
+def _placement(rvd: rv.RVD) -> Any:
+    if rvd.v > 1:
+        return Partial()
+    if rvd.r > 1:
+        return Replicate()
+    return Shard(next(d for d, count in enumerate(rvd.d) if count > 1))

@@ -1,0 +1,122 @@
+"""The benchmark's table and plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+COLUMNS = ("case", "groups", "ours", "p2p", "DTensor", "limit", "x limit", "plan")
+
+
+def table(result: dict[str, Any]) -> str:
+    """A table a size: medians in ms; how many times longer a baseline takes stands behind it."""
+    parts = []
+    for size in dict.fromkeys(row["size"] for row in result["rows"]):
+        rows = [row for row in result["rows"] if row["size"] == size]
+        parts.append(f"{size} float32, median ms (and how many times ours):")
+        parts.append(_grid([COLUMNS, *map(_cells, rows)]))
+    return "\n\n".join(parts)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    medians = {name: median(samples) for name, samples in row["samples"].items() if samples}
+    mine, limit = medians["ours"], row["limit_secs"]
+    groups = f"{_num_ranks(row['src'])}" if row["relation"] == "in group" else row["relation"]
+
+    def versus(name: str) -> str:
+        if name not in medians:
+            return "-"
+        return f"{_ms(medians[name])} ({medians[name] / mine:.3g}x)"
+
+    return (
+        row["category"],
+        groups,
+        _ms(mine),
+        versus("p2p"),
+        versus("dtensor"),
+        _ms(limit) if limit else "-",
+        f"{mine / limit:.2f}" if limit else "-",
+        _steps(row["steps"]),
+    )
+
+
+SHORT = {
+    "all_gather": "gather",
+    "all_to_all": "all2all",
+    "all_reduce": "reduce",
+    "reduce_scatter": "rscatter",
+}
+
+
+def _steps(kinds: Iterable[str]) -> str:
+    return "+".join(SHORT.get(kind, kind) for kind in kinds) or "copy"
+
+
+def _num_ranks(layout: str) -> str:
+    from rvdcomm import Layout
+
+    return f"in {len(Layout.parse(layout).ranks)}"
+
+
+def _ms(secs: float) -> str:
+    return f"{secs * 1e3:.3g}" if secs < 0.9995 else f"{secs * 1e3:.0f}"
+
+
+def _grid(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if 1 < i < 7 else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """One panel a size: every case's time with every method, and the limit, on a log scale."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    sizes = list(dict.fromkeys(row["size"] for row in result["rows"]))
+    height = 0.3 * max(sum(row["size"] == s for row in result["rows"]) for s in sizes) + 1.6
+    figure, axes = plt.subplots(
+        1, len(sizes), figsize=(4.6 * len(sizes) + 1.2, height), sharey=True, squeeze=False
+    )
+    style = {
+        "p2p": ("s", "#E69F00", "point-to-point"),
+        "dtensor": ("D", "#56B4E9", "DTensor"),
+        "ours": ("o", "#0072B2", "rvdcomm"),
+    }
+    for axis, size in zip(axes[0], sizes, strict=True):
+        rows = [row for row in result["rows"] if row["size"] == size]
+        for name, (marker, colour, label) in style.items():
+            points = [
+                (median(row["samples"][name]) * 1e3, i)
+                for i, row in enumerate(rows)
+                if row["samples"].get(name)
+            ]
+            if points:
+                axis.scatter(*zip(*points, strict=True), marker=marker, c=colour, s=30, label=label)
+        limits = [(row["limit_secs"] * 1e3, i) for i, row in enumerate(rows) if row["limit_secs"]]
+        if limits:
+            axis.scatter(*zip(*limits, strict=True), marker="|", c="black", s=130, label="limit")
+        axis.set_xscale("log")
+        axis.set_yticks(range(len(rows)), [f"{r['category']}  {r['relation']}" for r in rows])
+        axis.set_title(f"{size} float32")
+        axis.set_xlabel("median ms")
+        axis.grid(axis="both", alpha=0.25)
+        axis.set_axisbelow(True)
+    axes[0][0].invert_yaxis()
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
+    figure.suptitle(result["title"], fontsize=11)
+    figure.tight_layout(rect=(0, 0.045, 1, 1))
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,259 @@
+"""The RVD benchmark: 18 cases between two groups and 6 in one group, by one command.
+
+On this machine's processes, or with ``--cluster`` on an emulated cluster. Writes a JSON with all
+samples, a plot, and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench import report, stream
+from bench.cases import Case, cluster_groups, local_groups, make_cases
+from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
+from bench.ranks import Launch, run_ranks
+from rvdcomm import Layout, Link, Topology, plan
+
+ALPHA_SECS = 60e-6
+"""A message of gloo between two processes of one host; what `gloo`'s ping-pong takes here."""
+
+DESCRIPTION = """\
+Run the RVD benchmark: 6 categories (R->R, R->D, V->R, V->D, D->R, D->D') for 3 relations of two
+disjoint groups (n->n, n->2n, 2n->n), and the same 6 inside one group. Columns: rvdcomm,
+point-to-point as SuperScaler's baseline (every reader pulls what it needs), DTensor where it can
+express the case, and the limit: the bytes that any plan must move over what plain TCP streams
+reach in the same run. All methods alternate; times are the slowest rank's, medians of all samples.
+"""
+
+EPILOG = """\
+examples:
+  python -m bench.run                                        # 4 and 8 ranks of this machine
+  python -m bench.run --sizes '4 MiB' --only in-group --n 8  # one size, one group of 8
+  python -m bench.run --cluster 2x4 --rate 200mbit --sizes '16 MiB'   # needs root
+"""
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.run",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--n", type=int, default=4, help="ranks of the smaller group (default 4)")
+    parser.add_argument(
+        "--sizes",
+        default="64 KiB,4 MiB,64 MiB",
+        help="sizes, comma separated (default: %(default)s)",
+    )
+    parser.add_argument("--only", choices=["in-group", "cross-group"], help="leave out the others")
+    parser.add_argument("--categories", help="such as 'V->R,D->R' (default: all)")
+    parser.add_argument("--methods", default="ours,p2p,dtensor", help="default: %(default)s")
+    parser.add_argument("--cluster", metavar="HxR", help="emulate H hosts of R ranks each")
+    parser.add_argument("--rate", default="200mbit", help="of every host's link (default 200mbit)")
+    parser.add_argument("--secs", type=float, default=0.8, help="time for a case (default 0.8 s)")
+    parser.add_argument("--repetitions", type=int, default=20, help="at most so many (default 20)")
+    parser.add_argument("--out", type=Path, help="result file (default: bench/results/scratch/)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status."""
+    args = parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        result = _on_cluster(args) if args.cluster else _on_this_machine(args)
+    except ClusterUnavailableError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    out = args.out or Path("bench/results/scratch") / f"{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(result["title"], end="\n\n")
+    print(report.table(result), end="\n\n")
+    try:
+        report.plot(result, out.with_suffix(".png"))
+        print(f"wrote {out} and {out.with_suffix('.png')}")
+    except ImportError:
+        print(f"wrote {out}; install the extra `plot` for a picture of it")
+    return 0
+
+
+def _on_this_machine(args: argparse.Namespace) -> dict[str, Any]:
+    groups = local_groups(args.n)
+    cases = _chosen(args, groups)
+    world_size = 1 + max(max(rank for x in case.layouts for rank in x.ranks) for case in cases)
+    bytes_per_sec = stream.loopback_stream(1.0)
+    # A stream keeps two cores busy, so that half the cores' streams is what the machine can carry.
+    num_streams = max(1, (os.cpu_count() or 1) // 2)
+    topology = Topology.single_host(world_size, ALPHA_SECS, bytes_per_sec)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launches = [
+        Launch(
+            rank,
+            0,
+            [],
+            {
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_RANK": str(rank),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank in range(world_size)
+    ]
+
+    def start(command: list[str], timeout_secs: float) -> None:
+        ready = [Launch(x.rank, x.host, command, x.env) for x in launches]
+        run_ranks(ready, timeout_secs=timeout_secs)
+
+    rows = _measure(args, cases, topology, start)
+    for row in rows:
+        row["limit_secs"] = row["bound_wire_bytes"] / (bytes_per_sec * num_streams)
+    title = (
+        f"RVD benchmark: {world_size} processes, {os.cpu_count()} cores, gloo, "
+        f"one TCP stream {bytes_per_sec / 1e9:.2f} GB/s"
+    )
+    return _result(args, title, bytes_per_sec, rows)
+
+
+def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
+    hosts, ranks_per_host = (int(number) for number in args.cluster.split("x"))
+    rate = parse_rate(args.rate)
+    with Cluster(hosts, ranks_per_host, rate) as cluster:
+        bytes_per_sec = cluster.measure_stream(1.0)
+        blocks = [range(h * ranks_per_host, (h + 1) * ranks_per_host) for h in range(hosts)]
+        inter = Link(ALPHA_SECS, bytes_per_sec)
+        # Inside a host the streams of all ranks share the machine's cores.
+        intra = Link(ALPHA_SECS, max(stream.loopback_stream(0.5) / ranks_per_host, bytes_per_sec))
+        topology = Topology.hosts(blocks, intra, inter)
+        cases = _chosen(args, cluster_groups(hosts, ranks_per_host))
+
+        def start(command: list[str], timeout_secs: float) -> None:
+            cluster.run(command, timeout_secs=timeout_secs)
+
+        rows = _measure(args, cases, topology, start)
+    free = Topology.hosts(blocks, Link(0, float("inf")), Link(0, bytes_per_sec))
+    for row in rows:
+        row["limit_secs"] = plan(
+            Layout.parse(row["src"]), Layout.parse(row["dst"]), "float32", free
+        ).bound.secs
+    title = (
+        f"RVD benchmark: emulated cluster, {hosts} hosts x {ranks_per_host} ranks, {args.rate}, gloo, "
+        f"one TCP stream {bytes_per_sec * 8 / 1e6:.0f} Mbit/s"
+    )
+    return _result(args, title, bytes_per_sec, rows)
+
+
+def _chosen(args: argparse.Namespace, groups: dict[str, Any]) -> list[Case]:
+    sizes = [size.strip() for size in args.sizes.split(",")]
+    wanted = None if args.categories is None else set(args.categories.split(","))
+    cases = [
+        case
+        for case in make_cases(groups, sizes)
+        if args.only in (None, "in-group" if case.relation == "in group" else "cross-group")
+        and (wanted is None or case.category in wanted)
+    ]
+    if not cases:
+        raise SystemExit("bench: no case is left by these options")
+    return cases
+
+
+def _measure(
+    args: argparse.Namespace, cases: list[Case], topology: Topology, start: Any
+) -> list[dict[str, Any]]:
+    """Start the ranks, show progress, return a row a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        config, results = Path(folder, "config.json"), Path(folder, "results.jsonl")
+        topology.save(Path(folder, "topology.json"))
+        values = {
+            "cases": [case.to_json() for case in cases],
+            "methods": args.methods.split(","),
+            "topology": str(Path(folder, "topology.json")),
+            "min_repetitions": 3,
+            "max_repetitions": args.repetitions,
+            "secs_a_case": args.secs,
+        }
+        config.write_text(json.dumps(values))
+        results.touch()
+        command = [sys.executable, "-m", "bench.worker", str(config), str(results)]
+        done = threading.Event()
+        watcher = threading.Thread(target=_progress, args=(results, len(cases), done), daemon=True)
+        watcher.start()
+        try:
+            start(command, 120 + 60.0 * len(cases))
+        finally:
+            done.set()
+            watcher.join()
+        return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def _progress(results: Path, total: int, done: threading.Event) -> None:
+    """A bar of the cases that are done, on a terminal; nothing elsewhere."""
+    started = time.monotonic()
+    if not sys.stderr.isatty():
+        return
+    while not done.wait(0.2):
+        count = results.read_text().count("\n")
+        bar = "#" * (30 * count // total)
+        secs = time.monotonic() - started
+        print(f"\r[{bar:<30}] {count}/{total} cases, {secs:.0f} s", end="", file=sys.stderr)
+    print("\r" + " " * 70 + "\r", end="", file=sys.stderr)
+
+
+def _result(
+    args: argparse.Namespace, title: str, bytes_per_sec: float, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    import numpy
+    import torch
+
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    command = " ".join(["python -m bench.run", *(sys.argv[1:])])
+    return {
+        "title": title,
+        "commit": commit or "unknown",
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "command": command,
+        "machine": {
+            "cores": os.cpu_count(),
+            "processor": _processor(),
+            "system": platform.system(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+        },
+        "stream_bytes_per_sec": bytes_per_sec,
+        "methods": args.methods,
+        "rows": rows,
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

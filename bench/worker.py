@@ -1,0 +1,161 @@
+"""One rank of the benchmark: runs every case with every method, alternating; started by ``run.py``.
+
+    python -m bench.worker CONFIG.json RESULTS.jsonl
+
+Rank 0 appends one JSON line a case: samples of every method in seconds (the slowest rank of each
+repetition), the plan, and the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+import rvdcomm as rv
+from bench import methods
+from bench.cases import IN_GROUP, Case
+
+TIMEOUT = timedelta(seconds=300)
+MODULUS = 1021
+"""Values are small integers, so that sums of parts are exact whatever their order."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What ``run.py`` asks for."""
+
+    cases: list[Case]
+    methods: list[str]
+    topology: rv.Topology
+    min_repetitions: int
+    max_repetitions: int
+    secs_a_case: float
+
+    @classmethod
+    def load(cls, path: str) -> Config:
+        """Read what ``run.py`` wrote."""
+        values = json.loads(Path(path).read_text())
+        values["cases"] = [Case(**case) for case in values["cases"]]
+        values["topology"] = rv.Topology.load(values["topology"])
+        return cls(**values)
+
+
+def main(argv: list[str]) -> None:
+    """Run all cases."""
+    config = Config.load(argv[0])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    meshes: dict[tuple[int, ...], Any] = {}
+    for case in config.cases:
+        src, dst = case.layouts
+        if case.relation == IN_GROUP and src.ranks not in meshes and "dtensor" in config.methods:
+            meshes[src.ranks] = _mesh(src.ranks)
+    for case in config.cases:
+        row = _run_case(case, config, meshes)
+        if dist.get_rank() == 0:
+            with Path(argv[1]).open("a") as file:
+                file.write(json.dumps(row) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _mesh(ranks: tuple[int, ...]) -> Any:
+    if len(ranks) == dist.get_world_size():
+        return init_device_mesh("cpu", (len(ranks),))
+    from torch.distributed.device_mesh import DeviceMesh
+
+    return DeviceMesh("cpu", list(ranks))
+
+
+def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) -> dict[str, Any]:
+    """Samples of all methods, alternating within each repetition."""
+    src, dst = case.layouts
+    rank = dist.get_rank()
+    is_member = rank in src or rank in dst
+    plan = rv.plan(src, dst, "float32", config.topology)
+    found: dict[str, methods.Method | None] = {
+        "ours": methods.ours(src, dst, config.topology),
+        "p2p": methods.point_to_point(src, dst),
+        "dtensor": methods.dtensor(meshes[src.ranks], src, dst) if src.ranks in meshes else None,
+    }
+    ways = {name: way for name, way in found.items() if way is not None and name in config.methods}
+    shard = _shard(src, rank)
+    samples: dict[str, list[float]] = {name: [] for name in ways}
+    started = time.perf_counter()
+    for repetition in range(config.max_repetitions + 1):
+        for name, way in ways.items():
+            secs, result = _timed(way, shard, is_member)
+            if repetition:
+                samples[name].append(secs)
+            elif result is not None:
+                _check(result, dst, src.rvd.v, rank, f"{case.name}, {name}")
+        enough = time.perf_counter() - started > config.secs_a_case
+        if repetition >= config.min_repetitions and _all(enough):
+            break
+    return {
+        **case.to_json(),
+        "samples": samples,
+        "steps": [step.kind for step in plan.path.steps],
+        "wire_bytes": plan.cost.wire_bytes,
+        "host_bytes": plan.cost.host_bytes,
+        "bound_wire_bytes": plan.bound.wire_bytes,
+        "bound_secs": plan.bound.secs,
+        "cost_secs": plan.cost.secs,
+        "p2p_bytes": methods.point_to_point_bytes(src, dst, 4),
+    }
+
+
+def _all(flag: bool) -> bool:
+    """Whether rank 0 says so: all ranks must stop at the same repetition."""
+    decision = torch.tensor([int(flag)])
+    dist.broadcast(decision, 0)
+    return bool(decision.item())
+
+
+def _timed(way: methods.Method, shard: Tensor | None, is_member: bool) -> tuple[float, Any]:
+    """Seconds that the slowest rank took, and this rank's result."""
+    dist.barrier()
+    start = time.perf_counter()
+    result = way(shard) if is_member else None
+    secs = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(secs, op=dist.ReduceOp.MAX)
+    return float(secs.item()), result
+
+
+def _values(layout: rv.Layout, part: int) -> Tensor:
+    """The whole tensor of one value part."""
+    count = layout.shape[0] * layout.shape[1]
+    flat = torch.arange(count, dtype=torch.int64).add_(part * 7).remainder_(MODULUS)
+    return flat.to(torch.float32).view(layout.shape)
+
+
+def _shard(layout: rv.Layout, rank: int) -> Tensor | None:
+    if rank not in layout:
+        return None
+    cell = layout.cell(rank)
+    box = rv.Layout(layout.shape, "R(1)V(1)D(1,1)").cell(0).box
+    return _values(layout, cell.part)[cell.box.slices_within(box)].contiguous()
+
+
+def _check(result: Tensor, dst: rv.Layout, num_parts: int, rank: int, what: str) -> None:
+    """Raise unless the result is the sum of all parts, exactly."""
+    box = rv.Layout(dst.shape, "R(1)V(1)D(1,1)").cell(0).box
+    want = torch.zeros(dst.cell(rank).box.shape)
+    for part in range(num_parts):
+        want += _values(dst, part)[dst.cell(rank).box.slices_within(box)]
+    if not torch.equal(result, want):
+        raise SystemExit(f"{what}: rank {rank} has a wrong result")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
