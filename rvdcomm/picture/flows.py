@@ -17,7 +17,7 @@ MAX_ARROWS = 64
 """Messages of one collective that are drawn one by one; more share a bar."""
 MAX_ARROWS_A_STEP = 256
 LANE_HEIGHT = 15.0
-CROWD_WIDTH = 120.0
+CROWD_WIDTH = 85.0
 """Widths of all arrows of one step together, at most."""
 MIN_WIDTH, MAX_WIDTH = 0.9, 4.5
 BEND = 0.34

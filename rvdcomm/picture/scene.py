@@ -19,6 +19,8 @@ from rvdcomm.planner import Plan, bytes_text, secs_text
 MAX_RANKS = 64
 """Columns that are drawn; the ranks after them are left out, and said so."""
 FRAME = "#EEF2F6"
+LINE_HEIGHT = 17.0
+"""Of the labels at the left."""
 
 
 def scene_of(plan: Plan) -> Picture:
@@ -121,28 +123,25 @@ class _Scene:
         for i in range(len(self.states)):
             out.append(y)
             if i < len(self.flows):
-                y += self.row_height + self._gap_height(i)
+                y += self.cells.height + self._gap_height(i)
         return out
-
-    @property
-    def row_height(self) -> float:
-        """Height of a row of cells: room for the labels of its state."""
-        return self.cells.height
 
     def _gap_height(self, index: int) -> float:
         """Room for the step's labels, for slopes that can be followed, and for bars."""
         flow = self.flows[index]
+        # Labels of low rows reach into the gaps.
+        overhang = max(3 * LINE_HEIGHT - self.cells.height, 0.0)
         if not flow.links and not flow.bars:
-            return 84.0
+            return 84.0 + overhang
         spans = [abs(self.left[m.src_rank] - self.left[m.dst_rank]) for m in flow.links]
         slope = min(max(0.26 * max(spans, default=0.0), 108.0), 230.0)
         lane_of = lanes(flow.bars, self.left)
-        return max(slope, 56 + LANE_HEIGHT * (max(lane_of, default=0) + 1))
+        return max(slope, 56 + LANE_HEIGHT * (max(lane_of, default=0) + 1)) + overhang
 
     @cached_property
     def end(self) -> float:
         """Bottom of the hosts' frames."""
-        return self.tops[-1] + self.row_height + 14
+        return self.tops[-1] + self.cells.height + 14
 
     # --- title, frames, rows --------------------------------------------------------------------
 
@@ -179,12 +178,12 @@ class _Scene:
         """Every state's cells, and every step's messages."""
         pen = Pen.of(self.flows, self.cells.width)
         for labels, state, top in zip(self._state_labels(), self.states, self.tops, strict=True):
-            yield from _stacked(labels, top + self.row_height / 2)
+            yield from _stacked(labels, top + self.cells.height / 2)
             for rank in self.ranks:
                 if rank in state.placement.by_rank:
                     yield from self.cells.draw(state, rank, self.left[rank], top)
         for i, (labels, flow) in enumerate(zip(self._step_labels(), self.flows, strict=True)):
-            top, bottom = self.tops[i] + self.row_height, self.tops[i + 1]
+            top, bottom = self.tops[i] + self.cells.height, self.tops[i + 1]
             yield from _stacked(labels, (top + bottom) / 2)
             gap = Gap(self.left, self.cells.width, top, bottom)
             yield from draw_flow(flow, gap, pen, self.plan)
@@ -220,9 +219,9 @@ class _Scene:
 
 def _stacked(lines: list[Text], middle: float) -> Iterator[Text]:
     """Lines one below another, around the height ``middle``."""
-    y = middle - 17 * (len(lines) - 1) / 2 + 4
+    y = middle - LINE_HEIGHT * (len(lines) - 1) / 2 + 4
     for i, line in enumerate(lines):
-        yield replace(line, y=y + 17 * i)
+        yield replace(line, y=y + LINE_HEIGHT * i)
 
 
 def _num_bytes(plan: Plan) -> int:

@@ -1,0 +1,148 @@
+"""Laws of the port model: busiest port, shared NICs, full duplex, alpha of the farthest level."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.cost import StepCost, step_cost, total_cost
+from tests.oracle import WORLD, random_topology
+
+ALPHA, BETA = 2.0**-10, 2.0**20
+"""Powers of two, so that sums of seconds are exact."""
+ONE_HOST = rv.Topology.single_host(8, ALPHA, BETA)
+NIC_ALPHA, NIC_BETA = 2.0**-6, 2.0**18
+TWO_HOSTS = rv.Topology.hosts(
+    [range(4), range(4, 8)], rv.Link(ALPHA, BETA), rv.Link(NIC_ALPHA, NIC_BETA)
+)
+RACKS = rv.Topology(
+    (
+        *rv.Topology.hosts([[0], [1], [2], [3]], rv.Link(0, BETA), rv.Link(0, BETA)).levels,
+        rv.Level("rack", ((0, 1), (2, 3)), rv.Link(1.0, 2.0)),
+    )
+)
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "traffic, secs",
+    [
+        ({(0, 1): 1024}, ALPHA + 1024 / BETA),
+        ({(0, 1): 1024, (1, 0): 1024}, ALPHA + 1024 / BETA),
+        ({(0, 1): 1024, (2, 3): 512}, ALPHA + 1024 / BETA),
+        ({(0, 1): 1024, (0, 2): 512}, 2 * ALPHA + 1536 / BETA),
+        ({(1, 0): 1024, (2, 0): 512}, 2 * ALPHA + 1536 / BETA),
+        ({(0, 1): 512, (1, 2): 512, (2, 0): 512}, ALPHA + 512 / BETA),
+    ],
+    ids=["one message", "full duplex", "ports apart", "out of a port", "into a port", "ring"],
+)
+def test_time_is_alpha_times_rounds_and_the_busiest_port(
+    traffic: dict[tuple[int, int], int], secs: float
+) -> None:
+    assert step_cost(traffic, ONE_HOST).secs == secs
+
+
+def test_groups_that_cross_one_nic_share_it() -> None:
+    traffic = {(rank, rank + 4): 1024 for rank in range(4)}
+    assert step_cost(traffic, TWO_HOSTS).secs == NIC_ALPHA + 4 * 1024 / NIC_BETA
+
+
+def test_nic_is_full_duplex() -> None:
+    traffic = {(0, 4): 1024, (5, 1): 1024}
+    assert step_cost(traffic, TWO_HOSTS).secs == NIC_ALPHA + 1024 / NIC_BETA
+
+
+def test_bytes_inside_hosts_do_not_pass_the_nic() -> None:
+    assert step_cost({(0, 1): 1024, (4, 5): 1024}, TWO_HOSTS).secs == ALPHA + 1024 / BETA
+
+
+def test_rank_ports_bound_what_crosses_hosts_too() -> None:
+    fast_nic = rv.Topology.hosts([[0], [1]], rv.Link(0, 8.0), rv.Link(0, 64.0))
+    assert step_cost({(0, 1): 1024}, fast_nic).secs == 128
+
+
+def test_alpha_is_that_of_the_farthest_level() -> None:
+    traffic = {(0, 1): 1024, (0, 2): 1024, (3, 4): 1}
+    assert step_cost(traffic, TWO_HOSTS).secs == 2 * NIC_ALPHA + 2048 / BETA
+
+
+def test_third_level_has_ports_of_its_own() -> None:
+    assert step_cost({(0, 2): 16, (1, 3): 16}, RACKS).secs == 1.0 + 32 / 2.0
+
+
+# --- counts -------------------------------------------------------------------------------------
+
+TRAFFIC = {(0, 0): 999, (0, 1): 10, (0, 4): 20, (5, 1): 30, (6, 7): 40, (2, 3): 0}
+
+
+def test_wire_bytes_are_those_between_different_ranks() -> None:
+    assert step_cost(TRAFFIC, TWO_HOSTS).wire_bytes == 100
+
+
+def test_host_bytes_are_those_between_different_hosts() -> None:
+    assert step_cost(TRAFFIC, TWO_HOSTS).host_bytes == 50
+
+
+def test_host_bytes_count_what_crosses_racks_once() -> None:
+    assert step_cost({(0, 1): 5, (0, 2): 7}, RACKS).host_bytes == 12
+
+
+def test_recv_bytes_are_by_receiver() -> None:
+    assert step_cost(TRAFFIC, TWO_HOSTS).recv_bytes == {1: 40, 4: 20, 7: 40}
+
+
+def test_rounds_are_the_partners_of_the_busiest_rank() -> None:
+    assert step_cost(TRAFFIC, TWO_HOSTS).rounds == 2
+
+
+def test_rounds_may_be_given() -> None:
+    cost = step_cost({(0, 1): 1024}, ONE_HOST, rounds=6)
+    assert (cost.rounds, cost.secs) == (6, 6 * ALPHA + 1024 / BETA)
+
+
+@pytest.mark.parametrize("traffic", [{}, {(0, 0): 1024}, {(0, 1): 0}], ids=["none", "own", "empty"])
+def test_step_that_sends_nothing_costs_nothing(traffic: dict[tuple[int, int], int]) -> None:
+    assert step_cost(traffic, ONE_HOST, rounds=3) == StepCost(0.0, 0, 0, 0, {})
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_reversed_traffic_takes_equal_time(seed: int) -> None:
+    rng = random.Random(seed)
+    topology = random_topology(rng)
+    traffic = {
+        (rng.randrange(WORLD), rng.randrange(WORLD)): rng.randrange(10**6) for _ in range(40)
+    }
+    back = {(b, a): num_bytes for (a, b), num_bytes in traffic.items()}
+    assert step_cost(back, topology).secs == step_cost(traffic, topology).secs
+
+
+# --- plans --------------------------------------------------------------------------------------
+
+STEPS = [
+    StepCost(0.5, 100, 10, 3, {0: 60, 1: 40}),
+    StepCost(0.25, 50, 0, 1, {1: 50}),
+]
+
+
+@pytest.mark.parametrize(
+    "field, total",
+    [
+        ("secs", 0.75),
+        ("wire_bytes", 150),
+        ("host_bytes", 10),
+        ("peak_bytes", 777),
+        ("rounds", 4),
+        # Rank 1 receives 40 and 50: the busiest rank of a plan need not be that of any step.
+        ("recv_bytes", 90),
+    ],
+)
+def test_steps_run_one_after_another(field: str, total: float) -> None:
+    assert getattr(total_cost(STEPS, 777), field) == total
+
+
+def test_no_steps_cost_memory_alone() -> None:
+    assert total_cost([], 777) == rv.Cost(0, 0, 0, 777, 0, 0)
