@@ -19,6 +19,8 @@ from rvdcomm.layout import Layout, parse_ranges, ranges_text
 
 SRC, DST = "src", "dst"
 """The buffers of the caller: this rank's shard under either layout."""
+ALIGN_BYTES = 64
+"""Staging buffers start at multiples of a cache line, which every dtype and vector load allows."""
 NO_BUFFER = "-"
 """Named where a rank sends nothing, or receives nothing, in a collective."""
 
@@ -137,6 +139,14 @@ class Collective:
 Instruction = Copy | Zero | Collective
 
 
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One block of memory for all staging buffers of a rank: byte offsets by buffer name."""
+
+    offsets: dict[str, int]
+    num_bytes: int
+
+
 @dataclass(frozen=True)
 class Program:
     """Instructions of all ranks, in one global order; ``str`` and ``parse`` are inverses."""
@@ -184,18 +194,29 @@ class Program:
         alive.update({n: (0, end) for n in (SRC, DST) if (n, rank) in self.buffer})
         return alive
 
+    def arena(self, rank: int) -> Arena:
+        """Where the staging buffers of ``rank`` lie: those alive at once never overlap.
+
+        First fit in the order of birth. Offsets are in bytes and aligned for any vector load.
+        """
+        placed: list[tuple[int, int, int, int]] = []
+        offsets: dict[str, int] = {}
+        for name, (first, last) in sorted(self.lifetimes(rank).items(), key=lambda x: (x[1], x[0])):
+            if name in (SRC, DST):
+                continue
+            size = self.buffer[name, rank].num_elements * self.item_bytes
+            start = 0
+            for other, end, born, died in sorted(placed):
+                if born <= last and first <= died and other < start + size and start < end:
+                    start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+            offsets[name] = start
+            placed.append((start, start + size, first, last))
+        return Arena(offsets, max((end for _, end, _, _ in placed), default=0))
+
     def peak_bytes(self, rank: int) -> int:
-        """Bytes of all buffers of ``rank`` that are alive at once, src and dst included."""
-        change = [0] * (len(self.instructions) + 2)
-        for name, (first, last) in self.lifetimes(rank).items():
-            num_elements = self.buffer[name, rank].num_elements
-            change[first] += num_elements
-            change[last + 1] -= num_elements
-        peak = now = 0
-        for delta in change:
-            now += delta
-            peak = max(peak, now)
-        return peak * self.item_bytes
+        """Bytes that ``rank`` needs at once: its src and dst shards and its arena."""
+        shards = [self.buffer[n, rank].num_elements for n in (SRC, DST) if (n, rank) in self.buffer]
+        return sum(shards) * self.item_bytes + self.arena(rank).num_bytes
 
     def __str__(self) -> str:
         lines = [f"program {self.dtype}", f"src {self.src}", f"dst {self.dst}"]

@@ -7,7 +7,7 @@ in ascending order of parts, or by the backend's all_reduce where lowering allow
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -48,11 +48,10 @@ def add_into(dst: Tensor, src: Tensor) -> None:
 
 @dataclass
 class _Run:
-    """One call: its buffers as flat tensors, and the caller's tensors."""
+    """One call: its buffers as flat tensors, and the caller's src tensor, which may be strided."""
 
     flat: dict[str, Tensor]
     src: Tensor | None
-    dst: Tensor | None
     dtype: torch.dtype
     device: torch.device
     sent_bytes: int = 0
@@ -61,7 +60,6 @@ class _Run:
 _Operation = Callable[[_Run], None]
 
 
-@dataclass
 class DistProgram:
     """A program compiled for this rank: every view and split is worked out beforehand.
 
@@ -69,53 +67,44 @@ class DistProgram:
     ``sent_bytes`` counts what the last run handed to the backend for other ranks.
     """
 
-    program: Program
-    world: World
-    operations: list[tuple[_Operation, tuple[str, ...]]] = field(init=False)
-    sent_bytes: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self.rank = self.world.rank
+    def __init__(self, program: Program, world: World) -> None:
+        self.program, self.world, self.rank = program, world, world.rank
+        self.sent_bytes = 0
         compilers = {Copy: self._copy, Zero: self._zero, Collective: self._collective}
-        last_use = {}
-        mine = []
-        for i, instruction in enumerate(self.program.instructions):
-            is_member = (
-                self.rank in instruction.ranks
-                if isinstance(instruction, Collective)
-                else self.rank == instruction.rank
-            )
-            if is_member:
-                mine.append((i, compilers[type(instruction)](instruction)))  # type: ignore[operator]
-        for name, (_, last) in self.program.lifetimes(self.rank).items():
-            if name not in (SRC, DST):
-                last_use.setdefault(last, []).append(name)
-        self.operations = [(operation, tuple(last_use.get(i, ()))) for i, operation in mine]
+        self._operations: list[_Operation] = [
+            compilers[type(instruction)](instruction)  # type: ignore[operator]
+            for instruction in program.of_rank(self.rank)
+        ]
+        arena = program.arena(self.rank)
+        self._arena_bytes = arena.num_bytes
+        item = program.item_bytes
+        self._staging = [
+            (name, offset // item, program.buffer[name, self.rank].num_elements)
+            for name, offset in arena.offsets.items()
+        ]
 
     def run(self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype, device: Any) -> None:
         """Read ``src`` and write ``dst``; each is None for a rank outside that layout."""
-        run = _Run({}, src, dst, dtype, device)
+        run = _Run({}, src, dtype, device)
         if dst is not None:
             run.flat[DST] = dst.view(-1)
-        for operation, dead in self.operations:
+        if self._staging:
+            arena = self.world.arena(self._arena_bytes, device).view(dtype)
+            for name, start, count in self._staging:
+                run.flat[name] = arena.narrow(0, start, count)
+        for operation in self._operations:
             operation(run)
-            for name in dead:
-                run.flat.pop(name, None)
         self.sent_bytes = run.sent_bytes
 
     # --- buffers --------------------------------------------------------------------------------
 
     def _flat(self, name: str) -> Callable[[_Run], Tensor]:
-        """Get a buffer as a flat tensor, made at its first use."""
-        num_elements = self.program.buffer[name, self.rank].num_elements
+        """Get a buffer as a flat tensor; a strided src is made contiguous if a call needs that."""
 
         def get(run: _Run) -> Tensor:
-            if name not in run.flat:
-                if name == SRC:
-                    assert run.src is not None
-                    run.flat[name] = run.src.contiguous().view(-1)
-                else:
-                    run.flat[name] = torch.empty(num_elements, dtype=run.dtype, device=run.device)
+            if name == SRC and name not in run.flat:
+                assert run.src is not None
+                run.flat[name] = run.src.contiguous().view(-1)
             return run.flat[name]
 
         return get
@@ -132,7 +121,13 @@ class DistProgram:
         starts = (s.start * step for s, step in zip(box.slices_within(outer), stride, strict=True))
         offset = buffer.offset(piece) + sum(starts)
         flat, shape = self._flat(name), box.shape
-        return lambda run: flat(run).as_strided(shape, stride, offset)
+
+        def get(run: _Run) -> Tensor:
+            buffer = flat(run)
+            # as_strided counts from the start of the storage, which the arena shares.
+            return buffer.as_strided(shape, stride, buffer.storage_offset() + offset)
+
+        return get
 
     def _run_of(self, name: str, entries: list[Any], side: str) -> Callable[[_Run], Tensor]:
         """The contiguous run that holds these entries, as bytes."""

@@ -83,52 +83,53 @@ def _check(program: Program, shards: Mapping[int, Array]) -> None:
             )
 
 
+def _poisoned(num_bytes: int) -> NDArray[np.uint8]:
+    """Memory in which whatever is read before it is written shows in the result."""
+    return np.full(num_bytes, 0xA5, np.uint8)
+
+
 class _Simulation:
-    """Buffers of all ranks as flat arrays, made at their first use and dropped after their last."""
+    """Buffers of all ranks: shards as flat arrays of their own, staging in one arena a rank."""
 
     def __init__(self, program: Program, shards: Mapping[int, Array]) -> None:
         self.program = program
         self.dtype = next(iter(shards.values())).dtype
         self.flat: dict[tuple[str, int], Array] = {}
-        self.now = dict.fromkeys(program.ranks, 0)
-        self.peak = dict.fromkeys(program.ranks, 0)
         self.recv = dict.fromkeys(program.ranks, 0)
         self.sent = dict.fromkeys(program.ranks, 0)
-        self.last_use: dict[int, list[tuple[str, int]]] = {}
-        for rank in program.ranks:
-            for name, (_, last) in program.lifetimes(rank).items():
-                self.last_use.setdefault(last, []).append((name, rank))
+        self.peak = {rank: self._allocate(rank) for rank in program.ranks}
         for rank in program.src.ranks:
-            self._buffer(SRC, rank)[:] = shards[rank].reshape(-1)
-        for rank in program.dst.ranks:
-            self._buffer(DST, rank)
+            self.flat[SRC, rank][:] = shards[rank].reshape(-1)
+
+    def _allocate(self, rank: int) -> int:
+        """Make all memory of a rank, and return how many bytes that is."""
+        arena = self.program.arena(rank)
+        memory = _poisoned(arena.num_bytes)
+        num_bytes = memory.nbytes
+        for name, offset in arena.offsets.items():
+            size = self.program.buffer[name, rank].num_elements * self.program.item_bytes
+            self.flat[name, rank] = memory[offset : offset + size].view(self.dtype)
+        for name in (SRC, DST):
+            if (name, rank) in self.program.buffer:
+                count = self.program.buffer[name, rank].num_elements
+                shard = _poisoned(count * self.program.item_bytes)
+                self.flat[name, rank] = shard.view(self.dtype)
+                num_bytes += shard.nbytes
+        return num_bytes
 
     def run(self) -> SimulationResult:
         runners = {Copy: self._copy, Zero: self._zero, Collective: self._collective}
-        for i, instruction in enumerate(self.program.instructions):
+        for instruction in self.program.instructions:
             runners[type(instruction)](instruction)  # type: ignore[operator]
-            for key in self.last_use.get(i, ()):
-                self.now[key[1]] -= self.flat.pop(key).nbytes
         dst = self.program.dst
         out = {r: self.flat[DST, r].reshape(dst.cell(r).box.shape) for r in sorted(dst.ranks)}
         return SimulationResult(out, self.recv, self.sent, self.peak)
-
-    def _buffer(self, name: str, rank: int) -> Array:
-        if (name, rank) not in self.flat:
-            num_elements = self.program.buffer[name, rank].num_elements
-            array: Array = np.empty(num_elements, self.dtype)
-            # Whatever is read before it is written must show in the result.
-            array.view(np.uint8)[:] = 0xA5
-            self.flat[name, rank] = array
-            self.now[rank] += array.nbytes
-            self.peak[rank] = max(self.peak[rank], self.now[rank])
-        return self.flat[name, rank]
 
     def _view(self, name: str, rank: int, piece: int, box: Box) -> Array:
         buffer = self.program.buffer[name, rank]
         outer = buffer.pieces[piece]
         start = buffer.offset(piece)
-        flat = self._buffer(name, rank)[start : start + outer.num_elements]
+        flat = self.flat[name, rank][start : start + outer.num_elements]
         view: Array = flat.reshape(outer.shape)[(..., *box.slices_within(outer))]
         return view
 
@@ -148,11 +149,6 @@ class _Simulation:
             self.recv[b] += num_elements * self.program.item_bytes
         src = dict(zip(collective.ranks, collective.src, strict=True))
         dst = dict(zip(collective.ranks, collective.dst, strict=True))
-        # Every rank makes its buffers when it enters the call, whatever order messages come in.
-        for rank in collective.ranks:
-            for name in (src[rank], dst[rank]):
-                if (name, rank) in self.program.buffer:
-                    self._buffer(name, rank)
         if collective.kind == "all_reduce":
             self._all_reduce(collective.messages, dst)
             return

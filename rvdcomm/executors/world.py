@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
+from rvdcomm.program import ALIGN_BYTES
 
 
 class World:
@@ -32,6 +33,7 @@ class World:
         # Compiled transitions by request; never dropped, or ranks would agree at different times.
         self.agreed: dict[Any, Any] = {}
         self.num_agreements: dict[tuple[int, ...], int] = {}
+        self._arena: Tensor | None = None
         self._subgroups: dict[tuple[int, ...], Subgroup] = {}
 
     @classmethod
@@ -58,6 +60,19 @@ class World:
         """The key-value store that all ranks of the job share."""
         return dist.distributed_c10d._get_default_store()
 
+    def arena(self, num_bytes: int, device: torch.device) -> Tensor:
+        """Memory for the staging of one call, in bytes; valid until the next call.
+
+        On the CPU one block is kept for all calls on this group, because fresh pages cost more than
+        the copy into them; on CUDA torch's allocator keeps freed memory anyway, stream by stream.
+        """
+        if device.type != "cpu":
+            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        if self._arena is None or self._arena.numel() < num_bytes:
+            self._arena = None
+            self._arena = torch.empty(_whole(num_bytes), dtype=torch.uint8)
+        return self._arena.narrow(0, 0, _whole(num_bytes))
+
     def subgroup(self, ranks: tuple[int, ...]) -> Subgroup:
         """The communicator of these ranks, in this order; collective over them when first asked.
 
@@ -72,7 +87,7 @@ class World:
             store = dist.PrefixStore(name, self.store)
             make = _BACKENDS[self.backend]
             made = make(store, ranks.index(self.rank), len(ranks), self.timeout)
-            self._subgroups[ranks] = Subgroup(made)
+            self._subgroups[ranks] = Subgroup(made, sends_best=self.backend == "gloo")
         return self._subgroups[ranks]
 
 
@@ -84,8 +99,9 @@ class Subgroup:
     are in unequal numbers of groups (pytorch#189073). So the backend is made here, from the store.
     """
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: Any, *, sends_best: bool) -> None:
         self._backend = backend
+        self._sends_best = sends_best
 
     def all_to_all(
         self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int]
@@ -95,11 +111,33 @@ class Subgroup:
 
     def all_gather(self, dst: Tensor, src: Tensor) -> None:
         """Concatenate all ranks' ``src`` in ``dst``."""
-        self._backend._allgather_base(dst, src).wait()
+        if self._sends_best:
+            self._exchange_gather(dst, src)
+        else:
+            self._backend._allgather_base(dst, src).wait()
+
+    def _exchange_gather(self, dst: Tensor, src: Tensor) -> None:
+        """Send ``src`` to everybody at once and receive straight into ``dst``.
+
+        gloo's own all_gather goes round a ring and through a second buffer as large as ``dst``.
+        """
+        rank, size = self._backend.rank(), self._backend.size()
+        chunks = dst.view(size, -1)
+        others = [(rank + i) % size for i in range(1, size)]
+        works = [self._backend.recv([chunks[other]], other, 0) for other in others]
+        works += [self._backend.send([src], other, 0) for other in others]
+        chunks[rank].copy_(src)
+        for work in works:
+            work.wait()
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace ``tensor`` by the sum over all ranks."""
         self._backend.allreduce([tensor]).wait()
+
+
+def _whole(num_bytes: int) -> int:
+    """Round up so that the block can be viewed as any dtype."""
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -40,17 +40,21 @@ class Thumbnails:
     width: float
 
     @cached_property
-    def dims(self) -> tuple[int, ...]:
-        """The dims that are shown, ascending: vertical and horizontal, or horizontal alone."""
-        cut = {
+    def cut_dims(self) -> frozenset[int]:
+        """Dims that some state cuts."""
+        return frozenset(
             d
             for state in self.states
             for holding in state.placement.holdings
             for box in holding.boxes
             for d, size in enumerate(self.shape)
             if box.hi[d] - box.lo[d] != size
-        }
-        by_interest = sorted(range(len(self.shape)), key=lambda d: (d not in cut, d))
+        )
+
+    @cached_property
+    def dims(self) -> tuple[int, ...]:
+        """The dims that are shown, ascending: vertical and horizontal, or horizontal alone."""
+        by_interest = sorted(range(len(self.shape)), key=lambda d: (d not in self.cut_dims, d))
         return tuple(sorted(by_interest[:2]))
 
     @cached_property
@@ -139,7 +143,7 @@ class Thumbnails:
         if not self.dims:
             inset = self.width * 0.15
             size = self.width - 2 * inset
-            return Rect(inset, inset, size, size, color, radius=size / 2)
+            return Rect(inset, inset, size, size, color, radius=size / 2, tag="box")
         spans = [(0.0, self.height), (0.0, self.width)]
         for i, d in enumerate(self.dims, start=2 - len(self.dims)):
             length = spans[i][1]
@@ -149,7 +153,9 @@ class Thumbnails:
         (top, bottom), (left, right) = spans
         # A white edge sets neighbours of one colour apart, where there is room for it.
         edge = "#FFFFFF" if min(bottom - top, right - left) > 3 else "none"
-        return Rect(left, top, right - left, bottom - top, color, stroke=edge, stroke_width=0.6)
+        return Rect(
+            left, top, right - left, bottom - top, color, stroke=edge, stroke_width=0.6, tag="box"
+        )
 
     def _shown(self, boxes: Sequence[Box]) -> list[Box]:
         """Boxes in the dims that are shown, each once; empty ones are not."""

@@ -60,10 +60,11 @@ def left_out(
             f"Left out: {num_ranks - len(ranks)} of {num_ranks} ranks, those after rank "
             f"{ranks[-1]}, and their messages."
         )
-    hidden = [str(d) for d in range(len(plan.src.shape)) if d not in cells.dims]
-    if hidden:
+    if len(plan.src.shape) > len(cells.dims):
         shown = " and ".join(map(str, cells.dims))
-        yield f"Cells show dims {shown} of {len(plan.src.shape)}; not shown: {', '.join(hidden)}."
+        hidden = ", ".join(map(str, sorted(cells.cut_dims - {*cells.dims})))
+        unseen = f"; cuts of dim {hidden} are not seen" if hidden else ""
+        yield f"Cells show dims {shown} of {len(plan.src.shape)}{unseen}."
     merged = sum(flow.num_merged for flow in flows)
     if merged:
         yield f"Merged: {merged} messages into bars, which join all their senders and receivers."

@@ -1,0 +1,195 @@
+"""Arguments: what the command line takes, and the layouts, topology and program that it means."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path as FilePath
+from typing import NoReturn
+
+from rvdcomm.layout import CUT_RULES, Layout, parse_ranges
+from rvdcomm.planner import Plan, plan
+from rvdcomm.program import Program
+from rvdcomm.rvd import RVD
+from rvdcomm.topology import PRESETS, Topology, blocks
+
+DEFAULT_PRESET = "h100"
+BYTE_UNITS = {"": 1, "B": 1} | {
+    prefix + infix + "B": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for infix, base in (("", 1000), ("i", 1024))
+}
+
+PLAN_ARGUMENTS = (
+    *("src", "dst", "shape", "dtype", "src_ranks", "dst_ranks", "cuts"),
+    *("hosts", "preset", "topology", "memory_limit"),
+)
+
+NOTATION = """\
+layouts:
+  R(2)V(1)D(1,4)  2 replicas, 1 value part, dim 0 whole, dim 1 cut in 4: 2*1*1*4 = 8 ranks.
+                  Value parts sum to the tensor; R is outermost in the order of ranks, the last
+                  dim innermost. A scalar is D(), its shape ''.
+  'R(1)V(1)D(2) shape(10) ranks(4,5) cuts(0,3,10)'
+                  the same with shape, ranks and cut points; it then needs no --shape.
+ranks:
+  0:4,8           ranks 0, 1, 2, 3 and 8. By default src is on 0, 1, 2, ... and dst on the ranks of
+                  src if it needs as many, else on 0, 1, 2, ... too. SRC and DST may need different
+                  numbers of ranks, and their ranks may be the same, overlap or be disjoint.
+in a printed plan:
+  D(2,*4)         dim 1 is cut in strided pieces;  F(4): every piece is cut flat in 4
+  2x(0:4)         2 groups of ranks communicate, of which the first is 0:4
+"""
+
+
+class UsageError(ValueError):
+    """The command line asks for something that does not exist."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see '{self.prog} --help')")
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=98)
+
+
+def add_transition(parser: argparse.ArgumentParser) -> None:
+    """Options that say which plan; none has a default, so that a useless one can be refused."""
+    tensor = parser.add_argument_group("tensor and ranks")
+    tensor.add_argument("--shape", type=_shape, help="global sizes, such as 4096,4096")
+    tensor.add_argument("--dtype", help="element type, such as bfloat16 (default float32)")
+    tensor.add_argument("--src-ranks", metavar="RANKS", help="ranks of SRC, such as 0:8")
+    tensor.add_argument("--dst-ranks", metavar="RANKS", help="ranks of DST, such as 0:4,8:12")
+    tensor.add_argument(
+        "--cuts", choices=sorted(CUT_RULES), help="where uneven dims are cut (default chunk)"
+    )
+    cluster = parser.add_argument_group("cluster (default: one host, a port for every rank)")
+    cluster.add_argument(
+        "--hosts", help="2x4: 2 hosts of 4 ranks each; or their ranks, such as '0:4;4:8'"
+    )
+    cluster.add_argument(
+        "--preset",
+        choices=sorted(PRESETS),
+        help=f"speed of the links (default with --hosts: {DEFAULT_PRESET})",
+    )
+    cluster.add_argument("--topology", metavar="FILE", help="a JSON that Topology.save wrote")
+    parser.add_argument(
+        "--memory-limit",
+        metavar="BYTES",
+        type=parse_bytes,
+        help="most that a rank's buffers may take together, such as 64MiB, 1e6 or 4096",
+    )
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
+        raise argparse.ArgumentTypeError(
+            f"cannot parse shape {text!r}: expected sizes such as '4096,4096', or '' for a scalar"
+        )
+    return tuple(int(size) for size in text.split(",") if size)
+
+
+def parse_bytes(text: str) -> int:
+    """Read a number of bytes.
+
+    >>> parse_bytes("64MiB"), parse_bytes("1.5 KB"), parse_bytes("1e6"), parse_bytes("4096")
+    (67108864, 1500, 1000000, 4096)
+
+    Raises:
+        argparse.ArgumentTypeError: the text has another form.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]\d+)?) ?([A-Za-z]*)", text.strip())
+    units = {unit.lower(): size for unit, size in BYTE_UNITS.items()}
+    if found is None or found[2].lower() not in units:
+        raise argparse.ArgumentTypeError(
+            f"cannot parse bytes {text!r}: expected a form such as '64MiB', '1e6' or '4096'"
+        )
+    return int(Fraction(found[1]) * units[found[2].lower()])
+
+
+# --- from arguments to values -------------------------------------------------------------------
+
+
+def planned(args: argparse.Namespace) -> Plan:
+    src, dst = _layouts(args)
+    return plan(
+        src,
+        dst,
+        dtype=args.dtype or "float32",
+        topology=_topology(args, {*src.ranks, *dst.ranks}),
+        memory_limit=args.memory_limit,
+    )
+
+
+def _layouts(args: argparse.Namespace) -> tuple[Layout, Layout]:
+    """Src and dst. A shape that one of the texts names holds for the other, too."""
+    named = [Layout.parse(text).shape for text in (args.src, args.dst) if _is_full(text)]
+    shape = args.shape if args.shape is not None else next(iter(named), None)
+    if shape is None:
+        raise UsageError(f"{args.src} -> {args.dst} needs a shape, such as --shape 4096,4096.")
+    src = _layout(args.src, shape, args.src_ranks, args.cuts, None)
+    return src, _layout(args.dst, shape, args.dst_ranks, args.cuts, src.ranks)
+
+
+def _layout(
+    text: str,
+    shape: tuple[int, ...],
+    ranks: str | None,
+    cuts: str | None,
+    default_ranks: tuple[int, ...] | None,
+) -> Layout:
+    if _is_full(text):
+        layout = Layout.parse(text)
+        if layout.shape != shape or ranks is not None or cuts is not None:
+            raise UsageError(
+                f"{text!r} names its own shape, ranks and cuts; leave out --shape, --cuts and the "
+                "option for its ranks, or write the counts alone."
+            )
+        return layout
+    rvd = RVD(text)
+    given = None if ranks is None else parse_ranges(ranks)
+    if given is None and default_ranks is not None and len(default_ranks) == rvd.num_ranks:
+        given = default_ranks
+    return Layout(shape, rvd, given, cuts or "chunk")
+
+
+def _is_full(text: str) -> bool:
+    return "shape(" in text
+
+
+def _topology(args: argparse.Namespace, ranks: set[int]) -> Topology | None:
+    if args.topology:
+        if args.hosts or args.preset:
+            raise UsageError("--topology already says which hosts there are and how fast.")
+        return Topology.load(args.topology)
+    if not args.hosts and not args.preset:
+        return None
+    intra, inter = PRESETS[args.preset or DEFAULT_PRESET]
+    return Topology.hosts(_hosts(args.hosts) if args.hosts else [ranks], intra, inter)
+
+
+def _hosts(text: str) -> Iterable[Iterable[int]]:
+    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    if found is not None:
+        return blocks(int(found[1]), int(found[2]))
+    return [parse_ranges(host) for host in text.split(";")]
+
+
+def program_of(args: argparse.Namespace) -> Program:
+    """The program of ``--program-file``, or of the plan from SRC to DST."""
+    if args.program_file is None:
+        if args.src is None or args.dst is None:
+            raise UsageError("verify needs SRC and DST, or --program-file FILE.")
+        return planned(args).program
+    given = [name for name in PLAN_ARGUMENTS if getattr(args, name) is not None]
+    if given:
+        raise UsageError(f"--program-file says all; leave out {', '.join(given)}.")
+    if args.program_file == "-":
+        return Program.parse(sys.stdin.read())
+    return Program.parse(FilePath(args.program_file).read_text(encoding="utf-8"))

@@ -1,0 +1,65 @@
+"""Report: plans and proofs as JSON values and as text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from rvdcomm.planner import Plan
+from rvdcomm.program import Program
+
+
+def plan_json(found: Plan) -> dict[str, Any]:
+    """The plan as JSON values; an infinite gap is null."""
+    steps = [
+        {
+            "kind": step.kind,
+            "groups": step.groups,
+            "state": step.dst.text,
+            "ranks": step.dst.placement.ranks,
+            "num_slices": step.num_slices,
+            "cost": {**asdict(cost), "recv_bytes": max(cost.recv_bytes.values(), default=0)},
+        }
+        for step, cost in zip(found.path.steps, found.step_costs, strict=True)
+    ]
+    return {
+        **transition_json(found.program),
+        "steps": steps,
+        "cost": asdict(found.cost),
+        "bound": asdict(found.bound),
+        "gap": found.gap if isfinite(found.gap) else None,
+    }
+
+
+def transition_json(program: Program) -> dict[str, Any]:
+    src, dst = program.src, program.dst
+    return {"src": str(src), "dst": str(dst), "shape": src.shape, "dtype": program.dtype}
+
+
+def program_counts(program: Program) -> dict[str, int]:
+    """How much there is in a program; messages are those between different ranks."""
+    sizes = [size for found in program.collectives for size in found.traffic().values()]
+    return {
+        "ranks": len(program.ranks),
+        "instructions": len(program.instructions),
+        "collectives": len(program.collectives),
+        "messages": len(sizes),
+        "elements": sum(sizes),
+    }
+
+
+def proof_text(program: Program) -> str:
+    """What ``verify`` proved of a program, and of how much."""
+    counts = program_counts(program)
+    shape = "x".join(map(str, program.src.shape)) or "scalar"
+    return (
+        f"{program.src.rvd} -> {program.dst.rvd}  {shape} {program.dtype} "
+        f"on {counts['ranks']} ranks\n"
+        "proved   every element of every dst shard is written once, with every value part once;\n"
+        "         nothing is read before it is written, src is not written, replicas are equal;\n"
+        "         in every collective groups ascend, sizes agree and runs are contiguous;\n"
+        "         one order of collectives for all ranks, so that none waits for another forever\n"
+        f"checked  instructions {counts['instructions']}, collectives {counts['collectives']}, "
+        f"messages {counts['messages']}, elements between ranks {counts['elements']}"
+    )
