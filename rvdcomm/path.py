@@ -96,13 +96,8 @@ class Path:
         return "\n".join(self.table())
 
 
-def path_of_bindings(src: Layout, dst: Layout, bindings: list[Binding]) -> Path:
-    """The path through these bindings, with reduce_scatter + all_gather joined to all_reduce."""
-    return Path(src, dst, tuple(steps_of_bindings(bindings)))
-
-
 def steps_of_bindings(bindings: list[Binding]) -> list[Step]:
-    """One step for every change of binding."""
+    """One step for every change of binding; reduce_scatter + all_gather are joined to all_reduce."""
     steps: list[Step] = []
     for before, after in zip(bindings, bindings[1:], strict=False):
         kind = kind_of_rebind(before.targets, after.targets)

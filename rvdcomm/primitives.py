@@ -6,7 +6,6 @@ table for its name; the names only choose the best-known implementation of a pat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -93,53 +92,38 @@ class RebindPricer:
     num_bytes: int
 
     @cached_property
-    def _scale(self) -> tuple[int, list[int], list[int]]:
-        """Ticks a second, ticks for a byte of every level, ticks for a round of every level."""
+    def _scale(self) -> _Scale:
         links = [level.link for level in self.topology.levels]
-        # Bytes come with denominators up to the square of the number of ranks.
-        denominator = len(self.grid.ranks) ** 2
-        per_byte = [
-            Fraction(0) if link.bytes_per_sec == float("inf") else 1 / Fraction(link.bytes_per_sec)
-            for link in links
-        ]
+        secs_a_byte = [_inverse(link.bytes_per_sec) for link in links]
         alphas = [Fraction(link.alpha_secs) for link in links]
-        ticks = denominator * lcm(*(f.denominator for f in (*per_byte, *alphas)))
-        return (
-            ticks,
-            [int(f * ticks / denominator) for f in per_byte],
-            [int(f * ticks) for f in alphas],
+        common = lcm(*(f.denominator for f in (*secs_a_byte, *alphas)))
+        # Bytes are counted in units of 1 / square, which makes all of them whole.
+        return _Scale(
+            square=len(self.grid.ranks) ** 2,
+            ticks_a_sec=len(self.grid.ranks) ** 2 * common,
+            ticks_a_unit=tuple(int(f * common) for f in secs_a_byte),
+            ticks_a_round=tuple(int(f * len(self.grid.ranks) ** 2 * common) for f in alphas),
         )
 
     def secs(self, ticks: int) -> float:
         """A cost in seconds."""
-        return float(Fraction(ticks, self._scale[0]))
-
-    def shard_bytes(self, targets: Targets) -> Fraction:
-        """Bytes that a rank holds."""
-        sizes = self._sizes
-        return Fraction(
-            self.num_bytes, prod(k for k, t in zip(sizes, targets, strict=True) if t >= 0)
-        )
+        return float(Fraction(ticks, self._scale.ticks_a_sec))
 
     @cached_property
-    def _sizes(self) -> list[int]:
-        return [axis.size for axis in self.grid.axes]
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.grid.axes)
 
     @cached_property
-    def _square(self) -> int:
-        return len(self.grid.ranks) ** 2
-
-    @cached_property
-    def _outer_axes(self) -> list[list[bool]]:
-        """For every level, whether an axis tells its groups apart."""
-        return [[a.stride >= block for a in self.grid.axes] for block in self.grid.blocks]
+    def _outer_axes(self) -> list[list[int]]:
+        """For every level, the axes that tell its groups apart."""
+        axes = list(enumerate(self.grid.axes))
+        return [[a for a, axis in axes if axis.stride >= block] for block in self.grid.blocks]
 
     def port_bytes(self, src: Targets, dst: Targets) -> list[int]:
         """Bytes into the busiest group of every level, times the square of the rank count."""
-        sizes = self._sizes
+        sizes, num_ranks = self._sizes, len(self.grid.ranks)
         axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
-        num_ranks = len(self.grid.ranks)
-        held, parts = 1, 1
+        held = parts = 1
         for k, s, t in zip(sizes, src, dst, strict=True):
             if t >= 0:
                 held *= k
@@ -147,18 +131,13 @@ class RebindPricer:
                 parts *= k
         shard = self.num_bytes * parts * (num_ranks // held)
         out = []
-        for is_outer, block in zip(self._outer_axes, self.grid.blocks, strict=True):
+        for outer, block in zip(self._outer_axes, self.grid.blocks, strict=True):
             missing = 1
-            for a, (s, t) in enumerate(zip(src, dst, strict=True)):
-                if not is_outer[a] or s in (R, t):
-                    continue
-                b = axis_of.get(s)
-                if b is not None and is_outer[b]:
-                    missing = 0
-                    break
-                missing *= sizes[a]
-            local = Fraction(num_ranks, missing) if missing else Fraction(0)
-            out.append(int(shard * block * (num_ranks - local)))
+            for a in outer:
+                s = src[a]
+                if s != R and s != dst[a]:
+                    missing *= sizes[a] if axis_of.get(s) not in outer else 0
+            out.append(shard * block * (num_ranks - (num_ranks // missing if missing else 0)))
         return out
 
     def ticks(self, src: Targets, dst: Targets) -> tuple[int, int]:
@@ -172,14 +151,18 @@ class RebindPricer:
             return 0, 0
         if any(t == V != s for s, t in zip(src, dst, strict=True)):
             raise LayoutError(f"no closed-form cost for {kind} into V; mask in a step of its own.")
-        _, per_byte, per_round = self._scale
-        port_bytes = self.port_bytes(src, dst)
-        farthest = max((i for i, n in enumerate(port_bytes) if n), default=None)
-        if farthest is None:
-            return 0, 0
         rounds = self._rounds(src, dst)
-        busiest = max(n * weight for n, weight in zip(port_bytes, per_byte, strict=True))
-        return busiest + rounds * per_round[farthest], rounds
+        return self._port_ticks(self.port_bytes(src, dst), rounds), rounds
+
+    def _port_ticks(self, port_bytes: list[int], rounds: int) -> int:
+        """Time of the busiest port, and of ``rounds`` at the farthest level that is crossed."""
+        scale = self._scale
+        busiest = alpha = 0
+        for level, num in enumerate(port_bytes):
+            if num:
+                busiest = max(busiest, num * scale.ticks_a_unit[level])
+                alpha = scale.ticks_a_round[level]
+        return busiest + rounds * alpha
 
     def _rounds(self, src: Targets, dst: Targets) -> int:
         """Partners of the busiest rank: ranks that hold a piece it needs, less itself."""
@@ -193,49 +176,55 @@ class RebindPricer:
         return holders - is_own
 
     def bound_ticks(self, src: Targets, dst: Targets) -> int:
-        """A lower bound on all paths from ``src`` to ``dst``: see ``bound.py`` for the cuts."""
-        if src == dst:
-            return 0
-        _, per_byte, per_round = self._scale
-        union = self.union_bytes(src, dst)
-        busiest = max(n * weight for n, weight in zip(union, per_byte, strict=True))
-        farthest = max((i for i, n in enumerate(union) if n), default=None)
-        return busiest + (per_round[farthest] if farthest is not None else 0)
+        """A lower bound on all paths from ``src`` to ``dst``; 0 only where nothing must move."""
+        return self._port_ticks(self.union_bytes(src, dst), rounds=1)
 
     def union_bytes(self, src: Targets, dst: Targets) -> list[int]:
         """Bytes that must enter a group of every level, times the square of the rank count.
 
-        Source: the cuts of ORACLES section 8, general RVD, items 2 and 3 with each group taken as
-        one node; with parts on the dst side, ``bound.messages_an_element``.
+        Source: the cuts of ORACLES section 8, general RVD, items 2 and 3, with each group taken as
+        one node; where parts are made, ``messages_an_element``.
         """
-        sizes, axis_of = self._sizes, {t: a for a, t in enumerate(dst) if t >= 0}
+        sizes, square = self._sizes, self._scale.square
+        axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         out = []
-        for is_outer in self._outer_axes:
-            need, groups, missing = 1, 1, 1
-            count = {(side, target): 1 for side in "sd" for target in (R, V)}
-            for a, (s, t) in enumerate(zip(src, dst, strict=True)):
-                if not is_outer[a]:
-                    continue
-                k = sizes[a]
+        for outer in self._outer_axes:
+            need = groups = missing = src_r = src_v = dst_r = dst_v = 1
+            for a in outer:
+                k, s, t = sizes[a], src[a], dst[a]
                 groups *= k
-                need *= k if t >= 0 else 1
-                if s < 0:
-                    count["s", s] *= k
-                if t < 0:
-                    count["d", t] *= k
-                if s >= 0 and s != t and missing:
-                    b = axis_of.get(s)
-                    missing = 0 if b is not None and is_outer[b] else missing * k
-            if count["s", V] > 1 or count["d", V] > 1:
-                messages = messages_an_element(
-                    count["s", R], count["s", V], count["d", R], count["d", V]
-                )
-                amount = Fraction(messages, groups)
+                if t >= 0:
+                    need *= k
+                elif t == R:
+                    dst_r *= k
+                else:
+                    dst_v *= k
+                if s == R:
+                    src_r *= k
+                elif s == V:
+                    src_v *= k
+                elif s != t:
+                    missing *= k if axis_of.get(s) not in outer else 0
+            if src_v > 1 or dst_v > 1:
+                units = square // groups * messages_an_element(src_r, src_v, dst_r, dst_v)
             else:
-                held = Fraction(1, missing) if missing else Fraction(0)
-                amount = Fraction(1, need) * (1 - held)
-            out.append(int(self.num_bytes * amount * self._square))
+                units = square // need - (square // (need * missing) if missing else 0)
+            out.append(self.num_bytes * units)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Whole-number units of a search: see ``RebindPricer``."""
+
+    square: int
+    ticks_a_sec: int
+    ticks_a_unit: tuple[int, ...]
+    ticks_a_round: tuple[int, ...]
+
+
+def _inverse(bytes_per_sec: float) -> Fraction:
+    return Fraction(0) if bytes_per_sec == float("inf") else 1 / Fraction(bytes_per_sec)
 
 
 def messages_an_element(src_r: int, src_v: int, dst_r: int, dst_v: int) -> int:
@@ -248,8 +237,3 @@ def messages_an_element(src_r: int, src_v: int, dst_r: int, dst_v: int) -> int:
     if dst_v == 1:
         return src_v + dst_r - 2
     return max(src_v - dst_v, dst_r - src_r if src_v == 1 else 0, 0)
-
-
-def changed_axes(src: Targets, dst: Targets) -> Sequence[int]:
-    """Axes that a step rebinds."""
-    return [a for a, (s, t) in enumerate(zip(src, dst, strict=True)) if s != t]

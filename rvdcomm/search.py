@@ -15,7 +15,7 @@ from itertools import combinations
 from rvdcomm.binding import Binding, R, V
 from rvdcomm.primitives import RebindPricer, Targets, kind_of_rebind
 
-MAX_FREE_AXES = 6
+MAX_FREE_AXES = 5
 """Up to this many axes every subset may move at once; beyond, axes of one class move together."""
 
 _Key = tuple[int, int, int, tuple[Targets, ...]]
@@ -175,7 +175,7 @@ def _bindings(src: Binding, dst: Binding, trail: tuple[Targets, ...]) -> list[Bi
     grid = src.grid
     last_use = {
         a: i
-        for i, targets in enumerate(trail)
+        for i, targets in enumerate((src.targets, *trail))
         for a, t in enumerate(targets)
         if t == grid.scratch(a)
     }

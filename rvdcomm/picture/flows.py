@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rvdcomm.picture.shapes import Point, Rect, Shape, Stroke, Text, arrow_head
-from rvdcomm.planner import Plan, bytes_text
+from rvdcomm.planner import Plan
+from rvdcomm.units import bytes_text
 from rvdcomm.topology import Topology
 
 # By how many levels' ports a message passes: one rank's port, a host's, a rack's.

@@ -20,7 +20,8 @@ from rvdcomm.picture.shapes import (
     shortened,
     text_width,
 )
-from rvdcomm.planner import Plan, bytes_text, secs_text
+from rvdcomm.planner import Plan
+from rvdcomm.units import bytes_text, secs_text
 
 SWATCH_WIDTH = 26.0
 MIN_TEXT_WIDTH = 640.0

@@ -14,7 +14,8 @@ from rvdcomm.picture.cells import Thumbnails
 from rvdcomm.picture.flows import LANE_HEIGHT, Flow, Gap, Pen, draw_flow, flow_of_step, lanes
 from rvdcomm.picture.footer import footer, left_out
 from rvdcomm.picture.shapes import GREY, MARGIN, Picture, Rect, Shape, Text, shortened, text_width
-from rvdcomm.planner import Plan, bytes_text, secs_text
+from rvdcomm.planner import Plan
+from rvdcomm.units import bytes_text, secs_text
 
 MAX_RANKS = 64
 """Columns that are drawn; the ranks after them are left out, and said so."""

@@ -1,0 +1,114 @@
+"""Candidates: paths between two layouts of which one is the best known.
+
+Regular pairs over one rank set are searched as bindings (``search.py``). All other pairs (ragged
+cuts that do not nest, groups that differ, overlap in part or are disjoint) are an exchange between
+two planes: the src group may first sum its parts over flat pieces, the dst group may take flat
+pieces and gather its replicas. The direct exchange is always a candidate, so every pair has a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from rvdcomm.binding import Binding, R, V, refine
+from rvdcomm.layout import Layout
+from rvdcomm.path import Path, State, Step, exchange_step, steps_of_bindings
+from rvdcomm.primitives import RebindPricer, Targets
+from rvdcomm.search import cheapest_rebinds
+from rvdcomm.topology import Topology
+
+
+def candidate_paths(
+    src: Layout, dst: Layout, item_bytes: int, topology: Topology
+) -> Iterator[Path]:
+    """Paths from ``src`` to ``dst``; one alone where the search's costs are exact."""
+    if src == dst:
+        yield Path(src, dst, ())
+        return
+    num_bytes = item_bytes * prod(src.shape)
+    pair = refine(src, dst, topology)
+    if pair is None:
+        yield from _across_planes(src, dst, num_bytes, topology)
+        return
+    _, bindings = cheapest_rebinds(*pair, RebindPricer(pair[0].grid, topology, num_bytes))
+    yield Path(src, dst, tuple(steps_of_bindings(bindings)))
+    if not all(_is_even(binding) for binding in bindings):
+        yield direct_path(src, dst)
+
+
+def direct_path(src: Layout, dst: Layout, num_slices: int = 1) -> Path:
+    """One exchange, in ``num_slices`` windows."""
+    return Path(src, dst, (exchange_step(State.of(src), State.of(dst), num_slices),))
+
+
+def _is_even(binding: Binding) -> bool:
+    """Whether all shards are equally large, so that closed-form costs are exact."""
+    holdings = binding.placement.holdings
+    num_ranks = sum(len(holding.ranks) for holding in holdings)
+    sizes = {holding.num_elements for holding in holdings}
+    return len(sizes) == 1 and num_ranks == len(binding.grid.ranks)
+
+
+# --- two planes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PlanePath:
+    """Steps inside one group, from the state ``src`` to the state ``dst``."""
+
+    src: State
+    dst: State
+    steps: tuple[Step, ...]
+
+
+def _across_planes(src: Layout, dst: Layout, num_bytes: int, topology: Topology) -> Iterator[Path]:
+    for head, tail in product(
+        _heads(src, num_bytes, topology), list(_tails(dst, num_bytes, topology))
+    ):
+        yield Path(src, dst, (*head.steps, exchange_step(head.dst, tail.src), *tail.steps))
+
+
+def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
+    """Before the exchange parts may be summed, with or without the replicas sharing the work."""
+    own = State.of(layout)
+    yield _PlanePath(own, own, ())
+    pair = refine(layout, layout, topology)
+    if pair is None or layout.rvd.v == 1:
+        return
+    for targets in _scratched(pair[0], [(V,), (R, V)]):
+        yield _plane_path(pair[0], Binding(pair[0].grid, targets), num_bytes, topology)
+
+
+def _tails(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
+    """After the exchange replicas may be gathered: all of them, or those inside a host."""
+    own = State.of(layout)
+    yield _PlanePath(own, own, ())
+    pair = refine(layout, layout, topology)
+    if pair is None or layout.rvd.r == 1:
+        return
+    for targets in _scratched(pair[0], [(R,)]):
+        yield _plane_path(Binding(pair[0].grid, targets), pair[0], num_bytes, topology)
+
+
+def _plane_path(src: Binding, dst: Binding, num_bytes: int, topology: Topology) -> _PlanePath:
+    _, bindings = cheapest_rebinds(src, dst, RebindPricer(src.grid, topology, num_bytes))
+    steps = tuple(steps_of_bindings(bindings))
+    return _PlanePath(State.of(bindings[0]), State.of(bindings[-1]), steps)
+
+
+def _scratched(binding: Binding, choices: list[tuple[int, ...]]) -> Iterator[Targets]:
+    """Targets with axes of the chosen roles moved to their scratch digits, below every level."""
+    grid = binding.grid
+    seen = {binding.targets}
+    for roles in choices:
+        for block in sorted({*grid.blocks[1:], len(grid.ranks)}):
+            targets = tuple(
+                grid.scratch(a) if t in roles and axis.stride < block else t
+                for a, (t, axis) in enumerate(zip(binding.targets, grid.axes, strict=True))
+            )
+            if targets not in seen:
+                seen.add(targets)
+                yield targets
