@@ -1,4 +1,4 @@
-"""The ways to run a transition that the benchmark compares, each a function of this rank's shard."""
+"""The ways to run a transition that the benchmark compares; each takes this rank's shard."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def point_to_point_bytes(src: rv.Layout, dst: rv.Layout, item_bytes: int) -> int
 
 
 def dtensor(mesh: DeviceMesh, src: rv.Layout, dst: rv.Layout) -> Method | None:
-    """DTensor's redistribute on a 1-D mesh; None where it cannot say the case, or nothing happens."""
+    """DTensor's redistribute on a 1-D mesh; None where it cannot say the case or does nothing."""
     if src.ranks != dst.ranks or src == dst:
         return None
     before, after = _placement(src.rvd), _placement(dst.rvd)

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     dist.init_process_group("gloo", timeout=TIMEOUT)
     meshes: dict[tuple[int, ...], Any] = {}
     for case in config.cases:
-        src, dst = case.layouts
+        src, _ = case.layouts
         if case.relation == IN_GROUP and src.ranks not in meshes and "dtensor" in config.methods:
             meshes[src.ranks] = _mesh(src.ranks)
     for case in config.cases:

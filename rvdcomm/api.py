@@ -35,13 +35,13 @@ def redistribute(
 ) -> Any:
     """Return this rank's shard under ``dst``, given its shard under ``src``.
 
-    Collective over the ranks of ``src`` and ``dst``. The first call of a transition plans it and lets
-    all ranks compare what they were asked for; later calls only run it.
+    Collective over the ranks of ``src`` and ``dst``. The first call of a transition plans it and
+    lets all ranks compare what they were asked for; later calls only run it.
 
     Args:
         tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
             None on a rank outside ``src``.
-        src, dst: layouts over ranks of ``group``, or RVD texts: then ranks are all the group's.
+        src, dst: layouts over ranks of ``group``, or RVD texts: then over all its ranks.
         shape: global shape, in elements; taken from the layouts, or from all ranks' shards, if None.
         group: process group; the default group if None.
         topology: who is near to whom; one host if None.

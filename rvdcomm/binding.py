@@ -178,7 +178,7 @@ def _mixed_radix(digits: Sequence[int], sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """Positions ``[lo, hi)`` in stride tell apart R, V or, of dim ``mode``, places from ``place``."""
+    """Axes with strides in ``[lo, hi)`` tell apart R, V or pieces of dim ``mode``, from ``place``."""
 
     mode: int
     lo: int

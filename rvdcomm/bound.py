@@ -18,6 +18,7 @@ from rvdcomm.placement import Placement
 from rvdcomm.topology import Topology
 
 Mask = NDArray[np.bool_]
+Counts = NDArray[np.int64]
 
 
 def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost:
@@ -84,7 +85,7 @@ class _Atoms:
 
 @dataclass(frozen=True, slots=True)
 class _LevelBound:
-    """Elements through the ports of one level: of the busiest port, into it, and of all together."""
+    """Elements through the ports of one level: the busiest, the busiest inwards, and all."""
 
     busiest: float
     busiest_in: int
@@ -108,38 +109,42 @@ def _level_bound(
     return _LevelBound(max(busiest_in, int(out_of.max())), busiest_in, total)
 
 
-def _into(has: Mask, wants: Mask) -> NDArray[np.int64]:
+def _into(has: Mask, wants: Mask) -> Counts:
     """[homes, atoms]: 1 where an element must enter a home."""
     if wants.shape[0] > 1:
         # Which part of dst takes an element is free, so that no single home must be entered.
         return np.zeros(has.shape[1:], dtype=np.int64)
-    return (wants[0] & ~has.all(axis=0)).astype(np.int64)
+    missing: Counts = (wants[0] & ~has.all(axis=0)).astype(np.int64)
+    return missing
 
 
-def _out_of(has: Mask, wants: Mask) -> NDArray[np.int64]:
+def _out_of(has: Mask, wants: Mask) -> Counts:
     """[homes, atoms]: 1 where an element must leave a home: it alone has a part others want."""
     if wants.shape[0] > 1:
         return np.zeros(has.shape[1:], dtype=np.int64)
     alone = (has & (has.sum(axis=1, keepdims=True) == 1)).any(axis=0)
     wanted_elsewhere = wants[0].sum(axis=0)[None] - wants[0] > 0
-    return (alone & wanted_elsewhere).astype(np.int64)
+    leaving: Counts = (alone & wanted_elsewhere).astype(np.int64)
+    return leaving
 
 
-def _messages(has: Mask, wants: Mask) -> NDArray[np.int64]:
+def _messages(has: Mask, wants: Mask) -> Counts:
     """[atoms]: fewest messages between homes that one element needs, whatever the plan."""
     num_src_parts, num_dst_parts = has.shape[0], wants.shape[0]
     if num_src_parts == 1:
         # Some part of dst takes the element, and each of its holders must have it.
-        missing: NDArray[np.int64] = (wants & ~has[0][None]).sum(axis=1)
-        return missing.min(axis=0)
+        missing: Counts = (wants & ~has[0][None]).sum(axis=1).min(axis=0)
+        return missing
     # Homes that must meet before all parts are together: a home brings at most so many parts.
     brought = np.maximum(has.sum(axis=0).max(axis=0), 1)
-    meeting = -(-num_src_parts // brought)
+    meeting: Counts = -(-num_src_parts // brought)
     if num_dst_parts > 1:
-        return np.maximum(meeting - num_dst_parts, 0)
+        merged: Counts = np.maximum(meeting - num_dst_parts, 0)
+        return merged
     readers = wants[0].sum(axis=0)
     complete = has.all(axis=0)
     apart = ~(has.any(axis=0) & wants[0]).any(axis=0)
-    summed: NDArray[np.int64] = meeting - 1 + readers - 1 + apart
+    summed: Counts = meeting - 1 + readers - 1 + apart
     # Where some home has all parts from the start, nothing need meet: the others need it once each.
-    return np.where(complete.any(axis=0), (wants[0] & ~complete).sum(axis=0), summed)
+    needed: Counts = np.where(complete.any(axis=0), (wants[0] & ~complete).sum(axis=0), summed)
+    return needed

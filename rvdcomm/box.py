@@ -104,7 +104,10 @@ class Box:
         if not re.fullmatch(r"\[(\d+:\d+(,\d+:\d+)*)?\]", text):
             raise LayoutError(f"cannot parse box {text!r}: expected the form '[0:4,2:8]'.")
         pairs = [part.split(":") for part in text[1:-1].split(",") if part]
-        return cls(tuple(int(a) for a, _ in pairs), tuple(int(b) for _, b in pairs))
+        box = cls(tuple(int(a) for a, _ in pairs), tuple(int(b) for _, b in pairs))
+        if any(low > h for low, h in zip(box.lo, box.hi, strict=True)):
+            raise LayoutError(f"cannot parse box {text!r}: a range ends before it starts.")
+        return box
 
     @classmethod
     def of_shape(cls, shape: Iterable[int]) -> Box:

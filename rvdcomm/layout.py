@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -235,7 +236,7 @@ def _resolve_cuts(shape: tuple[int, ...], rvd: RVD, cuts: str | Sequence[Sequenc
 
 def _canonical_ranks(rvd: RVD, ranks: tuple[int, ...], cuts: Cuts) -> tuple[int, ...]:
     """Sort the replicas of every cell, then the parts of every box by their first holder."""
-    if len(ranks) == prod(rvd.d) and all(a < b for cut in cuts for a, b in zip(cut, cut[1:])):
+    if len(ranks) == prod(rvd.d) and all(a < b for cut in cuts for a, b in pairwise(cut)):
         return ranks
     array = np.array(ranks).reshape(rvd.r, rvd.v, -1)
     is_empty = np.zeros(rvd.d, dtype=bool)

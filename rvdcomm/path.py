@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from rvdcomm.binding import Binding
 from rvdcomm.exchange import Move, exchange
@@ -97,9 +98,9 @@ class Path:
 
 
 def steps_of_bindings(bindings: list[Binding]) -> list[Step]:
-    """One step for every change of binding; reduce_scatter + all_gather are joined to all_reduce."""
+    """One step for every change; a reduce_scatter and its all_gather become an all_reduce."""
     steps: list[Step] = []
-    for before, after in zip(bindings, bindings[1:], strict=False):
+    for before, after in pairwise(bindings):
         kind = kind_of_rebind(before.targets, after.targets)
         groups = product_groups(before, after)
         last = steps[-1] if steps else None

@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """``cost.secs / bound.secs``: 1.0 is optimal; infinite if the bound is 0 and the cost not."""
+        """``cost.secs / bound.secs``: 1.0 is optimal; infinite if the bound alone is 0."""
         if self.bound.secs == 0:
             return 1.0 if self.cost.secs == 0 else float("inf")
         return self.cost.secs / self.bound.secs

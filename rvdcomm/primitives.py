@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import lcm, prod
+from math import lcm
 
 from rvdcomm.binding import Binding, Grid, R, V
 from rvdcomm.errors import LayoutError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rvdcomm.box import Box
-from rvdcomm.dtypes import ITEM_BYTES
+from rvdcomm.dtypes import ITEM_BYTES, dtype_name
 from rvdcomm.errors import ProgramError
 from rvdcomm.layout import Layout, parse_ranges, ranges_text
 
@@ -45,7 +45,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``box``, which lies in piece ``src_piece`` of one buffer, goes to ``dst_piece`` of another."""
+    """``box`` lies in piece ``src_piece`` of one buffer and goes to ``dst_piece`` of another."""
 
     box: Box
     src_piece: int
@@ -62,6 +62,19 @@ class Copy:
     dst: str
     entries: tuple[Entry, ...]
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that take part."""
+        return (self.rank,)
+
+    def buffers_of(self, rank: int) -> set[str]:
+        """Names of the buffers that ``rank`` uses here."""
+        return {self.src, self.dst} if rank == self.rank else set()
+
+    def lines(self) -> list[str]:
+        """The text form."""
+        return [f"{self.op} rank {self.rank} {self.src} {self.dst}: {_entries_text(self.entries)}"]
+
 
 @dataclass(frozen=True, slots=True)
 class Zero:
@@ -70,6 +83,19 @@ class Zero:
     rank: int
     dst: str
     entries: tuple[Entry, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that take part."""
+        return (self.rank,)
+
+    def buffers_of(self, rank: int) -> set[str]:
+        """Names of the buffers that ``rank`` uses here."""
+        return {self.dst} if rank == self.rank else set()
+
+    def lines(self) -> list[str]:
+        """The text form."""
+        return [f"zero rank {self.rank} {self.dst}: {_entries_text(self.entries)}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +128,20 @@ class Collective:
     dst: tuple[str, ...]
     messages: tuple[Message, ...]
 
+    def buffers_of(self, rank: int) -> set[str]:
+        """Names of the buffers that ``rank`` uses here."""
+        at = [i for i, member in enumerate(self.ranks) if member == rank]
+        return {name for i in at for name in (self.src[i], self.dst[i])}
+
+    def lines(self) -> list[str]:
+        """The text form: a line for the call, then one for every message."""
+        buffers = f"{','.join(self.src)} {','.join(self.dst)}"
+        head = f"collective {self.kind} step {self.step} ranks {ranges_text(self.ranks)} {buffers}"
+        return [head] + [
+            f"  {m.src_rank}->{m.dst_rank}: {_entries_text(m.entries)}".rstrip()
+            for m in self.messages
+        ]
+
     @cached_property
     def by_pair(self) -> dict[tuple[int, int], Message]:
         """Messages by (src_rank, dst_rank)."""
@@ -110,9 +150,9 @@ class Collective:
     def traffic(self) -> dict[tuple[int, int], int]:
         """Elements from rank to other rank.
 
-        An all_reduce of n elements by k ranks counts as its lower bound: each rank is sent its chunk
-        of every other's n elements, and sends its summed chunk to every other. Chunks are at most
-        one element uneven. (What a backend does inside its own all_reduce is not seen from here.)
+        An all_reduce of n elements by k ranks counts as its lower bound: each rank is sent its
+        chunk of every other's n elements, and sends its summed chunk to every other. Chunks are at
+        most one element uneven. (What a backend does inside is not seen from here.)
         """
         if self.kind != "all_reduce":
             return {
@@ -180,16 +220,15 @@ class Program:
     def of_rank(self, rank: int) -> Iterator[Instruction]:
         """Instructions that ``rank`` takes part in."""
         for instruction in self.instructions:
-            is_all = isinstance(instruction, Collective)
-            if rank in instruction.ranks if is_all else rank == instruction.rank:  # type: ignore[union-attr]
+            if rank in instruction.ranks:
                 yield instruction
 
     def lifetimes(self, rank: int) -> dict[str, tuple[int, int]]:
-        """First and last instruction that uses each buffer of ``rank``; src and dst live throughout."""
+        """First and last instruction that uses each buffer of ``rank``; src and dst always live."""
         end = len(self.instructions)
         alive: dict[str, tuple[int, int]] = {}
         for i, instruction in enumerate(self.instructions):
-            for name in set(_buffers_used(instruction, rank)) - {NO_BUFFER}:
+            for name in instruction.buffers_of(rank) - {NO_BUFFER}:
                 alive[name] = (alive.get(name, (i, i))[0], i)
         alive.update({n: (0, end) for n in (SRC, DST) if (n, rank) in self.buffer})
         return alive
@@ -224,7 +263,7 @@ class Program:
             pieces = " ".join(map(str, buffer.pieces))
             lines.append(f"buffer {buffer.name} rank {buffer.rank}: {pieces}".rstrip())
         for instruction in self.instructions:
-            lines.extend(_WRITERS[type(instruction)](instruction))
+            lines.extend(instruction.lines())
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -233,44 +272,11 @@ class Program:
         return _Reader(text).program()
 
 
-def _buffers_used(instruction: Instruction, rank: int) -> tuple[str, ...]:
-    if isinstance(instruction, Collective):
-        if rank not in instruction.ranks:
-            return ()
-        i = instruction.ranks.index(rank)
-        return instruction.src[i], instruction.dst[i]
-    if instruction.rank != rank:
-        return ()
-    return (
-        (instruction.dst,) if isinstance(instruction, Zero) else (instruction.src, instruction.dst)
-    )
-
-
 # --- text ---------------------------------------------------------------------------------------
 
 
 def _entries_text(entries: tuple[Entry, ...]) -> str:
     return " ".join(f"{e.box}@{e.src_piece}>{e.dst_piece}" for e in entries)
-
-
-def _copy_lines(copy: Copy) -> list[str]:
-    return [f"{copy.op} rank {copy.rank} {copy.src} {copy.dst}: {_entries_text(copy.entries)}"]
-
-
-def _zero_lines(zero: Zero) -> list[str]:
-    return [f"zero rank {zero.rank} {zero.dst}: {_entries_text(zero.entries)}"]
-
-
-def _collective_lines(collective: Collective) -> list[str]:
-    buffers = f"{','.join(collective.src)} {','.join(collective.dst)}"
-    ranks = ranges_text(collective.ranks)
-    lines = [f"collective {collective.kind} step {collective.step} ranks {ranks} {buffers}"]
-    for m in collective.messages:
-        lines.append(f"  {m.src_rank}->{m.dst_rank}: {_entries_text(m.entries)}".rstrip())
-    return lines
-
-
-_WRITERS = {Copy: _copy_lines, Zero: _zero_lines, Collective: _collective_lines}
 
 
 class _Reader:
@@ -282,7 +288,7 @@ class _Reader:
 
     def program(self) -> Program:
         try:
-            dtype = self._after("program ")
+            dtype = dtype_name(self._after("program "))
             src, dst = Layout.parse(self._after("src ")), Layout.parse(self._after("dst "))
             buffers, instructions = [], []
             while self.at < len(self.lines):

@@ -39,8 +39,10 @@ class Request:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Request:
         """What ``to_json`` gave, after a journey as JSON."""
-        tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**tuples)
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        return cls(**plain)
 
     def __str__(self) -> str:
         return f"redistribute {self.src} -> {self.dst}"

@@ -29,10 +29,8 @@ class RVD:
     def __init__(
         self, r: str | RVD | int, v: int | None = None, d: tuple[int, ...] | None = None
     ) -> None:
-        if isinstance(r, str):
-            r, v, d = _parse(r)
-        elif isinstance(r, RVD):
-            r, v, d = r.r, r.v, r.d
+        if isinstance(r, str | RVD):
+            r, v, d = _parse(str(r))
         if v is None or d is None:
             raise LayoutError(f"RVD({r!r}) needs a text such as 'R(2)V(1)D(1,4)', or r, v and d.")
         d = tuple(d)

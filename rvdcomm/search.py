@@ -68,7 +68,7 @@ def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[
 
 
 def _upper_bound(start: Targets, goal: Targets, pricer: RebindPricer) -> int:
-    """Cost of a path that exists: the direct exchange, or masks after an exchange that needs none."""
+    """Cost of a path that exists: the direct exchange, with masks of their own after it."""
     ticks, state = 0, start
     for successor in _mask_last(start, goal):
         ticks += pricer.ticks(state, successor)[0]
@@ -77,7 +77,7 @@ def _upper_bound(start: Targets, goal: Targets, pricer: RebindPricer) -> int:
 
 
 def _mask_last(start: Targets, goal: Targets) -> list[Targets]:
-    """Reach the goal with at most one step that moves bytes: the axes bound to V are masked last."""
+    """Reach the goal with one step that moves bytes; axes that the goal binds to V come last."""
     masked = [a for a, (s, t) in enumerate(zip(start, goal, strict=True)) if t == V != s]
     if not masked:
         return [goal]
@@ -90,8 +90,8 @@ def _successors(
 ) -> Iterator[Targets]:
     """States one step away that may lie on a cheapest path.
 
-    Moves of axes, some at once: to their goals; digits to R (all_gather); V or R to the axes' scratch
-    digits (reduce_scatter, slice); R or a digit to V where the goal has V (mask).
+    Moves of axes, some at once: to their goals; digits to R (all_gather); V or R to the axes'
+    scratch digits (reduce_scatter, slice); R or a digit to V where the goal has V (mask).
     """
     seen: set[Targets] = {state}
     for axes in _subsets(classes):
@@ -154,7 +154,7 @@ def _axis_classes(src: Binding, dst: Binding, pricer: RebindPricer) -> list[tupl
     ]
     if len(free) <= MAX_FREE_AXES:
         return [(a,) for a in free]
-    classes: dict[tuple[int, str, str], list[int]] = {}
+    classes: dict[tuple[object, ...], list[int]] = {}
     for a in free:
         axis = src.grid.axes[a]
         level = sum(axis.stride >= block for block in src.grid.blocks)

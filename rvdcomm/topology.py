@@ -117,7 +117,7 @@ class Topology:
             )
 
     def distance(self, a: int, b: int) -> int:
-        """Number of levels whose ports a byte from ``a`` to ``b`` passes; 0 from a rank to itself."""
+        """Levels whose ports a byte from ``a`` to ``b`` passes; 0 from a rank to itself."""
         if a == b:
             return 0
         return next(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rvdcomm.box import Box
 from rvdcomm.errors import ProgramError
 from rvdcomm.layout import Layout
-from rvdcomm.program import DST, SRC, Buffer, Collective, Copy, Entry, Program, Zero
+from rvdcomm.program import DST, NO_BUFFER, SRC, Buffer, Collective, Copy, Entry, Program, Zero
 
 _Values = NDArray[np.int32]
 """How often every part is in every atom of a piece, [num_parts, *atoms]; UNWRITTEN at first."""
@@ -24,10 +24,11 @@ UNWRITTEN = -1
 def verify(program: Program) -> None:
     """Check every invariant of ``Program`` and the result itself.
 
-    Proved: every element of every dst shard is written once, before it is read; over the value parts
-    of dst each src part is in it exactly once; replicas are equal; in every collective each rank is
-    once, groups ascend, sizes agree and runs are contiguous; and, since all ranks issue their
-    collectives in one global order with equal groups on all members, none can wait for another.
+    Proved: every element of every dst shard is written once, before it is read; over the value
+    parts of dst each src part is in it exactly once; replicas are equal; in every collective each
+    rank is once, groups ascend, sizes agree and runs are contiguous; and, since all ranks issue
+    their collectives in one global order with equal groups on all members, none can wait for
+    another.
 
     Raises:
         ProgramError: names the instruction and the ranks.
@@ -88,7 +89,7 @@ class _Verifier:
 
     def _view(self, name: str, rank: int, piece: int, box: Box) -> _Values:
         buffer = self.program.buffer.get((name, rank))
-        if buffer is None or piece >= len(buffer.pieces):
+        if buffer is None or not 0 <= piece < len(buffer.pieces):
             raise ProgramError(f"rank {rank} has no piece {piece} of buffer {name}.")
         outer = buffer.pieces[piece]
         if not outer.contains(box):
@@ -131,6 +132,14 @@ class _Verifier:
         ranks = collective.ranks
         if list(ranks) != sorted(set(ranks)) or not set(ranks) <= set(self.program.ranks):
             raise ProgramError(f"{collective.kind}: group {ranks} is not ascending ranks.")
+        if len(collective.src) != len(ranks) or len(collective.dst) != len(ranks):
+            raise ProgramError(
+                f"{collective.kind}: group {ranks} needs one src and dst buffer each."
+            )
+        for rank in ranks:
+            for name in collective.buffers_of(rank) - {NO_BUFFER}:
+                if (name, rank) not in self.program.buffer:
+                    raise ProgramError(f"rank {rank} has no buffer {name}.")
         for m in collective.messages:
             if not {m.src_rank, m.dst_rank} <= set(ranks):
                 raise ProgramError(f"message {m.src_rank}->{m.dst_rank} leaves group {ranks}.")
@@ -160,6 +169,8 @@ class _Verifier:
             sent = sent[: len(sent) // len(collective.ranks)]
         received = [e for m in collective.messages if m.dst_rank == rank for e in m.entries]
         for name, entries, side in ((src, sent, 0), (dst, received, 1)):
+            if entries and name == NO_BUFFER:
+                raise ProgramError(f"rank {rank} names no buffer for its {len(entries)} boxes.")
             if entries:
                 self._check_run(self.program.buffer[name, rank], entries, side)
 
@@ -167,6 +178,7 @@ class _Verifier:
         end: int | None = None
         for e in entries:
             piece = e.dst_piece if side else e.src_piece
+            self._view(buffer.name, buffer.rank, piece, e.box)
             inner = e.box.flat_offset_within(buffer.pieces[piece])
             start = None if inner is None else buffer.offset(piece) + inner
             if start is None or (end is not None and start != end):
@@ -219,7 +231,7 @@ class _Verifier:
             if not np.array_equal(other[1], values):
                 raise ProgramError(f"ranks {other[0]} and {rank} are replicas but differ.")
         for (_, box), (_, values) in first.items():
-            totals[box] = totals.get(box, 0) + values  # type: ignore[operator]
+            totals[box] = totals.get(box, np.zeros_like(values)) + values
         for box, total in totals.items():
             if (total != 1).any() and not box.is_empty:
                 atom = tuple(np.argwhere(total != 1)[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -216,7 +216,7 @@ def random_topology(rng: random.Random) -> rv.Topology:
         return rv.Topology.hosts(hosts, intra, inter)
     pool = rng.sample(range(WORLD), WORLD)
     bounds = [0, *sorted(rng.sample(range(1, WORLD), rng.randint(1, 4))), WORLD]
-    hosts = [pool[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    hosts = [pool[a:b] for a, b in pairwise(bounds)]
     topology = rv.Topology.hosts(hosts, intra, inter)
     if kind == "unequal" or len(hosts) < 3:
         return topology

@@ -19,7 +19,9 @@ LINK = rv.Link(0, 1.0)
 
 def hosts_of(num_ranks: int, num_hosts: int) -> rv.Topology:
     size = num_ranks // num_hosts
-    return rv.Topology.hosts([range(h * size, (h + 1) * size) for h in range(num_hosts)], LINK, LINK)
+    return rv.Topology.hosts(
+        [range(h * size, (h + 1) * size) for h in range(num_hosts)], LINK, LINK
+    )
 
 
 def held(placement: Placement) -> set[tuple[tuple[Box, ...], tuple[int, ...]]]:

@@ -37,9 +37,7 @@ def beaten(cost: rv.Cost, bound: rv.Cost) -> list[str]:
     ]
 
 
-def direct_cost(
-    src: rv.Layout, dst: rv.Layout, item_bytes: int, topology: rv.Topology
-) -> rv.Cost:
+def direct_cost(src: rv.Layout, dst: rv.Layout, item_bytes: int, topology: rv.Topology) -> rv.Cost:
     """What one exchange of exact overlaps costs, with no staging counted as memory."""
     traffic: dict[tuple[int, int], int] = {}
     for move in exchange(src.placement, dst.placement, topology):
@@ -71,9 +69,7 @@ def test_no_plan_beats_the_bound_on_any_pair_of_eight_ranks(topology: rv.Topolog
     found = []
     for src, dst in all_pairs((6, 10), 8):
         plan = rv.plan(src, dst, "int8", topology)
-        found += [
-            f"{src.rvd} -> {dst.rvd}: {fault}" for fault in beaten(plan.cost, plan.bound)
-        ]
+        found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in beaten(plan.cost, plan.bound)]
     assert found == []
 
 

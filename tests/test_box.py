@@ -27,9 +27,7 @@ def mask(*parts: Box, num_dims: int) -> np.ndarray:
 
 def indices(box: Box) -> list[tuple[int, ...]]:
     """Elements in row-major order."""
-    return [
-        tuple(a + b for a, b in zip(i, box.lo, strict=True)) for i in np.ndindex(*box.shape)
-    ]
+    return [tuple(a + b for a, b in zip(i, box.lo, strict=True)) for i in np.ndindex(*box.shape)]
 
 
 # --- text ---------------------------------------------------------------------------------------
@@ -40,7 +38,9 @@ def test_parse_undoes_str(box: Box) -> None:
     assert Box.parse(str(box)) == box
 
 
-@pytest.mark.parametrize("text", ["", "[", "0:4", "[0:4", "[0-4]", "[0:4,]", "[:4]", "[a:b]", "[-1:2]"])
+@pytest.mark.parametrize(
+    "text", ["", "[", "0:4", "[0:4", "[0-4]", "[0:4,]", "[:4]", "[a:b]", "[-1:2]"]
+)
 def test_parse_rejects_other_text(text: str) -> None:
     with pytest.raises(LayoutError, match=r"cannot parse box .*: expected the form '\[0:4,2:8\]'"):
         Box.parse(text)

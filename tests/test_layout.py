@@ -275,7 +275,7 @@ def test_parse_ranges_undoes_ranges_text(ranks: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "0:", ":4", "0:4,", "0-4", "a", "-1", "0:4:2"])
 def test_parse_ranges_rejects_other_text(text: str) -> None:
-    with pytest.raises(rv.LayoutError, match="cannot parse ranks .*: expected the form '0:4,7,5'"):
+    with pytest.raises(rv.LayoutError, match=r"cannot parse ranks .*: expected the form '0:4,7,5'"):
         parse_ranges(text)
 
 

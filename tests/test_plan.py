@@ -314,7 +314,7 @@ def test_plan_prints_its_steps_cost_bound_and_gap() -> None:
         "2     all_gather  2x(0:4)  R(8)V(1)D(1,1) on 0:8      24 MiB, 2.93 ms",
         "cost   4.883 ms, 40 MiB on the wire (0 B between hosts), busiest rank receives 5 MiB",
         "bound  4.883 ms, 40 MiB on the wire (0 B between hosts), busiest rank receives 5 MiB",
-        "gap    1x   rounds 7   peak memory 13 MiB a rank (src and dst shards: 8 MiB)",
+        "gap    1x   rounds 7   peak memory 11 MiB a rank (src and dst shards: 8 MiB)",
     ]
 
 

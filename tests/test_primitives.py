@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 
@@ -15,7 +16,6 @@ from rvdcomm.primitives import (
     KINDS,
     MOVES_NOTHING,
     RebindPricer,
-    changed_axes,
     kind_of_rebind,
     messages_an_element,
     product_groups,
@@ -84,15 +84,6 @@ def test_kinds_that_move_nothing_are_kinds() -> None:
     assert MOVES_NOTHING < KINDS
 
 
-@pytest.mark.parametrize(
-    "src, dst, axes", [((0, 1), (0, 1), []), ((0, 1), (R, 1), [0]), ((0, 1), (1, 0), [0, 1])]
-)
-def test_changed_axes_are_those_that_differ(
-    src: tuple[int, ...], dst: tuple[int, ...], axes: list[int]
-) -> None:
-    assert changed_axes(src, dst) == axes
-
-
 # --- groups -------------------------------------------------------------------------------------
 
 
@@ -123,7 +114,7 @@ def direct(src: Binding, dst: Binding, pricer: RebindPricer) -> list[tuple[Bindi
 def found(src: Binding, dst: Binding, pricer: RebindPricer) -> list[tuple[Binding, Binding]]:
     """The steps of the cheapest path."""
     _, path = cheapest_rebinds(src, dst, pricer)
-    return list(zip(path, path[1:], strict=False))
+    return list(pairwise(path))
 
 
 STEPS = {"direct": direct, "found": found}
@@ -194,7 +185,7 @@ def received_by_each(src: str, dst: str) -> Fraction:
     pair = pair_of(src, dst)
     pricer = RebindPricer(pair[0].grid, ONE_HOST, NUM_BYTES)
     num_bytes = Fraction(pricer.port_bytes(pair[0].targets, pair[1].targets)[0], 64)
-    return num_bytes / pricer.shard_bytes(pair[0].targets)
+    return num_bytes / pair[0].placement.num_elements(0)
 
 
 # Source: ORACLES section 7, n = elements of the input shard, group of k: all-gather (k-1)n;
@@ -221,13 +212,7 @@ def test_all_reduce_costs_a_reduce_scatter_and_an_all_gather(k: int) -> None:
     src, dst = pair_of(f"R(1)V({k})D({8 // k},1)", f"R({k})V(1)D({8 // k},1)")
     pricer = RebindPricer(src.grid, ONE_HOST, NUM_BYTES)
     ticks, _ = cheapest_rebinds(src, dst, pricer)
-    assert pricer.secs(ticks) == 2 * (k - 1) / k * pricer.shard_bytes(src.targets)
-
-
-def test_shard_bytes_are_the_tensor_over_the_bound_digits() -> None:
-    src, _ = pair_of("R(1)V(2)D(2,2)", "R(1)V(2)D(2,2)")
-    pricer = RebindPricer(src.grid, ONE_HOST, NUM_BYTES)
-    assert pricer.shard_bytes(src.targets) == NUM_BYTES // 4
+    assert pricer.secs(ticks) == 2 * (k - 1) / k * src.placement.num_elements(0)
 
 
 # --- ticks --------------------------------------------------------------------------------------

@@ -148,7 +148,9 @@ def test_parse_names_the_line_that_does_not_fit(line: int, new: str, message: st
 @pytest.mark.parametrize("num_lines", [0, 1, 2])
 def test_parse_names_the_end_of_a_text_that_stops_early(num_lines: int) -> None:
     text = "\n".join(TEXT.splitlines()[:num_lines])
-    with pytest.raises(rv.ProgramError, match=f"cannot parse program, line {num_lines + 1}: 'the end'"):
+    with pytest.raises(
+        rv.ProgramError, match=f"cannot parse program, line {num_lines + 1}: 'the end'"
+    ):
         Program.parse(text)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 
 import pytest
@@ -161,8 +161,7 @@ def test_path_leads_from_src_to_dst_for_the_price_named(num_hosts: int) -> None:
         assert src is not None
         pricer = RebindPricer(src.grid, topology, 384)
         ticks, path = cheapest_rebinds(src, dst, pricer)
-        steps = zip(path, path[1:], strict=False)
-        paid = sum(pricer.ticks(a.targets, b.targets)[0] for a, b in steps)
+        paid = sum(pricer.ticks(a.targets, b.targets)[0] for a, b in pairwise(path))
         ends = (path[0].targets, path[-1].targets)
         if (ends, paid) != ((src.targets, dst.targets), ticks):
             wrong.append(f"{src} -> {dst}: {[str(state) for state in path]}")
@@ -201,7 +200,11 @@ def printed_plans(hash_seed: int) -> str:
         capture_output=True,
         check=True,
         text=True,
-        env={**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": str(hash_seed),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
     )
     return run.stdout
 

@@ -130,7 +130,9 @@ class _Simulation:
         outer = buffer.pieces[piece]
         start = buffer.offset(piece)
         flat = self.flat[name, rank][start : start + outer.num_elements]
-        view: Array = flat.reshape(outer.shape)[(..., *box.slices_within(outer))]
+        # The ellipsis keeps a scalar an array that can be written.
+        index: tuple[Any, ...] = (..., *box.slices_within(outer))
+        view: Array = flat.reshape(outer.shape)[index]
         return view
 
     def _copy(self, copy: Copy) -> None:

@@ -5,10 +5,11 @@ Layouts number ranks within the group, as ``torch.distributed.get_rank(group)`` 
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from rvdcomm.program import ALIGN_BYTES
 class World:
     """One process group, with the subgroups that programs need; made once a group by ``of``."""
 
-    _known: weakref.WeakKeyDictionary[Any, World] = weakref.WeakKeyDictionary()
+    _known: ClassVar[weakref.WeakKeyDictionary[Any, World]] = weakref.WeakKeyDictionary()
 
     def __init__(self, group: Any) -> None:
         self.rank: int = dist.get_rank(group)
@@ -52,6 +53,9 @@ class World:
         if group == dist.GroupMember.NON_GROUP_MEMBER:
             raise CommError("this rank is not a member of the group that was given.")
         if group not in cls._known:
+            if not cls._known:
+                # A backend that outlives the interpreter ends with its threads running: an abort.
+                atexit.register(_close_all)
             cls._known[group] = cls(group)
         return cls._known[group]
 
@@ -59,6 +63,13 @@ class World:
     def store(self) -> Any:
         """The key-value store that all ranks of the job share."""
         return dist.distributed_c10d._get_default_store()
+
+    def close(self) -> None:
+        """Let go of all communicators; transitions compiled for this group cannot run any more."""
+        for subgroup in self._subgroups.values():
+            subgroup.close()
+        self._subgroups.clear()
+        self.agreed.clear()
 
     def arena(self, num_bytes: int, device: torch.device) -> Tensor:
         """Memory for the staging of one call, in bytes; valid until the next call.
@@ -84,11 +95,16 @@ class World:
                 known = ", ".join(sorted(_BACKENDS))
                 raise CommError(f"backend {self.backend!r} is not supported; use one of {known}.")
             name = f"rvdcomm/{self.backend}/{self.name}/{ranges_text(ranks)}"
-            store = dist.PrefixStore(name, self.store)
+            store = dist.distributed_c10d.PrefixStore(name, self.store)
             make = _BACKENDS[self.backend]
             made = make(store, ranks.index(self.rank), len(ranks), self.timeout)
             self._subgroups[ranks] = Subgroup(made, sends_best=self.backend == "gloo")
         return self._subgroups[ranks]
+
+
+def _close_all() -> None:
+    for world in list(World._known.values()):
+        world.close()
 
 
 class Subgroup:
@@ -102,6 +118,10 @@ class Subgroup:
     def __init__(self, backend: Any, *, sends_best: bool) -> None:
         self._backend = backend
         self._sends_best = sends_best
+
+    def close(self) -> None:
+        """Drop the backend, which joins its threads."""
+        self._backend = None
 
     def all_to_all(
         self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int]
@@ -157,7 +177,7 @@ _BACKENDS: dict[str, Callable[[Any, int, int, timedelta], Any]] = {
 
 
 def _backend_name(group: Any) -> str:
-    """The backend that serves tensors: NCCL's where the group has several, as with cpu:gloo,cuda:nccl."""
+    """The backend that serves tensors; NCCL's where the group has several (cpu:gloo,cuda:nccl)."""
     name: str = dist.get_backend(group)
     return "nccl" if "nccl" in name else name
 

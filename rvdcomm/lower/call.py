@@ -62,7 +62,7 @@ class Call:
 
     @cached_property
     def with_own(self) -> bool:
-        """Whether ranks send to themselves too: a gather does; else if that keeps the runs whole."""
+        """Whether ranks send to themselves too: in a gather, or if that keeps the runs whole."""
         if self.is_gather or not self.fuse:
             return self.is_gather
         sends_whole = all(self._run_to_send(rank, True) is not None for rank in self.group)
@@ -190,7 +190,7 @@ class Call:
 
 
 def components(moves: Iterable[Move]) -> list[tuple[tuple[int, ...], list[Move]]]:
-    """Ranks that are joined by moves (ascending), with their moves; ranks apart need no common call."""
+    """Ranks that moves join, ascending, with their moves: the others need no common call."""
     moves = list(moves)
     parent: dict[int, int] = {}
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from rvdcomm.picture.shapes import Point, Rect, Shape, Stroke, Text, arrow_head
 from rvdcomm.planner import Plan
-from rvdcomm.units import bytes_text
 from rvdcomm.topology import Topology
+from rvdcomm.units import bytes_text
 
 # By how many levels' ports a message passes: one rank's port, a host's, a rack's.
 LEVEL_COLORS = {1: "#66788F", 2: "#CC3311", 3: "#882255"}

@@ -1,0 +1,169 @@
+"""Laws of the documents: what they show is what is printed, and what they name exists.
+
+``python -m tests.test_readme`` writes all printouts and pictures anew; review the diff as any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm import cli
+from rvdcomm.picture import svg
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/**/*.md", "bench/*.md")
+    for path in ROOT.glob(pattern)
+)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+"""A fenced block: its language and its text. Blocks that need a process group are excerpts."""
+NEEDS_PROCESSES = "init_process_group"
+
+
+# --- printouts ----------------------------------------------------------------------------------
+
+
+def rendered(text: str) -> str:
+    """The document with every printout made anew.
+
+    A python block runs in the names of those before it; the block of text right below it is its
+    printout. In a console block, lines that start with ``$ rvdcomm`` are run.
+    """
+    names: dict[str, Any] = {"__name__": "document"}
+    out: list[str] = []
+    end = 0
+    printed: str | None = None
+    for block in BLOCK.finditer(text):
+        between = text[end : block.start()]
+        language, body = block.groups()
+        if language == "text" and printed is not None and not between.strip():
+            body, printed = printed, None
+        elif printed:
+            raise AssertionError(f"no text block shows what this prints: {printed!r}")
+        elif language == "python" and NEEDS_PROCESSES not in body:
+            printed = _printed(lambda body=body: exec(body, names))
+        elif language == "console":
+            body = _session(body)
+        out += [between, f"```{language}\n{body}```"]
+        end = block.end()
+    return "".join(out) + text[end:]
+
+
+def _printed(run: Any) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        run()
+    return stream.getvalue()
+
+
+def _session(body: str) -> str:
+    """A console session with the output of its commands made anew."""
+    out = []
+    for line in (line for line in body.splitlines() if line.startswith("$ ")):
+        program, *words = shlex.split(line[2:])
+        assert program == "rvdcomm", f"{line}: only rvdcomm is run in a console block"
+        out.append(f"{line}\n{_printed(lambda words=words: cli.main(words))}")
+    return "".join(out)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_documents_show_what_is_printed(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert rendered(text) == text, "python -m tests.test_readme writes all printouts anew"
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """Texts of a document's blocks."""
+    found = BLOCK.findall(document.read_text(encoding="utf-8"))
+    return [body for name, body in found if name == language]
+
+
+def test_readme_is_the_first_look() -> None:
+    shown = "\n".join(body for body in blocks(README, "python") if NEEDS_PROCESSES not in body)
+    assert (ROOT / "examples/first_look.py").read_text().endswith('"""\n\n' + shown)
+
+
+def test_readme_shows_what_the_first_look_prints() -> None:
+    code = (ROOT / "examples/first_look.py").read_text()
+    printed = _printed(lambda: exec(code, {"__name__": "__main__"}))
+    assert printed == "".join(blocks(README, "text")[:2])
+
+
+def test_readme_runs_an_excerpt_on_processes() -> None:
+    (shown,) = (body for body in blocks(README, "python") if NEEDS_PROCESSES in body)
+    assert shown in (ROOT / "examples/redistribute_gloo.py").read_text()
+
+
+def test_readme_has_code_by_line_10_and_a_plan_by_line_30() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert "```python" in lines[:10]
+    assert any(line.startswith("cost  ") for line in lines[:30])
+
+
+# --- pictures -----------------------------------------------------------------------------------
+
+
+def pictures() -> dict[str, rv.Plan]:
+    """The plan of every picture in ``docs/img``."""
+    hosts = rv.Topology.hosts([range(4), range(4, 8)], rv.Link(5e-6, 100e9), rv.Link(20e-6, 10e9))
+
+    def planned(shape: tuple[int, ...], src: str, dst: str) -> rv.Plan:
+        return rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst), "float32", hosts)
+
+    return {
+        "first_look.svg": planned((1024, 1024), "R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)"),
+        "hosts_first.svg": planned((2048, 2048), "R(1)V(1)D(8,1)", "R(8)V(1)D(1,1)"),
+    }
+
+
+@pytest.mark.parametrize("name", pictures())
+def test_pictures_are_those_of_their_plans(name: str) -> None:
+    drawn = (ROOT / "docs/img" / name).read_text(encoding="utf-8")
+    assert drawn == svg(pictures()[name]), "python -m tests.test_readme draws all pictures anew"
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_tests_that_documents_name_exist(document: Path) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    files = ROOT.glob("tests/**/test_*.py")
+    known = {path.stem for path in files} | {
+        name
+        for path in ROOT.glob("tests/**/test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert set(re.findall(r"\btest_\w+", text)) - known == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_files_that_documents_name_exist(document: Path) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:rvdcomm|bench|tests|examples|docs|tools)/[\w./]*\w\.\w+)`", text)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def main() -> None:
+    """Write every printout and every picture anew."""
+    for document in DOCUMENTS:
+        path = ROOT / document
+        path.write_text(rendered(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, plan in pictures().items():
+        (ROOT / "docs/img" / name).write_text(svg(plan), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
