@@ -152,12 +152,11 @@ def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
         rows = _measure(args, cases, topology, start)
     free = Topology.hosts(blocks, Link(0, float("inf")), Link(0, bytes_per_sec))
     for row in rows:
-        row["limit_secs"] = plan(
-            Layout.parse(row["src"]), Layout.parse(row["dst"]), "float32", free
-        ).bound.secs
+        src, dst = Layout.parse(row["src"]), Layout.parse(row["dst"])
+        row["limit_secs"] = plan(src, dst, "float32", free).bound.secs
     title = (
-        f"RVD benchmark: emulated cluster, {hosts} hosts x {ranks_per_host} ranks, {args.rate}, gloo, "
-        f"one TCP stream {bytes_per_sec * 8 / 1e6:.0f} Mbit/s"
+        f"RVD benchmark: emulated cluster, {hosts} hosts x {ranks_per_host} ranks, {args.rate}, "
+        f"gloo, one TCP stream {bytes_per_sec * 8 / 1e6:.0f} Mbit/s"
     )
     return _result(args, title, bytes_per_sec, rows)
 

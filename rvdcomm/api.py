@@ -42,7 +42,7 @@ def redistribute(
         tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
             None on a rank outside ``src``.
         src, dst: layouts over ranks of ``group``, or RVD texts: then over all its ranks.
-        shape: global shape, in elements; taken from the layouts, or from all ranks' shards, if None.
+        shape: global shape, in elements; if None, of the layouts or of all ranks' shards.
         group: process group; the default group if None.
         topology: who is near to whom; one host if None.
         out: where the result goes, ``[*dst.cell(rank).box.shape]``; allocated if None.
@@ -65,7 +65,8 @@ def redistribute(
     if compiled is None:
         request = _request(tensor, src, dst, shape, topology, out, dtype)
         compiled = world.agreed[key] = _agreed(request, src, dst, topology, group)
-    compiled._check_use(tensor, out)
+    else:
+        compiled._check_use(tensor, out)
     return compiled._start(tensor, out, async_op)
 
 
@@ -130,17 +131,9 @@ class Redistributor:
         return self._program.sent_bytes
 
     def _check_use(self, tensor: Tensor | None, out: Tensor | None) -> None:
-        """Raise a LayoutError for tensors that would lose a gradient or be overwritten."""
-        if tensor is None:
-            return
-        what = self._what
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise LayoutError(
-                f"{what}: the tensor requires grad, and redistribute carries no gradient; "
-                "pass tensor.detach(), or call it under torch.no_grad()."
-            )
-        if out is not None and tensor.numel() and _same_storage(tensor, out):
-            raise LayoutError(f"{what}: out shares memory with the tensor; give another out.")
+        misuse = _misuse(tensor, out)
+        if misuse:
+            raise LayoutError(f"{self._what}: rank {self._rank}: {misuse}")
 
     def _start(self, tensor: Tensor | None, out: Tensor | None, async_op: bool) -> Any:
         if async_op:
@@ -218,7 +211,20 @@ def _request(
         shard=None if tensor is None else tuple(tensor.shape),
         out=None if out is None else tuple(out.shape),
         dtypes=tuple(str(d).removeprefix("torch.") for d in dtypes),
+        misuse=_misuse(tensor, out),
     )
+
+
+def _misuse(tensor: Tensor | None, out: Tensor | None) -> str | None:
+    """What is wrong with tensors that would lose a gradient or be overwritten."""
+    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+        return (
+            "the tensor requires grad, and redistribute carries no gradient; pass "
+            "tensor.detach(), or call it under torch.no_grad()."
+        )
+    if tensor is not None and out is not None and tensor.numel() and _same_storage(tensor, out):
+        return "out shares memory with the tensor; give another out."
+    return None
 
 
 def _signature(tensor: Tensor | None) -> tuple[Any, Any]:

@@ -178,7 +178,7 @@ def _mixed_radix(digits: Sequence[int], sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Factor:
-    """Axes with strides in ``[lo, hi)`` tell apart R, V or pieces of dim ``mode``, from ``place``."""
+    """Axes with strides in ``[lo, hi)`` tell apart R, V or pieces of dim ``mode``."""
 
     mode: int
     lo: int

@@ -36,7 +36,9 @@ def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -
         for bound, level in zip(levels, topology.levels, strict=True)
     )
     farthest = max((i for i, bound in enumerate(levels) if bound.busiest), default=None)
-    alpha_secs = 0.0 if farthest is None else topology.levels[farthest].link.alpha_secs
+    # A message that must leave a group of this level may go any farther, if that is quicker.
+    alphas = [level.link.alpha_secs for level in topology.levels[farthest:]]
+    alpha_secs = 0.0 if farthest is None else min(alphas)
     memory = {
         rank: sum(layout.placement.num_elements(rank) for layout in (src, dst))
         for rank in {*src.ranks, *dst.ranks}

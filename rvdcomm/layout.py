@@ -98,6 +98,9 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __getstate__(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in ("shape", "rvd", "ranks", "cuts")}
+
     def __contains__(self, rank: int) -> bool:
         return rank in self._position
 
@@ -148,7 +151,11 @@ class Layout:
         >>> Layout.parse("R(1)V(1)D(2) shape(10) cuts(0,3,10)").cell(1).box
         Box(lo=(3,), hi=(10,))
         """
-        form = r"(\S+) shape\(([\d,]*)\)(?: ranks\(([\d,:]*)\))?(?: cuts\(([a-z]+|[\d,;]*)\))?"
+        ints = r"\d+(?:,\d+)*"
+        form = (
+            rf"(\S+) shape\(((?:{ints})?)\)(?: ranks\(([\d,:]+)\))?"
+            rf"(?: cuts\(([a-z]+|(?:{ints}(?:;{ints})*)?)\))?"
+        )
         found = re.fullmatch(form, text.strip())
         if found is None:
             raise LayoutError(
@@ -159,7 +166,7 @@ class Layout:
         rule: Any = cuts or "chunk"
         if cuts is not None and not cuts.isalpha():
             rule = [[int(point) for point in cut.split(",") if point] for cut in cuts.split(";")]
-            rule = [cut for cut in rule if cut]
+            rule = [] if rule == [[]] else rule
         sizes = [int(size) for size in shape.split(",") if size]
         return cls(sizes, rvd, None if ranks is None else parse_ranges(ranks), rule)
 

@@ -199,12 +199,16 @@ def program_step_costs(
 ) -> tuple[StepCost, ...]:
     """Price every step of a program: its collectives' traffic, all groups at once."""
     traffic: list[dict[tuple[int, int], int]] = [{} for _ in range(num_steps)]
-    rounds = [0] * num_steps
+    rounds: list[dict[int, int]] = [{} for _ in range(num_steps)]
     for collective in program.collectives:
         total = traffic[collective.step]
         for pair, num_elements in collective.traffic().items():
             total[pair] = total.get(pair, 0) + num_elements * program.item_bytes
-        rounds[collective.step] = max(rounds[collective.step], collective.rounds)
+        # Groups of a step run at once, but what one rank takes part in runs one after another.
+        for rank in collective.ranks:
+            mine = rounds[collective.step]
+            mine[rank] = mine.get(rank, 0) + collective.rounds
     return tuple(
-        step_cost(pairs, topology, count) for pairs, count in zip(traffic, rounds, strict=True)
+        step_cost(pairs, topology, max(counts.values(), default=0))
+        for pairs, counts in zip(traffic, rounds, strict=True)
     )

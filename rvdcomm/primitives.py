@@ -151,21 +151,25 @@ class RebindPricer:
             return 0, 0
         if any(t == V != s for s, t in zip(src, dst, strict=True)):
             raise LayoutError(f"no closed-form cost for {kind} into V; mask in a step of its own.")
+        busiest, farthest = self._busiest(self.port_bytes(src, dst))
+        if farthest is None:
+            return 0, 0
         rounds = self._rounds(src, dst)
-        return self._port_ticks(self.port_bytes(src, dst), rounds), rounds
+        return busiest + rounds * self._scale.ticks_a_round[farthest], rounds
 
-    def _port_ticks(self, port_bytes: list[int], rounds: int) -> int:
-        """Time of the busiest port, and of ``rounds`` at the farthest level that is crossed."""
-        scale = self._scale
-        busiest = alpha = 0
+    def _busiest(self, port_bytes: list[int]) -> tuple[int, int | None]:
+        """Ticks of the busiest port, and the farthest level that is crossed."""
+        ticks, farthest = 0, None
         for level, num in enumerate(port_bytes):
             if num:
-                busiest = max(busiest, num * scale.ticks_a_unit[level])
-                alpha = scale.ticks_a_round[level]
-        return busiest + rounds * alpha
+                ticks, farthest = max(ticks, num * self._scale.ticks_a_unit[level]), level
+        return ticks, farthest
 
     def _rounds(self, src: Targets, dst: Targets) -> int:
-        """Partners of the busiest rank: ranks that hold a piece it needs, less itself."""
+        """Partners of the busiest rank: ranks that hold a piece it needs, less itself.
+
+        At least: replicas that leave R may share a need, and then a rank has more partners.
+        """
         axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         holders, is_own = 1, True
         for a, (s, t) in enumerate(zip(src, dst, strict=True)):
@@ -177,7 +181,11 @@ class RebindPricer:
 
     def bound_ticks(self, src: Targets, dst: Targets) -> int:
         """A lower bound on all paths from ``src`` to ``dst``; 0 only where nothing must move."""
-        return self._port_ticks(self.union_bytes(src, dst), rounds=1)
+        busiest, farthest = self._busiest(self.union_bytes(src, dst))
+        if farthest is None:
+            return 0
+        # A message that must leave a group of this level may go any farther, if that is quicker.
+        return busiest + min(self._scale.ticks_a_round[farthest:])
 
     def union_bytes(self, src: Targets, dst: Targets) -> list[int]:
         """Bytes that must enter a group of every level, times the square of the rank count.

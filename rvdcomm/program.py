@@ -285,6 +285,8 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
         self.at = 0
+        # The line that is being read; `at` is past it already.
+        self.reading = 0
 
     def program(self) -> Program:
         try:
@@ -298,13 +300,14 @@ class _Reader:
                 else:
                     instructions.append(self._instruction(word))
         except (ValueError, IndexError) as error:
-            line = self.lines[self.at] if self.at < len(self.lines) else "the end"
+            line = self.lines[self.reading] if self.reading < len(self.lines) else "the end"
             raise ProgramError(
-                f"cannot parse program, line {self.at + 1}: {line[:80]!r}: {error}"
+                f"cannot parse program, line {self.reading + 1}: {line[:80]!r}: {error}"
             ) from None
         return Program(src, dst, dtype, tuple(buffers), tuple(instructions))
 
     def _after(self, prefix: str) -> str:
+        self.reading = self.at
         line = self.lines[self.at]
         if not line.startswith(prefix):
             raise ValueError(f"expected a line that starts with {prefix!r}")
@@ -329,14 +332,15 @@ class _Reader:
         return Copy(word, int(rank), src, dst, _parse_entries(entries))
 
     def _collective(self) -> Collective:
-        kind, _, step, _, ranks, src, dst = self._after("collective ").split(" ")
+        kind, _, step, _, group, src, dst = self._after("collective ").split(" ")
+        index, ranks = int(step), parse_ranges(group)
         messages = []
         while self.at < len(self.lines) and self.lines[self.at].startswith("  "):
             head, _, entries = self._after("  ").partition(":")
             a, b = head.split("->")
             messages.append(Message(int(a), int(b), _parse_entries(entries)))
         names = tuple(src.split(",")), tuple(dst.split(","))
-        return Collective(kind, int(step), parse_ranges(ranks), *names, tuple(messages))
+        return Collective(kind, index, ranks, *names, tuple(messages))
 
 
 def _parse_entries(text: str) -> tuple[Entry, ...]:

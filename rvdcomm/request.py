@@ -22,7 +22,10 @@ from rvdcomm.topology import Topology
 
 @dataclass(frozen=True)
 class Request:
-    """What one rank was asked for: texts, and the shapes and dtypes of its tensors."""
+    """What one rank was asked for: texts, and the shapes and dtypes of its tensors.
+
+    ``misuse`` says what is wrong with the tensors themselves, if anything is.
+    """
 
     src: str
     dst: str
@@ -31,6 +34,7 @@ class Request:
     shard: tuple[int, ...] | None
     out: tuple[int, ...] | None
     dtypes: tuple[str, ...]
+    misuse: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -80,6 +84,8 @@ def resolve(
     made = plan(src_layout, dst_layout, dtype, topology)
     for rank, request in sorted(requests.items()):
         check_tensors(made, rank, request)
+        if request.misuse:
+            raise LayoutError(f"{mine}: rank {rank}: {request.misuse}")
     return made
 
 

@@ -62,7 +62,7 @@ class RVD:
 
 
 def _parse(text: str) -> tuple[int, int, tuple[int, ...]]:
-    """Counts in ``text``; the error names the column that does not fit."""
+    """Counts in ``text``; the error names the column, from 1, that does not fit."""
     position = 0
     fields: list[str] = []
     for letter, counts in (("R", r"\d+"), ("V", r"\d+"), ("D", r"(\d+(,\d+)*)?")):
@@ -72,12 +72,14 @@ def _parse(text: str) -> tuple[int, int, tuple[int, ...]]:
             if found is None:
                 expected = {counts: "a count"}.get(token, repr(token))
                 raise LayoutError(
-                    f"cannot parse layout {text!r}: expected {expected} at column {position}."
+                    f"cannot parse layout {text!r}: expected {expected} at column {position + 1}."
                 )
             if token == counts:
                 fields.append(found.group())
             position = found.end()
     if position != len(text):
-        raise LayoutError(f"cannot parse layout {text!r}: expected the end at column {position}.")
+        raise LayoutError(
+            f"cannot parse layout {text!r}: expected the end at column {position + 1}."
+        )
     r, v, d = fields
     return int(r), int(v), tuple(int(count) for count in d.split(",") if count)

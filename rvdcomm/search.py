@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, permutations
 
-from rvdcomm.binding import Binding, R, V
+from rvdcomm.binding import Binding, Grid, R, V
 from rvdcomm.primitives import RebindPricer, Targets, kind_of_rebind
 
 MAX_FREE_AXES = 5
 """Up to this many axes every subset may move at once; beyond, axes of one class move together."""
+
+MAX_THOROUGH_AXES = 3
+"""Up to this many axes the search also tries digits that neither rule nor goal suggests."""
 
 _Key = tuple[int, int, int, tuple[Targets, ...]]
 
@@ -51,7 +54,7 @@ def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[
         if state == goal:
             break
         ticks, rounds, steps, trail = key
-        for successor in _successors(state, goal, classes, pricer):
+        for successor in _successors(state, goal, classes, pricer.grid):
             if successor in done:
                 continue
             step_ticks, step_rounds = pricer.ticks(state, successor)
@@ -86,25 +89,45 @@ def _mask_last(start: Targets, goal: Targets) -> list[Targets]:
 
 
 def _successors(
-    state: Targets, goal: Targets, classes: list[tuple[int, ...]], pricer: RebindPricer
+    state: Targets, goal: Targets, classes: list[tuple[int, ...]], grid: Grid
 ) -> Iterator[Targets]:
-    """States one step away that may lie on a cheapest path.
+    """States one step away that may lie on a cheapest path: ``RULES`` for every set of axes.
 
-    Moves of axes, some at once: to their goals; digits to R (all_gather); V or R to the axes'
-    scratch digits (reduce_scatter, slice); R or a digit to V where the goal has V (mask).
+    With few axes also any one or two of them to any digits, which finds what brute force finds
+    (tests/test_search.py); with more that costs milliseconds, and hardly ever gains.
     """
     seen: set[Targets] = {state}
+    is_small = len(classes) <= MAX_THOROUGH_AXES
     for axes in _subsets(classes):
-        for rule in (_to_goal, _to_replicas, _to_scratch):
-            successor = rule(state, goal, axes, pricer)
-            if successor is not None and successor not in seen:
-                seen.add(successor)
-                if _is_priced(state, successor):
-                    yield successor
+        for rule in RULES if is_small else RULES[1:]:
+            yield from _fresh(state, rule(state, goal, axes, grid), seen)
     for successor in _mask_last(state, goal):
-        if successor not in seen and _is_priced(state, successor):
-            seen.add(successor)
+        yield from _fresh(state, successor, seen)
+    if is_small:
+        for successor in _to_any_digits(state, classes, grid):
+            yield from _fresh(state, successor, seen)
+
+
+def _to_any_digits(state: Targets, classes: list[tuple[int, ...]], grid: Grid) -> Iterator[Targets]:
+    axes = [axes[0] for axes in classes]
+    for count in range(1, len(axes) + 1):
+        for moving in combinations(axes, count):
+            for digits in permutations(range(len(grid.digits)), count):
+                pairs = list(zip(moving, digits, strict=True))
+                if all(grid.digits[d].size == grid.axes[a].size for a, d in pairs):
+                    yield _with(state, dict(pairs))
+
+
+def _fresh(state: Targets, successor: Targets | None, seen: set[Targets]) -> Iterator[Targets]:
+    """The successor, if it is a new one and has a price."""
+    if successor is not None and successor not in seen:
+        seen.add(successor)
+        if _is_priced(state, successor):
             yield successor
+
+
+def _with(state: Targets, changes: dict[int, int]) -> Targets:
+    return tuple(changes.get(a, t) for a, t in enumerate(state))
 
 
 def _is_priced(state: Targets, successor: Targets) -> bool:
@@ -116,26 +139,49 @@ def _is_priced(state: Targets, successor: Targets) -> bool:
     return not enters_v or kind_of_rebind(state, successor) == "mask"
 
 
-def _to_goal(
-    state: Targets, goal: Targets, axes: tuple[int, ...], pricer: RebindPricer
+def _to_goal(state: Targets, goal: Targets, axes: tuple[int, ...], grid: Grid) -> Targets | None:
+    """The axes go where the goal has them."""
+    return _with(state, {a: goal[a] for a in axes})
+
+
+def _to_goal_displacing(
+    state: Targets, goal: Targets, axes: tuple[int, ...], grid: Grid
 ) -> Targets | None:
-    return tuple(goal[a] if a in axes else t for a, t in enumerate(state))
+    """As ``_to_goal``; whoever holds a digit that they want takes one that they leave."""
+    changes = {a: goal[a] for a in axes}
+    wanted = {t for t in changes.values() if t >= 0}
+    left = [state[a] for a in axes if state[a] >= 0 and state[a] not in wanted]
+    for a in (a for a, t in enumerate(state) if a not in changes and t in wanted):
+        free = [t for t in left if _size(t, grid) == grid.axes[a].size]
+        if not free:
+            return None
+        changes[a] = free[0]
+        left.remove(free[0])
+    return _with(state, changes)
+
+
+def _size(target: int, grid: Grid) -> int:
+    """Size of a digit; of a scratch digit, 0: it belongs to one axis alone."""
+    return grid.digits[target].size if target < len(grid.digits) else 0
 
 
 def _to_replicas(
-    state: Targets, goal: Targets, axes: tuple[int, ...], pricer: RebindPricer
+    state: Targets, goal: Targets, axes: tuple[int, ...], grid: Grid
 ) -> Targets | None:
+    """Digits are gathered."""
     if any(state[a] < 0 for a in axes):
         return None
-    return tuple(R if a in axes else t for a, t in enumerate(state))
+    return _with(state, dict.fromkeys(axes, R))
 
 
-def _to_scratch(
-    state: Targets, goal: Targets, axes: tuple[int, ...], pricer: RebindPricer
-) -> Targets | None:
+def _to_scratch(state: Targets, goal: Targets, axes: tuple[int, ...], grid: Grid) -> Targets | None:
+    """Replicas are sliced, or parts summed over flat pieces."""
     if any(state[a] not in (R, V) for a in axes):
         return None
-    return tuple(pricer.grid.scratch(a) if a in axes else t for a, t in enumerate(state))
+    return _with(state, {a: grid.scratch(a) for a in axes})
+
+
+RULES = (_to_goal_displacing, _to_goal, _to_replicas, _to_scratch)
 
 
 def _subsets(classes: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
@@ -149,8 +195,9 @@ def _axis_classes(src: Binding, dst: Binding, pricer: RebindPricer) -> list[tupl
     free = [
         a
         for a, (s, t) in enumerate(zip(src.targets, dst.targets, strict=True))
-        # An axis that keeps a digit, and whose digit nobody else wants, has no reason to move.
-        if s != t or s == R
+        # An axis that keeps a digit has no reason to move; a replica may share work meanwhile, and
+        # where there are few axes a part may be summed near by and masked again.
+        if s != t or s == R or (s == V and len(src.targets) <= MAX_THOROUGH_AXES)
     ]
     if len(free) <= MAX_FREE_AXES:
         return [(a,) for a in free]

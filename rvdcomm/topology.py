@@ -49,6 +49,13 @@ class Topology:
     levels: tuple[Level, ...]
 
     def __post_init__(self) -> None:
+        if not self.levels:
+            raise LayoutError("a topology needs a level, whose groups are single ranks.")
+        if any(len(group) != 1 for group in self.levels[0].groups):
+            raise LayoutError(
+                f"the lowest level, {self.levels[0].name!r}, must have every rank in a group of "
+                f"its own, got {self.levels[0].groups}."
+            )
         ranks = sorted(rank for group in self.levels[0].groups for rank in group)
         if len(set(ranks)) != len(ranks):
             raise LayoutError(f"topology names a rank twice: {ranks}.")
@@ -108,6 +115,10 @@ class Topology:
     def __hash__(self) -> int:
         return self._hash
 
+    def __getstate__(self) -> dict[str, object]:
+        # Another process hashes texts differently: nothing that was cached may travel.
+        return {"levels": self.levels}
+
     def check_ranks(self, ranks: Iterable[int]) -> None:
         """Raise a LayoutError that names the ranks this topology does not know."""
         missing = sorted(set(ranks) - self.ranks)
@@ -152,7 +163,7 @@ class Topology:
                     for level in levels
                 )
             )
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, KeyError, TypeError, LayoutError) as error:
             raise LayoutError(f"{path} is not a topology: {error!r}.") from None
 
 

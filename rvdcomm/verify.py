@@ -41,6 +41,10 @@ class _Verifier:
     program: Program
 
     def __post_init__(self) -> None:
+        if len(self.program.buffer) != len(self.program.buffers):
+            names = [(buffer.name, buffer.rank) for buffer in self.program.buffers]
+            name, rank = next(key for key in names if names.count(key) > 1)
+            raise ProgramError(f"buffer {name} of rank {rank} is declared twice.")
         boxes = [box for buffer in self.program.buffers for box in buffer.pieces]
         for instruction in self.program.instructions:
             if isinstance(instruction, Collective):
@@ -105,10 +109,13 @@ class _Verifier:
             raise ProgramError(f"rank {rank} reads {box} of {name} before it is written.")
         return values
 
-    def _store(self, name: str, rank: int, piece: int, box: Box, values: _Values | int) -> None:
+    def _writable(self, name: str, rank: int, piece: int, box: Box) -> _Values:
         if name == SRC:
             raise ProgramError(f"rank {rank} writes to src, which is the caller's.")
-        view = self._view(name, rank, piece, box)
+        return self._view(name, rank, piece, box)
+
+    def _store(self, name: str, rank: int, piece: int, box: Box, values: _Values | int) -> None:
+        view = self._writable(name, rank, piece, box)
         if (view != UNWRITTEN).any():
             raise ProgramError(f"rank {rank} writes {box} of {name} twice.")
         view[:] = values
@@ -121,7 +128,8 @@ class _Verifier:
             if copy.op == "copy":
                 self._store(copy.dst, copy.rank, e.dst_piece, e.box, values)
                 continue
-            target = self._read(copy.dst, copy.rank, e.dst_piece, e.box)
+            self._read(copy.dst, copy.rank, e.dst_piece, e.box)
+            target = self._writable(copy.dst, copy.rank, e.dst_piece, e.box)
             target += values
 
     def _zero(self, zero: Zero) -> None:
@@ -143,6 +151,12 @@ class _Verifier:
         for m in collective.messages:
             if not {m.src_rank, m.dst_rank} <= set(ranks):
                 raise ProgramError(f"message {m.src_rank}->{m.dst_rank} leaves group {ranks}.")
+        pairs = [(m.src_rank, m.dst_rank) for m in collective.messages]
+        if len(set(pairs)) != len(pairs):
+            twice = next(pair for pair in pairs if pairs.count(pair) > 1)
+            raise ProgramError(f"{collective.kind}: two messages {twice[0]}->{twice[1]}.")
+        if pairs != sorted(pairs):
+            raise ProgramError(f"{collective.kind}: messages are not in the order of ranks.")
         if collective.kind == "all_reduce":
             self._all_reduce(collective)
             return
@@ -208,11 +222,14 @@ class _Verifier:
         name_of = dict(zip(collective.ranks, collective.dst, strict=True))
         if collective.src != collective.dst:
             raise ProgramError("all_reduce works in place: src and dst must be one buffer.")
+        for m in collective.messages:
+            self._check_run(self.program.buffer[name_of[m.src_rank], m.src_rank], [*m.entries], 1)
         for i in range(len(collective.messages[0].entries)):
             views = []
             for m in collective.messages:
                 e = m.entries[i]
-                views.append(self._read(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box))
+                self._read(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box)
+                views.append(self._writable(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box))
             total = np.sum(views, axis=0)
             for view in views:
                 view[:] = total

@@ -60,7 +60,7 @@ def test_programs_verify_and_give_right_data(
 def test_windows_verify_and_give_right_data(num_slices: int) -> None:
     rng = random.Random(num_slices)
     found = []
-    for _ in range(60):
+    for _ in range(30):
         (src, dst), topology = random_pair(rng), random_topology(rng)
         path = Path(src, dst, (exchange_step(State.of(src), State.of(dst), num_slices),))
         program = lower(path, "int64", topology)
@@ -91,17 +91,6 @@ def test_fusing_adds_no_copy(shape: tuple[int, ...], topology: rv.Topology) -> N
         if fused > plain:
             more.append(f"{src.rvd} -> {dst.rvd}: {fused} copies, {plain} without fusing")
     assert more == []
-
-
-@pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
-def test_fusing_raises_no_peak(topology: rv.Topology) -> None:
-    higher = []
-    for src, dst in all_pairs(EVEN, 6):
-        programs = both(rv.plan(src, dst, "int64", topology))
-        fused, plain = (max(map(program.peak_bytes, program.ranks)) for program in programs)
-        if fused > plain:
-            higher.append(f"{src.rvd} -> {dst.rvd}: {fused} bytes, {plain} without fusing")
-    assert higher == []
 
 
 @pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])

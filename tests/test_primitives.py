@@ -175,7 +175,9 @@ def test_rounds_are_the_partners_of_the_busiest_rank(topology: rv.Topology, step
         ends = [end for a, b in pairs if a != b for end in ((a, "out"), (b, "in"))]
         counted = max((ends.count(end) for end in set(ends)), default=0)
         _, priced = pricer.ticks(src.targets, dst.targets)
-        if priced != counted:
+        # Replicas that leave R may share a need: then the price is what is needed at least.
+        shared = any(s == R != t for s, t in zip(src.targets, dst.targets, strict=True))
+        if priced > counted or (priced < counted and not shared):
             wrong.append(f"{src} -> {dst}: priced {priced}, counted {counted}")
     assert wrong == []
 

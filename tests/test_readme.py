@@ -1,6 +1,6 @@
 """Laws of the documents: what they show is what is printed, and what they name exists.
 
-``python -m tests.test_readme`` writes all printouts and pictures anew; review the diff as any other.
+``python -m tests.test_readme`` writes all printouts and pictures anew; its diff is reviewed.
 """
 
 from __future__ import annotations
@@ -140,12 +140,9 @@ def test_pictures_are_those_of_their_plans(name: str) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_tests_that_documents_name_exist(document: Path) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    files = ROOT.glob("tests/**/test_*.py")
-    known = {path.stem for path in files} | {
-        name
-        for path in ROOT.glob("tests/**/test_*.py")
-        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
+    known = set()
+    for path in ROOT.glob("tests/**/test_*.py"):
+        known |= {path.stem, *re.findall(r"^def (\w+)", path.read_text("utf-8"), re.MULTILINE)}
     assert set(re.findall(r"\btest_\w+", text)) - known == set()
 
 

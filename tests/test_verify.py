@@ -308,13 +308,13 @@ CORRUPTIONS = [
         "no such buffer in a call",
         SUM,
         [("src,src r1,r1", "src,s9 r1,r1")],
-        r"^instruction 0: rank 1 has no piece 0 of buffer s9\.",
+        r"^instruction 0: rank 1 has no buffer s9\.",
     ),
     (
         "no buffer to receive in",
         SUM,
         [("src,src r1,r1", "src,src -,r1")],
-        r"^instruction 0: rank 0 has no piece 0 of buffer -\.",
+        r"^instruction 0: rank 0 names no buffer for its 1 boxes",
     ),
     (
         "no such piece in a call",
@@ -351,7 +351,7 @@ CORRUPTIONS = [
         "fewer buffers than ranks",
         SUM,
         [("src,src r1,r1", "src,src r1")],
-        "^instruction 0: .*names",
+        "^instruction 0: .*needs one src and dst buffer each",
     ),
     # Runs.
     (

@@ -84,12 +84,14 @@ def _lower_leg(
     for rank, holding in target.holdings.items():
         mine = arrivals.get(rank, [])
         boxes = [arrival.move.box for arrival in mine]
-        if fuse and not target.needs_sum[rank] and is_filled(holding.boxes, boxes):
+        is_whole = fuse and not target.needs_sum[rank] and is_filled(holding.boxes, boxes)
+        if is_whole and any(arrival.place.buffer != target.name for arrival in mine):
             where[rank] = [Place(a.move.box, a.place.buffer, a.place.piece) for a in mine]
             continue
-        buffer = memory.add_buffer(target.name, rank, holding.boxes)
-        memory.accumulate(rank, buffer, mine, written=[])
-        memory.zero_rest(rank, buffer, boxes)
+        if not is_whole:
+            buffer = memory.add_buffer(target.name, rank, holding.boxes)
+            memory.accumulate(rank, buffer, mine, written=[])
+            memory.zero_rest(rank, buffer, boxes)
         where[rank] = [Place(box, target.name, i) for i, box in enumerate(holding.boxes)]
     memory.where = where
 

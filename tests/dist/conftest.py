@@ -1,0 +1,25 @@
+"""Worlds of processes, started once a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.dist.world import GlooWorld
+
+Worlds = Callable[..., GlooWorld]
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[Worlds]:
+    """The world of a size (and timeout): started when first used, stopped after the module."""
+    known: dict[tuple[int, float], GlooWorld] = {}
+
+    def world(num_ranks: int, timeout_secs: float = 20.0) -> GlooWorld:
+        key = (num_ranks, timeout_secs)
+        return known.setdefault(key, GlooWorld(num_ranks, timeout_secs))
+
+    yield world
+    for made in known.values():
+        made.stop()

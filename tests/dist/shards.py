@@ -1,0 +1,43 @@
+"""What ranks pass to a call and get from it: shards of a seeded tensor, alike in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from tests.oracle import Array, data_faults, parts_of, shards_of
+
+
+def shard_of(rank: int, layout: rv.Layout, seed: int = 0, dtype: str = "float32") -> Tensor | None:
+    """The shard of ``rank`` of random integers; None outside ``layout``."""
+    shard = shards_of(layout, parts_of(layout, dtype, seed)).get(rank)
+    return None if shard is None else torch.from_numpy(shard)
+
+
+def faults_of(
+    results: Sequence[Tensor | Array | None],
+    src: rv.Layout,
+    dst: rv.Layout,
+    seed: int = 0,
+    dtype: str = "float32",
+) -> list[str]:
+    """What is wrong with the results of all ranks, where each passed its ``shard_of``."""
+    got = [rank for rank, result in enumerate(results) if result is not None]
+    if got != sorted(dst.ranks):
+        return [f"ranks {got} have a result, dst has ranks {sorted(dst.ranks)}"]
+    shards = {rank: np.asarray(results[rank]) for rank in got}
+    return data_faults(dst, shards, parts_of(src, dtype, seed))
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """``"Class: message"`` of what ``call`` raises; ``"none"`` if nothing."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
