@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ reach in the same run. All methods alternate; times are the slowest rank's, medi
 
 EPILOG = """\
 examples:
-  python -m bench.run                                        # 4 and 8 ranks of this machine
+  python -m bench.run                                        # groups of 4 and 8 processes
   python -m bench.run --sizes '4 MiB' --only in-group --n 8  # one size, one group of 8
   python -m bench.run --cluster 2x4 --rate 200mbit --sizes '16 MiB'   # needs root
 """
@@ -220,31 +221,31 @@ def _progress(results: Path, total: int, done: threading.Event) -> None:
 def _result(
     args: argparse.Namespace, title: str, bytes_per_sec: float, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    import numpy
-    import torch
-
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     command = " ".join(["python -m bench.run", *(sys.argv[1:])])
     return {
         "title": title,
-        "commit": commit or "unknown",
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "command": command,
-        "machine": {
-            "cores": os.cpu_count(),
-            "processor": _processor(),
-            "system": platform.system(),
-        },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-        },
+        **environment(command),
         "stream_bytes_per_sec": bytes_per_sec,
         "methods": args.methods,
         "rows": rows,
+    }
+
+
+def environment(command: str) -> dict[str, Any]:
+    """Commit, machine and versions: what a result must carry to be cited."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "commit": commit or "unknown",
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "command": command,
+        "machine": {"cores": os.cpu_count(), "processor": _processor()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": metadata.version("torch"),
+            "numpy": metadata.version("numpy"),
+        },
     }
 
 

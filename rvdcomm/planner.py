@@ -165,6 +165,11 @@ def _cached_plan(
     )
 
 
+def clear_cache() -> None:
+    """Forget all plans, so that the next ``plan`` is cold."""
+    _cached_plan.cache_clear()
+
+
 def _leaner(paths: list[Path], src: Layout, dst: Layout) -> Iterator[Path]:
     """What to try when the cheapest path needs too much: the others, then ever finer windows."""
     yield from paths

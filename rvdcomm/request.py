@@ -77,6 +77,23 @@ def resolve(
     """
     mine = next(iter(requests.values()))
     _check_equal(requests)
+    try:
+        return _resolved(requests, src, dst, topology, group_size)
+    except (LayoutError, ShapeMismatchError) as error:
+        # Facts are raised deep; the transition is added once, here.
+        if str(error).startswith("redistribute "):
+            raise
+        raise type(error)(f"{mine}: {error}") from None
+
+
+def _resolved(
+    requests: Mapping[int, Request],
+    src: Layout | str,
+    dst: Layout | str,
+    topology: Topology | None,
+    group_size: int,
+) -> Plan:
+    mine = next(iter(requests.values()))
     dtype = _common_dtype(requests)
     src_layout = _layout(src, mine.shape, group_size, requests)
     dst_layout = _layout(dst, src_layout.shape, group_size, requests)

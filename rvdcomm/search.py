@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from itertools import combinations, permutations
+from itertools import combinations
 
 from rvdcomm.binding import Binding, Grid, R, V
 from rvdcomm.primitives import RebindPricer, Targets, kind_of_rebind
@@ -93,7 +93,7 @@ def _successors(
 ) -> Iterator[Targets]:
     """States one step away that may lie on a cheapest path: ``RULES`` for every set of axes.
 
-    With few axes also any one or two of them to any digits, which finds what brute force finds
+    With few axes also any one of them to any digit, which finds what brute force finds
     (tests/test_search.py); with more that costs milliseconds, and hardly ever gains.
     """
     seen: set[Targets] = {state}
@@ -109,13 +109,10 @@ def _successors(
 
 
 def _to_any_digits(state: Targets, classes: list[tuple[int, ...]], grid: Grid) -> Iterator[Targets]:
-    axes = [axes[0] for axes in classes]
-    for count in range(1, len(axes) + 1):
-        for moving in combinations(axes, count):
-            for digits in permutations(range(len(grid.digits)), count):
-                pairs = list(zip(moving, digits, strict=True))
-                if all(grid.digits[d].size == grid.axes[a].size for a, d in pairs):
-                    yield _with(state, dict(pairs))
+    for (axis,) in classes:
+        for i, digit in enumerate(grid.digits):
+            if digit.size == grid.axes[axis].size:
+                yield _with(state, {axis: i})
 
 
 def _fresh(state: Targets, successor: Targets | None, seen: set[Targets]) -> Iterator[Targets]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -107,7 +108,7 @@ def random_topology(rng: random.Random, num_ranks: int) -> rv.Topology | None:
     cuts = [0, *sorted(rng.sample(range(1, num_ranks), num_hosts - 1)), num_ranks]
     if num_ranks % num_hosts == 0 and rng.random() < 0.5:
         cuts = list(range(0, num_ranks + 1, num_ranks // num_hosts))
-    hosts = [pool[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    hosts = [pool[a:b] for a, b in pairwise(cuts)]
     alpha_secs = rng.choice([0.0, 1e-5])
     return rv.Topology.hosts(hosts, rv.Link(alpha_secs, 8e9), rv.Link(alpha_secs, 1e9))
 
@@ -158,6 +159,10 @@ def move(
     return Moved(*arrays, is_unchanged, compiled.sent_bytes)
 
 
+def is_near(got: Array, want: Array, tolerance: Array) -> bool:
+    return got.shape == want.shape and bool((np.abs(got - want) <= tolerance).all())
+
+
 def faults_of_moved(
     moved: list[Moved | None], plan: rv.Plan, want: rv.SimulationResult, tolerance: dict[int, Array]
 ) -> list[str]:
@@ -169,9 +174,7 @@ def faults_of_moved(
         for name, got in (("result", seen.result), ("second result", seen.again)):
             if rank not in plan.dst:
                 faults += [f"rank {rank} is not in dst but has a {name}"] * (got is not None)
-            elif got is None or got.shape != want.shards[rank].shape:
-                faults.append(f"rank {rank}: {name} is {got}, simulate has {want.shards[rank]}")
-            elif not (np.abs(got - want.shards[rank]) <= tolerance[rank]).all():
+            elif got is None or not is_near(got, want.shards[rank], tolerance[rank]):
                 faults.append(f"rank {rank}: {name} is {got}, simulate has {want.shards[rank]}")
         if not seen.is_input_unchanged:
             faults.append(f"rank {rank}: the input was modified")
