@@ -17,7 +17,14 @@ from rvdcomm.executors.dist import DistProgram
 from rvdcomm.executors.world import World
 from rvdcomm.layout import Layout, ranges_text
 from rvdcomm.planner import Plan
-from rvdcomm.request import Request, check_in_group, check_tensors, resolve, shard_shape
+from rvdcomm.request import (
+    Request,
+    check_in_group,
+    check_tensors,
+    known_shape,
+    resolve,
+    shard_shape,
+)
 from rvdcomm.topology import Topology
 
 
@@ -36,7 +43,9 @@ def redistribute(
     """Return this rank's shard under ``dst``, given its shard under ``src``.
 
     Collective over the ranks of ``src`` and ``dst``. The first call of a transition plans it and
-    lets all ranks compare what they were asked for; later calls only run it.
+    lets all ranks compare what they were asked for; later calls only run it, and trust that all
+    ranks make the same calls in the same order. Where the global shape has to be inferred, every
+    call compares.
 
     Args:
         tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
@@ -59,14 +68,17 @@ def redistribute(
         CommError: a peer failed, or did not join within the group's timeout.
     """
     world = World.of(group)
-    # All that the request is made of: ranks that agreed once need not compare texts again.
-    key = (src, dst, shape, topology, *_signature(tensor), *_signature(out), dtype)
+    # What every rank can know of the transition: those that agreed once compare texts no more.
+    key = (src, dst, shape, topology, *_signature(tensor), dtype)
     compiled: Redistributor | None = world.agreed.get(key)
     if compiled is None:
         request = _request(tensor, src, dst, shape, topology, out, dtype)
-        compiled = world.agreed[key] = _agreed(request, src, dst, topology, group)
+        compiled = _agreed(request, src, dst, topology, group)
+        # A shape that is inferred depends on other ranks' shards, which this rank does not know.
+        if known_shape(src, dst, shape) is not None:
+            world.agreed[key] = compiled
     else:
-        compiled._check_use(tensor, out)
+        compiled._check(tensor, out)
     return compiled._start(tensor, out, async_op)
 
 
@@ -120,9 +132,7 @@ class Redistributor:
         self, tensor: Tensor | None, *, out: Tensor | None = None, async_op: bool = False
     ) -> Any:
         """Run the plan; arguments and result as of ``redistribute``."""
-        request = _request(tensor, self.plan.src, self.plan.dst, None, None, out, None)
-        check_tensors(self.plan, self._rank, request)
-        self._check_use(tensor, out)
+        self._check(tensor, out)
         return self._start(tensor, out, async_op)
 
     @property
@@ -130,7 +140,16 @@ class Redistributor:
         """Bytes that the last call handed to the backend for other ranks."""
         return self._program.sent_bytes
 
-    def _check_use(self, tensor: Tensor | None, out: Tensor | None) -> None:
+    def _check(self, tensor: Tensor | None, out: Tensor | None) -> None:
+        """Raise, on this rank alone, for tensors that are not what the plan gives it."""
+        is_mine = (
+            (None if tensor is None else tensor.shape) == self._src_shape
+            and (tensor is None or tensor.dtype == self._dtype)
+            and (out is None or (out.shape, out.dtype) == (self._dst_shape, self._dtype))
+        )
+        if not is_mine:
+            request = _request(tensor, self.plan.src, self.plan.dst, None, None, out, None)
+            check_tensors(self.plan, self._rank, request)
         misuse = _misuse(tensor, out)
         if misuse:
             raise LayoutError(f"{self._what}: rank {self._rank}: {misuse}")
@@ -154,7 +173,8 @@ class Redistributor:
                 out if is_direct else torch.empty(self._dst_shape, dtype=self._dtype, device=device)
             )
         with torch.no_grad():
-            source = None if tensor is None else tensor.detach()
+            # A lazy conjugate or negative has no bytes of its own until it is resolved.
+            source = None if tensor is None else tensor.detach().resolve_conj().resolve_neg()
             self._program.run(source, result, self._dtype, device)
             if out is not None and result is not None and out is not result:
                 return out.copy_(result)
@@ -248,7 +268,11 @@ def _agreed(
         )
     posts = exchange_posts(world, joined, request.to_json(), str(request))
     requests = {rank: Request.from_json(post) for rank, post in posts.items()}
-    return Redistributor(resolve(requests, src, dst, topology, world.size), group)
+    made = resolve(requests, src, dst, topology, world.size)
+    if made not in world.compiled:
+        world.compiled[made] = Redistributor(made, group)
+    found: Redistributor = world.compiled[made]
+    return found
 
 
 def _members(src: Layout | str, dst: Layout | str, world: World) -> tuple[int, ...]:

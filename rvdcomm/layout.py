@@ -49,8 +49,8 @@ class Layout:
     """A tensor of ``shape`` laid out over ``ranks``: R outermost, the last dim innermost.
 
     Frozen, hashable and canonical. Replicas of a cell are interchangeable, so are the value parts
-    of a box, and so are ranks with empty boxes: they are sorted, so that equal placements under one
-    RVD are equal objects. ``cuts`` is a rule (``"chunk"``, ``"balanced"``) or the cut points of
+    of a box, and so are ranks with equal empty boxes: they are sorted, so that equal placements
+    under one RVD are equal objects. ``cuts`` is a rule (``"chunk"``, ``"balanced"``) or the cut points of
     every dim, ends included.
 
     Laws (tests/test_layout.py): the boxes of one (replica, part) tile the tensor;
@@ -246,15 +246,15 @@ def _canonical_ranks(rvd: RVD, ranks: tuple[int, ...], cuts: Cuts) -> tuple[int,
     if len(ranks) == prod(rvd.d) and all(a < b for cut in cuts for a, b in pairwise(cut)):
         return ranks
     array = np.array(ranks).reshape(rvd.r, rvd.v, -1)
-    is_empty = np.zeros(rvd.d, dtype=bool)
-    for d, cut in enumerate(cuts):
-        shape = [1] * len(cuts)
-        shape[d] = rvd.d[d]
-        is_empty |= (np.diff(cut) <= 0).reshape(shape)
-    empty = is_empty.reshape(-1)
-    # A rank with an empty box holds nothing: such ranks are sorted over all the empty boxes.
-    idle = np.sort(array[:, :, empty].reshape(-1))
-    array[:, :, empty] = idle.reshape(-1, rvd.v, rvd.r).transpose(2, 1, 0)
+    # A rank with an empty box holds nothing: it may trade places with those whose box is equal.
+    cells_of_box: dict[Cuts, list[int]] = {}
+    for cell, index in enumerate(np.ndindex(*rvd.d)):
+        box = tuple((cut[i], cut[i + 1]) for cut, i in zip(cuts, index, strict=True))
+        if any(low == high for low, high in box):
+            cells_of_box.setdefault(box, []).append(cell)
+    for cells in cells_of_box.values():
+        idle = np.sort(array[:, :, cells].reshape(-1))
+        array[:, :, cells] = idle.reshape(-1, rvd.v, rvd.r).transpose(2, 1, 0)
     array.sort(axis=0)
     by_first_holder = np.argsort(array[0], axis=0)
     array = np.take_along_axis(array, by_first_holder[None], axis=1)

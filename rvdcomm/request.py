@@ -95,8 +95,11 @@ def _resolved(
 ) -> Plan:
     mine = next(iter(requests.values()))
     dtype = _common_dtype(requests)
-    src_layout = _layout(src, mine.shape, group_size, requests)
+    shape = known_shape(src, dst, mine.shape)
+    src_layout = _layout(src, shape, group_size, requests)
     dst_layout = _layout(dst, src_layout.shape, group_size, requests)
+    if shape is not None and src_layout.shape != shape:
+        raise LayoutError(f"shape={shape} was given, but src {src_layout} has another.")
     check_in_group((*src_layout.ranks, *dst_layout.ranks), group_size, str(mine))
     made = plan(src_layout, dst_layout, dtype, topology)
     for rank, request in sorted(requests.items()):
@@ -104,6 +107,20 @@ def _resolved(
         if request.misuse:
             raise LayoutError(f"{mine}: rank {rank}: {request.misuse}")
     return made
+
+
+def known_shape(
+    src: Layout | str, dst: Layout | str, shape: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """The global shape, if it was given or a layout has it; None if it has to be inferred."""
+    if shape is not None:
+        return tuple(shape)
+    for layout in (src, dst):
+        if isinstance(layout, Layout):
+            return layout.shape
+        if "shape(" in layout:
+            return Layout.parse(layout).shape
+    return None
 
 
 def check_in_group(ranks: tuple[int, ...], group_size: int, what: str) -> None:
@@ -173,6 +190,8 @@ def _layout(
     if "shape(" in layout:
         return Layout.parse(layout)
     rvd = RVD(layout)
+    # The counts must fit the group before shards can be added up.
+    Layout([0] * len(rvd.d), rvd, range(group_size))
     return Layout(
         _inferred_shape(rvd, requests) if shape is None else shape, rvd, range(group_size)
     )

@@ -172,8 +172,13 @@ def test_merged_drops_empty_boxes() -> None:
     assert merged([Box((2, 2), (2, 5)), QUARTERS[0]]) == (QUARTERS[0],)
 
 
-def test_merged_keeps_boxes_apart_that_do_not_abut() -> None:
-    assert merged([QUARTERS[3], QUARTERS[0]]) == (QUARTERS[0], QUARTERS[3])
+@pytest.mark.parametrize(
+    "other",
+    [QUARTERS[3], Box((0, 4), (2, 7)), Box((3, 0), (5, 3)), Box((2, 1), (5, 3))],
+    ids=["across", "gap in a row", "gap in a column", "shifted"],
+)
+def test_merged_keeps_boxes_apart_that_do_not_abut(other: Box) -> None:
+    assert merged([other, QUARTERS[0]]) == (QUARTERS[0], other)
 
 
 @given(boxes(num_dims=2), st.lists(st.integers(0, 81), max_size=4))

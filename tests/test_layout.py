@@ -146,12 +146,12 @@ def test_cuts_spelled_out_equal_their_rule() -> None:
 
 
 def meaning(layout: rv.Layout) -> frozenset[tuple[Box, frozenset[frozenset[int]]]]:
-    """Of every box that is not empty, the sets of ranks that hold one part each."""
+    """Of every box the sets of ranks that hold one part each; of an empty one, all its ranks."""
     holders: dict[Box, dict[int, set[int]]] = {}
     for rank in layout.ranks:
         cell = layout.cell(rank)
-        if not cell.box.is_empty:
-            holders.setdefault(cell.box, {}).setdefault(cell.part, set()).add(rank)
+        part = -1 if cell.box.is_empty else cell.part
+        holders.setdefault(cell.box, {}).setdefault(part, set()).add(rank)
     return frozenset(
         (box, frozenset(map(frozenset, parts.values()))) for box, parts in holders.items()
     )
@@ -189,8 +189,9 @@ def test_permuted_replicas_parts_and_idle_ranks_give_an_equal_layout(
     boxes = [layout.box(index) for index in np.ndindex(*rvd.d)]
     for i in range(len(boxes)):
         array[:, :, i] = rng.permutation(array[:, rng.permutation(rvd.v), i], axis=0)
-    idle = [i for i, box in enumerate(boxes) if box.is_empty]
-    array[:, :, idle] = rng.permutation(array[:, :, idle].reshape(-1)).reshape(rvd.r, rvd.v, -1)
+    for empty in {box for box in boxes if box.is_empty}:
+        idle = [i for i, box in enumerate(boxes) if box == empty]
+        array[:, :, idle] = rng.permutation(array[:, :, idle].reshape(-1)).reshape(rvd.r, rvd.v, -1)
     permuted = rv.Layout(layout.shape, rvd, array.reshape(-1), layout.cuts)
     assert (permuted, hash(permuted)) == (layout, hash(layout))
 

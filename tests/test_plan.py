@@ -89,6 +89,17 @@ def test_plans_of_random_pairs_are_right_and_count_true(seed: int) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("hosted", [False, True], ids=["one host", "hosts of 8"])
+@pytest.mark.parametrize("num_ranks", [16, 24, 32, 48, 64])
+def test_plans_of_wide_worlds_are_right_and_count_true(num_ranks: int, hosted: bool) -> None:
+    rng = random.Random(num_ranks)
+    layouts = all_layouts((96, 128), num_ranks)
+    pairs = [(rng.choice(layouts), rng.choice(layouts)) for _ in range(6)]
+    hosts = [range(h, h + 8) for h in range(0, num_ranks, 8)] if hosted else [range(num_ranks)]
+    topology = rv.Topology.hosts(hosts, rv.Link(1e-6, 1e9), rv.Link(1e-5, 1e8))
+    assert sweep(pairs, topology) == []
+
+
 @pytest.mark.parametrize(
     "dtype, src_v",
     [("bool", 1), ("uint8", 3), ("int8", 3), ("uint16", 3), ("float16", 3), ("complex128", 3)],

@@ -182,6 +182,41 @@ def test_same_bindings_need_no_step() -> None:
     assert (ticks, len(path)) == (0, 1)
 
 
+# --- many axes ----------------------------------------------------------------------------------
+
+
+def crowd(num_hosts: int) -> rv.Topology:
+    """64 ranks: pairs of their layouts have up to 6 axes, which then move in classes."""
+    size = 64 // num_hosts
+    hosts = [range(h * size, (h + 1) * size) for h in range(num_hosts)]
+    return rv.Topology.hosts(hosts, rv.Link(1e-6, 1e9), rv.Link(1e-5, 1e8))
+
+
+@pytest.mark.parametrize("num_hosts", [1, 8])
+@pytest.mark.parametrize(
+    "src, dst",
+    [
+        ("R(1)V(1)D(64)", "R(2)V(1)D(32)"),
+        ("R(1)V(1)D(64)", "R(1)V(2)D(32)"),
+        ("R(1)V(1)D(64)", "R(64)V(1)D(1)"),
+        ("R(2)V(1)D(32)", "R(1)V(1)D(64)"),
+        ("R(4)V(4)D(4)", "R(2)V(2)D(16)"),
+    ],
+)
+def test_cost_of_many_axes_is_between_the_bound_and_one_exchange(
+    src: str, dst: str, num_hosts: int
+) -> None:
+    topology = crowd(num_hosts)
+    first, last = refine(rv.Layout((128,), src), rv.Layout((128,), dst), topology) or (None, None)
+    assert first is not None
+    pricer = RebindPricer(first.grid, topology, 128)
+    ticks, _ = cheapest_rebinds(first, last, pricer)
+    # Replicas instead of parts: parts are masked afterwards, which is free.
+    whole = tuple(R if t == V != s else t for s, t in zip(first.targets, last.targets, strict=True))
+    direct, _ = pricer.ticks(first.targets, whole)
+    assert pricer.bound_ticks(first.targets, last.targets) <= ticks <= direct
+
+
 # --- deterministic ------------------------------------------------------------------------------
 
 PRINT_PLANS = """

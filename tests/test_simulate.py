@@ -31,6 +31,13 @@ def test_inputs_are_not_modified() -> None:
     assert [rank for rank in shards if not np.array_equal(shards[rank], want[rank])] == []
 
 
+def test_inputs_are_not_modified_even_by_a_program_that_writes_src() -> None:
+    program = Program.parse(UNWRITTEN + "add rank 0 src src: [0:4]@0>0\n")
+    shard = np.arange(4, dtype=np.int16)
+    simulate_program(program, {0: shard})
+    assert shard.tolist() == [0, 1, 2, 3]
+
+
 def test_inputs_that_cannot_be_written_are_read() -> None:
     shards = inputs()
     for shard in shards.values():

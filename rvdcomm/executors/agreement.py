@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import torch.distributed as dist
-
 from rvdcomm.errors import CommError
 from rvdcomm.executors.world import World
 from rvdcomm.layout import ranges_text
@@ -24,26 +22,49 @@ def exchange_posts(
 ) -> dict[int, Post]:
     """Every member's post, by rank; collective over ``members``; ``what`` names it in errors.
 
+    The n-th agreement of the same members uses keys of its own. One that fails is taken back, so
+    that the ranks count alike when they try again.
+
     Raises:
         CommError: some members did not post within the group's timeout; names them.
     """
     number = world.num_agreements.get(members, 0)
-    world.num_agreements[members] = number + 1
-    store, names = world.store, ranges_text(members)
-    keys = {rank: f"rvdcomm/posts/{world.name}/{names}/{number}/{rank}" for rank in members}
-    store.set(keys[world.rank], json.dumps(post))
-    _wait(world, keys, what)
-    return {rank: json.loads(store.get(keys[rank])) for rank in members}
-
-
-def _wait(world: World, keys: dict[int, str], what: str) -> None:
-    """Wait for all posts, or name the ranks whose post is missing."""
+    prefix = f"rvdcomm/posts/{world.name}/{ranges_text(members)}/{number}"
+    keys = {rank: f"{prefix}/{rank}" for rank in members}
+    store = world.store
     try:
-        world.store.wait(list(keys.values()), world.timeout)
-    except (dist.DistStoreError, RuntimeError) as error:
-        missing = [rank for rank, key in keys.items() if not world.store.check([key])]
+        store.delete_key(_tried(keys[world.rank]))
+        store.set(keys[world.rank], json.dumps(post))
+        store.wait(list(keys.values()), world.timeout)
+        posts = {rank: json.loads(store.get(key)) for rank, key in keys.items()}
+    except RuntimeError as error:
+        missing = _take_back(world, keys)
         raise CommError(
-            f"{what}: ranks {missing} did not join within "
-            f"{world.timeout.total_seconds():g} s. They may be in another call, or think that this "
-            f"transition has other ranks ({error.__class__.__name__})."
+            f"{what}: ranks {missing} did not join within {world.timeout.total_seconds():g} s. They "
+            "may be in another call, or think that this transition has other ranks "
+            f"({error.__class__.__name__})."
         ) from None
+    world.num_agreements[members] = number + 1
+    return posts
+
+
+def _take_back(world: World, keys: dict[int, str]) -> list[int] | str:
+    """Delete this rank's post; name the ranks that never posted, if the store still answers."""
+    store = world.store
+    try:
+        # Others may have given up and taken theirs back a moment ago: those did join.
+        store.set(_tried(keys[world.rank]), "")
+        missing = [
+            rank
+            for rank, key in keys.items()
+            if not store.check([key]) and not store.check([_tried(key)])
+        ]
+        store.delete_key(keys[world.rank])
+    except RuntimeError:
+        return "that serve the store, or others,"
+    return missing
+
+
+def _tried(key: str) -> str:
+    """The key that says that a rank posted and took its post back."""
+    return f"{key}/tried"

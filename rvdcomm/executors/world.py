@@ -33,6 +33,7 @@ class World:
         self.timeout: timedelta = _timeout(group)
         # Compiled transitions by request; never dropped, or ranks would agree at different times.
         self.agreed: dict[Any, Any] = {}
+        self.compiled: dict[Any, Any] = {}
         self.num_agreements: dict[tuple[int, ...], int] = {}
         self._arena: Tensor | None = None
         self._subgroups: dict[tuple[int, ...], Subgroup] = {}
@@ -70,6 +71,7 @@ class World:
             subgroup.close()
         self._subgroups.clear()
         self.agreed.clear()
+        self.compiled.clear()
 
     def arena(self, num_bytes: int, device: torch.device) -> Tensor:
         """Memory for the staging of one call, in bytes; valid until the next call.
@@ -97,7 +99,13 @@ class World:
             name = f"rvdcomm/{self.backend}/{self.name}/{ranges_text(ranks)}"
             store = dist.distributed_c10d.PrefixStore(name, self.store)
             make = _BACKENDS[self.backend]
-            made = make(store, ranks.index(self.rank), len(ranks), self.timeout)
+            try:
+                made = make(store, ranks.index(self.rank), len(ranks), self.timeout)
+            except RuntimeError as error:
+                raise CommError(
+                    f"{self.backend}: rank {self.rank} cannot connect to ranks "
+                    f"({ranges_text(ranks)}): {error}"
+                ) from None
             self._subgroups[ranks] = Subgroup(made, sends_best=self.backend == "gloo")
         return self._subgroups[ranks]
 

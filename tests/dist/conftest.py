@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.dist.world import GlooWorld
-
-Worlds = Callable[..., GlooWorld]
+from tests.dist.world import GlooWorld, Worlds
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rvdcomm as rv
-from tests.dist.conftest import Worlds
+from tests.dist.world import Worlds
 from tests.oracle import Array, all_rvds, parts_of, random_layout, random_shape, shards_of
 
 pytestmark = pytest.mark.dist

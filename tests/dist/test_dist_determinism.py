@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from tests.dist.conftest import Worlds
+from tests.dist.world import Worlds
 from tests.oracle import Array
 
 pytestmark = pytest.mark.dist

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.dtypes import ITEM_BYTES, NOT_SUMMED
-from tests.dist.conftest import Worlds
 from tests.dist.shards import error_of
+from tests.dist.world import Worlds
 from tests.oracle import Array, data_faults, shards_of
 
 pytestmark = pytest.mark.dist
@@ -197,8 +197,8 @@ def test_parts_of_a_dtype_without_sum_are_an_error_on_every_rank(
     worlds: Worlds, dtype: str, src_rvd: str, dst_rvd: str
 ) -> None:
     message = (
-        f"LayoutError: R(1)V(4)D(1,1) has V(4), but {dtype} values cannot be summed; "
-        "use V(1) or another dtype."
+        f"LayoutError: redistribute {src_rvd} -> {dst_rvd}: R(1)V(4)D(1,1) has V(4), but {dtype} "
+        "values cannot be summed; use V(1) or another dtype."
     )
     errors = worlds(NUM_RANKS).run(add_without_sum, dtype, src_rvd, dst_rvd)
     assert errors == [message] * NUM_RANKS

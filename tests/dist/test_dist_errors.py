@@ -17,9 +17,8 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.executors.world import Subgroup
-from tests.dist.conftest import Worlds
 from tests.dist.shards import error_of, faults_of, shard_of
-from tests.dist.world import GlooWorld
+from tests.dist.world import GlooWorld, Worlds
 
 pytestmark = pytest.mark.dist
 
@@ -127,91 +126,102 @@ MEMORY_ERROR = "out shares memory with the tensor; give another out."
 ALL_SAME = {
     "rank twice": (
         Call(src="R(1)V(1)D(4) shape(8) ranks(0,0,1,2)"),
-        "LayoutError: R(1)V(1)D(4) over ranks (0, 0, 1, 2): rank 0 is given twice.",
+        "LayoutError",
+        "R(1)V(1)D(4) over ranks (0, 0, 1, 2): rank 0 is given twice.",
     ),
     "rank outside": (
         Call(src="R(1)V(1)D(4) shape(8) ranks(0,1,2,4)"),
-        f"LayoutError: redistribute R(1)V(1)D(4) shape(8) ranks(0,1,2,4) -> {DST}: ranks [4] are "
-        "outside the group, which has ranks 0 to 3.",
+        "LayoutError",
+        "ranks [4] are outside the group, which has ranks 0 to 3.",
     ),
     "wrong counts": (
         Call(src="R(1)V(1)D(3)", dst="R(4)V(1)D(1)", options={"shape": (8,)}),
-        "LayoutError: R(1)V(1)D(3) needs 3 ranks (1*1*3) but 4 were given: (0, 1, 2, 3).",
+        "LayoutError",
+        "R(1)V(1)D(3) needs 3 ranks (1*1*3) but 4 were given: (0, 1, 2, 3).",
     ),
     "wrong number of dims": (
         Call(src="R(1)V(1)D(4,1)", dst="R(4)V(1)D(1)", options={"shape": (8,)}),
-        "LayoutError: R(1)V(1)D(4,1) splits 2 dims but shape (8,) has 1; give D one count a dim.",
+        "LayoutError",
+        "R(1)V(1)D(4,1) splits 2 dims but shape (8,) has 1; give D one count a dim.",
     ),
     "unparsable src": (
         Call(src="R1V1D(4)", dst="R(4)V(1)D(1)"),
-        "LayoutError: cannot parse layout 'R1V1D(4)': expected 'R(' at column 1.",
+        "LayoutError",
+        "cannot parse layout 'R1V1D(4)': expected 'R(' at column 1.",
     ),
     "unparsable dst": (
         Call(src="R(1)V(1)D(4)", dst="R(4)V(1)D(x)"),
-        "LayoutError: cannot parse layout 'R(4)V(1)D(x)': expected ')' at column 11.",
+        "LayoutError",
+        "cannot parse layout 'R(4)V(1)D(x)': expected ')' at column 11.",
     ),
     "unparsable whole text": (
         Call(src="R(1)V(1)D(4) shape(8) ranks(0-3)"),
-        "LayoutError: cannot parse layout 'R(1)V(1)D(4) shape(8) ranks(0-3)': expected the form "
+        "LayoutError",
+        "cannot parse layout 'R(1)V(1)D(4) shape(8) ranks(0-3)': expected the form "
         "'R(1)V(1)D(1,2) shape(4,6) ranks(0:2) cuts(0,4;0,2,6)'.",
     ),
     "count of zero": (
         Call(src="R(0)V(1)D(4)", dst="R(4)V(1)D(1)", options={"shape": (8,)}),
-        "LayoutError: RVD counts must be integers of at least 1, got r=0, v=1, d=(4,).",
+        "LayoutError",
+        "RVD counts must be integers of at least 1, got r=0, v=1, d=(4,).",
     ),
     "cut points out of order": (
         Call(src="R(1)V(1)D(4) shape(8) cuts(0,4,2,6,8)"),
-        f"LayoutError: cut points [0, 4, 2, 6, 8] {CUTS_ERROR}",
+        "LayoutError",
+        f"cut points [0, 4, 2, 6, 8] {CUTS_ERROR}",
     ),
     "cut points beyond the shape": (
         Call(src="R(1)V(1)D(4) shape(8) cuts(0,2,4,6,9)"),
-        f"LayoutError: cut points [0, 2, 4, 6, 9] {CUTS_ERROR}",
+        "LayoutError",
+        f"cut points [0, 2, 4, 6, 9] {CUTS_ERROR}",
     ),
     "different shapes": (
         Call(dst=rv.Layout((9,), "R(4)V(1)D(1)")),
-        f"LayoutError: src {SRC} and dst R(4)V(1)D(1) shape(9) ranks(0:4) differ in shape: (8,) "
-        "and (9,).",
+        "LayoutError",
+        f"src {SRC} and dst R(4)V(1)D(1) shape(9) ranks(0:4) differ in shape: (8,) and (9,).",
     ),
     "V on bool": (
         Call(
             src=rv.Layout((2,), "R(1)V(4)D(1)"), dst=rv.Layout((2,), "R(4)V(1)D(1)"), dtype="bool"
         ),
-        "LayoutError: R(1)V(4)D(1) has V(4), but bool values cannot be summed; use V(1) or another "
-        "dtype.",
+        "LayoutError",
+        "R(1)V(4)D(1) has V(4), but bool values cannot be summed; use V(1) or another dtype.",
     ),
     "rank outside the topology": (
         Call(options={"topology": rv.Topology.single_host(3, 0.0, 1e9)}),
-        "LayoutError: ranks [3] are not in the topology, which has [0, 1, 2].",
+        "LayoutError",
+        "ranks [3] are not in the topology, which has [0, 1, 2].",
     ),
     "no shard": (
         Call(shard=None),
-        f"ShapeMismatchError: {WHOLE}: no rank passed a shard, so the dtype is unknown.",
+        "ShapeMismatchError",
+        "no rank passed a shard, so the dtype is unknown.",
     ),
     "shape cannot be inferred": (
         Call(src="R(1)V(1)D(4)", dst="R(4)V(1)D(1)", shard=(2, 3)),
-        "ShapeMismatchError: R(1)V(1)D(4): the global shape cannot be inferred from shards of "
-        "shapes ['[2, 3]', '[2, 3]', '[2, 3]', '[2, 3]']; pass shape=.",
-    ),
-    "out of the wrong shape": (
-        Call(out=(9,)),
-        f"ShapeMismatchError: {SHORT}: rank 0 passed [9], its out is [8].",
+        "ShapeMismatchError",
+        "R(1)V(1)D(4): the global shape cannot be inferred from shards of shapes "
+        "['[2, 3]', '[2, 3]', '[2, 3]', '[2, 3]']; pass shape=.",
     ),
     "tensor that requires grad": (
         Call(requires_grad=True),
-        f"LayoutError: {WHOLE}: rank 0: {GRAD_ERROR}",
+        "LayoutError",
+        f"rank 0: {GRAD_ERROR}",
     ),
     "out shares memory": (
         Call(is_out_shared=True),
-        f"LayoutError: {WHOLE}: rank 0: {MEMORY_ERROR}",
+        "LayoutError",
+        f"rank 0: {MEMORY_ERROR}",
     ),
 }
-"""The call of every rank, and the error of every rank."""
+"""The call of every rank; the class of the error of every rank, and what it says of the call."""
 
 
 @pytest.mark.parametrize("what", ALL_SAME)
 def test_bad_input_is_an_error_on_every_rank(worlds: Worlds, what: str) -> None:
-    call, error = ALL_SAME[what]
+    call, name, fact = ALL_SAME[what]
     seen = worlds(4).run(misuse, [call] * 4)
+    error = f"{name}: redistribute {call.src} -> {call.dst}: {fact}"
     assert faults_of_misuse(seen, [error] * 4) == []
 
 
@@ -574,6 +584,18 @@ def test_redistributor_refuses_ranks_outside_the_group(worlds: Worlds) -> None:
     what = "redistribute R(1)V(1)D(2) -> R(1)V(1)D(2)"
     words = "ranks [7] are outside the group, which has ranks 0 to 3."
     assert errors == [f"LayoutError: {what}: {words}"] * 4
+
+
+def make_redistributor_alone(rank: int, absent: int, plan: rv.Plan) -> Waited | None:
+    return None if rank == absent else timed(lambda: rv.Redistributor(plan) and None)
+
+
+def test_rank_that_makes_no_redistributor_is_an_error_on_the_others(worlds: Worlds) -> None:
+    world = hurried(worlds)
+    waited = world.run(make_redistributor_alone, 1, rv.plan(*GOOD))
+    world.stop()
+    assert classes_of(waited) == ["CommError", None, "CommError", "CommError"]
+    assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
 
 
 def test_redistribute_without_a_process_group_is_an_error() -> None:

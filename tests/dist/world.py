@@ -181,6 +181,10 @@ class GlooWorld:
         time.sleep(0.05)
 
 
+Worlds = Callable[..., GlooWorld]
+"""The fixture ``worlds``: the module's world of ``(num_ranks, timeout_secs)``."""
+
+
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     """Set environment variables, and put back what was there."""
