@@ -50,8 +50,8 @@ class Layout:
 
     Frozen, hashable and canonical. Replicas of a cell are interchangeable, so are the value parts
     of a box, and so are ranks with equal empty boxes: they are sorted, so that equal placements
-    under one RVD are equal objects. ``cuts`` is a rule (``"chunk"``, ``"balanced"``) or the cut points of
-    every dim, ends included.
+    under one RVD are equal objects. ``cuts`` is a rule (``"chunk"``, ``"balanced"``) or the cut
+    points of every dim, ends included.
 
     Laws (tests/test_layout.py): the boxes of one (replica, part) tile the tensor;
     ``Layout.parse(str(x)) == x``.

@@ -40,8 +40,8 @@ def exchange_posts(
     except RuntimeError as error:
         missing = _take_back(world, keys)
         raise CommError(
-            f"{what}: ranks {missing} did not join within {world.timeout.total_seconds():g} s. They "
-            "may be in another call, or think that this transition has other ranks "
+            f"{what}: ranks {missing} did not join within {world.timeout.total_seconds():g} s. "
+            "They may be in another call, or think that this transition has other ranks "
             f"({error.__class__.__name__})."
         ) from None
     world.num_agreements[members] = number + 1
