@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -135,7 +135,21 @@ class Subgroup:
         self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int]
     ) -> None:
         """Send ``src_splits[i]`` elements of ``src`` to the i-th rank, receive from it likewise."""
-        self._backend.alltoall_base(dst, src, dst_splits, src_splits).wait()
+        if self._sends_best and len(src_splits) == 2:
+            self._swap(dst.split(dst_splits), src.split(src_splits))
+        else:
+            self._backend.alltoall_base(dst, src, dst_splits, src_splits).wait()
+
+    def _swap(self, dst: Sequence[Tensor], src: Sequence[Tensor]) -> None:
+        """An all_to_all of two ranks: the receive is posted before the send."""
+        rank = self._backend.rank()
+        other = 1 - rank
+        works = [self._backend.recv([dst[other]], other, 0)] if dst[other].numel() else []
+        if src[other].numel():
+            works.append(self._backend.send([src[other]], other, 0))
+        dst[rank].copy_(src[rank])
+        for work in works:
+            work.wait()
 
     def all_gather(self, dst: Tensor, src: Tensor) -> None:
         """Concatenate all ranks' ``src`` in ``dst``."""
