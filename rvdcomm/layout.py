@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,9 +78,9 @@ class Layout:
         ranks: Iterable[int] | None = None,
         cuts: str | Sequence[Sequence[int]] = "chunk",
     ) -> None:
-        shape = tuple(int(size) for size in shape)
+        shape = _integers(shape, "shape")
         rvd = RVD(rvd)
-        given = tuple(range(rvd.num_ranks)) if ranks is None else tuple(int(r) for r in ranks)
+        given = tuple(range(rvd.num_ranks)) if ranks is None else _integers(ranks, "ranks")
         _check_counts(shape, rvd, given)
         all_cuts = _resolve_cuts(shape, rvd, cuts)
         object.__setattr__(self, "shape", shape)
@@ -199,6 +200,15 @@ def parse_ranges(text: str) -> tuple[int, ...]:
     return tuple(out)
 
 
+def _integers(values: Iterable[int], what: str) -> tuple[int, ...]:
+    """The values as plain integers; a float is an error, not a rounding."""
+    values = tuple(values)
+    try:
+        return tuple(map(operator.index, values))
+    except TypeError:
+        raise LayoutError(f"{what} must be integers, got {values}.") from None
+
+
 def _check_counts(shape: tuple[int, ...], rvd: RVD, ranks: tuple[int, ...]) -> None:
     if any(size < 0 for size in shape):
         raise LayoutError(f"shape {shape} has a negative size; use sizes of at least 0.")
@@ -229,7 +239,7 @@ def _resolve_cuts(shape: tuple[int, ...], rvd: RVD, cuts: str | Sequence[Sequenc
             known = ", ".join(map(repr, CUT_RULES))
             raise LayoutError(f"cuts={cuts!r} is no rule; use {known}, or cut points of every dim.")
         return _by_rule(CUT_RULES[cuts], shape, rvd)
-    resolved = tuple(tuple(int(point) for point in cut) for cut in cuts)
+    resolved = tuple(_integers(cut, "cut points") for cut in cuts)
     if len(resolved) != len(shape):
         raise LayoutError(f"cuts of {len(resolved)} dims given for shape {shape}; give one a dim.")
     for d, (size, count, cut) in enumerate(zip(shape, rvd.d, resolved, strict=True)):

@@ -74,7 +74,7 @@ def product_groups(src: Binding, dst: Binding) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True)
 class RebindPricer:
-    """Exact integer costs of rebinds on ``grid`` of a tensor of ``num_bytes``.
+    """Integer costs of rebinds on ``grid`` of a tensor of ``num_bytes``.
 
     One *tick* is ``secs_per_tick`` seconds, a rational chosen so that every cost is a whole number
     of ticks: sums are exact, so that ties are ties and plans never depend on rounding.

@@ -97,7 +97,7 @@ def _successors(
     (tests/test_search.py); with more that costs milliseconds, and hardly ever gains.
     """
     seen: set[Targets] = {state}
-    is_small = len(classes) <= MAX_THOROUGH_AXES
+    is_small = sum(map(len, classes)) <= MAX_THOROUGH_AXES
     for axes in _subsets(classes):
         for rule in RULES if is_small else RULES[1:]:
             yield from _fresh(state, rule(state, goal, axes, grid), seen)

@@ -136,7 +136,7 @@ class Subgroup:
     ) -> None:
         """Send ``src_splits[i]`` elements of ``src`` to the i-th rank, receive from it likewise."""
         if self._sends_best and len(src_splits) == 2:
-            self._swap(dst.split(dst_splits), src.split(src_splits))
+            self._swap(torch.split(dst, dst_splits), torch.split(src, src_splits))
         else:
             self._backend.alltoall_base(dst, src, dst_splits, src_splits).wait()
 
