@@ -62,6 +62,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--only", choices=["in-group", "cross-group"], help="leave out the others")
     parser.add_argument("--categories", help="such as 'V->R,D->R' (default: all)")
+    parser.add_argument("--relations", help="such as 'n->n,in group' (default: all)")
     parser.add_argument("--methods", default="ours,p2p,dtensor", help="default: %(default)s")
     parser.add_argument("--cluster", metavar="HxR", help="emulate H hosts of R ranks each")
     parser.add_argument("--rate", default="200mbit", help="of every host's link (default 200mbit)")
@@ -165,11 +166,13 @@ def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
 def _chosen(args: argparse.Namespace, groups: dict[str, Any]) -> list[Case]:
     sizes = [size.strip() for size in args.sizes.split(",")]
     wanted = None if args.categories is None else set(args.categories.split(","))
+    related = None if args.relations is None else set(args.relations.split(","))
     cases = [
         case
         for case in make_cases(groups, sizes)
         if args.only in (None, "in-group" if case.relation == "in group" else "cross-group")
         and (wanted is None or case.category in wanted)
+        and (related is None or case.relation in related)
     ]
     if not cases:
         raise SystemExit("bench: no case is left by these options")
