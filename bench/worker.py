@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rvdcomm as rv
 from bench import methods
@@ -72,8 +72,6 @@ def main(argv: list[str]) -> None:
 def _mesh(ranks: tuple[int, ...]) -> Any:
     if len(ranks) == dist.get_world_size():
         return init_device_mesh("cpu", (len(ranks),))
-    from torch.distributed.device_mesh import DeviceMesh
-
     return DeviceMesh("cpu", list(ranks))
 
 

@@ -63,8 +63,9 @@ def redistribute(
         outside ``dst``. It carries no autograd graph.
 
     Raises:
-        LayoutError: the request is illegal, or ranks disagree about it; on every rank.
-        ShapeMismatchError: some rank's shard is not what ``src`` gives it; on every rank.
+        LayoutError: the request is illegal, or ranks disagree about it.
+        ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both come on every rank
+            of the first call; in a later one on the rank at fault, and the others time out.
         CommError: a peer failed, or did not join within the group's timeout.
     """
     world = World.of(group)
