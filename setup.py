@@ -1,3 +1,57 @@
-from setuptools import setup
+"""Build of the optional extension ``rvdcomm._C``; everything else is in pyproject.toml.
 
-setup()
+``RVDCOMM_CUDA=0|1|auto`` says whether the CUDA engine is built: never, always, or (the default)
+where nvcc is found. ``RVDCOMM_NATIVE=0`` builds no extension at all: rvdcomm then runs on torch and
+numpy, slower and with the same results.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+COMPILERS = (os.environ.get("CXX"), "c++", "g++", "clang++")
+
+
+class CMakeBuild(build_ext):
+    """Hands every extension to the CMakeLists.txt beside this file."""
+
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        build = Path(self.build_temp).resolve() / ext.name
+        build.mkdir(parents=True, exist_ok=True)
+        configure = [
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(build),
+            "-G",
+            "Ninja",
+            "-DCMAKE_BUILD_TYPE=Release",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}",
+            f"-DRVDCOMM_CUDA={os.environ.get('RVDCOMM_CUDA', 'auto')}",
+        ]
+        subprocess.run(configure, check=True)
+        subprocess.run(["cmake", "--build", str(build), "--target", "_C"], check=True)
+
+
+def extensions() -> list[Extension]:
+    """The extension, unless it was refused or no compiler is there."""
+    if os.environ.get("RVDCOMM_NATIVE") == "0":
+        return []
+    if not any(shutil.which(name) for name in COMPILERS if name):
+        print("rvdcomm: no C++ compiler was found, so the extension is left out.", file=sys.stderr)
+        return []
+    return [Extension("rvdcomm._C", sources=[])]
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": CMakeBuild})

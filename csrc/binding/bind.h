@@ -1,0 +1,12 @@
+// One function a file of this folder; module.cpp calls them all.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace rvdcomm {
+
+void bind_copy(pybind11::module_& m);
+void bind_signal(pybind11::module_& m);
+void bind_search(pybind11::module_& m);
+
+}  // namespace rvdcomm

@@ -1,0 +1,7 @@
+#include "bind.h"
+
+namespace rvdcomm {
+
+void bind_search(pybind11::module_& m) { (void)m; }
+
+}  // namespace rvdcomm
