@@ -3,12 +3,13 @@
 Invariants (``verify.py`` checks them all): a buffer is the concatenation of its pieces, each a
 row-major box; what a rank sends in one collective is one contiguous run of one buffer, in the order
 of the group's ranks, and so is what it receives; a collective's group is ascending, so that the
-order in which a backend sorts ranks never matters.
+order in which a backend sorts ranks never matters; a copy from another rank's memory reads a
+staging buffer, never a shard, which is private to its rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,26 +55,47 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``rank`` copies boxes from buffer ``src`` to buffer ``dst``, or adds them (``op="add"``)."""
+    """``rank`` copies boxes from buffer ``src`` to buffer ``dst``, or adds them (``op="add"``).
+
+    ``src`` is a buffer of ``src_rank``: of another rank, it is read where that rank wrote it, which
+    takes memory that both can map.
+    """
 
     op: str
     rank: int
     src: str
     dst: str
     entries: tuple[Entry, ...]
+    src_rank: int = -1
+
+    def __post_init__(self) -> None:
+        if self.src_rank < 0:
+            object.__setattr__(self, "src_rank", self.rank)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it reads another rank's memory."""
+        return self.src_rank != self.rank
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all boxes."""
+        return sum(entry.box.num_elements for entry in self.entries)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks that take part."""
-        return (self.rank,)
+        """Ranks whose memory it uses; the first one runs it."""
+        return (self.rank, self.src_rank) if self.is_remote else (self.rank,)
 
     def buffers_of(self, rank: int) -> set[str]:
-        """Names of the buffers that ``rank`` uses here."""
-        return {self.src, self.dst} if rank == self.rank else set()
+        """Names of the buffers of ``rank`` that are used here."""
+        mine = {self.dst} if rank == self.rank else set()
+        return mine | {self.src} if rank == self.src_rank else mine
 
     def lines(self) -> list[str]:
-        """The text form."""
-        return [f"{self.op} rank {self.rank} {self.src} {self.dst}: {_entries_text(self.entries)}"]
+        """The text form; ``s1@3`` is buffer s1 of rank 3."""
+        src = f"{self.src}@{self.src_rank}" if self.is_remote else self.src
+        return [f"{self.op} rank {self.rank} {src} {self.dst}: {_entries_text(self.entries)}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +239,12 @@ class Program:
         """The instructions that speak to other ranks."""
         return tuple(i for i in self.instructions if isinstance(i, Collective))
 
+    @cached_property
+    def peer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks that read each other's memory, as disjoint groups, each ascending."""
+        remote = [i.ranks for i in self.instructions if isinstance(i, Copy) and i.is_remote]
+        return connected(set(remote))
+
     def of_rank(self, rank: int) -> Iterator[Instruction]:
         """Instructions that ``rank`` takes part in."""
         for instruction in self.instructions:
@@ -270,6 +298,32 @@ class Program:
     def parse(cls, text: str) -> Program:
         """Read the text that ``str`` writes."""
         return _Reader(text).program()
+
+
+def connected(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that pairs join, directly or not: ascending groups, in the order of their first ranks.
+
+    >>> connected([(3, 1), (1, 5), (2, 4)])
+    ((1, 3, 5), (2, 4))
+    """
+    parent: dict[int, int] = {}
+
+    def root(rank: int) -> int:
+        parent.setdefault(rank, rank)
+        while parent[rank] != rank:
+            parent[rank] = parent[parent[rank]]
+            rank = parent[rank]
+        return rank
+
+    for first, *others in pairs:
+        root(first)
+        for other in others:
+            a, b = root(first), root(other)
+            parent[max(a, b)] = min(a, b)
+    groups: dict[int, list[int]] = {}
+    for rank in sorted(parent):
+        groups.setdefault(root(rank), []).append(rank)
+    return tuple(map(tuple, groups.values()))
 
 
 # --- text ---------------------------------------------------------------------------------------
@@ -329,7 +383,8 @@ class _Reader:
         if word not in ("copy", "add"):
             raise ValueError("expected buffer, copy, add, zero or collective")
         _, rank, src, dst = head.split(" ")
-        return Copy(word, int(rank), src, dst, _parse_entries(entries))
+        src, _, src_rank = src.partition("@")
+        return Copy(word, int(rank), src, dst, _parse_entries(entries), int(src_rank or rank))
 
     def _collective(self) -> Collective:
         kind, _, step, _, group, src, dst = self._after("collective ").split(" ")

@@ -123,8 +123,12 @@ class _Verifier:
     def _copy(self, copy: Copy) -> None:
         if copy.op not in ("copy", "add"):
             raise ProgramError(f"unknown operation {copy.op!r}.")
+        if copy.is_remote and copy.src in (SRC, DST):
+            raise ProgramError(
+                f"rank {copy.rank} reads {copy.src} of rank {copy.src_rank}, which is private."
+            )
         for e in copy.entries:
-            values = self._read(copy.src, copy.rank, e.src_piece, e.box)
+            values = self._read(copy.src, copy.src_rank, e.src_piece, e.box)
             if copy.op == "copy":
                 self._store(copy.dst, copy.rank, e.dst_piece, e.box, values)
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -53,6 +54,31 @@ def test_programs_verify_and_give_right_data(
         except rv.ProgramError as error:
             found.append(f"{src.rvd} -> {dst.rvd}: {error}")
         found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in program_faults(program)]
+    assert found == []
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize(
+    "islands", [(range(6),), (range(3), range(3, 6)), ((0, 3), (1, 2)), ()], ids=str
+)
+def test_islands_and_slices_change_no_result(
+    islands: tuple[Sequence[int], ...], fuse: bool, num_slices: int
+) -> None:
+    found = []
+    rng = random.Random(repr((islands, num_slices, fuse)))
+    for shape, topology in (((12, 18), ONE_HOST), (RAGGED, TWO_HOSTS)):
+        pairs = list(all_pairs(shape, 6))
+        for src, dst in rng.sample(pairs, 60):
+            path = rv.plan(src, dst, "int64", topology).path
+            program = lower(
+                path, "int64", topology, islands=islands, num_slices=num_slices, fuse=fuse
+            )
+            try:
+                verify(program)
+            except rv.ProgramError as error:
+                found.append(f"{src.rvd} -> {dst.rvd}: {error}")
+            found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in program_faults(program)]
     assert found == []
 
 

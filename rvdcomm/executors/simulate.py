@@ -142,8 +142,12 @@ class _Simulation:
         return view
 
     def _copy(self, copy: Copy) -> None:
+        if copy.is_remote:
+            num_bytes = copy.num_elements * self.program.item_bytes
+            self.sent[copy.src_rank] += num_bytes
+            self.recv[copy.rank] += num_bytes
         for e in copy.entries:
-            src = self._view(copy.src, copy.rank, e.src_piece, e.box)
+            src = self._view(copy.src, copy.src_rank, e.src_piece, e.box)
             dst = self._view(copy.dst, copy.rank, e.dst_piece, e.box)
             np.copyto(dst, src) if copy.op == "copy" else np.add(dst, src, out=dst)
 

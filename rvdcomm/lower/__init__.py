@@ -2,14 +2,18 @@
 
 While it walks the steps, the lowering knows for every rank *where* each region of the current state
 lies (``memory.py``). So a slice is free, an unpack merges with the next pack, contiguous pieces are
-sent and received in place (``call.py``), and a state is written out only where parts are added or
-where it is ``dst``. With ``fuse=False`` every step packs, sends and unpacks: the plain meaning, for
-tests to compare with.
+sent and received in place (``call.py``), what ranks of one island need of each other is read where
+it lies (``share.py``), and a state is written out only where parts are added or where it is
+``dst``. With ``fuse=False`` every step packs, sends and unpacks: the plain meaning, for tests to
+compare with.
+
+A program may be cut into slices that follow one another through the steps (``slices.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rvdcomm.box import Box
 from rvdcomm.dtypes import SUMMED_BY_BACKENDS
@@ -17,51 +21,236 @@ from rvdcomm.exchange import Move
 from rvdcomm.lower.call import Call, Target, components
 from rvdcomm.lower.memory import Arrival, Memory, Place
 from rvdcomm.lower.regions import is_filled, window
+from rvdcomm.lower.share import Groups, publish, split_near
+from rvdcomm.lower.slices import Slicing, interleaved
 from rvdcomm.path import Path, State, Step
-from rvdcomm.program import DST, SRC, Collective, Entry, Message, Program
+from rvdcomm.program import DST, SRC, Collective, Entry, Instruction, Message, Program
 from rvdcomm.topology import Topology
 
 __all__ = ["lower"]
 
 
-def lower(path: Path, dtype: str, topology: Topology, *, fuse: bool = True) -> Program:
+def lower(
+    path: Path,
+    dtype: str,
+    topology: Topology,
+    *,
+    islands: Groups = (),
+    num_slices: int = 1,
+    fuse: bool = True,
+) -> Program:
     """The program that runs ``path`` on tensors of ``dtype``.
 
-    Law (tests/test_lower.py): it verifies, and gives the same data with and without ``fuse``.
+    Args:
+        path, dtype, topology: what to lower; the topology says whom a need is taken from.
+        islands: disjoint groups of ranks that can map each other's memory.
+        num_slices: slices of the tensor that overlap in time, at most.
+        fuse: leave out copies that are not needed.
+
+    Law (tests/test_lower.py): it verifies, and gives the same data, whatever the options are.
     """
     memory = Memory()
     for name, layout in ((SRC, path.src), (DST, path.dst)):
         for rank in sorted(layout.ranks):
             memory.add_buffer(name, rank, (layout.cell(rank).box,))
-    for rank in path.src.ranks:
-        memory.settle(SRC, rank, (path.src.cell(rank).box,))
-    for index, step in enumerate(path.steps):
-        is_last = index == len(path.steps) - 1
-        if step.kind == "all_reduce" and _backend_may_sum(step, dtype):
-            _lower_all_reduce(memory, index, step, is_last)
-            continue
-        legs = list(zip(step.legs, step.moves(topology), strict=True))
-        for i, ((_, state), moves) in enumerate(legs, start=1):
-            is_dst = is_last and i == len(legs)
-            target = _target(memory, state, moves, is_dst, fuse and step.num_slices == 1)
-            run = _lower_leg if step.num_slices == 1 else _lower_windows
-            run(memory, index, step, moves, target, fuse)
-    for rank in path.dst.ranks:
-        _finish(memory, rank)
+    legs = [
+        _Leg(index, step, state, moves)
+        for index, step in enumerate(path.steps)
+        for (_, state), moves in zip(step.legs, step.moves(topology), strict=True)
+    ]
+    boxes = [layout.cell(rank).box for layout in (path.src, path.dst) for rank in layout.ranks]
+    boxes += [move.box for leg in legs for move in leg.moves]
+    boxes += [box for leg in legs for h in leg.state.placement.holdings for box in h.boxes]
+    slicing = Slicing.of(boxes, num_slices)
+    lanes = [
+        _Lane(path, dtype, memory, slicing, index, islands, fuse).phases(legs)
+        for index in range(slicing.num_slices)
+    ]
     return Program(
-        path.src, path.dst, dtype, tuple(memory.buffers.values()), tuple(memory.instructions)
+        path.src, path.dst, dtype, tuple(memory.buffers.values()), tuple(interleaved(lanes))
     )
 
 
-def _target(
-    memory: Memory, state: State, moves: tuple[Move, ...], is_dst: bool, in_place: bool
-) -> Target:
-    holdings = state.placement.by_rank
-    arriving: dict[int, list[Move]] = {rank: [] for rank in holdings}
-    for move in moves:
-        arriving[move.dst_rank].append(move)
-    needs_sum = {rank: _has_sum(found) for rank, found in arriving.items()}
-    return Target(DST if is_dst else memory.new_name("x"), holdings, needs_sum, in_place)
+@dataclass(frozen=True)
+class _Leg:
+    """One exchange of a step: the state that it makes, and all moves of all ranks."""
+
+    index: int
+    step: Step
+    state: State
+    moves: tuple[Move, ...]
+
+
+@dataclass
+class _Lane:
+    """One slice of the tensor on its way through all legs."""
+
+    path: Path
+    dtype: str
+    memory: Memory
+    slicing: Slicing
+    index: int
+    islands: Groups
+    fuse: bool
+
+    def phases(self, legs: list[_Leg]) -> list[list[Instruction]]:
+        """The slice's instructions, cut after every point where ranks begin to wait for others."""
+        self.done: list[list[Instruction]] = []
+        memory = self.memory
+        memory.where = {
+            rank: [Place(box, SRC, 0, rank) for box in self._slice([self.path.src.cell(rank).box])]
+            for rank in self.path.src.ranks
+        }
+        waiting = list(legs)
+        while waiting:
+            leg = waiting.pop(0)
+            if leg.step.kind == "all_reduce" and self._backend_may_sum(leg.step):
+                waiting.pop(0)
+                self._all_reduce(leg.index, leg.step, is_last=not waiting)
+            elif leg.step.num_slices > 1:
+                self._windows(leg, is_last=not waiting)
+            else:
+                self._leg(leg, is_last=not waiting)
+        for rank in sorted(self.path.dst.ranks):
+            self._finish(rank)
+        self._end_phase()
+        return self.done
+
+    def _slice(self, boxes: Iterable[Box]) -> tuple[Box, ...]:
+        return self.slicing.of_boxes(boxes, self.index)
+
+    def _end_phase(self) -> None:
+        self.done.append(self.memory.take_instructions())
+
+    def _target(self, state: State, moves: Iterable[Move], is_dst: bool, in_place: bool) -> Target:
+        boxes = {rank: self._slice(h.boxes) for rank, h in state.placement.by_rank.items()}
+        arriving: dict[int, list[Move]] = {rank: [] for rank in boxes}
+        for move in moves:
+            arriving[move.dst_rank].append(move)
+        return Target(
+            name=DST if is_dst else self.memory.new_name("x"),
+            boxes=boxes,
+            pieces={r: (self.path.dst.cell(r).box,) for r in boxes} if is_dst else boxes,
+            needs_sum={rank: _has_sum(found) for rank, found in arriving.items()},
+            in_place=in_place,
+        )
+
+    def _leg(self, leg: _Leg, is_last: bool) -> None:
+        """Move the current state to the next one, and write it out on ranks that must."""
+        memory = self.memory
+        moves = [
+            Move(m.src_rank, m.dst_rank, m.part, box)
+            for m in leg.moves
+            for box in self._slice([m.box])
+        ]
+        target = self._target(leg.state, moves, is_last, in_place=self.fuse)
+        arrivals = self._arrivals(leg.index, moves, target)
+        self._end_phase()
+        where: dict[int, list[Place]] = {}
+        for rank, boxes in target.boxes.items():
+            mine = arrivals.get(rank, [])
+            came = [arrival.move.box for arrival in mine]
+            is_whole = self.fuse and not target.needs_sum[rank] and is_filled(boxes, came)
+            if is_whole and any(a.place.buffer != target.name for a in mine):
+                where[rank] = [
+                    Place(a.move.box, a.place.buffer, a.place.piece, a.place.rank) for a in mine
+                ]
+                continue
+            if not is_whole:
+                buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
+                memory.accumulate(rank, buffer, mine, written=[])
+                memory.zero_rest(rank, buffer, boxes, came)
+            where[rank] = [
+                Place(box, target.name, 0 if is_last else i, rank) for i, box in enumerate(boxes)
+            ]
+        memory.where = where
+
+    def _arrivals(
+        self, index: int, moves: Iterable[Move], target: Target
+    ) -> dict[int, list[Arrival]]:
+        """Share inside islands, emit a call for every other group; where all boxes lie, by rank."""
+        near, rest = split_near(moves, self.islands)
+        found = publish(self.memory, near)
+        for group, members in components(rest):
+            if len(group) > 1:
+                found += Call(self.memory, target, group, tuple(members), self.fuse).emit(index)
+            else:
+                found += self.memory.arrivals_at_home(members)
+        by_rank: dict[int, list[Arrival]] = {}
+        for arrival in found:
+            by_rank.setdefault(arrival.move.dst_rank, []).append(arrival)
+        return by_rank
+
+    def _windows(self, leg: _Leg, is_last: bool) -> None:
+        """An exchange in windows: each sends one slice of every move, then frees its staging.
+
+        Part by part, so that sums keep their order of parts whatever the windows are.
+        """
+        memory = self.memory
+        target = self._target(leg.state, leg.moves, is_last, in_place=False)
+        written: dict[int, list[Box]] = {rank: [] for rank in target.boxes}
+        for part in sorted({move.part for move in leg.moves}):
+            mine = [move for move in leg.moves if move.part == part]
+            for i in range(leg.step.num_slices):
+                sliced = [
+                    Move(m.src_rank, m.dst_rank, m.part, box)
+                    for m in mine
+                    for box in window(m.box, i, leg.step.num_slices)
+                ]
+                for rank, found in sorted(self._arrivals(leg.index, sliced, target).items()):
+                    buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
+                    memory.accumulate(rank, buffer, found, written[rank])
+        memory.where = {}
+        for rank, boxes in target.boxes.items():
+            buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
+            memory.zero_rest(rank, buffer, boxes, written[rank])
+            memory.settle(target.name, rank, boxes)
+
+    def _backend_may_sum(self, step: Step) -> bool:
+        """Whether the backend's all_reduce keeps our promise of equal bits on all replicas.
+
+        A backend sums in its own fixed order of ranks: where the order of ranks is the order of
+        parts in every group, equal parts are summed in equal order in all of them. Ranks of one
+        island add faster by reading.
+        """
+        part = {rank: h.part for rank, h in step.src.placement.by_rank.items()}
+        home = {rank: i for i, island in enumerate(self.islands) for rank in island}
+        return self.dtype in SUMMED_BY_BACKENDS and all(
+            [part[rank] for rank in group] == sorted({part[rank] for rank in group})
+            and len({home.get(rank, -rank - 1) for rank in group}) == len(group)
+            for group in step.groups
+        )
+
+    def _all_reduce(self, index: int, step: Step, is_last: bool) -> None:
+        """Copy the shard to where the result goes, and let the backend sum in place."""
+        memory = self.memory
+        # A slice of dst is no single run of memory.
+        is_dst = is_last and self.slicing.num_slices == 1
+        name = DST if is_dst else memory.new_name("x")
+        shards = {r: self._slice(h.boxes) for r, h in step.dst.placement.by_rank.items()}
+        for group in step.groups:
+            messages = []
+            for rank in group:
+                buffer = memory.add_buffer(name, rank, shards[rank])
+                memory.copy_shard(rank, buffer)
+                whole = tuple(Entry(box, i, i) for i, box in enumerate(shards[rank]))
+                messages.append(Message(rank, rank, whole))
+            names = (name,) * len(group)
+            if messages[0].num_elements:
+                memory.instructions.append(
+                    Collective("all_reduce", index, group, names, names, tuple(messages))
+                )
+        self._end_phase()
+        for rank, boxes in shards.items():
+            memory.settle(name, rank, boxes)
+
+    def _finish(self, rank: int) -> None:
+        """Copy what does not lie in dst yet, and zero what no part came for."""
+        memory = self.memory
+        buffer = memory.buffers[DST, rank]
+        memory.copy_shard(rank, buffer)
+        came = [place.box for place in memory.where.get(rank, [])]
+        memory.zero_rest(rank, buffer, self._slice(buffer.pieces), came)
 
 
 def _has_sum(moves: list[Move]) -> bool:
@@ -73,105 +262,3 @@ def _has_sum(moves: list[Move]) -> bool:
             return True
         seen += mine
     return False
-
-
-def _lower_leg(
-    memory: Memory, index: int, step: Step, moves: tuple[Move, ...], target: Target, fuse: bool
-) -> None:
-    """Move the current state to the target, and write it out on ranks that must."""
-    arrivals = _arrivals(memory, index, moves, target, fuse)
-    where: dict[int, list[Place]] = {}
-    for rank, holding in target.holdings.items():
-        mine = arrivals.get(rank, [])
-        boxes = [arrival.move.box for arrival in mine]
-        is_whole = fuse and not target.needs_sum[rank] and is_filled(holding.boxes, boxes)
-        if is_whole and any(arrival.place.buffer != target.name for arrival in mine):
-            where[rank] = [Place(a.move.box, a.place.buffer, a.place.piece) for a in mine]
-            continue
-        if not is_whole:
-            buffer = memory.add_buffer(target.name, rank, holding.boxes)
-            memory.accumulate(rank, buffer, mine, written=[])
-            memory.zero_rest(rank, buffer, boxes)
-        where[rank] = [Place(box, target.name, i) for i, box in enumerate(holding.boxes)]
-    memory.where = where
-
-
-def _arrivals(
-    memory: Memory, index: int, moves: Iterable[Move], target: Target, fuse: bool
-) -> dict[int, list[Arrival]]:
-    """Emit a call for every group that exchanges something; where all boxes lie then, by rank."""
-    by_rank: dict[int, list[Arrival]] = {}
-    for group, members in components(moves):
-        if len(group) > 1:
-            found = Call(memory, target, group, tuple(members), fuse).emit(index)
-        else:
-            found = memory.arrivals_at_home(members)
-        for arrival in found:
-            by_rank.setdefault(arrival.move.dst_rank, []).append(arrival)
-    return by_rank
-
-
-def _lower_windows(
-    memory: Memory, index: int, step: Step, moves: tuple[Move, ...], target: Target, fuse: bool
-) -> None:
-    """An exchange in windows: each sends one slice of every move, then frees its staging.
-
-    Part by part, so that sums keep their order of parts whatever the windows are.
-    """
-    written: dict[int, list[Box]] = {rank: [] for rank in target.holdings}
-    for part in sorted({move.part for move in moves}):
-        mine = [move for move in moves if move.part == part]
-        for i in range(step.num_slices):
-            sliced = [
-                Move(m.src_rank, m.dst_rank, m.part, box)
-                for m in mine
-                for box in window(m.box, i, step.num_slices)
-            ]
-            for rank, found in sorted(_arrivals(memory, index, sliced, target, fuse).items()):
-                buffer = memory.add_buffer(target.name, rank, target.boxes(rank))
-                memory.accumulate(rank, buffer, found, written[rank])
-    memory.where = {}
-    for rank, holding in target.holdings.items():
-        buffer = memory.add_buffer(target.name, rank, holding.boxes)
-        memory.zero_rest(rank, buffer, written[rank])
-        memory.settle(target.name, rank, holding.boxes)
-
-
-def _backend_may_sum(step: Step, dtype: str) -> bool:
-    """Whether the backend's all_reduce keeps our promise of equal bits on all replicas.
-
-    A backend sums in its own fixed order of ranks: where the order of ranks is the order of parts
-    in every group, equal parts are summed in equal order in all of them.
-    """
-    part = {rank: h.part for rank, h in step.src.placement.by_rank.items()}
-    return dtype in SUMMED_BY_BACKENDS and all(
-        [part[rank] for rank in group] == sorted({part[rank] for rank in group})
-        for group in step.groups
-    )
-
-
-def _lower_all_reduce(memory: Memory, index: int, step: Step, is_last: bool) -> None:
-    """Copy the shard to where the result goes, and let the backend sum in place."""
-    name = DST if is_last else memory.new_name("x")
-    shards = step.dst.placement.by_rank
-    for group in step.groups:
-        messages = []
-        for rank in group:
-            buffer = memory.add_buffer(name, rank, shards[rank].boxes)
-            memory.copy_shard(rank, buffer)
-            whole = tuple(Entry(box, i, i) for i, box in enumerate(shards[rank].boxes))
-            messages.append(Message(rank, rank, whole))
-        names = (name,) * len(group)
-        if messages[0].num_elements:
-            memory.instructions.append(
-                Collective("all_reduce", index, group, names, names, tuple(messages))
-            )
-    for rank, holding in shards.items():
-        memory.settle(name, rank, holding.boxes)
-
-
-def _finish(memory: Memory, rank: int) -> None:
-    """Copy what does not lie in dst yet, and zero what no part came for."""
-    buffer = memory.buffers[DST, rank]
-    memory.copy_shard(rank, buffer)
-    memory.zero_rest(rank, buffer, [place.box for place in memory.where.get(rank, [])])

@@ -10,8 +10,7 @@ from rvdcomm.box import Box
 from rvdcomm.exchange import Move
 from rvdcomm.lower.memory import Arrival, Memory, Place
 from rvdcomm.lower.regions import is_run
-from rvdcomm.placement import Holding
-from rvdcomm.program import NO_BUFFER, Collective, Entry, Message
+from rvdcomm.program import NO_BUFFER, Collective, Entry, Message, connected
 
 Pair = tuple[int, int]
 """(src_rank, dst_rank)."""
@@ -19,16 +18,16 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Target:
-    """The state that a leg makes: its buffer's name, every rank's shard, and who has to add."""
+    """The state that a leg makes of one slice: where it is written, and who has to add.
+
+    ``boxes`` are what every rank holds of the slice, ``pieces`` the pieces of the buffer ``name``.
+    """
 
     name: str
-    holdings: Mapping[int, Holding]
+    boxes: Mapping[int, tuple[Box, ...]]
+    pieces: Mapping[int, tuple[Box, ...]]
     needs_sum: Mapping[int, bool]
     in_place: bool
-
-    def boxes(self, rank: int) -> tuple[Box, ...]:
-        """The shard of ``rank``."""
-        return self.holdings[rank].boxes
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Call:
             received.update(pieces)
             for pair, slots in pieces.items():
                 moves = zip(self.by_pair[pair], slots, strict=True)
-                arrivals += [Arrival(m, Place(m.box, name, slot)) for m, slot in moves]
+                arrivals += [Arrival(m, Place(m.box, name, slot, rank)) for m, slot in moves]
             if not self.with_own:
                 arrivals += self.memory.arrivals_at_home(self.by_pair.get((rank, rank), []))
         messages = tuple(
@@ -112,7 +111,7 @@ class Call:
         pieces: dict[Pair, list[int]] = {}
         for pair, moves in self._outgoing(rank, with_own):
             places = [self.memory.find(rank, move.box) for move in moves]
-            if any(len(found) != 1 for found in places):
+            if any(len(found) != 1 or found[0][0].rank != rank for found in places):
                 return None
             pieces[pair] = [found[0][0].piece for found in places]
             # A gather sends one list of boxes to all.
@@ -158,9 +157,9 @@ class Call:
     def _run_to_receive(self, rank: int, with_own: bool) -> dict[Pair, list[int]] | None:
         """Pieces of the new shard that the messages fill in order, if they are one run of it."""
         target = self.target
-        if not target.in_place or rank not in target.holdings or target.needs_sum[rank]:
+        if not target.in_place or rank not in target.pieces or target.needs_sum[rank]:
             return None
-        shard = target.boxes(rank)
+        shard = target.pieces[rank]
         pieces: dict[Pair, list[int]] = {}
         run: list[tuple[int, Box]] = []
         for pair, moves in self._incoming(rank, with_own):
@@ -179,7 +178,7 @@ class Call:
             return NO_BUFFER, {}
         found = self._run_to_receive(rank, self.with_own)
         if found is not None:
-            self.memory.add_buffer(self.target.name, rank, self.target.boxes(rank))
+            self.memory.add_buffer(self.target.name, rank, self.target.pieces[rank])
             return self.target.name, found
         boxes: list[Box] = []
         pieces: dict[Pair, list[int]] = {}
@@ -192,22 +191,9 @@ class Call:
 def components(moves: Iterable[Move]) -> list[tuple[tuple[int, ...], list[Move]]]:
     """Ranks that moves join, ascending, with their moves: the others need no common call."""
     moves = list(moves)
-    parent: dict[int, int] = {}
-
-    def root(rank: int) -> int:
-        parent.setdefault(rank, rank)
-        while parent[rank] != rank:
-            parent[rank] = parent[parent[rank]]
-            rank = parent[rank]
-        return rank
-
+    groups = connected({(move.src_rank, move.dst_rank) for move in moves})
+    home = {rank: i for i, group in enumerate(groups) for rank in group}
+    of_group: list[list[Move]] = [[] for _ in groups]
     for move in moves:
-        a, b = root(move.src_rank), root(move.dst_rank)
-        parent[max(a, b)] = min(a, b)
-    groups: dict[int, list[int]] = {}
-    for rank in sorted(parent):
-        groups.setdefault(root(rank), []).append(rank)
-    of_group: dict[int, list[Move]] = {leader: [] for leader in groups}
-    for move in moves:
-        of_group[root(move.dst_rank)].append(move)
-    return [(tuple(group), of_group[leader]) for leader, group in groups.items()]
+        of_group[home[move.dst_rank]].append(move)
+    return list(zip(groups, of_group, strict=True))

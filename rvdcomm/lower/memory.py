@@ -13,16 +13,21 @@ from rvdcomm.program import Buffer, Copy, Entry, Instruction, Zero
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """``box`` of the current state lies in a piece of a buffer."""
+    """``box`` of the current state lies in a piece of a buffer of ``rank``."""
 
     box: Box
     buffer: str
     piece: int
+    rank: int
+
+    def is_in(self, buffer: Buffer) -> bool:
+        """Whether that is this buffer."""
+        return (self.buffer, self.rank) == (buffer.name, buffer.rank)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """After a move, its box (or a part of it) lies at ``place`` on the move's dst rank."""
+    """After a move, its dst rank finds its box (or a part of it) at ``place``."""
 
     move: Move
     place: Place
@@ -31,7 +36,8 @@ class Arrival:
 class Memory:
     """Buffers of all ranks, instructions in order, and the places of the current state.
 
-    Invariant: for every rank, the boxes of its places are disjoint and make up its shard.
+    Invariant: for every rank, the boxes of its places are disjoint and make up its shard; a place
+    of another rank lies in staging memory of the same island.
     """
 
     def __init__(self) -> None:
@@ -39,6 +45,11 @@ class Memory:
         self.instructions: list[Instruction] = []
         self.where: dict[int, list[Place]] = {}
         self._num_names = 0
+
+    def take_instructions(self) -> list[Instruction]:
+        """The instructions since the last call."""
+        taken, self.instructions = self.instructions, []
+        return taken
 
     def new_name(self, prefix: str) -> str:
         """A buffer name that was not used yet."""
@@ -53,7 +64,7 @@ class Memory:
 
     def settle(self, name: str, rank: int, boxes: Sequence[Box]) -> None:
         """The current shard of ``rank`` is buffer ``name``, piece by piece."""
-        self.where[rank] = [Place(box, name, i) for i, box in enumerate(boxes)]
+        self.where[rank] = [Place(box, name, i, rank) for i, box in enumerate(boxes)]
 
     def find(self, rank: int, box: Box) -> list[tuple[Place, Box]]:
         """Places that together hold ``box``, and what of it each holds."""
@@ -70,11 +81,12 @@ class Memory:
 
     def copy(self, op: str, rank: int, dst: str, sources: Iterable[tuple[Place, Box, int]]) -> None:
         """Copy or add boxes, each from a place to a piece of ``dst``; an instruction a source."""
-        by_buffer: dict[str, list[Entry]] = {}
+        by_buffer: dict[tuple[str, int], list[Entry]] = {}
         for place, box, dst_piece in sources:
-            by_buffer.setdefault(place.buffer, []).append(Entry(box, place.piece, dst_piece))
-        for src, entries in by_buffer.items():
-            self.instructions.append(Copy(op, rank, src, dst, tuple(entries)))
+            key = place.buffer, place.rank
+            by_buffer.setdefault(key, []).append(Entry(box, place.piece, dst_piece))
+        for (src, src_rank), entries in by_buffer.items():
+            self.instructions.append(Copy(op, rank, src, dst, tuple(entries), src_rank))
 
     def copy_shard(self, rank: int, buffer: Buffer) -> None:
         """Copy the current shard to ``buffer``, except what lies there already."""
@@ -82,7 +94,7 @@ class Memory:
             (place, common, i)
             for i, piece in enumerate(buffer.pieces)
             for place, common in self.find(rank, piece)
-            if place.buffer != buffer.name
+            if not place.is_in(buffer)
         ]
         self.copy("copy", rank, buffer.name, sources)
 
@@ -104,15 +116,18 @@ class Memory:
                     copies += [(arrival.place, new, piece) for new in fresh]
                     adds += [(arrival.place, old, piece) for old in uncovered([box], fresh)]
             # What was received in place is there already.
-            self.copy("copy", rank, buffer.name, [c for c in copies if c[0].buffer != buffer.name])
+            self.copy("copy", rank, buffer.name, [c for c in copies if not c[0].is_in(buffer)])
             self.copy("add", rank, buffer.name, adds)
             written += [arrival.move.box for arrival in mine]
 
-    def zero_rest(self, rank: int, buffer: Buffer, written: Sequence[Box]) -> None:
-        """Fill with zeros what no part came for."""
+    def zero_rest(
+        self, rank: int, buffer: Buffer, boxes: Sequence[Box], written: Sequence[Box]
+    ) -> None:
+        """Fill with zeros what of ``boxes`` no part came for."""
         holes = tuple(
             Entry(hole, 0, i)
-            for i, piece in enumerate(buffer.pieces)
+            for box in boxes
+            for i, piece in pieces_of(buffer.pieces, box)
             for hole in uncovered([piece], written)
         )
         if holes:
