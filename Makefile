@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test bench check clean
+.PHONY: help venv test cpp bench check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,13 +14,18 @@ help:  ## list the targets
 
 venv: $(VENV)/.installed  ## create .venv with rvdcomm (editable) and what its tests and plots need
 
-test: $(VENV)/.installed  ## run all tests: unit tests and doctests, then those that spawn worlds
+test: $(VENV)/.installed  ## run all tests: those in C++, unit tests, then those that spawn worlds
 	@failed=0; \
+	echo '== C++ tests'; \
+	tools/cpp-tests || failed=1; \
 	echo '== Unit tests and doctests, two at a time'; \
 	$(BIN)/python -m pytest -n 2 -m 'not dist and not cluster' || failed=1; \
 	echo '== Tests that spawn a world or a cluster, one at a time'; \
 	$(BIN)/python -m pytest -m 'dist or cluster' || failed=1; \
 	exit $$failed
+
+cpp: $(VENV)/.installed  ## build the extension again, after a change in csrc/
+	$(BIN)/python -m pip install --quiet -e .
 
 bench: $(VENV)/.installed  ## run the benchmarks; BENCH_ARGS=... is passed on
 	$(BIN)/python -m bench.run $(BENCH_ARGS)
@@ -32,12 +37,14 @@ clean:  ## remove .venv, build outputs and caches
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+$(VENV)/.installed: pyproject.toml setup.py CMakeLists.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rvdcomm needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -e '.[test,plot]'
 	@touch $@
 
+# The tools alone: to install rvdcomm once more would build its extension once more.
 $(VENV)/.installed-check: $(VENV)/.installed
-	$(PIP_INSTALL) -e '.[check]'
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["check"], sep="\n")' >$(VENV)/check.txt
+	$(PIP_INSTALL) -r $(VENV)/check.txt
 	@touch $@

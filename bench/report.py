@@ -7,46 +7,45 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-COLUMNS = ("case", "groups", "ours", "p2p", "DTensor", "limit", "x limit", "plan")
+METHODS = ("ours", "peer", "dist", "p2p", "dtensor")
+COLUMNS = ("case", "groups", *METHODS[:-1], "DTensor", "limit", "x limit", "x DTensor", "plan")
+LEGEND = """\
+x limit: peer / limit, or ours / limit without peer; x DTensor: DTensor / peer, or DTensor / ours.
+plan: ag all_gather, ar all_reduce, rs reduce_scatter, a2a all_to_all, ex exchange, tr transfer."""
 
 
 def table(result: dict[str, Any]) -> str:
-    """A table a size: medians in ms; how many times longer a baseline takes stands behind it."""
+    """A table a size, of medians in ms."""
     parts = []
     for size in dict.fromkeys(row["size"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["size"] == size]
-        parts.append(f"{size} float32, median ms (and how many times ours):")
+        parts.append(f"{size} float32, median ms:")
         parts.append(_grid([COLUMNS, *map(_cells, rows)]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, LEGEND])
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     medians = {name: median(samples) for name, samples in row["samples"].items() if samples}
-    mine, limit = medians["ours"], row["limit_secs"]
+    best, limit = medians.get("peer", medians["ours"]), row["limit_secs"]
     groups = f"{_num_ranks(row['src'])}" if row["relation"] == "in group" else row["relation"]
-
-    def versus(name: str) -> str:
-        if name not in medians:
-            return "-"
-        return f"{_ms(medians[name])} ({medians[name] / mine:.3g}x)"
-
     return (
         row["category"],
         groups,
-        _ms(mine),
-        versus("p2p"),
-        versus("dtensor"),
+        *(_ms(medians[name]) if name in medians else "-" for name in METHODS),
         _ms(limit) if limit else "-",
-        f"{mine / limit:.2f}" if limit else "-",
+        f"{best / limit:.2f}" if limit else "-",
+        f"{medians['dtensor'] / best:.1f}" if "dtensor" in medians else "-",
         _steps(row["steps"]),
     )
 
 
 SHORT = {
-    "all_gather": "gather",
-    "all_to_all": "all2all",
-    "all_reduce": "reduce",
-    "reduce_scatter": "rscatter",
+    "all_gather": "ag",
+    "all_to_all": "a2a",
+    "all_reduce": "ar",
+    "reduce_scatter": "rs",
+    "exchange": "ex",
+    "transfer": "tr",
 }
 
 
@@ -69,7 +68,7 @@ def _grid(rows: list[tuple[str, ...]]) -> str:
     lines = []
     for row in rows:
         cells = [
-            cell.rjust(width) if 1 < i < 7 else cell.ljust(width)
+            cell.rjust(width) if 1 < i < 10 else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
@@ -92,7 +91,9 @@ def plot(result: dict[str, Any], path: Path) -> None:
     style = {
         "p2p": ("s", "#E69F00", "point-to-point"),
         "dtensor": ("D", "#56B4E9", "DTensor"),
-        "ours": ("o", "#0072B2", "rvdcomm"),
+        "dist": ("^", "#009E73", "rvdcomm, messages alone"),
+        "ours": ("o", "#0072B2", "rvdcomm.redistribute"),
+        "peer": ("v", "#CC79A7", "rvdcomm, reading neighbours, into out"),
     }
     for axis, size in zip(axes[0], sizes, strict=True):
         rows = [row for row in result["rows"] if row["size"] == size]
@@ -115,7 +116,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         axis.set_axisbelow(True)
     axes[0][0].invert_yaxis()
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
+    figure.legend(handles, labels, loc="lower center", ncols=6, frameon=False)
     figure.suptitle(result["title"], fontsize=11)
     figure.tight_layout(rect=(0, 0.045, 1, 1))
     figure.savefig(path, dpi=110)

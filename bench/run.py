@@ -19,6 +19,7 @@ import time
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from bench import report, stream
@@ -63,7 +64,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", choices=["in-group", "cross-group"], help="leave out the others")
     parser.add_argument("--categories", help="such as 'V->R,D->R' (default: all)")
     parser.add_argument("--relations", help="such as 'n->n,in group' (default: all)")
-    parser.add_argument("--methods", default="ours,p2p,dtensor", help="default: %(default)s")
+    parser.add_argument(
+        "--methods", default="ours,peer,dist,p2p,dtensor,memcpy", help="default: %(default)s"
+    )
     parser.add_argument("--cluster", metavar="HxR", help="emulate H hosts of R ranks each")
     parser.add_argument("--rate", default="200mbit", help="of every host's link (default 200mbit)")
     parser.add_argument("--secs", type=float, default=0.8, help="time for a case (default 0.8 s)")
@@ -98,8 +101,6 @@ def _on_this_machine(args: argparse.Namespace) -> dict[str, Any]:
     cases = _chosen(args, groups)
     world_size = 1 + max(max(rank for x in case.layouts for rank in x.ranks) for case in cases)
     bytes_per_sec = stream.loopback_stream(1.0)
-    # A stream keeps two cores busy, so that half the cores' streams is what the machine can carry.
-    num_streams = max(1, (os.cpu_count() or 1) // 2)
     topology = Topology.single_host(world_size, ALPHA_SECS, bytes_per_sec)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -128,7 +129,8 @@ def _on_this_machine(args: argparse.Namespace) -> dict[str, Any]:
 
     rows = _measure(args, cases, topology, start)
     for row in rows:
-        row["limit_secs"] = row["bound_wire_bytes"] / (bytes_per_sec * num_streams)
+        copied = row["samples"].get("memcpy")
+        row["limit_secs"] = median(copied) if copied else None
     title = (
         f"RVD benchmark: {world_size} processes, {os.cpu_count()} cores, gloo, "
         f"one TCP stream {bytes_per_sec / 1e9:.2f} GB/s"

@@ -83,6 +83,9 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
     plan = rv.plan(src, dst, "float32", config.topology)
     found: dict[str, methods.Method | None] = {
         "ours": methods.ours(src, dst, config.topology),
+        "peer": methods.compiled(src, dst, config.topology, "peer"),
+        "dist": methods.compiled(src, dst, config.topology, "dist"),
+        "memcpy": methods.memcpy(src, dst),
         "p2p": methods.point_to_point(src, dst),
         "dtensor": methods.dtensor(meshes[src.ranks], src, dst) if src.ranks in meshes else None,
     }

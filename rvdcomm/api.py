@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from rvdcomm.errors import LayoutError
+from rvdcomm.executors import results
 from rvdcomm.executors.agreement import exchange_posts
-from rvdcomm.executors.dist import DistProgram
+from rvdcomm.executors.choice import compiled as compile_plan
+from rvdcomm.executors.choice import executor_name
+from rvdcomm.executors.rank_program import RankProgram
 from rvdcomm.executors.world import World
 from rvdcomm.layout import Layout, ranges_text
 from rvdcomm.planner import Plan
@@ -39,6 +42,7 @@ def redistribute(
     out: Tensor | None = None,
     async_op: bool = False,
     dtype: torch.dtype | None = None,
+    executor: str | None = None,
 ) -> Any:
     """Return this rank's shard under ``dst``, given its shard under ``src``.
 
@@ -57,6 +61,8 @@ def redistribute(
         out: where the result goes, ``[*dst.cell(rank).box.shape]``; allocated if None.
         async_op: return a ``Pending`` at once; its ``wait()`` returns the shard.
         dtype: needed on a rank that passes None where calls of one transition differ in dtype.
+        executor: "dist" sends messages only, "peer" also reads the memory of ranks of one host,
+            "auto" does that where it can; if None, ``RVDCOMM_EXECUTOR``, or "auto".
 
     Returns:
         Tensor ``[*dst.cell(rank).box.shape]``, same dtype and device as ``tensor``; None on a rank
@@ -70,10 +76,10 @@ def redistribute(
     """
     world = World.of(group)
     # What every rank can know of the transition: those that agreed once compare texts no more.
-    key = (src, dst, shape, topology, *_signature(tensor), dtype)
+    key = (src, dst, shape, topology, *_signature(tensor), dtype, executor)
     compiled: Redistributor | None = world.agreed.get(key)
     if compiled is None:
-        request = _request(tensor, src, dst, shape, topology, out, dtype)
+        request = _request(tensor, src, dst, shape, topology, out, dtype, executor_name(executor))
         compiled = _agreed(request, src, dst, topology, group)
         # A shape that is inferred depends on other ranks' shards, which this rank does not know.
         if known_shape(src, dst, shape) is not None:
@@ -114,11 +120,15 @@ class Redistributor:
     Making it is collective over the ranks of the plan, and so is each call. Ranks must agree on the
     plan; ``redistribute`` checks that, this class trusts its caller.
 
+    Args:
+        plan, group, executor: as of ``redistribute``.
+
     Raises:
         LayoutError: the plan has ranks outside the group.
+        CommError: a rank did not join, or ``executor="peer"`` cannot be had.
     """
 
-    def __init__(self, plan: Plan, group: Any = None) -> None:
+    def __init__(self, plan: Plan, group: Any = None, *, executor: str | None = None) -> None:
         self.plan = plan
         self._world = World.of(group)
         self._rank = self._world.rank
@@ -127,7 +137,8 @@ class Redistributor:
         self._dtype: torch.dtype = getattr(torch, plan.dtype)
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
-        self._program = DistProgram(plan.program, self._world)
+        self._program = compile_plan(plan, self._world, executor_name(executor))
+        self._messages: RankProgram | None = None
 
     def __call__(
         self, tensor: Tensor | None, *, out: Tensor | None = None, async_op: bool = False
@@ -138,7 +149,7 @@ class Redistributor:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the last call handed to the backend for other ranks."""
+        """Bytes that the last call sent to other ranks, or let them read here."""
         return self._program.sent_bytes
 
     def _check(self, tensor: Tensor | None, out: Tensor | None) -> None:
@@ -149,7 +160,7 @@ class Redistributor:
             and (out is None or (out.shape, out.dtype) == (self._dst_shape, self._dtype))
         )
         if not is_mine:
-            request = _request(tensor, self.plan.src, self.plan.dst, None, None, out, None)
+            request = _request(tensor, self.plan.src, self.plan.dst, None, None, out, None, "")
             check_tensors(self.plan, self._rank, request)
         misuse = _misuse(tensor, out)
         if misuse:
@@ -166,20 +177,26 @@ class Redistributor:
     def _run(self, tensor: Tensor | None, out: Tensor | None, stream: Any) -> Tensor | None:
         if stream is not None:
             torch.cuda.set_stream(stream)
-        device = next((t.device for t in (tensor, out) if t is not None), _device(self._world))
+        device = next((t.device for t in (tensor, out) if t is not None), self._world.device)
         result = None
         if self._dst_shape is not None:
             is_direct = out is not None and out.is_contiguous()
-            result = (
-                out if is_direct else torch.empty(self._dst_shape, dtype=self._dtype, device=device)
-            )
+            result = out if is_direct else results.empty(self._dst_shape, self._dtype, device)
         with torch.no_grad():
             # A lazy conjugate or negative has no bytes of its own until it is resolved.
-            source = None if tensor is None else tensor.detach().resolve_conj().resolve_neg()
-            self._program.run(source, result, self._dtype, device)
+            source = None if tensor is None else tensor.resolve_conj().resolve_neg()
+            self._program_for(device).run(source, result, self._dtype, device)
             if out is not None and result is not None and out is not result:
                 return out.copy_(result)
         return result
+
+    def _program_for(self, device: torch.device) -> RankProgram:
+        """The program, or one of messages alone for a device whose memory is not shared."""
+        if device.type == self._world.device.type or not self._program.program.peer_groups:
+            return self._program
+        if self._messages is None:
+            self._messages = RankProgram(self.plan.program, self._world)
+        return self._messages
 
 
 @dataclass(frozen=True)
@@ -208,11 +225,6 @@ def _stream(tensor: Tensor | None) -> Any:
     return torch.cuda.current_stream() if tensor is not None and tensor.is_cuda else None
 
 
-def _device(world: World) -> torch.device:
-    is_nccl = "nccl" in world.backend
-    return torch.device("cuda", torch.cuda.current_device()) if is_nccl else torch.device("cpu")
-
-
 def _request(
     tensor: Tensor | None,
     src: Layout | str,
@@ -221,6 +233,7 @@ def _request(
     topology: Topology | None,
     out: Tensor | None,
     dtype: torch.dtype | None,
+    executor: str,
 ) -> Request:
     """What this rank was asked for, as plain values."""
     dtypes = [t.dtype for t in (tensor, out) if t is not None] + ([dtype] if dtype else [])
@@ -232,6 +245,7 @@ def _request(
         shard=None if tensor is None else tuple(tensor.shape),
         out=None if out is None else tuple(out.shape),
         dtypes=tuple(str(d).removeprefix("torch.") for d in dtypes),
+        executor=executor,
         misuse=_misuse(tensor, out),
     )
 
@@ -270,9 +284,10 @@ def _agreed(
     posts = exchange_posts(world, joined, request.to_json(), str(request))
     requests = {rank: Request.from_json(post) for rank, post in posts.items()}
     made = resolve(requests, src, dst, topology, world.size)
-    if made not in world.compiled:
-        world.compiled[made] = Redistributor(made, group)
-    found: Redistributor = world.compiled[made]
+    key = made, request.executor
+    if key not in world.compiled:
+        world.compiled[key] = Redistributor(made, group, executor=request.executor)
+    found: Redistributor = world.compiled[key]
     return found
 
 

@@ -17,15 +17,22 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-import numpy as np
-
 from rvdcomm.box import Box, merged
+from rvdcomm.factors import (
+    Factor,
+    Numbering,
+    R,
+    V,
+    factors_of,
+    is_chain,
+    level_blocks,
+    numberings,
+)
 from rvdcomm.layout import Cuts, Layout, balanced_cuts
 from rvdcomm.placement import Holding, Placement
 from rvdcomm.topology import Topology
 
-R, V = -1, -2
-"""Targets of an axis that are no digits. Digit i of a grid is target i."""
+__all__ = ["Axis", "Binding", "Digit", "Grid", "R", "V", "refine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,9 @@ class Grid:
     """What the bindings of one group share: rank numbering, axes (outermost first) and digits.
 
     ``cuts`` are the cut points of the finest pieces of every dim; they need not be even.
-    ``blocks[level]`` is the number of ranks in a group of that topology level.
+    ``blocks[level]`` is the number of ranks in a group of that topology level. ``is_even`` says
+    that the finest pieces of every dim are equally large; ``span`` is ``ranks`` as a range, where
+    that is known.
     """
 
     shape: tuple[int, ...]
@@ -59,6 +68,8 @@ class Grid:
     digits: tuple[Digit, ...]
     cuts: Cuts
     blocks: tuple[int, ...]
+    is_even: bool
+    span: range | None
 
     def scratch(self, axis: int) -> int:
         """The target that stands for the scratch digit of ``axis``."""
@@ -77,6 +88,8 @@ class Grid:
 @dataclass(frozen=True)
 class Binding:
     """What every axis of ``grid`` is bound to: ``R``, ``V``, a digit or the axis's scratch digit.
+
+    Digit i of the grid is target i; ``R`` and ``V`` are negative.
 
     ``scratch_order`` lists the axes whose scratch digits the whole path uses, outermost cut first.
     Laws (tests/test_binding.py): ``refine(src, dst)`` gives bindings with the placements of
@@ -104,6 +117,14 @@ class Binding:
             for (part, cell), ranks in members.items()
         )
         return Placement(grid.shape, prod(part_sizes), holdings)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all shards are known to be equally large, so that closed-form costs are exact."""
+        grid = self.grid
+        cuts = zip(grid.shape, grid.cuts, strict=True)
+        atom = prod(size // (len(cut) - 1) for size, cut in cuts)
+        return grid.is_even and atom % prod(grid.axes[a].size for a in self.scratch_order) == 0
 
     def _boxes(self, coords: tuple[int, ...]) -> tuple[Box, ...]:
         """Boxes of the rank that has these coordinates, merged."""
@@ -176,26 +197,13 @@ def _mixed_radix(digits: Sequence[int], sizes: Sequence[int]) -> int:
 # --- refinement ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Factor:
-    """Axes with strides in ``[lo, hi)`` tell apart R, V or pieces of dim ``mode``."""
-
-    mode: int
-    lo: int
-    hi: int
-    place: int
-
-
 def refine(src: Layout, dst: Layout, topology: Topology) -> tuple[Binding, Binding] | None:
     """Write two layouts of one rank set over common axes and digits; None if they have none.
 
     None means that the pair is *irregular*: ranks that do not factor, or cut points that do not
     nest (2*3 against 3*2, or most ragged pairs).
     """
-    if set(src.ranks) != set(dst.ranks):
-        return None
-    by_host = tuple(sorted(src.ranks, key=topology.order.__getitem__))
-    for numbering in dict.fromkeys((by_host, src.ranks, dst.ranks)):
+    for numbering in numberings(src, dst, topology):
         found = _refine_numbered(src, dst, numbering, topology)
         if found is not None:
             return found
@@ -203,129 +211,74 @@ def refine(src: Layout, dst: Layout, topology: Topology) -> tuple[Binding, Bindi
 
 
 def _refine_numbered(
-    src: Layout, dst: Layout, numbering: tuple[int, ...], topology: Topology
+    src: Layout, dst: Layout, numbering: Numbering, topology: Topology
 ) -> tuple[Binding, Binding] | None:
-    blocks = _level_blocks(numbering, topology)
-    factors = [_factors(layout, numbering) for layout in (src, dst)]
-    if blocks is None or factors[0] is None or factors[1] is None:
+    blocks = level_blocks(numbering, topology)
+    cuts = _finest_cuts(src, dst)
+    first, second = factors_of(src, numbering), factors_of(dst, numbering)
+    if blocks is None or cuts is None or first is None or second is None:
         return None
-    strides = {1, len(numbering), *blocks}
-    places: list[set[int]] = [{1, s, t} for s, t in zip(src.rvd.d, dst.rvd.d, strict=True)]
-    links = [factor for side in factors if side is not None for factor in side]
+    common = _common_factors(src, dst, [*first, *second], blocks)
+    if common is None:
+        return None
+    strides, places = common
+    axes = tuple(Axis(outer // inner, inner) for inner, outer in reversed([*pairwise(strides)]))
+    digits = tuple(
+        Digit(d, place, finer // place)
+        for d, bounds in enumerate(places)
+        for place, finer in pairwise(bounds)
+    )
+    grid = Grid(
+        src.shape,
+        numbering.ranks,
+        axes,
+        digits,
+        cuts,
+        blocks,
+        is_even=src.is_even and dst.is_even,
+        span=numbering.span,
+    )
+    index = {(digit.dim, digit.place): i for i, digit in enumerate(digits)}
+    return (
+        Binding(grid, tuple(_target(axis, first, index) for axis in axes)),
+        Binding(grid, tuple(_target(axis, second, index) for axis in axes)),
+    )
+
+
+def _common_factors(
+    src: Layout, dst: Layout, links: list[Factor], blocks: tuple[int, ...]
+) -> tuple[list[int], list[list[int]]] | None:
+    """Strides of the axes, and places of every dim's digits, that both sides can be written in.
+
+    Splitting an axis splits its digit and the reverse, until nothing new appears.
+    """
+    strides = {1, len(src.ranks), *blocks}
     strides.update(bound for link in links for bound in (link.lo, link.hi))
-    # Splitting an axis splits its digit and the reverse, until nothing new appears.
+    places: list[set[int]] = [{1, s, t} for s, t in zip(src.rvd.d, dst.rvd.d, strict=True)]
     changed = True
     while changed:
-        if not _is_chain(strides) or not all(map(_is_chain, places)):
+        if not is_chain(strides) or not all(map(is_chain, places)):
             return None
         changed = False
         for link in (link for link in links if link.mode >= 0):
             top = link.place * link.hi
-            new_places = {top // x for x in strides if link.lo <= x <= link.hi}
-            new_strides = {top // p for p in places[link.mode] if link.place <= p <= top // link.lo}
-            if any(top % x for x in strides if link.lo <= x <= link.hi) or any(
-                top % p for p in places[link.mode] if link.place <= p <= top // link.lo
-            ):
+            own_strides = [x for x in strides if link.lo <= x <= link.hi]
+            own_places = [p for p in places[link.mode] if link.place <= p <= top // link.lo]
+            if any(top % x for x in own_strides) or any(top % p for p in own_places):
                 return None
-            changed |= not (new_places <= places[link.mode] and new_strides <= strides)
-            places[link.mode] |= new_places
-            strides |= new_strides
-    cuts = _finest_cuts(src, dst)
-    if cuts is None:
-        return None
-    axes = tuple(
-        Axis(outer // inner, inner) for inner, outer in reversed(list(pairwise(sorted(strides))))
-    )
-    digits = tuple(
-        Digit(d, place, finer // place)
-        for d, bounds in enumerate(places)
-        for place, finer in pairwise(sorted(bounds))
-    )
-    grid = Grid(src.shape, numbering, axes, digits, cuts, blocks)
-    index = {(digit.dim, digit.place): i for i, digit in enumerate(digits)}
-    first, second = (
-        Binding(grid, tuple(_target(axis, side, index) for axis in axes))
-        for side in factors
-        if side is not None
-    )
-    return first, second
+            num_known = len(strides) + len(places[link.mode])
+            places[link.mode].update(top // x for x in own_strides)
+            strides.update(top // p for p in own_places)
+            changed |= len(strides) + len(places[link.mode]) > num_known
+    return sorted(strides), [sorted(bounds) for bounds in places]
 
 
-def _target(axis: Axis, factors: list[_Factor], index: dict[tuple[int, int], int]) -> int:
+def _target(axis: Axis, factors: list[Factor], index: dict[tuple[int, int], int]) -> int:
     factor = next(f for f in factors if f.lo <= axis.stride < f.hi)
     if factor.mode < 0:
         return factor.mode
     place = factor.place * factor.hi // (axis.stride * axis.size)
     return index[factor.mode, place]
-
-
-def _is_chain(numbers: set[int]) -> bool:
-    return all(outer % inner == 0 for inner, outer in pairwise(sorted(numbers)))
-
-
-def _level_blocks(numbering: tuple[int, ...], topology: Topology) -> tuple[int, ...] | None:
-    """Group sizes of every level in this numbering; None if its groups are no equal blocks."""
-    blocks = []
-    for home in topology.homes:
-        homes = np.array([home[rank] for rank in numbering])
-        starts = np.flatnonzero(np.diff(homes)) + 1
-        block = int(starts[0]) if len(starts) else len(numbering)
-        if len(numbering) % block or len(starts) != len(numbering) // block - 1:
-            return None
-        if any(starts % block) or len(set(homes[::block].tolist())) != len(numbering) // block:
-            return None
-        blocks.append(block)
-    return tuple(blocks)
-
-
-def _factors(layout: Layout, numbering: tuple[int, ...]) -> list[_Factor] | None:
-    """Write the layout's map from cells to positions as factors; None if it is not additive."""
-    position = {rank: i for i, rank in enumerate(numbering)}
-    counts = layout.rvd.counts
-    cells = np.array([position[rank] for rank in layout.ranks]).reshape(*counts[:2], -1)
-    # Replicas, and parts, are interchangeable: sorted by position they factor if they can.
-    cells.sort(axis=0)
-    cells = np.take_along_axis(cells, np.argsort(cells[0], axis=0)[None], axis=1).reshape(counts)
-    if cells.flat[0] != 0:
-        return None
-    additive = np.zeros(counts, dtype=cells.dtype)
-    factors: list[_Factor] = []
-    for dim, count in enumerate(counts):
-        offsets = cells[(0,) * dim + (slice(None),) + (0,) * (len(counts) - dim - 1)]
-        run = _coalesced(offsets)
-        if run is None:
-            return None
-        additive = additive + offsets.reshape(
-            [count if i == dim else 1 for i in range(len(counts))]
-        )
-        mode = {0: R, 1: V}.get(dim, dim - 2)
-        place = count
-        for size, stride in run:
-            place //= size
-            factors.append(_Factor(mode, stride, stride * size, place))
-    if not np.array_equal(additive, cells):
-        return None
-    bounds = sorted((factor.lo, factor.hi) for factor in factors)
-    ends = [1, *(hi for _, hi in bounds)]
-    is_tiled = all(lo == end for (lo, _), end in zip(bounds, ends, strict=False))
-    return factors if is_tiled and ends[-1] == len(numbering) else None
-
-
-def _coalesced(offsets: np.ndarray) -> list[tuple[int, int]] | None:
-    """Factors (size, stride) of a map from an index to offsets, least significant first."""
-    factors = []
-    while len(offsets) > 1:
-        stride = int(offsets[1])
-        breaks = np.flatnonzero(offsets != np.arange(len(offsets)) * stride)
-        size = int(breaks[0]) if len(breaks) else len(offsets)
-        if stride <= 0 or len(offsets) % size:
-            return None
-        rows = offsets.reshape(-1, size)
-        if not np.array_equal(rows, rows[:, :1] + np.arange(size) * stride):
-            return None
-        factors.append((size, stride))
-        offsets = rows[:, 0]
-    return factors
 
 
 def _finest_cuts(src: Layout, dst: Layout) -> Cuts | None:

@@ -35,21 +35,13 @@ def candidate_paths(
         return
     _, bindings = cheapest_rebinds(*pair, RebindPricer(pair[0].grid, topology, num_bytes))
     yield Path(src, dst, tuple(steps_of_bindings(bindings)))
-    if not all(_is_even(binding) for binding in bindings):
+    if not all(binding.is_even for binding in bindings):
         yield direct_path(src, dst)
 
 
 def direct_path(src: Layout, dst: Layout, num_slices: int = 1) -> Path:
     """One exchange, in ``num_slices`` windows."""
     return Path(src, dst, (exchange_step(State.of(src), State.of(dst), num_slices),))
-
-
-def _is_even(binding: Binding) -> bool:
-    """Whether all shards are equally large, so that closed-form costs are exact."""
-    holdings = binding.placement.holdings
-    num_ranks = sum(len(holding.ranks) for holding in holdings)
-    sizes = {holding.num_elements for holding in holdings}
-    return len(sizes) == 1 and num_ranks == len(binding.grid.ranks)
 
 
 # --- two planes ---------------------------------------------------------------------------------
@@ -65,9 +57,8 @@ class _PlanePath:
 
 
 def _across_planes(src: Layout, dst: Layout, num_bytes: int, topology: Topology) -> Iterator[Path]:
-    for head, tail in product(
-        _heads(src, num_bytes, topology), list(_tails(dst, num_bytes, topology))
-    ):
+    heads, tails = _heads(src, num_bytes, topology), _tails(dst, num_bytes, topology)
+    for head, tail in product(heads, tails):
         yield Path(src, dst, (*head.steps, exchange_step(head.dst, tail.src), *tail.steps))
 
 

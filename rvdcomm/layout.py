@@ -87,10 +87,26 @@ class Layout:
         object.__setattr__(self, "rvd", rvd)
         object.__setattr__(self, "cuts", all_cuts)
         object.__setattr__(self, "ranks", _canonical_ranks(rvd, given, all_cuts))
+        # What takes time in proportion to the ranks is done here: a plan starts from values.
+        _ = self._hash, self.span, self.is_even
 
     @cached_property
     def _position(self) -> dict[int, int]:
         return {rank: position for position, rank in enumerate(self.ranks)}
+
+    @cached_property
+    def span(self) -> range | None:
+        """The ranks as a range, if they ascend without gaps: cells are then row-major in them."""
+        span = range(self.ranks[0], self.ranks[0] + len(self.ranks))
+        return span if self.ranks[-1] == span[-1] and self.ranks == tuple(span) else None
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether all boxes are equally large along every dim."""
+        return all(
+            size % count == 0 and cut == chunk_cuts(size, count)
+            for size, count, cut in zip(self.shape, self.rvd.d, self.cuts, strict=True)
+        )
 
     @cached_property
     def _hash(self) -> int:
@@ -253,12 +269,13 @@ def _resolve_cuts(shape: tuple[int, ...], rvd: RVD, cuts: str | Sequence[Sequenc
 
 def _canonical_ranks(rvd: RVD, ranks: tuple[int, ...], cuts: Cuts) -> tuple[int, ...]:
     """Sort the replicas of every cell, then the parts of every box by their first holder."""
-    if len(ranks) == prod(rvd.d) and all(a < b for cut in cuts for a, b in pairwise(cut)):
+    has_empty = any(a == b for cut in cuts for a, b in pairwise(cut))
+    if len(ranks) == prod(rvd.d) and not has_empty:
         return ranks
     array = np.array(ranks).reshape(rvd.r, rvd.v, -1)
     # A rank with an empty box holds nothing: it may trade places with those whose box is equal.
     cells_of_box: dict[Cuts, list[int]] = {}
-    for cell, index in enumerate(np.ndindex(*rvd.d)):
+    for cell, index in enumerate(np.ndindex(*rvd.d) if has_empty else ()):
         box = tuple((cut[i], cut[i + 1]) for cut, i in zip(cuts, index, strict=True))
         if any(low == high for low, high in box):
             cells_of_box.setdefault(box, []).append(cell)

@@ -17,34 +17,69 @@ from rvdcomm.topology import Topology
 Groups = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
-    """A placement and how it is written: ``R(1)V(1)D(2,4)``, with ``*`` and ``F`` if strided."""
+    """A placement and how it is written: ``R(1)V(1)D(2,4)``, with ``*`` and ``F`` if strided.
 
-    placement: Placement
-    text: str
+    Equal if placement and text are. Both are made when they are asked for: a search needs neither.
+    """
+
+    source: Layout | Binding
 
     @classmethod
-    def of(cls, state: Layout | Binding) -> State:
+    def of(cls, source: Layout | Binding) -> State:
         """The state of a layout or of a binding."""
-        text = str(state.rvd) if isinstance(state, Layout) else str(state)
-        return cls(state.placement, text)
+        return cls(source)
+
+    @property
+    def placement(self) -> Placement:
+        """Who holds what."""
+        return self.source.placement
+
+    @cached_property
+    def text(self) -> str:
+        """Counts of replicas, parts and pieces."""
+        return str(self.source.rvd if isinstance(self.source, Layout) else self.source)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold something, in the source's order."""
+        return self.source.ranks if isinstance(self.source, Layout) else self.source.grid.ranks
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, State):
+            return NotImplemented
+        return self.text == other.text and self.placement == other.placement
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
 
 @dataclass(frozen=True)
 class Step:
     """One primitive: inside every group, ``src`` becomes ``dst``.
 
-    An all_reduce is a reduce_scatter to ``middle`` and an all_gather from it. ``num_slices``
+    An all_reduce is a reduce_scatter to ``middle`` and an all_gather from it. A step over all ranks
+    in one group is ``direct``; others have the product groups of what they rebind. ``num_slices``
     windows of an exchange run one after another, so that its staging buffers are smaller.
     """
 
     kind: str
-    groups: Groups
     src: State
     dst: State
     middle: State | None = None
+    direct: bool = False
     num_slices: int = 1
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Ranks that communicate; each group ascending."""
+        src, dst = self.src.source, (self.middle or self.dst).source
+        if self.direct or isinstance(src, Layout) or isinstance(dst, Layout):
+            return (tuple(sorted({*self.src.ranks, *self.dst.ranks})),)
+        return product_groups(src, dst)
 
     @property
     def legs(self) -> tuple[tuple[State, State], ...]:
@@ -81,7 +116,7 @@ class Path:
         rows = [("step", "primitive", "groups", "layout")]
         rows.append(("", "", "", _at(str(self.src.rvd), self.src.ranks)))
         for i, step in enumerate(self.steps):
-            text = _at(step.dst.text, step.dst.placement.ranks)
+            text = _at(step.dst.text, step.dst.ranks)
             name = f"{step.kind} /{step.num_slices}" if step.num_slices > 1 else step.kind
             rows.append((str(i), name, groups_text(step.groups), text))
         columns = [*zip(*rows, strict=True)]
@@ -100,26 +135,28 @@ class Path:
 def steps_of_bindings(bindings: list[Binding]) -> list[Step]:
     """One step for every change; a reduce_scatter and its all_gather become an all_reduce."""
     steps: list[Step] = []
-    for before, after in pairwise(bindings):
+    states = [State(binding) for binding in bindings]
+    last_changed: set[int] = set()
+    for (before, after), (src, dst) in zip(pairwise(bindings), pairwise(states), strict=True):
         kind = kind_of_rebind(before.targets, after.targets)
-        groups = product_groups(before, after)
+        both = enumerate(zip(before.targets, after.targets, strict=True))
+        changed = {a for a, (s, t) in both if s != t}
         last = steps[-1] if steps else None
-        if last and (last.kind, kind, last.groups) == ("reduce_scatter", "all_gather", groups):
+        is_pair = last is not None and (last.kind, kind) == ("reduce_scatter", "all_gather")
+        if last is not None and is_pair and changed == last_changed:
             # The same ranks sum the pieces and gather them again: that is an all_reduce.
-            steps[-1] = Step("all_reduce", groups, last.src, State.of(after), middle=last.dst)
-            continue
-        # V to R without a middle is the one-shot form: every rank sends all it has to all others.
-        kind = "exchange" if kind == "all_reduce" else kind
-        steps.append(Step(kind, groups, State.of(before), State.of(after)))
+            steps[-1] = Step("all_reduce", last.src, dst, middle=last.dst)
+        else:
+            # V to R without a middle is the one-shot form: all ranks send all they have to all.
+            steps.append(Step("exchange" if kind == "all_reduce" else kind, src, dst))
+        last_changed = changed
     return steps
 
 
 def exchange_step(src: State, dst: State, num_slices: int = 1) -> Step:
     """The step from any state to any other; a ``transfer`` where no rank is on both sides."""
-    ranks = {*src.placement.ranks, *dst.placement.ranks}
-    is_transfer = not set(src.placement.ranks) & set(dst.placement.ranks)
-    kind = "transfer" if is_transfer else "exchange"
-    return Step(kind, (tuple(sorted(ranks)),), src, dst, num_slices=num_slices)
+    kind = "transfer" if set(src.ranks).isdisjoint(dst.ranks) else "exchange"
+    return Step(kind, src, dst, direct=True, num_slices=num_slices)
 
 
 def groups_text(groups: Groups) -> str:

@@ -12,7 +12,7 @@ from rvdcomm.candidates import candidate_paths, direct_path
 from rvdcomm.cost import Cost, StepCost, step_cost, total_cost
 from rvdcomm.dtypes import ITEM_BYTES, check_summable, dtype_name
 from rvdcomm.errors import LayoutError, MemoryLimitError
-from rvdcomm.exchange import Move
+from rvdcomm.estimate import Estimator
 from rvdcomm.layout import Layout
 from rvdcomm.lower import lower
 from rvdcomm.path import Path
@@ -126,13 +126,22 @@ def plan(
             not in the topology.
         MemoryLimitError: no plan fits; the message names the least limit that one fits.
     """
+    return _plan_as_given(src, dst, dtype, topology, memory_limit)
+
+
+@lru_cache(maxsize=MAX_CACHED_PLANS)
+def _plan_as_given(
+    src: Layout, dst: Layout, dtype: Any, topology: Topology | None, memory_limit: int | None
+) -> Plan:
+    """Plans by the arguments as they are written, so that a look-up checks nothing."""
     name = dtype_name(dtype)
     if src.shape != dst.shape:
         raise LayoutError(f"src {src} and dst {dst} differ in shape: {src.shape} and {dst.shape}.")
     check_summable(name, [src, dst])
     if topology is None:
         topology = _default_topology((*src.ranks, *dst.ranks))
-    topology.check_ranks((*src.ranks, *dst.ranks))
+    for layout in (src, dst):
+        topology.check_ranks(layout.span or layout.ranks)
     return _cached_plan(src, dst, name, topology, memory_limit)
 
 
@@ -146,10 +155,11 @@ def _default_topology(ranks: Iterable[int]) -> Topology:
 def _cached_plan(
     src: Layout, dst: Layout, dtype: str, topology: Topology, memory_limit: int | None
 ) -> Plan:
+    """Plans by what their arguments mean."""
     paths = list(candidate_paths(src, dst, ITEM_BYTES[dtype], topology))
     # One candidate, as for every even regular pair, needs no pricing.
     if len(paths) > 1:
-        paths.sort(key=lambda path: _estimate(path, ITEM_BYTES[dtype], topology))
+        paths = Estimator(topology, ITEM_BYTES[dtype]).cheapest_first(paths)
     best = Plan(paths[0], dtype, topology)
     if memory_limit is None or best.cost.peak_bytes <= memory_limit:
         return best
@@ -167,6 +177,7 @@ def _cached_plan(
 
 def clear_cache() -> None:
     """Forget all plans, so that the next ``plan`` is cold."""
+    _plan_as_given.cache_clear()
     _cached_plan.cache_clear()
 
 
@@ -175,28 +186,6 @@ def _leaner(paths: list[Path], src: Layout, dst: Layout) -> Iterator[Path]:
     yield from paths
     if src != dst:
         yield from (direct_path(src, dst, count) for count in (1, *SLICE_COUNTS))
-
-
-def _estimate(path: Path, item_bytes: int, topology: Topology) -> tuple[float, int, int, str]:
-    """Order of candidates: time (ties within a billionth), rounds, steps, text.
-
-    Counted in moves: the same bytes as the program's, and much cheaper to get.
-    """
-    costs = [
-        step_cost(_traffic(moves, item_bytes), topology)
-        for step in path.steps
-        for moves in step.moves(topology)
-    ]
-    secs = float(f"{sum(cost.secs for cost in costs):.9g}")
-    return secs, sum(cost.rounds for cost in costs), len(path.steps), str(path)
-
-
-def _traffic(moves: Iterable[Move], item_bytes: int) -> dict[tuple[int, int], int]:
-    traffic: dict[tuple[int, int], int] = {}
-    for move in moves:
-        pair = (move.src_rank, move.dst_rank)
-        traffic[pair] = traffic.get(pair, 0) + move.box.num_elements * item_bytes
-    return traffic
 
 
 def program_step_costs(

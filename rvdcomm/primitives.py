@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
-from math import lcm
+from functools import cached_property, lru_cache
+from math import ceil, lcm, prod
+
+import numpy as np
 
 from rvdcomm.binding import Binding, Grid, R, V
 from rvdcomm.errors import LayoutError
@@ -65,11 +67,11 @@ def product_groups(src: Binding, dst: Binding) -> tuple[tuple[int, ...], ...]:
     """Groups of ranks that differ only in the axes that change; each ascending."""
     grid = src.grid
     fixed = [a for a, (s, t) in enumerate(zip(src.targets, dst.targets, strict=True)) if s == t]
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for position, rank in enumerate(grid.ranks):
-        coords = grid.coordinates(position)
-        groups.setdefault(tuple(coords[a] for a in fixed), []).append(rank)
-    return tuple(sorted(tuple(sorted(group)) for group in groups.values()))
+    changed = [a for a in range(len(grid.axes)) if a not in fixed]
+    sizes = [axis.size for axis in grid.axes]
+    ranks = np.array(grid.ranks).reshape(sizes).transpose(fixed + changed)
+    groups = np.sort(ranks.reshape(-1, prod(sizes[a] for a in changed)), axis=1)
+    return tuple(sorted(map(tuple, groups.tolist())))
 
 
 @dataclass(frozen=True)
@@ -92,36 +94,43 @@ class RebindPricer:
     num_bytes: int
 
     @cached_property
-    def _scale(self) -> _Scale:
-        links = [level.link for level in self.topology.levels]
-        secs_a_byte = [_inverse(link.bytes_per_sec) for link in links]
-        alphas = [Fraction(link.alpha_secs) for link in links]
-        common = lcm(*(f.denominator for f in (*secs_a_byte, *alphas)))
+    def scale(self) -> Scale:
+        """Whole-number units of all costs on this grid."""
+        ticks_a_sec, ticks_a_byte, ticks_a_round = _link_ticks(self.topology)
         # Bytes are counted in units of 1 / square, which makes all of them whole.
-        return _Scale(
-            square=len(self.grid.ranks) ** 2,
-            ticks_a_sec=len(self.grid.ranks) ** 2 * common,
-            ticks_a_unit=tuple(int(f * common) for f in secs_a_byte),
-            ticks_a_round=tuple(int(f * len(self.grid.ranks) ** 2 * common) for f in alphas),
+        square = len(self.grid.ranks) ** 2
+        return Scale(
+            square=square,
+            ticks_a_sec=square * ticks_a_sec,
+            ticks_a_unit=ticks_a_byte,
+            ticks_a_round=tuple(square * ticks for ticks in ticks_a_round),
         )
 
     def secs(self, ticks: int) -> float:
         """A cost in seconds."""
-        return float(Fraction(ticks, self._scale.ticks_a_sec))
+        return ticks / self.scale.ticks_a_sec
 
     @cached_property
-    def _sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
         return tuple(axis.size for axis in self.grid.axes)
 
     @cached_property
-    def _outer_axes(self) -> list[list[int]]:
+    def levels(self) -> tuple[int, ...]:
+        """For every axis, the farthest level that a byte along it crosses."""
+        return tuple(
+            sum(a in outer for outer in self.outer_axes) - 1 for a in range(len(self.sizes))
+        )
+
+    @cached_property
+    def outer_axes(self) -> list[list[int]]:
         """For every level, the axes that tell its groups apart."""
         axes = list(enumerate(self.grid.axes))
         return [[a for a, axis in axes if axis.stride >= block] for block in self.grid.blocks]
 
     def port_bytes(self, src: Targets, dst: Targets) -> list[int]:
         """Bytes into the busiest group of every level, times the square of the rank count."""
-        sizes, num_ranks = self._sizes, len(self.grid.ranks)
+        sizes, num_ranks = self.sizes, len(self.grid.ranks)
         axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         held = parts = 1
         for k, s, t in zip(sizes, src, dst, strict=True):
@@ -131,7 +140,7 @@ class RebindPricer:
                 parts *= k
         shard = self.num_bytes * parts * (num_ranks // held)
         out = []
-        for outer, block in zip(self._outer_axes, self.grid.blocks, strict=True):
+        for outer, block in zip(self.outer_axes, self.grid.blocks, strict=True):
             missing = 1
             for a in outer:
                 s = src[a]
@@ -139,6 +148,15 @@ class RebindPricer:
                     missing *= sizes[a] if axis_of.get(s) not in outer else 0
             out.append(shard * block * (num_ranks - (num_ranks // missing if missing else 0)))
         return out
+
+    @staticmethod
+    def is_priced(src: Targets, dst: Targets) -> bool:
+        """Whether a digit is bound at most once, and V is entered by masks alone."""
+        digits = [t for t in dst if t >= 0]
+        if len(set(digits)) != len(digits):
+            return False
+        enters_v = any(t == V != s for s, t in zip(src, dst, strict=True))
+        return not enters_v or kind_of_rebind(src, dst) == "mask"
 
     def ticks(self, src: Targets, dst: Targets) -> tuple[int, int]:
         """Cost of one step, in ticks, and its rounds.
@@ -151,18 +169,18 @@ class RebindPricer:
             return 0, 0
         if any(t == V != s for s, t in zip(src, dst, strict=True)):
             raise LayoutError(f"no closed-form cost for {kind} into V; mask in a step of its own.")
-        busiest, farthest = self._busiest(self.port_bytes(src, dst))
+        busiest, farthest = self.busiest(self.port_bytes(src, dst))
         if farthest is None:
             return 0, 0
         rounds = self._rounds(src, dst)
-        return busiest + rounds * self._scale.ticks_a_round[farthest], rounds
+        return busiest + rounds * self.scale.ticks_a_round[farthest], rounds
 
-    def _busiest(self, port_bytes: list[int]) -> tuple[int, int | None]:
+    def busiest(self, port_bytes: list[int]) -> tuple[int, int | None]:
         """Ticks of the busiest port, and the farthest level that is crossed."""
         ticks, farthest = 0, None
         for level, num in enumerate(port_bytes):
             if num:
-                ticks, farthest = max(ticks, num * self._scale.ticks_a_unit[level]), level
+                ticks, farthest = max(ticks, num * self.scale.ticks_a_unit[level]), level
         return ticks, farthest
 
     def _rounds(self, src: Targets, dst: Targets) -> int:
@@ -174,18 +192,18 @@ class RebindPricer:
         holders, is_own = 1, True
         for a, (s, t) in enumerate(zip(src, dst, strict=True)):
             if s == V != t or (s >= 0 and s not in axis_of):
-                holders *= self._sizes[a]
+                holders *= self.sizes[a]
             elif s >= 0 and axis_of[s] != a:
                 is_own = False
         return holders - is_own
 
     def bound_ticks(self, src: Targets, dst: Targets) -> int:
         """A lower bound on all paths from ``src`` to ``dst``; 0 only where nothing must move."""
-        busiest, farthest = self._busiest(self.union_bytes(src, dst))
+        busiest, farthest = self.busiest(self.union_bytes(src, dst))
         if farthest is None:
             return 0
         # A message that must leave a group of this level may go any farther, if that is quicker.
-        return busiest + min(self._scale.ticks_a_round[farthest:])
+        return busiest + min(self.scale.ticks_a_round[farthest:])
 
     def union_bytes(self, src: Targets, dst: Targets) -> list[int]:
         """Bytes that must enter a group of every level, times the square of the rank count.
@@ -193,10 +211,10 @@ class RebindPricer:
         Source: the cuts of ORACLES section 8, general RVD, items 2 and 3, with each group taken as
         one node; where parts are made, ``messages_an_element``.
         """
-        sizes, square = self._sizes, self._scale.square
+        sizes, square = self.sizes, self.scale.square
         axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         out = []
-        for outer in self._outer_axes:
+        for outer in self.outer_axes:
             need = groups = missing = src_r = src_v = dst_r = dst_v = 1
             for a in outer:
                 k, s, t = sizes[a], src[a], dst[a]
@@ -222,8 +240,8 @@ class RebindPricer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Scale:
-    """Whole-number units of a search: see ``RebindPricer``."""
+class Scale:
+    """Whole-number units of a search: see ``RebindPricer``. One entry a level."""
 
     square: int
     ticks_a_sec: int
@@ -231,8 +249,35 @@ class _Scale:
     ticks_a_round: tuple[int, ...]
 
 
+MAX_EXACT_BITS = 72
+"""Denominators above this are rounded, so that costs fit in 128 bits."""
+
+BITS_OF_A_BYTE = 30
+"""What a rounded link keeps at least: an error below a billionth."""
+
+
+@lru_cache(maxsize=64)
+def _link_ticks(topology: Topology) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Ticks a second, and for every level ticks a byte and a round: whole numbers.
+
+    A link's figures are taken as the decimals that they print as. Decimals of few digits have a
+    small common denominator and are exact.
+    """
+    links = [level.link for level in topology.levels]
+    secs_a_byte = [_inverse(link.bytes_per_sec) for link in links]
+    alphas = [Fraction(repr(float(link.alpha_secs))) for link in links]
+    common = lcm(*(f.denominator for f in (*secs_a_byte, *alphas)))
+    if common.bit_length() > MAX_EXACT_BITS:
+        quickest = min((f for f in (*secs_a_byte, *alphas) if f), default=Fraction(1))
+        common = ceil(2**BITS_OF_A_BYTE / quickest)
+    ticks = [[round(f * common) for f in figures] for figures in (secs_a_byte, alphas)]
+    return common, tuple(ticks[0]), tuple(ticks[1])
+
+
 def _inverse(bytes_per_sec: float) -> Fraction:
-    return Fraction(0) if bytes_per_sec == float("inf") else 1 / Fraction(bytes_per_sec)
+    if bytes_per_sec == float("inf"):
+        return Fraction(0)
+    return 1 / Fraction(repr(float(bytes_per_sec)))
 
 
 def messages_an_element(src_r: int, src_v: int, dst_r: int, dst_v: int) -> int:

@@ -34,6 +34,7 @@ class Request:
     shard: tuple[int, ...] | None
     out: tuple[int, ...] | None
     dtypes: tuple[str, ...]
+    executor: str = "auto"
     misuse: str | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +53,7 @@ class Request:
         return f"redistribute {self.src} -> {self.dst}"
 
 
-COMMON = ("src", "dst", "shape", "topology")
+COMMON = ("src", "dst", "shape", "topology", "executor")
 """Fields that must be equal on all ranks."""
 assert {field.name for field in fields(Request)} > set(COMMON)
 

@@ -1,27 +1,39 @@
 """Search: the cheapest sequence of rebinds between two bindings of one grid.
 
 State: a binding's targets, one for every axis. An edge is one step; its cost is exact (whole
-ticks), so that equal costs tie and ties break by rounds, then by number of steps, then by text.
-A* with ``RebindPricer.bound_ticks``; the direct exchange from any state to the goal is always an
-edge, so that a path always exists.
+ticks), so that equal costs tie. Ties break by rounds, then by number of steps, then by the lesser
+state before, then by the order in which ``graph.py`` names a state's successors: the numbering of
+the axes decides, and nothing else. A*; the direct exchange from the start to the goal is always a
+step, so that a path always exists.
+
+This is the definition; ``csrc/core/search.cpp`` finds the same path, only faster
+(tests/test_search_native.py).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from itertools import combinations
+from itertools import count, pairwise
 
-from rvdcomm.binding import Binding, Grid, R, V
-from rvdcomm.primitives import RebindPricer, Targets, kind_of_rebind
+from rvdcomm import native
+from rvdcomm.binding import Binding
+from rvdcomm.graph import Graph, ThoroughGraph, Units, graph_between
+from rvdcomm.primitives import RebindPricer, Targets
 
-MAX_FREE_AXES = 5
-"""Up to this many axes every subset may move at once; beyond, axes of one class move together."""
+FEW_UNITS = 6
+"""Up to this many axes (64 ranks and more) a search mostly runs to its end."""
 
-MAX_THOROUGH_AXES = 3
-"""Up to this many axes the search also tries digits that neither rule nor goal suggests."""
+MAX_SUCCESSORS_OF_FEW, MAX_SUCCESSORS = 4000, 1200
+"""After this many the best path so far is taken: below 1 ms (bench/results/planning.json)."""
 
-_Key = tuple[int, int, int, tuple[Targets, ...]]
+MAX_UNITS = 9
+"""Up to this many axes every set of them may move; beyond, alike axes move together."""
+
+MAX_NATIVE_BITS = 120
+"""Costs below 2 to this many fit in the 128 bits of the native search, sums included."""
+
+_Key = tuple[int, int, int]
+"""What a path costs: ticks, rounds, steps; compared in this order."""
 
 
 def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[int, list[Binding]]:
@@ -37,180 +49,159 @@ def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[
     >>> RebindPricer(pair[0].grid, host, 64).secs(ticks) == pricer_bytes
     True
     """
-    start, goal = src.targets, dst.targets
-    classes = _axis_classes(src, dst, pricer)
-    done: dict[Targets, _Key] = {}
-    # Every entry is (bound of a full path, key so far, state); keys compare as costs do.
-    heap: list[tuple[int, _Key, Targets]] = [
-        (pricer.bound_ticks(start, goal), (0, 0, 0, ()), start)
-    ]
-    best_key: dict[Targets, _Key] = {start: heap[0][1]}
-    upper = _upper_bound(start, goal, pricer)
-    while heap:
-        _, key, state = heapq.heappop(heap)
-        if state in done:
+    ticks, states = find_states(src.targets, dst.targets, pricer)
+    return ticks, _bindings(src, dst, states)
+
+
+def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, list[Targets]]:
+    """The path as targets: by the native search where there is one and the numbers fit."""
+    if src == dst:
+        return 0, [src]
+    graph = graph_between(src, dst, pricer)
+    if native.core is None or not _fits(pricer):
+        return search_states(src, graph)
+    grid, scale = pricer.grid, pricer.scale
+    ticks, states = native.core.cheapest_rebinds(
+        src,
+        graph.start,
+        dst,
+        graph.units if len(graph.units) <= MAX_UNITS else [],
+        graph.coarse_units,
+        isinstance(graph, ThoroughGraph),
+        pricer.sizes,
+        pricer.levels,
+        [digit.size for digit in grid.digits],
+        grid.blocks,
+        len(grid.ranks),
+        pricer.num_bytes,
+        scale.ticks_a_unit,
+        scale.ticks_a_round,
+        MAX_SUCCESSORS,
+        _max_successors(graph.units),
+    )
+    return ticks, states
+
+
+def _fits(pricer: RebindPricer) -> bool:
+    """Whether no cost of a path can leave 128 bits, and no target the native tables."""
+    grid, scale = pricer.grid, pricer.scale
+    num_ranks = len(grid.ranks)
+    ticks = pricer.num_bytes * num_ranks**3 * max(scale.ticks_a_unit)
+    ticks += num_ranks * max(scale.ticks_a_round)
+    num_axes, num_targets = len(grid.axes), len(grid.axes) + len(grid.digits)
+    return (
+        num_axes <= 16
+        and num_targets <= 64
+        and num_ranks <= 2**20
+        and ticks.bit_length() <= MAX_NATIVE_BITS
+    )
+
+
+def search_states(src: Targets, graph: Graph) -> tuple[int, list[Targets]]:
+    """The path as targets, found by the Python search."""
+    pricer, dst = graph.pricer, graph.dst
+    found: list[Targets] = []
+    if graph.coarse_units:
+        found = _found(graph, graph.coarse_units, None, MAX_SUCCESSORS)
+        _split_steps(found, pricer)
+    if len(graph.units) <= MAX_UNITS:
+        known = _key(found, pricer) if found else None
+        found = _found(graph, graph.units, known, _max_successors(graph.units)) or found
+    states = [src, *found, dst]
+    states = [s for i, s in enumerate(states) if i == 0 or s != states[i - 1]]
+    _join_steps(states, pricer)
+    _split_steps(states, pricer)
+    return _key(states, pricer)[0], states
+
+
+def _key(states: list[Targets], pricer: RebindPricer) -> _Key:
+    """What a path costs."""
+    prices = [pricer.ticks(before, after) for before, after in pairwise(states)]
+    return sum(ticks for ticks, _ in prices), sum(rounds for _, rounds in prices), len(prices)
+
+
+def _max_successors(units: Units) -> int:
+    return MAX_SUCCESSORS_OF_FEW if len(units) <= FEW_UNITS else MAX_SUCCESSORS
+
+
+def _found(graph: Graph, units: Units, known: _Key | None, max_successors: int) -> list[Targets]:
+    """States of the cheapest path from the graph's start to a goal; none if ``known`` is better."""
+    order = count()
+    start = graph.start
+    best: dict[Targets, _Key] = {start: (0, 0, 0)}
+    parent: dict[Targets, Targets] = {}
+    # Entries are (bound of a full path, deepest first, oldest first, key, state).
+    heap = [((*graph.bound(start), 0), 0, next(order), best[start], start)]
+    goal: Targets | None = start if graph.is_goal(start) else None
+    num_successors = 0
+    while heap and num_successors <= max_successors:
+        _, _, _, key, state = heapq.heappop(heap)
+        if key != best[state]:
             continue
-        done[state] = key
-        if state == goal:
+        if graph.is_goal(state):
             break
-        ticks, rounds, steps, trail = key
-        for successor in _successors(state, goal, classes, pricer.grid):
-            if successor in done:
+        for successor in graph.successors(state, units):
+            num_successors += 1
+            ticks, rounds = graph.pricer.ticks(state, successor)
+            new = (key[0] + ticks, key[1] + rounds, key[2] + 1)
+            if successor in best and best[successor] <= new:
+                if best[successor] == new:
+                    parent[successor] = min(parent[successor], state)
                 continue
-            step_ticks, step_rounds = pricer.ticks(state, successor)
-            new = (ticks + step_ticks, rounds + step_rounds, steps + 1, (*trail, successor))
-            full = new[0] + pricer.bound_ticks(successor, goal)
-            if full > upper or best_key.get(successor, new) < new:
+            is_goal = graph.is_goal(successor)
+            bound_ticks, bound_rounds = graph.bound(successor)
+            full = (new[0] + bound_ticks, new[1] + bound_rounds, new[2] + (not is_goal))
+            if known is not None and full >= known:
                 continue
-            best_key[successor] = new
-            if successor == goal:
-                upper = min(upper, new[0])
-            heapq.heappush(heap, (full, new, successor))
-    ticks, _, _, trail = done[goal]
-    return ticks, _bindings(src, dst, trail)
+            best[successor] = new
+            parent[successor] = state
+            if is_goal:
+                goal, known = successor, new
+            heapq.heappush(heap, (full, -new[2], next(order), new, successor))
+    if goal is None:
+        return []
+    states = [goal]
+    while states[-1] != start:
+        states.append(parent[states[-1]])
+    return states[::-1]
 
 
-def _upper_bound(start: Targets, goal: Targets, pricer: RebindPricer) -> int:
-    """Cost of a path that exists: the direct exchange, with masks of their own after it."""
-    ticks, state = 0, start
-    for successor in _mask_last(start, goal):
-        ticks += pricer.ticks(state, successor)[0]
-        state = successor
-    return ticks
+def _split_steps(states: list[Targets], pricer: RebindPricer) -> None:
+    """Let one axis of a step move before or after the others, where that is cheaper."""
+    i = 0
+    while i < len(states) - 1:
+        before, after = states[i : i + 2]
+        cheapest, best = pricer.ticks(before, after), None
+        for a in (a for a, (s, t) in enumerate(zip(before, after, strict=True)) if s != t):
+            for base, other in ((before, after), (after, before)):
+                middle = (*base[:a], other[a], *base[a + 1 :])
+                if not (pricer.is_priced(before, middle) and pricer.is_priced(middle, after)):
+                    continue
+                first, second = pricer.ticks(before, middle), pricer.ticks(middle, after)
+                if (total := (first[0] + second[0], first[1] + second[1])) < cheapest:
+                    cheapest, best = total, middle
+        if best is None:
+            i += 1
+        else:
+            states.insert(i + 1, best)
 
 
-def _mask_last(start: Targets, goal: Targets) -> list[Targets]:
-    """Reach the goal with one step that moves bytes; axes that the goal binds to V come last."""
-    masked = [a for a, (s, t) in enumerate(zip(start, goal, strict=True)) if t == V != s]
-    if not masked:
-        return [goal]
-    middle = tuple(R if a in masked else t for a, t in enumerate(goal))
-    return [goal] if start == middle else [middle, goal]
+def _join_steps(states: list[Targets], pricer: RebindPricer) -> None:
+    """Leave out states that save nothing: a slice joins the step after it, and so on."""
+    i = 1
+    while i < len(states) - 1:
+        before, state, after = states[i - 1 : i + 2]
+        if pricer.is_priced(before, after):
+            first, second = pricer.ticks(before, state), pricer.ticks(state, after)
+            joined = pricer.ticks(before, after)
+            if joined <= (first[0] + second[0], first[1] + second[1]):
+                del states[i]
+                i = max(i - 1, 1)
+                continue
+        i += 1
 
 
-def _successors(
-    state: Targets, goal: Targets, classes: list[tuple[int, ...]], grid: Grid
-) -> Iterator[Targets]:
-    """States one step away that may lie on a cheapest path: ``RULES`` for every set of axes.
-
-    With few axes also any one of them to any digit, which finds what brute force finds
-    (tests/test_search.py); with more that costs milliseconds, and hardly ever gains.
-    """
-    seen: set[Targets] = {state}
-    is_small = sum(map(len, classes)) <= MAX_THOROUGH_AXES
-    for axes in _subsets(classes):
-        for rule in RULES if is_small else RULES[1:]:
-            yield from _fresh(state, rule(state, goal, axes, grid), seen)
-    for successor in _mask_last(state, goal):
-        yield from _fresh(state, successor, seen)
-    if is_small:
-        for successor in _to_any_digits(state, classes, grid):
-            yield from _fresh(state, successor, seen)
-
-
-def _to_any_digits(state: Targets, classes: list[tuple[int, ...]], grid: Grid) -> Iterator[Targets]:
-    for (axis,) in classes:
-        for i, digit in enumerate(grid.digits):
-            if digit.size == grid.axes[axis].size:
-                yield _with(state, {axis: i})
-
-
-def _fresh(state: Targets, successor: Targets | None, seen: set[Targets]) -> Iterator[Targets]:
-    """The successor, if it is a new one and has a price."""
-    if successor is not None and successor not in seen:
-        seen.add(successor)
-        if _is_priced(state, successor):
-            yield successor
-
-
-def _with(state: Targets, changes: dict[int, int]) -> Targets:
-    return tuple(changes.get(a, t) for a, t in enumerate(state))
-
-
-def _is_priced(state: Targets, successor: Targets) -> bool:
-    """Whether a digit is bound at most once, and V is entered by masks alone."""
-    digits = [t for t in successor if t >= 0]
-    if len(set(digits)) != len(digits):
-        return False
-    enters_v = any(t == V != s for s, t in zip(state, successor, strict=True))
-    return not enters_v or kind_of_rebind(state, successor) == "mask"
-
-
-def _to_goal(state: Targets, goal: Targets, axes: tuple[int, ...], grid: Grid) -> Targets | None:
-    """The axes go where the goal has them."""
-    return _with(state, {a: goal[a] for a in axes})
-
-
-def _to_goal_displacing(
-    state: Targets, goal: Targets, axes: tuple[int, ...], grid: Grid
-) -> Targets | None:
-    """As ``_to_goal``; whoever holds a digit that they want takes one that they leave."""
-    changes = {a: goal[a] for a in axes}
-    wanted = {t for t in changes.values() if t >= 0}
-    left = [state[a] for a in axes if state[a] >= 0 and state[a] not in wanted]
-    for a in (a for a, t in enumerate(state) if a not in changes and t in wanted):
-        free = [t for t in left if _size(t, grid) == grid.axes[a].size]
-        if not free:
-            return None
-        changes[a] = free[0]
-        left.remove(free[0])
-    return _with(state, changes)
-
-
-def _size(target: int, grid: Grid) -> int:
-    """Size of a digit; of a scratch digit, 0: it belongs to one axis alone."""
-    return grid.digits[target].size if target < len(grid.digits) else 0
-
-
-def _to_replicas(
-    state: Targets, goal: Targets, axes: tuple[int, ...], grid: Grid
-) -> Targets | None:
-    """Digits are gathered."""
-    if any(state[a] < 0 for a in axes):
-        return None
-    return _with(state, dict.fromkeys(axes, R))
-
-
-def _to_scratch(state: Targets, goal: Targets, axes: tuple[int, ...], grid: Grid) -> Targets | None:
-    """Replicas are sliced, or parts summed over flat pieces."""
-    if any(state[a] not in (R, V) for a in axes):
-        return None
-    return _with(state, {a: grid.scratch(a) for a in axes})
-
-
-RULES = (_to_goal_displacing, _to_goal, _to_replicas, _to_scratch)
-
-
-def _subsets(classes: list[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    for count in range(1, len(classes) + 1):
-        for chosen in combinations(classes, count):
-            yield tuple(sorted(axis for axes in chosen for axis in axes))
-
-
-def _axis_classes(src: Binding, dst: Binding, pricer: RebindPricer) -> list[tuple[int, ...]]:
-    """Axes that move together: one each, or all that agree in level and roles if there are many."""
-    free = [
-        a
-        for a, (s, t) in enumerate(zip(src.targets, dst.targets, strict=True))
-        # An axis that keeps a digit has no reason to move; a replica may share work meanwhile, and
-        # where there are few axes a part may be summed near by and masked again.
-        if s != t or s == R or (s == V and len(src.targets) <= MAX_THOROUGH_AXES)
-    ]
-    if len(free) <= MAX_FREE_AXES:
-        return [(a,) for a in free]
-    classes: dict[tuple[object, ...], list[int]] = {}
-    for a in free:
-        axis = src.grid.axes[a]
-        level = sum(axis.stride >= block for block in src.grid.blocks)
-        roles = tuple(
-            {R: "R", V: "V"}.get(t, f"dim {src.grid.digits[t].dim}" if t >= 0 else "")
-            for t in (src.targets[a], dst.targets[a])
-        )
-        classes.setdefault((level, *roles), []).append(a)
-    return [tuple(axes) for axes in classes.values()]
-
-
-def _bindings(src: Binding, dst: Binding, trail: tuple[Targets, ...]) -> list[Binding]:
+def _bindings(src: Binding, dst: Binding, states: list[Targets]) -> list[Binding]:
     """The path's bindings, with one nesting of scratch cuts for all of them.
 
     Axes that leave their scratch digits last are cut outermost, so that what is gathered first is
@@ -219,11 +210,9 @@ def _bindings(src: Binding, dst: Binding, trail: tuple[Targets, ...]) -> list[Bi
     grid = src.grid
     last_use = {
         a: i
-        for i, targets in enumerate((src.targets, *trail))
+        for i, targets in enumerate(states)
         for a, t in enumerate(targets)
         if t == grid.scratch(a)
     }
     order = tuple(sorted(last_use, key=lambda a: (-last_use[a], a)))
-    states = [src, *(Binding(grid, targets) for targets in trail)]
-    states[-1] = dst
-    return [state.with_scratch_order(order) for state in states]
+    return [Binding(grid, targets, order) for targets in states]

@@ -35,6 +35,47 @@ class Level:
     link: Link
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A level whose groups are runs of ``size`` ranks one after another, from rank ``first``."""
+
+    first: int
+    size: int
+    num_groups: int
+
+    def holds(self, ranks: range) -> bool:
+        """Whether all these ranks are in some group."""
+        stop = self.first + self.size * self.num_groups
+        return self.first <= ranks.start and ranks.stop <= stop
+
+    def groups(self, ranks: range) -> range:
+        """Indices of the groups that these ranks are in."""
+        low, high = ranks.start - self.first, ranks.stop - self.first
+        return range(low // self.size, (high - 1) // self.size + 1)
+
+    def block(self, ranks: range) -> int | None:
+        """How many of these ranks every group has; None if some have more than others."""
+        num_groups = len(self.groups(ranks))
+        if num_groups == 1:
+            return len(ranks)
+        first = self.size - (ranks.start - self.first) % self.size
+        is_equal = first * num_groups == len(ranks) and (num_groups == 2 or first == self.size)
+        return first if is_equal else None
+
+
+def _run_of(groups: tuple[tuple[int, ...], ...]) -> Run | None:
+    if not groups or not groups[0]:
+        return None
+    first, size = groups[0][0], len(groups[0])
+    run = Run(first, size, len(groups))
+    starts = range(first, first + size * len(groups), size)
+    is_run = all(
+        group == tuple(range(start, start + size))
+        for start, group in zip(starts, groups, strict=True)
+    )
+    return run if is_run else None
+
+
 @dataclass(frozen=True)
 class Topology:
     """Levels from the innermost out: every rank's own port, then every host's shared NIC, ...
@@ -66,6 +107,9 @@ class Topology:
                     raise LayoutError(
                         f"{below.name} {group} is not inside one {level.name} of the topology."
                     )
+
+        # What takes time in proportion to the ranks is done here: a plan starts from values.
+        _ = self._hash, self.runs
 
     @classmethod
     def single_host(cls, num_ranks: int, alpha_secs: float, bytes_per_sec: float) -> Topology:
@@ -102,6 +146,12 @@ class Topology:
         )
 
     @cached_property
+    def runs(self) -> tuple[Run, ...] | None:
+        """Every level as runs of ranks; None if the groups of a level are no equal runs."""
+        runs = tuple(_run_of(level.groups) for level in self.levels)
+        return None if None in runs else tuple(run for run in runs if run is not None)
+
+    @cached_property
     def order(self) -> dict[int, tuple[int, ...]]:
         """Sort key of every rank that keeps the groups of every level together."""
         return {
@@ -121,6 +171,8 @@ class Topology:
 
     def check_ranks(self, ranks: Iterable[int]) -> None:
         """Raise a LayoutError that names the ranks this topology does not know."""
+        if isinstance(ranks, range) and self.runs is not None and self.runs[0].holds(ranks):
+            return
         missing = sorted(set(ranks) - self.ranks)
         if missing:
             raise LayoutError(

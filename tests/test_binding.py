@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate, combinations, pairwise, permutations
-from operator import mul
+from operator import attrgetter, mul
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.binding import Axis, Binding, Digit, Grid, R, V, refine
 from rvdcomm.box import Box
+from rvdcomm.factors import Numbering, factors_of, level_blocks
 from rvdcomm.placement import Placement
-from tests.oracle import all_pairs, sliced
+from tests.oracle import all_layouts, all_pairs, sliced
 
 LINK = rv.Link(0, 1.0)
 
@@ -218,6 +219,33 @@ def test_eight_columns_against_two_by_four_have_three_axes_and_four_digits() -> 
     assert src.grid.axes == (Axis(2, 4), Axis(2, 2), Axis(2, 1))
     assert src.grid.digits == (Digit(0, 1, 2), Digit(1, 1, 2), Digit(1, 2, 2), Digit(1, 4, 2))
     assert (src.targets, dst.targets) == ((1, 2, 3), (0, 1, 2))
+
+
+@pytest.mark.parametrize("num_ranks, num_hosts", [(8, 1), (8, 2), (12, 3)])
+def test_factors_of_a_run_of_ranks_are_those_that_are_counted(
+    num_ranks: int, num_hosts: int
+) -> None:
+    topology, wrong = hosts_of(2 * num_ranks, 2 * num_hosts), []
+    for layout in all_layouts((24, 36), num_ranks):
+        layout = rv.Layout(layout.shape, layout.rvd, range(num_ranks, 2 * num_ranks))
+        known, counted = Numbering(layout.ranks, layout.span), Numbering(layout.ranks)
+        by_stride = attrgetter("lo")
+        if sorted(factors_of(layout, known) or (), key=by_stride) != sorted(
+            factors_of(layout, counted) or (), key=by_stride
+        ):
+            wrong.append(str(layout))
+        if level_blocks(known, topology) != level_blocks(counted, topology):
+            wrong.append(str(layout))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "first, num_ranks", [(0, 8), (0, 12), (2, 4), (2, 8), (2, 6), (4, 4), (3, 6), (3, 9), (5, 2)]
+)
+def test_blocks_of_a_run_of_ranks_are_those_that_are_counted(first: int, num_ranks: int) -> None:
+    topology, span = hosts_of(12, 3), range(first, first + num_ranks)
+    known, counted = Numbering(tuple(span), span), Numbering(tuple(span))
+    assert level_blocks(known, topology) == level_blocks(counted, topology)
 
 
 # --- scratch digits -----------------------------------------------------------------------------

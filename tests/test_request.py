@@ -206,6 +206,7 @@ OTHER = {
     "dst": ("R(2)V(1)D(2)", str(DST)),
     "shape": ((9,), "None"),
     "topology": (repr(TOPOLOGY), "None"),
+    "executor": ("dist", "auto"),
 }
 
 

@@ -8,5 +8,6 @@ namespace rvdcomm {
 void bind_copy(pybind11::module_& m);
 void bind_signal(pybind11::module_& m);
 void bind_search(pybind11::module_& m);
+void bind_stage(pybind11::module_& m);
 
 }  // namespace rvdcomm

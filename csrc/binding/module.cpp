@@ -5,4 +5,5 @@ PYBIND11_MODULE(_C, m) {
   rvdcomm::bind_copy(m);
   rvdcomm::bind_signal(m);
   rvdcomm::bind_search(m);
+  rvdcomm::bind_stage(m);
 }

@@ -1,1 +1,275 @@
-namespace rvdcomm {}
+#include "rvdcomm/signal.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <climits>
+#include <new>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace rvdcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Secs = std::chrono::duration<double>;
+
+// A death, and a failure whose wake-up came just before the sleep, are seen after one slice.
+constexpr double kSliceSecs = 0.05;
+
+// How long a wait looks for the count before it sleeps. Between looks it yields: where ranks share
+// a core, a spin keeps the peer from doing what it is waited for. A barrier of 2, 4, 8 processes on
+// 2 cores takes 4, 8, 17 us so (medians), 5, 36, 65 us asleep at once, 0.1, 85, 280 us with spins.
+constexpr double kAwakeSecs = 50e-6;
+constexpr int kLooksPerYield = 32;
+// A yield to a program that computes takes its whole time slice, some ms. After one that was so
+// late, as many waits go to sleep at once: a sleeper is put back on its core as soon as it is
+// woken.
+constexpr double kLateYieldSecs = 500e-6;
+constexpr int kWaitsAfterLateYield = 256;
+// Longer than anybody waits, and small enough for any clock.
+constexpr double kForeverSecs = 1e9;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield" ::: "memory");
+#endif
+}
+
+/// Counts wrap around: "reached" is a question of the shorter way round.
+bool is_reached(uint32_t seen, uint32_t count) { return static_cast<int32_t>(seen - count) >= 0; }
+
+// --- the kernel's part --------------------------------------------------------------------------
+
+/// Not FUTEX_PRIVATE: the word is shared by processes, at a different address in each.
+long futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), operation, value, timeout, nullptr,
+                 0);
+}
+
+void wake_all(std::atomic<uint32_t>& word) { futex(word, FUTEX_WAKE, INT_MAX, nullptr); }
+
+enum class Sleep { kWoken, kWholeSlice, kInterrupted };
+
+/// Sleep while `word` is `seen`, until somebody wakes or `secs` are over.
+Sleep sleep_on(std::atomic<uint32_t>& word, uint32_t seen, double secs) {
+  timespec timeout{};
+  timeout.tv_sec = static_cast<time_t>(secs);
+  timeout.tv_nsec = static_cast<long>((secs - static_cast<double>(timeout.tv_sec)) * 1e9);
+  if (futex(word, FUTEX_WAIT, seen, &timeout) == 0 || errno == EAGAIN) return Sleep::kWoken;
+  if (errno == ETIMEDOUT) return Sleep::kWholeSlice;
+  if (errno == EINTR) return Sleep::kInterrupted;
+  throw std::system_error(errno, std::generic_category(), "futex wait on a peer's count");
+}
+
+// --- failures -----------------------------------------------------------------------------------
+
+// Fault and rank are one word, so that nobody reads half of a failure.
+constexpr uint32_t kRankBits = 24;
+
+uint32_t pack(Fault fault, int rank) {
+  return static_cast<uint32_t>(fault) << kRankBits | static_cast<uint32_t>(rank);
+}
+
+Fault fault_of(uint32_t failure) { return static_cast<Fault>(failure >> kRankBits); }
+
+int rank_of(uint32_t failure) { return static_cast<int>(failure & ((1U << kRankBits) - 1)); }
+
+std::string text_of(Fault fault, int rank) {
+  const std::string name = "rank " + std::to_string(rank) + " of the island ";
+  switch (fault) {
+    case Fault::kDead:
+      return name + "is dead";
+    case Fault::kTimeout:
+      return name + "did not come in time";
+    default:
+      return name + "failed";
+  }
+}
+
+/// For the time that a rank sleeps: its peer has to wake it, and others can see for whom it waits.
+class Asleep {
+ public:
+  Asleep(SignalHeader& own, SignalHeader& peer, size_t peer_rank) : own_(own), peer_(peer) {
+    own_.waits_for = static_cast<uint32_t>(peer_rank) + 1;
+    // Sequentially consistent, as is `advance`: the sleeper announces itself and then reads the
+    // count, the peer counts and then reads the sleepers. One of the two sees the other.
+    peer_.num_sleepers.fetch_add(1);
+  }
+  ~Asleep() {
+    peer_.num_sleepers.fetch_sub(1);
+    own_.waits_for = 0;
+  }
+  Asleep(const Asleep&) = delete;
+  Asleep& operator=(const Asleep&) = delete;
+
+ private:
+  SignalHeader& own_;
+  SignalHeader& peer_;
+};
+
+}  // namespace
+
+PeerError::PeerError(Fault f, int r) : std::runtime_error(text_of(f, r)), fault(f), rank(r) {}
+
+Signals::Signals(int self, std::vector<SignalHeader*> headers, std::vector<int> lifelines)
+    : self_(static_cast<size_t>(self)),
+      headers_(std::move(headers)),
+      lifelines_(std::move(lifelines)) {
+  if (headers_.size() != lifelines_.size()) {
+    throw std::invalid_argument(std::to_string(headers_.size()) + " headers were given and " +
+                                std::to_string(lifelines_.size()) +
+                                " lifelines; every rank has one of each.");
+  }
+  check_rank(self);
+  for (size_t rank = 0; rank < headers_.size(); ++rank) {
+    const uint64_t format = headers_[rank]->format;
+    if (format != SignalHeader::kFormat) {
+      throw std::invalid_argument("the header of rank " + std::to_string(rank) +
+                                  " of the island has format " + std::to_string(format) +
+                                  ", this rank's is " + std::to_string(SignalHeader::kFormat) +
+                                  "; all ranks must run one version of rvdcomm.");
+    }
+  }
+}
+
+void Signals::format(void* address) { new (address) SignalHeader; }
+
+void Signals::advance() {
+  check_open();
+  own().count.fetch_add(1);
+  if (own().num_sleepers != 0) wake_all(own().count);
+}
+
+uint32_t Signals::count() const { return own().count; }
+
+void Signals::wait(int peer, uint32_t count, double timeout_secs, const Hook& between_slices) {
+  check_open();
+  check_rank(peer);
+  if (own().failure != 0) check();
+  const auto rank = static_cast<size_t>(peer);
+  SignalHeader& header = *headers_[rank];
+  if (look_for(header, count)) return;
+
+  const auto deadline = Clock::now() + Secs(std::clamp(timeout_secs, 0.0, kForeverSecs));
+  const Asleep asleep(own(), header, rank);
+  while (true) {
+    const uint32_t seen = header.count;
+    if (is_reached(seen, count)) return;
+    check_open();
+    check();
+    const double left = Secs(deadline - Clock::now()).count();
+    if (left <= 0) blame(Fault::kTimeout, latest_of(rank));
+    const Sleep sleep = sleep_on(header.count, seen, std::min(left, kSliceSecs));
+    if (sleep == Sleep::kWoken) continue;
+    if (between_slices) {
+      try {
+        between_slices();
+      } catch (...) {
+        fail();
+        throw;
+      }
+    }
+    // Its end may be an orderly one: what it did before still counts.
+    if (has_hung_up(rank) && !is_reached(header.count, count)) {
+      check_open();  // Or it was this rank that hung up.
+      blame(Fault::kDead, peer);
+    }
+  }
+}
+
+void Signals::fail() { record(Fault::kFailed, static_cast<int>(self_)); }
+
+void Signals::check() {
+  // The own word first: what this rank said once, it says always.
+  for (size_t i = 0; i < headers_.size(); ++i) {
+    const size_t rank = (self_ + i) % headers_.size();
+    const uint32_t failure = headers_[rank]->failure;
+    if (failure == 0) continue;
+    // Said again in the own header, the cause reaches those that look there before they look at
+    // the rank that saw it.
+    record(fault_of(failure), rank_of(failure));
+    throw PeerError(fault_of(failure), rank_of(failure));
+  }
+}
+
+void Signals::blame(Fault fault, int peer) {
+  check_rank(peer);
+  // A rank that gives up because of a third one says so before it ends: the third one is the cause.
+  check();
+  record(fault, peer);
+  throw PeerError(fault, peer);
+}
+
+/// Wait awake, for a short time.
+bool Signals::look_for(const SignalHeader& peer, uint32_t count) {
+  const auto look = [&] {
+    for (int i = 0; i < kLooksPerYield; ++i) {
+      if (is_reached(peer.count.load(std::memory_order_acquire), count)) return true;
+      relax();
+    }
+    return false;
+  };
+  if (look()) return true;
+  if (num_short_waits_ > 0) {
+    --num_short_waits_;
+    return false;
+  }
+  const auto end = Clock::now() + Secs(kAwakeSecs);
+  for (auto before = Clock::now(); before < end;) {
+    sched_yield();
+    const auto after = Clock::now();
+    if (Secs(after - before).count() > kLateYieldSecs) num_short_waits_ = kWaitsAfterLateYield;
+    if (look()) return true;
+    before = after;
+  }
+  return false;
+}
+
+bool Signals::has_hung_up(size_t peer) const {
+  pollfd lifeline{lifelines_[peer], POLLRDHUP, 0};
+  // Messages on it are none of ours; without a descriptor (-1) the kernel reports nothing.
+  return poll(&lifeline, 1, 0) > 0;
+}
+
+/// The rank that is waited for in the end: `peer`, or whom it waits for, and so on.
+int Signals::latest_of(size_t peer) const {
+  size_t rank = peer;
+  for (size_t hop = 0; hop < headers_.size(); ++hop) {
+    const uint32_t next = headers_[rank]->waits_for;
+    if (next == 0) return static_cast<int>(rank);
+    rank = next - 1;
+  }
+  return static_cast<int>(peer);  // They wait for each other in a circle.
+}
+
+/// Tell all ranks; the first failure stays.
+void Signals::record(Fault fault, int rank) {
+  uint32_t none = 0;
+  if (!own().failure.compare_exchange_strong(none, pack(fault, rank))) return;
+  // A waiter sleeps on the count of whom it waits for, so all counts are woken.
+  for (SignalHeader* header : headers_) wake_all(header->count);
+}
+
+void Signals::check_open() const {
+  if (is_closed_) throw std::logic_error("this island is closed.");
+}
+
+void Signals::check_rank(int peer) const {
+  if (peer < 0 || static_cast<size_t>(peer) >= headers_.size()) {
+    throw std::invalid_argument("rank " + std::to_string(peer) + " is not in an island of " +
+                                std::to_string(headers_.size()) + " ranks.");
+  }
+}
+
+}  // namespace rvdcomm

@@ -101,6 +101,7 @@ class _Simulation:
         self.program = program
         self.dtype = next(iter(shards.values())).dtype
         self.flat: dict[tuple[str, int], Array] = {}
+        self.arena: dict[int, NDArray[np.uint8]] = {}
         self.recv = dict.fromkeys(program.ranks, 0)
         self.sent = dict.fromkeys(program.ranks, 0)
         self.peak = {rank: self._allocate(rank) for rank in program.ranks}
@@ -110,7 +111,7 @@ class _Simulation:
     def _allocate(self, rank: int) -> int:
         """Make all memory of a rank, and return how many bytes that is."""
         arena = self.program.arena(rank)
-        memory = _poisoned(arena.num_bytes)
+        memory = self.arena[rank] = _poisoned(arena.num_bytes)
         num_bytes = memory.nbytes
         for name, offset in arena.offsets.items():
             size = self.program.buffer[name, rank].num_elements * self.program.item_bytes
@@ -127,9 +128,12 @@ class _Simulation:
         runners = {Copy: self._copy, Zero: self._zero, Collective: self._collective}
         for instruction in self.program.instructions:
             runners[type(instruction)](instruction)  # type: ignore[operator]
+        return SimulationResult(self.results(), self.recv, self.sent, self.peak)
+
+    def results(self) -> dict[int, Array]:
+        """Every dst rank's shard."""
         dst = self.program.dst
-        out = {r: self.flat[DST, r].reshape(dst.cell(r).box.shape) for r in sorted(dst.ranks)}
-        return SimulationResult(out, self.recv, self.sent, self.peak)
+        return {r: self.flat[DST, r].reshape(dst.cell(r).box.shape) for r in sorted(dst.ranks)}
 
     def _view(self, name: str, rank: int, piece: int, box: Box) -> Array:
         buffer = self.program.buffer[name, rank]

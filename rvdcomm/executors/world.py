@@ -17,7 +17,6 @@ from torch import Tensor
 
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
-from rvdcomm.program import ALIGN_BYTES
 
 
 class World:
@@ -35,7 +34,7 @@ class World:
         self.agreed: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
         self.num_agreements: dict[tuple[int, ...], int] = {}
-        self._arena: Tensor | None = None
+        self._made: dict[tuple[Any, ...], Any] = {}
         self._subgroups: dict[tuple[int, ...], Subgroup] = {}
 
     @classmethod
@@ -61,6 +60,13 @@ class World:
         return cls._known[group]
 
     @property
+    def device(self) -> torch.device:
+        """The device whose tensors the backend serves: this process's GPU, or the CPU."""
+        if "nccl" in self.backend:
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    @property
     def store(self) -> Any:
         """The key-value store that all ranks of the job share."""
         return dist.distributed_c10d._get_default_store()
@@ -70,21 +76,18 @@ class World:
         for subgroup in self._subgroups.values():
             subgroup.close()
         self._subgroups.clear()
+        for made in self._made.values():
+            if hasattr(made, "close"):
+                made.close()
+        self._made.clear()
         self.agreed.clear()
         self.compiled.clear()
 
-    def arena(self, num_bytes: int, device: torch.device) -> Tensor:
-        """Memory for the staging of one call, in bytes; valid until the next call.
-
-        On the CPU one block is kept for all calls on this group, because fresh pages cost more than
-        the copy into them; on CUDA torch's allocator keeps freed memory anyway, stream by stream.
-        """
-        if device.type != "cpu":
-            return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        if self._arena is None or self._arena.numel() < num_bytes:
-            self._arena = None
-            self._arena = torch.empty(_whole(num_bytes), dtype=torch.uint8)
-        return self._arena.narrow(0, 0, _whole(num_bytes))
+    def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What ``make`` makes: made once for this group, and closed with it if it can be."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def subgroup(self, ranks: tuple[int, ...]) -> Subgroup:
         """The communicator of these ranks, in this order; collective over them when first asked.
@@ -132,54 +135,42 @@ class Subgroup:
         self._backend = None
 
     def all_to_all(
-        self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int]
-    ) -> None:
-        """Send ``src_splits[i]`` elements of ``src`` to the i-th rank, receive from it likewise."""
-        if self._sends_best and len(src_splits) == 2:
-            self._swap(torch.split(dst, dst_splits), torch.split(src, src_splits))
-        else:
-            self._backend.alltoall_base(dst, src, dst_splits, src_splits).wait()
+        self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int], tag: int
+    ) -> list[Any]:
+        """Send ``src_splits[i]`` elements of ``src`` to the i-th rank, receive from it likewise.
 
-    def _swap(self, dst: Sequence[Tensor], src: Sequence[Tensor]) -> None:
-        """An all_to_all of two ranks: the receive is posted before the send."""
-        rank = self._backend.rank()
-        other = 1 - rank
-        works = [self._backend.recv([dst[other]], other, 0)] if dst[other].numel() else []
-        if src[other].numel():
-            works.append(self._backend.send([src[other]], other, 0))
-        dst[rank].copy_(src[rank])
-        for work in works:
-            work.wait()
+        Returns what there is to wait for, as all these calls do.
+        """
+        if not self._sends_best:
+            return [self._backend.alltoall_base(dst, src, dst_splits, src_splits)]
+        return self._swap(torch.split(dst, dst_splits), torch.split(src, src_splits), tag)
 
-    def all_gather(self, dst: Tensor, src: Tensor) -> None:
-        """Concatenate all ranks' ``src`` in ``dst``."""
-        if self._sends_best:
-            self._exchange_gather(dst, src)
-        else:
-            self._backend._allgather_base(dst, src).wait()
+    def all_gather(self, dst: Tensor, src: Tensor, tag: int) -> list[Any]:
+        """Concatenate all ranks' ``src`` in ``dst``.
 
-    def _exchange_gather(self, dst: Tensor, src: Tensor) -> None:
-        """Send ``src`` to everybody at once and receive straight into ``dst``.
+        gloo's own goes round a ring and through a second buffer as large as ``dst``.
+        """
+        if not self._sends_best:
+            return [self._backend._allgather_base(dst, src)]
+        size = self._backend.size()
+        return self._swap(dst.view(size, -1).unbind(), [src] * size, tag)
 
-        gloo's own all_gather goes round a ring and through a second buffer as large as ``dst``.
+    def all_reduce(self, tensor: Tensor) -> list[Any]:
+        """Replace ``tensor`` by the sum over all ranks."""
+        return [self._backend.allreduce([tensor])]
+
+    def _swap(self, dst: Sequence[Tensor], src: Sequence[Tensor], tag: int) -> list[Any]:
+        """Receive from and send to everybody who has something, all at once.
+
+        Receives are posted before any send, so that nothing that arrives has to be kept elsewhere.
         """
         rank, size = self._backend.rank(), self._backend.size()
-        chunks = dst.view(size, -1)
         others = [(rank + i) % size for i in range(1, size)]
-        works = [self._backend.recv([chunks[other]], other, 0) for other in others]
-        works += [self._backend.send([src], other, 0) for other in others]
-        chunks[rank].copy_(src)
-        for work in works:
-            work.wait()
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Replace ``tensor`` by the sum over all ranks."""
-        self._backend.allreduce([tensor]).wait()
-
-
-def _whole(num_bytes: int) -> int:
-    """Round up so that the block can be viewed as any dtype."""
-    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+        works = [self._backend.recv([dst[i]], i, tag) for i in others if dst[i].numel()]
+        works += [self._backend.send([src[i]], i, tag) for i in others if src[i].numel()]
+        if dst[rank].numel():
+            dst[rank].copy_(src[rank])
+        return works
 
 
 def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -1,0 +1,321 @@
+"""Copy programs against memcpy, torch and a device copy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.run import environment
+from rvdcomm import _C
+
+DESCRIPTION = """\
+Time the native copy engine beside what does the same work elsewhere, one after the other in one
+loop, so that a busy machine slows both; figures are medians.
+
+  runs     blocks of columns for 4 peers, by bytes of a run; beside it memcpy of as many bytes
+  gather   the columns of one peer only
+  pack     the rows of D(n,1) -> D(1,n) for n peers, as one program; beside it torch's
+           cat([part.contiguous().view(-1) for part in x.chunk(n, 1)], out=...), and memcpy
+  unpack   the reverse: n received pieces into the columns of one array; beside it
+           torch.cat(dim=1, out=...)
+  sum      4 parts added in one pass; beside it torch's add_ one after another
+  small    1 KiB: what a call costs
+  gpu      the same gather on the GPU, beside a device-to-device copy, by event times
+"""
+
+EPILOG = """\
+examples:
+  python -m bench.copy                       # all rows, 64 MiB
+  python -m bench.copy --mib 16 --secs 0.3   # smaller and quicker
+"""
+
+KIB, MIB = 1 << 10, 1 << 20
+Work = Callable[[], object]
+
+
+def side(buffer: int, tensor: torch.Tensor) -> tuple[int, str, int, tuple[int, ...]]:
+    return (
+        buffer,
+        str(tensor.dtype).removeprefix("torch."),
+        tensor.storage_offset(),
+        tensor.stride(),
+    )
+
+
+def address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def program(dst: torch.Tensor, srcs: list[torch.Tensor], num_threads: int) -> Work:
+    """``dst = sum(srcs)`` as a program of one op that is ready to run."""
+    sides = [side(i + 1, src) for i, src in enumerate(srcs)]
+    made = _C.CopyProgram([(tuple(dst.shape), side(0, dst), sides)])
+    addresses = [address(t) for t in (dst, *srcs)]
+    return lambda: made.run(addresses, num_threads)
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    """numpy's memory, which asks for huge pages: all buffers here have the same kind of page."""
+    return torch.from_numpy(array)
+
+
+def size_text(num_bytes: int) -> str:
+    return f"{num_bytes} B" if num_bytes < KIB else f"{num_bytes // KIB} KiB"
+
+
+def alternate(works: dict[str, Work], secs: float, calls: int) -> dict[str, list[float]]:
+    """Seconds of a call, by samples of ``calls``; all works take turns until the time is up."""
+    samples: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():
+        work()
+    end = time.perf_counter() + secs
+    while time.perf_counter() < end or len(samples[next(iter(works))]) < 5:
+        for name, work in works.items():
+            start = time.perf_counter()
+            for _ in range(calls):
+                work()
+            samples[name].append(round((time.perf_counter() - start) / calls, 10))
+    return samples
+
+
+class Bench:
+    """Measures rows and keeps them."""
+
+    def __init__(self, num_bytes: int, secs: float, num_threads: int) -> None:
+        self.num_bytes, self.secs, self.num_threads = num_bytes, secs, num_threads
+        self.rows: list[dict[str, Any]] = []
+
+    def row(
+        self, kind: str, what: str, num_bytes: int, works: dict[str, Work], calls: int = 1
+    ) -> None:
+        """Measure one row: ``ours`` and its baselines."""
+        samples = alternate(works, self.secs, calls)
+        self.rows.append({"kind": kind, "what": what, "bytes": num_bytes, "samples": samples})
+        print(line(self.rows[-1]), flush=True)
+
+    def memcpy(self) -> Work:
+        dst, src = np.empty(self.num_bytes, np.uint8), filled(self.num_bytes)
+        return lambda: np.copyto(dst, src)
+
+    def runs(self) -> None:
+        """Blocks of columns for 4 peers, so that every byte is read and written once."""
+        memcpy = self.memcpy()
+        for run in (16, 32, 64, 256, 1 * KIB, 4 * KIB, 16 * KIB, 64 * KIB):
+            src = tensor(filled(self.num_bytes)).view(-1, 4, run).transpose(0, 1)
+            dst = tensor(np.empty(self.num_bytes, np.uint8)).view(src.shape)
+            works = {"ours": program(dst, [src], self.num_threads), "memcpy": memcpy}
+            self.row("runs", size_text(run), self.num_bytes, works)
+
+    def gathers(self) -> None:
+        """One block of columns of 4: memory moves whole lines, so that short runs read more."""
+        memcpy = self.memcpy()
+        for run in (16, 256, 4 * KIB):
+            src = tensor(filled(4 * self.num_bytes)).view(-1, 4 * run)[:, run : 2 * run]
+            dst = tensor(np.empty(self.num_bytes, np.uint8)).view(src.shape)
+            works = {"ours": program(dst, [src], self.num_threads), "memcpy": memcpy}
+            self.row("gather", size_text(run), self.num_bytes, works)
+
+    def packs(self) -> None:
+        memcpy = self.memcpy()
+        for peers, width in ((4, 1024), (8, 64), (4, 16)):
+            x = tensor(filled(self.num_bytes)).view(torch.float32).view(-1, width)
+            rows, part = x.shape[0], width // peers
+            packed = tensor(np.empty(x.numel(), np.float32))
+            columns, pieces = [], []
+            for p in range(peers):
+                columns.append((0, "float32", p * part, (width, 1)))
+                pieces.append((1, "float32", p * rows * part, (part, 1)))
+            pack = _C.CopyProgram(
+                [((rows, part), b, [a]) for a, b in zip(columns, pieces, strict=True)]
+            )
+            addresses = [address(x), address(packed)]
+            works: dict[str, Work] = {
+                "ours": lambda: pack.run(addresses, self.num_threads),  # noqa: B023
+                "torch": lambda: torch.cat(
+                    [c.contiguous().view(-1) for c in x.chunk(peers, 1)],  # noqa: B023
+                    out=packed,  # noqa: B023
+                ),
+                "memcpy": memcpy,
+            }
+            what = f"{peers} x {4 * part} B"
+            self.row("pack", what, self.num_bytes, works)
+            unpack = _C.CopyProgram(
+                [((rows, part), a, [b]) for a, b in zip(columns, pieces, strict=True)]
+            )
+            works = {
+                "ours": lambda: unpack.run(addresses, self.num_threads),  # noqa: B023
+                "torch": lambda: torch.cat(
+                    [c.view(-1, part) for c in packed.chunk(peers)],  # noqa: B023
+                    dim=1,
+                    out=x,  # noqa: B023
+                ),
+                "memcpy": memcpy,
+            }
+            self.row("unpack", what, self.num_bytes, works)
+
+    def sums(self) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            count = self.num_bytes // dtype.itemsize
+            parts = [tensor(filled(self.num_bytes)).view(dtype) for _ in range(4)]
+            for part in parts:
+                part.copy_(torch.randn(count))
+            dst = tensor(np.empty(self.num_bytes, np.uint8)).view(dtype)
+
+            total = tensor(np.empty(self.num_bytes, np.uint8)).view(dtype)
+
+            def by_torch(parts: list[torch.Tensor] = parts, total: torch.Tensor = total) -> None:
+                torch.add(parts[0], parts[1], out=total)
+                total.add_(parts[2]).add_(parts[3])
+
+            name = str(dtype).removeprefix("torch.")
+            works = {"ours": program(dst, parts, self.num_threads), "torch": by_torch}
+            self.row("sum", f"4 x {name}", self.num_bytes, works)
+
+    def small(self) -> None:
+        src = torch.arange(512, dtype=torch.float32).view(32, 16)[:, :8]
+        dst = torch.empty(32, 8)
+        ours = program(dst, [src], self.num_threads)
+        empty = _C.CopyProgram([])
+        works: dict[str, Work] = {
+            "ours": ours,
+            "empty program": lambda: empty.run([], 1),
+            "torch": lambda: dst.copy_(src),
+        }
+        self.row("small", "1 KiB", KIB, works, calls=1000)
+
+    def gpu(self) -> None:
+        """Rows on the GPU; without one, a row that says so."""
+        if not (_C.has_cuda and torch.cuda.is_available()):
+            self.rows.append({"kind": "gpu", "what": "not measured: no GPU here"})
+            print(line(self.rows[-1]), flush=True)
+            return
+        num_bytes = 4 * self.num_bytes
+        for run in (16, 64, 256, 4 * KIB):
+            src = torch.randint(0, 255, (4 * num_bytes,), dtype=torch.uint8, device="cuda")
+            view = src.view(-1, 4 * run)[:, run : 2 * run]
+            dst, plain = torch.empty((2, num_bytes), dtype=torch.uint8, device="cuda")
+            made = _C.CopyProgram([(tuple(view.shape), (0, "uint8", 0, (run, 1)), [side(1, view)])])
+            addresses, stream = [dst.data_ptr(), src.data_ptr()], torch.cuda.current_stream()
+            works: dict[str, Work] = {
+                "ours": lambda: made.run_cuda(addresses, stream.cuda_stream),  # noqa: B023
+                "memcpy": lambda: plain.copy_(src[:num_bytes]),  # noqa: B023
+            }
+            samples: dict[str, list[float]] = {name: [] for name in works}
+            for _ in range(30):
+                for name, work in works.items():
+                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    begin.record()
+                    work()
+                    end.record()
+                    end.synchronize()
+                    samples[name].append(begin.elapsed_time(end) / 1e3)
+            row = {"kind": "gpu", "what": f"{run} B", "bytes": num_bytes, "samples": samples}
+            self.rows.append(row)
+            print(line(row), flush=True)
+
+
+def filled(num_bytes: int) -> np.ndarray:
+    """Bytes that are not all zero, on pages of their own."""
+    return (np.arange(num_bytes // 8, dtype=np.uint64) * 0x9E3779B97F4A7C15).view(np.uint8)
+
+
+def middle(row: dict[str, Any], name: str) -> float:
+    return median(row["samples"][name])
+
+
+HEADER = (
+    f"{'':8} {'':14} {'MiB':>6} {'ours us':>10} {'ours GB/s':>10}   baselines: us (x ours' speed)"
+)
+
+
+def line(row: dict[str, Any]) -> str:
+    if "samples" not in row:
+        return f"{row['kind']:8} {row['what']}"
+    ours = middle(row, "ours")
+    others = [
+        f"{name} {middle(row, name) * 1e6:.1f} ({middle(row, name) / ours:.2f})"
+        for name in row["samples"]
+        if name != "ours"
+    ]
+    size = row["bytes"] / MIB
+    return (
+        f"{row['kind']:8} {row['what']:14} {size:6.3g} {ours * 1e6:10.1f} "
+        f"{row['bytes'] / ours / 1e9:10.2f}   {'; '.join(others)}"
+    )
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """How fast ours is beside each baseline: 1 is as fast."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in result["rows"] if "samples" in row and row["kind"] != "small"]
+    figure = Figure(figsize=(9, 0.36 * len(rows) + 1.4), layout="constrained")
+    axes = figure.subplots()
+    for name, color, shift in (("memcpy", "#3b6ea5", -0.2), ("torch", "#d08c3c", 0.2)):
+        at = [i for i, row in enumerate(rows) if name in row["samples"]]
+        speed = [middle(rows[i], name) / middle(rows[i], "ours") for i in at]
+        # Bars start at 1, so that what is slower points to the left.
+        widths = [value - 1 for value in speed]
+        axes.barh([i + shift for i in at], widths, 0.38, 1, color=color, label=f"beside {name}")
+        for i, value in zip(at, speed, strict=True):
+            axes.text(max(value, 1), i + shift, f" {value:.2f}", va="center", fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])
+    axes.minorticks_off()
+    axes.axvline(1, color="#444444", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [f"{row['kind']} {row['what']}" for row in rows])
+    axes.invert_yaxis()
+    axes.margins(x=0.08)
+    axes.set_xlabel("speed of the copy engine: times the baseline's (1 is as fast)")
+    axes.set_title(result["title"], fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print a table, write a JSON and a plot."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.copy",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--mib", type=int, default=64, help="bytes written a row, in MiB (64)")
+    parser.add_argument("--secs", type=float, default=1.0, help="time for a row (1 s)")
+    parser.add_argument("--threads", type=int, default=1, help="threads of both sides (1)")
+    parser.add_argument("--only", help="kinds, comma separated, such as 'runs,pack'")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/scratch/copy.json"))
+    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    torch.set_num_threads(args.threads)
+    bench = Bench(args.mib * MIB, args.secs, args.threads)
+    kinds = {"runs": bench.runs, "gather": bench.gathers, "pack": bench.packs, "sum": bench.sums,
+             "small": bench.small, "gpu": bench.gpu}  # fmt: skip
+    print(HEADER)
+    for kind, measure in kinds.items():
+        if args.only is None or kind in args.only.split(","):
+            measure()
+    command = " ".join(["python -m bench.copy", *(sys.argv[1:] if argv is None else argv)])
+    title = f"Copy programs, {args.mib} MiB a row, {args.threads} thread(s)"
+    result = {"title": title, **environment(command), "rows": bench.rows}
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    try:
+        plot(result, args.out.with_suffix(".png"))
+        print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
+    except ImportError:
+        print(f"wrote {args.out}; install the extra `plot` for a picture of it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

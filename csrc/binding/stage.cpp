@@ -1,0 +1,81 @@
+#include "rvdcomm/stage.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind.h"
+#include "copy.h"
+#include "signals.h"
+
+namespace py = pybind11;
+
+namespace rvdcomm {
+namespace {
+
+void* address_of(uintptr_t number) { return reinterpret_cast<void*>(number); }
+
+/// A stage that keeps the island that it is bound to alive.
+class BoundStage {
+ public:
+  BoundStage(const std::vector<Engines*>& programs,
+             const std::vector<std::tuple<int32_t, int32_t, uint32_t>>& actions)
+      : stage_(copied(programs), converted(actions)) {}
+
+  void bind(const std::vector<uintptr_t>& memory, std::shared_ptr<BoundSignals> signals,
+            std::shared_ptr<Counts> counts, double timeout_secs) {
+    std::vector<void*> buffers;
+    for (const uintptr_t number : memory) buffers.push_back(address_of(number));
+    signals_ = std::move(signals);
+    counts_ = std::move(counts);
+    stage_.bind(std::move(buffers), signals_ ? &signals_->signals : nullptr, counts_.get(),
+                timeout_secs);
+  }
+
+  void run(uintptr_t src, uintptr_t dst, int num_threads) {
+    const py::gil_scoped_release release;
+    stage_.run(address_of(src), address_of(dst), num_threads, raise_python_signals);
+  }
+
+ private:
+  static std::vector<CopyProgram> copied(const std::vector<Engines*>& programs) {
+    std::vector<CopyProgram> out;
+    for (const Engines* engines : programs) out.push_back(engines->cpu);
+    return out;
+  }
+
+  static std::vector<Action> converted(
+      const std::vector<std::tuple<int32_t, int32_t, uint32_t>>& actions) {
+    std::vector<Action> out;
+    for (const auto& [kind, index, count] : actions) {
+      out.push_back({static_cast<Action::Kind>(kind), index, count});
+    }
+    return out;
+  }
+
+  Stage stage_;
+  std::shared_ptr<BoundSignals> signals_;
+  std::shared_ptr<Counts> counts_;
+};
+
+}  // namespace
+
+void bind_stage(py::module_& m) {
+  py::class_<Counts, std::shared_ptr<Counts>>(m, "Counts")
+      .def(py::init<int>(), py::arg("num_ranks"))
+      .def("add", &Counts::add, py::arg("totals"));
+  py::class_<BoundStage>(m, "Stage")
+      .def(py::init<const std::vector<Engines*>&,
+                    const std::vector<std::tuple<int32_t, int32_t, uint32_t>>&>(),
+           py::arg("programs"), py::arg("actions"))
+      .def("bind", &BoundStage::bind, py::arg("memory"), py::arg("signals").none(true),
+           py::arg("counts").none(true), py::arg("timeout_secs"))
+      .def("run", &BoundStage::run, py::arg("src"), py::arg("dst"), py::arg("num_threads"));
+}
+
+}  // namespace rvdcomm

@@ -1,0 +1,78 @@
+// Which ops may run at the same time.
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "rvdcomm/copy_plan.h"
+
+namespace rvdcomm {
+namespace {
+
+/// Bytes from the lowest to one past the highest of a side: [first, second) relative to its buffer.
+std::pair<int64_t, int64_t> extent(const PlanOp& op, const PlanSide& side) {
+  int64_t low = side.offset, high = side.offset + item_bytes(side.dtype);
+  for (int d = 0; d < op.num_dims; ++d) {
+    const int64_t reach = side.stride[d] * (op.shape[d] - 1);
+    (reach < 0 ? low : high) += reach;
+  }
+  return {low, high};
+}
+
+/// Whether two boxes of one row-major array are apart in some dim of it.
+/// @pre a and b are in one buffer
+bool apart_in_a_dim(const PlanOp& a, const PlanSide& x, const PlanOp& b, const PlanSide& y) {
+  std::vector<int64_t> strides{1};
+  for (const auto& [op, side] : {std::pair(&a, &x), std::pair(&b, &y)}) {
+    std::vector<int64_t> own(side->stride, side->stride + op->num_dims);
+    std::sort(own.begin(), own.end());
+    if (std::adjacent_find(own.begin(), own.end()) != own.end()) return false;
+    strides.insert(strides.end(), own.begin(), own.end());
+  }
+  std::sort(strides.begin(), strides.end(), std::greater<>());
+  strides.erase(std::unique(strides.begin(), strides.end()), strides.end());
+  if (strides.back() <= 0) return false;
+  int64_t rest_a = x.offset, rest_b = y.offset;
+  // [begin, end) of a side at each stride, in multiples of it; neither side may carry into the
+  // next.
+  const auto size_at = [](const PlanOp& op, const PlanSide& side, int64_t stride) {
+    for (int d = 0; d < op.num_dims; ++d) {
+      if (side.stride[d] == stride) return op.shape[d];
+    }
+    return stride == 1 ? item_bytes(side.dtype) : int64_t{1};
+  };
+  bool is_apart = false;
+  int64_t outer = 0;
+  for (const int64_t stride : strides) {
+    if (outer % stride != 0) return false;
+    const int64_t begin_a = rest_a / stride, begin_b = rest_b / stride;
+    const int64_t end_a = begin_a + size_at(a, x, stride), end_b = begin_b + size_at(b, y, stride);
+    if (outer != 0 && std::max(end_a, end_b) > outer / stride) return false;
+    is_apart = is_apart || end_a <= begin_b || end_b <= begin_a;
+    rest_a %= stride;
+    rest_b %= stride;
+    outer = stride;
+  }
+  return is_apart;
+}
+
+bool overlap(const PlanOp& a, const PlanSide& x, const PlanOp& b, const PlanSide& y) {
+  if (x.buffer != y.buffer) return false;
+  const auto [low_a, high_a] = extent(a, x);
+  const auto [low_b, high_b] = extent(b, y);
+  return low_a < high_b && low_b < high_a && !apart_in_a_dim(a, x, b, y);
+}
+
+}  // namespace
+
+bool independent(const PlanOp& earlier, const PlanOp& later) {
+  if (overlap(earlier, earlier.dst, later, later.dst)) return false;
+  for (const PlanSide& src : later.srcs) {
+    if (overlap(earlier, earlier.dst, later, src)) return false;
+  }
+  for (const PlanSide& src : earlier.srcs) {
+    if (overlap(earlier, src, later, later.dst)) return false;
+  }
+  return true;
+}
+
+}  // namespace rvdcomm

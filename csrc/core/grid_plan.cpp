@@ -1,0 +1,99 @@
+#include "rvdcomm/grid_plan.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace rvdcomm {
+namespace {
+
+// Numbers of units fit FastDiv.
+constexpr int64_t kMaxUnits = int64_t{1} << 30;
+
+/// The largest power of two, at most `most`, that divides `number`.
+int64_t common_power(int64_t most, int64_t number) {
+  while (most > 1 && number % most != 0) most /= 2;
+  return most;
+}
+
+/// Elements of a unit: what the run, the offsets and all strides of all sides allow.
+int64_t unit_elements(const PlanOp& op, int64_t alignment) {
+  const int64_t item = item_bytes(op.dst.dtype);
+  const int last = op.num_dims - 1;
+  int64_t unit = std::min<int64_t>(kMaxUnitBytes, alignment);
+  if (last < 0) return 1;
+  const auto narrow = [&](const PlanSide& side) {
+    if (side.dtype != op.dst.dtype || side.stride[last] != item) unit = item;
+    unit = common_power(unit, side.offset);
+    for (int d = 0; d < last; ++d) unit = common_power(unit, side.stride[d]);
+  };
+  narrow(op.dst);
+  for (const PlanSide& src : op.srcs) narrow(src);
+  unit = common_power(unit, item * op.shape[last]);
+  // Sums have loops for one element and for a full vector only.
+  if (!op.is_move() && unit < kMaxUnitBytes) return 1;
+  return std::max<int64_t>(unit / item, 1);
+}
+
+GridSide grid_side(const PlanOp& op, const PlanSide& side, int64_t unit) {
+  GridSide result{side.offset, {}, side.buffer};
+  for (int d = 0; d < op.num_dims; ++d) {
+    result.stride[d] = side.stride[d] * (d == op.num_dims - 1 ? unit : 1);
+  }
+  return result;
+}
+
+/// Append an op, or its halves while it has too many units.
+void append(GridBatch& batch, const PlanOp& op, bool wide, int64_t alignment) {
+  const int64_t unit = unit_elements(op, alignment);
+  if (op.num_elements() / unit > kMaxUnits) {
+    const int d = static_cast<int>(std::max_element(op.shape, op.shape + op.num_dims) - op.shape);
+    PlanOp low = op, high = op;
+    // Cut at a whole vector, so that both halves keep their alignment.
+    low.shape[d] = op.shape[d] / 2 / kMaxUnitBytes * kMaxUnitBytes;
+    high.shape[d] = op.shape[d] - low.shape[d];
+    high.dst.offset += low.shape[d] * op.dst.stride[d];
+    for (PlanSide& src : high.srcs) src.offset += low.shape[d] * src.stride[d];
+    append(batch, low, wide, alignment);
+    append(batch, high, wide, alignment);
+    return;
+  }
+  GridOp grid{};
+  grid.num_dims = op.num_dims;
+  for (int d = 0; d < op.num_dims; ++d) {
+    const int64_t size = op.shape[d] / (d == op.num_dims - 1 ? unit : 1);
+    grid.shape[d] = fast_div(static_cast<uint32_t>(size));
+  }
+  grid.first_tile = batch.num_tiles;
+  grid.num_units = static_cast<uint32_t>(op.num_elements() / unit);
+  grid.dst_dtype = op.dst.dtype;
+  grid.src_dtype = op.srcs.empty() ? op.dst.dtype : op.srcs[0].dtype;
+  grid.unit_bytes = static_cast<int32_t>(unit * item_bytes(grid.src_dtype));
+  grid.first_side = static_cast<int32_t>(batch.sides.size());
+  grid.num_srcs = static_cast<int32_t>(op.srcs.size());
+  grid.is_move = op.is_move();
+  grid.wide = wide;
+  batch.sides.push_back(grid_side(op, op.dst, unit));
+  for (const PlanSide& src : op.srcs) batch.sides.push_back(grid_side(op, src, unit));
+  batch.num_tiles += (grid.num_units + kTileUnits - 1) / kTileUnits;
+  batch.has_sums = batch.has_sums || !grid.is_move;
+  batch.ops.push_back(grid);
+}
+
+}  // namespace
+
+std::vector<GridBatch> grid_batches(const CopyProgram& program, int64_t alignment) {
+  const std::vector<PlanOp>& ops = program.plan();
+  std::vector<GridBatch> batches;
+  for (size_t i = 0, first = 0; i < ops.size(); ++i) {
+    const auto is_free = [&](const PlanOp& op) { return independent(op, ops[i]); };
+    const auto begin = ops.begin() + static_cast<ptrdiff_t>(first);
+    if (i == 0 || !std::all_of(begin, ops.begin() + static_cast<ptrdiff_t>(i), is_free)) {
+      batches.emplace_back();
+      first = i;
+    }
+    append(batches.back(), ops[i], program.wide(), alignment);
+  }
+  return batches;
+}
+
+}  // namespace rvdcomm

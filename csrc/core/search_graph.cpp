@@ -1,0 +1,237 @@
+#include "search_graph.h"
+
+#include <algorithm>
+
+namespace rvdcomm {
+namespace {
+
+bool has(std::uint32_t axes, int axis) { return axes >> axis & 1; }
+
+template <typename Function>
+void for_axes(std::uint32_t axes, const Function& function) {
+  for (; axes; axes &= axes - 1) function(__builtin_ctz(axes));
+}
+
+class ThoroughGraph final : public Graph {
+ public:
+  ThoroughGraph(const RebindProblem& problem, const RebindPricer& pricer)
+      : Graph(problem, pricer) {}
+
+  bool is_goal(const Targets& state) const override { return state == problem_.dst; }
+
+  Key bound(const Targets& state) const override {
+    return {pricer_.bound_ticks(state, problem_.dst), 0, 0};
+  }
+
+  void append_successors(const Targets& state, const Units& units,
+                         std::vector<Targets>* out) const override {
+    const int num_axes = problem_.num_axes();
+    const std::uint32_t everyone = bit(num_axes) - 1;
+    std::uint32_t digits = 0;
+    for (int a = 0; a < num_axes; ++a) digits |= state[a] >= 0 ? bit(a) : 0;
+    for_subsets(units, everyone, [&](std::uint32_t axes) {
+      Targets to_goal = state, to_replicas = state, to_scratch = state;
+      for_axes(axes, [&](int a) {
+        to_goal[a] = problem_.dst[a];
+        to_replicas[a] = kReplica;
+        to_scratch[a] = problem_.scratch(a);
+      });
+      Targets displacing = to_goal;
+      if (displace(state, axes, everyone, &displacing) == 0) append(state, displacing, out);
+      append(state, to_goal, out);
+      if ((axes & ~digits) == 0) append(state, to_replicas, out);
+      if ((axes & digits) == 0) append(state, to_scratch, out);
+    });
+    Targets masked_last = problem_.dst;
+    for (int a = 0; a < num_axes; ++a) {
+      if (problem_.dst[a] == kPart && state[a] != kPart) masked_last[a] = kReplica;
+    }
+    append(state, masked_last, out);
+    append(state, problem_.dst, out);
+    for (std::uint32_t unit : units) {
+      const int axis = __builtin_ctz(unit);
+      for (int digit = 0; digit < problem_.num_digits(); ++digit) {
+        const Target target = static_cast<Target>(digit);
+        if (size(target) != problem_.sizes[axis]) continue;
+        Targets successor = state;
+        successor[axis] = target;
+        append(state, successor, out);
+      }
+    }
+  }
+
+ private:
+  void append(const Targets& state, const Targets& successor, std::vector<Targets>* out) const {
+    if (successor != state && pricer_.is_injective(successor) &&
+        pricer_.is_priced(state, successor)) {
+      out->push_back(successor);
+    }
+  }
+};
+
+class LeanGraph final : public Graph {
+ public:
+  LeanGraph(const RebindProblem& problem, const RebindPricer& pricer)
+      : Graph(problem, pricer), axis_of_(problem.dst, problem.num_axes()) {
+    for (int a = 0; a < problem.num_axes(); ++a) {
+      if (problem.dst[a] == kPart && problem.src[a] != kPart) masked_ |= bit(a);
+    }
+    for (int level = 0; level < problem.num_levels(); ++level) {
+      nearest_.push_back(pricer.quickest_round(level));
+    }
+  }
+
+  bool is_goal(const Targets& state) const override {
+    for (int a = 0; a < problem_.num_axes(); ++a) {
+      if (!has(masked_, a) && state[a] != problem_.dst[a]) return false;
+    }
+    return true;
+  }
+
+  Key bound(const Targets& state) const override {
+    const Busiest busiest = entering(state);
+    Key rounds = needed_rounds(state);
+    if (busiest.farthest < 0) return rounds;
+    rounds.ticks = busiest.ticks + std::max(rounds.ticks, nearest_[busiest.farthest]);
+    rounds.rounds = std::max<std::int64_t>(rounds.rounds, 1);
+    return rounds;
+  }
+
+  void append_successors(const Targets& state, const Units& units,
+                         std::vector<Targets>* out) const override {
+    std::uint32_t away = 0, digits = 0, unmasked = 0, to_replicas = 0;
+    for (int a = 0; a < problem_.num_axes(); ++a) {
+      if (state[a] != problem_.dst[a]) away |= bit(a);
+      if (state[a] >= 0) digits |= bit(a);
+      if (state[a] != kPart) unmasked |= bit(a);
+      if (problem_.dst[a] == kReplica) to_replicas |= bit(a);
+    }
+    for_subsets(units, away & ~masked_, [&](std::uint32_t axes) {
+      Targets successor = state;
+      for_axes(axes, [&](int a) { successor[a] = problem_.dst[a]; });
+      for_axes(displace(state, axes, masked_, &successor),
+               [&](int a) { successor[a] = problem_.scratch(a); });
+      append(successor, out);
+    });
+    for_subsets(units, away & digits & ~masked_, [&](std::uint32_t axes) {
+      // Where all goals are R this is the rule above.
+      if ((axes & ~to_replicas) == 0) return;
+      Targets successor = state;
+      for_axes(axes, [&](int a) { successor[a] = kReplica; });
+      append(successor, out);
+    });
+    for_subsets(units, ~digits & ~masked_, [&](std::uint32_t axes) {
+      Targets successor = state;
+      for_axes(axes, [&](int a) { successor[a] = problem_.scratch(a); });
+      append(successor, out);
+    });
+    for_subsets(units, unmasked & masked_, [&](std::uint32_t axes) {
+      Targets successor = state;
+      for_axes(axes, [&](int a) { successor[a] = kPart; });
+      out->push_back(successor);
+    });
+  }
+
+ private:
+  /// Replicas are sliced by their goal's digit as soon as nobody else is bound to it.
+  void append(Targets successor, std::vector<Targets>* out) const {
+    const AxisOf bound(successor, problem_.num_axes());
+    for (int a = 0; a < problem_.num_axes(); ++a) {
+      const Target t = problem_.dst[a];
+      if (successor[a] == kReplica && t >= 0 && bound[t] < 0) successor[a] = t;
+    }
+    if (pricer_.is_injective(successor)) out->push_back(successor);
+  }
+
+  Busiest entering(const Targets& state) const {
+    const std::int64_t square = problem_.num_ranks * problem_.num_ranks;
+    Busiest busiest;
+    for (int level = 0; level < problem_.num_levels(); ++level) {
+      std::int64_t need = 1, groups = 1, missing = 1, sharing = 1, summed = 1, kept = 1, dst_r = 1;
+      for (int a = 0; a < problem_.num_axes(); ++a) {
+        if (!pricer_.is_outer(a, level)) continue;
+        const int k = problem_.sizes[a];
+        const Target s = state[a], t = problem_.dst[a];
+        groups *= k;
+        if (has(masked_, a)) {
+          sharing *= k;
+          continue;
+        }
+        if (t == kReplica) {
+          dst_r *= k;
+        } else if (t >= 0) {
+          need *= k;
+        }
+        if (s == kPart) {
+          (t == kPart ? kept : summed) *= k;
+        } else if (s >= 0 && s != t) {
+          const int owner = axis_of_[s];
+          missing *= owner >= 0 && pricer_.is_outer(owner, level) ? 0 : k;
+        }
+      }
+      std::int64_t units = square / need - (missing ? square / (need * missing) : 0);
+      if (summed > 1) {
+        const std::int64_t messages = square / groups * kept * (summed + dst_r - 2);
+        units = std::max(square / need, messages * sharing);
+      }
+      pricer_.add_port(level, Ticks{problem_.num_bytes} * (units / sharing), &busiest);
+    }
+    return busiest;
+  }
+
+  Key needed_rounds(const Targets& state) const {
+    Ticks ticks = 0, in_place = 0, farthest = 0;
+    std::int64_t rounds = 0, lost = 0;
+    for (int a = 0; a < problem_.num_axes(); ++a) {
+      const Target s = state[a];
+      if (has(masked_, a) || s == problem_.dst[a]) continue;
+      const std::int64_t partners = problem_.sizes[a] - 1;
+      const Ticks once = nearest_[problem_.levels[a]];
+      if (s == kPart) {
+        ticks += partners * once;
+        rounds += partners;
+      } else if (s >= 0 && axis_of_[s] < 0) {
+        in_place += partners * once;
+        lost += partners;
+        farthest = std::max(farthest, once);
+      }
+    }
+    return {ticks + std::min(in_place, lost * nearest_[0] + farthest), rounds + lost, 0};
+  }
+
+  std::uint32_t masked_ = 0;
+  AxisOf axis_of_;
+  std::vector<Ticks> nearest_;
+};
+
+}  // namespace
+
+std::uint32_t Graph::displace(const Targets& state, std::uint32_t moved, std::uint32_t holders,
+                              Targets* successor) const {
+  std::uint64_t wanted = 0;
+  for_axes(moved, [&](int a) {
+    if ((*successor)[a] >= 0) wanted |= std::uint64_t{1} << (*successor)[a];
+  });
+  const auto is_wanted = [wanted](Target t) { return t >= 0 && (wanted >> t & 1); };
+  std::uint32_t homeless = 0, taken = 0;
+  for_axes(holders & ~moved, [&](int a) {
+    if (!is_wanted(state[a])) return;
+    homeless |= bit(a);
+    for (int b = 0; b < problem_.num_axes(); ++b) {
+      const bool is_left = has(moved & ~taken, b) && state[b] >= 0 && !is_wanted(state[b]);
+      if (!is_left || size(state[b]) != problem_.sizes[a]) continue;
+      (*successor)[a] = state[b];
+      taken |= bit(b);
+      homeless &= ~bit(a);
+      break;
+    }
+  });
+  return homeless;
+}
+
+std::unique_ptr<Graph> make_graph(const RebindProblem& problem, const RebindPricer& pricer) {
+  if (problem.is_thorough) return std::make_unique<ThoroughGraph>(problem, pricer);
+  return std::make_unique<LeanGraph>(problem, pricer);
+}
+
+}  // namespace rvdcomm

@@ -1,0 +1,57 @@
+#include "rvdcomm/stage.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace rvdcomm {
+
+void Counts::add(const std::vector<uint32_t>& totals) {
+  if (totals.size() != at_start_.size()) {
+    throw std::invalid_argument("an island of " + std::to_string(at_start_.size()) +
+                                " ranks needs as many totals, not " +
+                                std::to_string(totals.size()) + ".");
+  }
+  for (size_t i = 0; i < totals.size(); ++i) at_start_[i] += totals[i];
+}
+
+Stage::Stage(std::vector<CopyProgram> programs, std::vector<Action> actions)
+    : programs_(std::move(programs)), actions_(std::move(actions)) {
+  for (const Action& action : actions_) {
+    const bool is_known = action.index >= 0 && static_cast<size_t>(action.index) < programs_.size();
+    if (action.kind == Action::Kind::kCopy && !is_known) {
+      throw std::invalid_argument("copy program " + std::to_string(action.index) + " of " +
+                                  std::to_string(programs_.size()) + " does not exist.");
+    }
+  }
+}
+
+void Stage::bind(std::vector<void*> memory, Signals* signals, const Counts* counts,
+                 double timeout_secs) {
+  buffers_.resize(2);
+  buffers_.insert(buffers_.end(), memory.begin(), memory.end());
+  signals_ = signals;
+  counts_ = counts;
+  timeout_secs_ = timeout_secs;
+}
+
+void Stage::run(void* src, void* dst, int num_threads, const Signals::Hook& between_slices) {
+  buffers_[0] = src;
+  buffers_[1] = dst;
+  for (const Action& action : actions_) {
+    switch (action.kind) {
+      case Action::Kind::kCopy:
+        programs_[static_cast<size_t>(action.index)].run(buffers_.data(), num_threads);
+        break;
+      case Action::Kind::kAwait:
+        signals_->wait(action.index, counts_->after(action.index, action.count), timeout_secs_,
+                       between_slices);
+        break;
+      case Action::Kind::kAdvance:
+        signals_->advance();
+        break;
+    }
+  }
+}
+
+}  // namespace rvdcomm

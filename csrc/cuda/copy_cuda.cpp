@@ -1,0 +1,110 @@
+#include "copy_cuda.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "copy_kernel.h"
+
+namespace rvdcomm {
+namespace {
+
+/// Device memory that is filled once.
+class DeviceTable {
+ public:
+  template <typename T>
+  explicit DeviceTable(const std::vector<T>& items) {
+    const size_t num_bytes = items.size() * sizeof(T);
+    RVD_CUDA(cudaMalloc(&data_, num_bytes));
+    RVD_CUDA(cudaMemcpy(data_, items.data(), num_bytes, cudaMemcpyHostToDevice));
+  }
+  DeviceTable(const DeviceTable&) = delete;
+  DeviceTable& operator=(const DeviceTable&) = delete;
+  // An error here means that the process is going down, and the device's memory with it.
+  ~DeviceTable() { (void)cudaFree(data_); }
+
+  template <typename T>
+  const T* as() const {
+    return static_cast<const T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+/// A batch, and its tables where it has too many ops to be passed by value.
+struct DeviceBatch {
+  explicit DeviceBatch(GridBatch made) : batch(std::move(made)) {
+    if (batch.ops.size() <= kInlineOps && batch.sides.size() <= kInlineSides) return;
+    ops = std::make_unique<DeviceTable>(batch.ops);
+    sides = std::make_unique<DeviceTable>(batch.sides);
+  }
+  GridBatch batch;
+  std::unique_ptr<DeviceTable> ops, sides;
+};
+
+}  // namespace
+
+/// The batches of a program for every device and alignment it has met.
+class CudaCopyProgram::Plans {
+ public:
+  explicit Plans(CopyProgram program) : program_(std::move(program)) {}
+
+  int num_buffers() const { return program_.num_buffers(); }
+
+  const std::vector<DeviceBatch>& of(int device, int64_t alignment) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto key = std::make_pair(device, alignment);
+    const auto found = batches_.find(key);
+    if (found != batches_.end()) return found->second;
+    std::vector<DeviceBatch> made;
+    for (GridBatch& batch : grid_batches(program_, alignment)) made.emplace_back(std::move(batch));
+    return batches_.emplace(key, std::move(made)).first->second;
+  }
+
+ private:
+  CopyProgram program_;
+  std::mutex mutex_;
+  std::map<std::pair<int, int64_t>, std::vector<DeviceBatch>> batches_;
+};
+
+CudaCopyProgram::CudaCopyProgram(const CopyProgram& program)
+    : plans_(std::make_shared<Plans>(program)) {
+  if (program.num_buffers() > kMaxBuffers) {
+    throw std::invalid_argument("the program uses " + std::to_string(program.num_buffers()) +
+                                " buffers, and a launch takes " + std::to_string(kMaxBuffers) +
+                                "; use several programs.");
+  }
+}
+
+void CudaCopyProgram::run(void* const* buffers, void* stream) const {
+  KernelArguments arguments{};
+  uintptr_t low_bits = kMaxUnitBytes;
+  for (int i = 0; i < plans_->num_buffers(); ++i) {
+    arguments.buffers[i] = static_cast<char*>(buffers[i]);
+    low_bits |= reinterpret_cast<uintptr_t>(buffers[i]);
+  }
+  const auto alignment = static_cast<int64_t>(low_bits & (~low_bits + 1));
+  int device = 0;
+  RVD_CUDA(cudaGetDevice(&device));
+  for (const DeviceBatch& each : plans_->of(device, alignment)) {
+    const GridBatch& batch = each.batch;
+    arguments.ops = each.ops ? each.ops->as<GridOp>() : nullptr;
+    arguments.sides = each.ops ? each.sides->as<GridSide>() : nullptr;
+    arguments.num_ops = static_cast<int32_t>(batch.ops.size());
+    if (!each.ops) {
+      std::copy(batch.ops.begin(), batch.ops.end(), arguments.inline_ops);
+      std::copy(batch.sides.begin(), batch.sides.end(), arguments.inline_sides);
+    }
+    RVD_CUDA(
+        launch_copy(arguments, batch.num_tiles, batch.has_sums, static_cast<cudaStream_t>(stream)));
+  }
+}
+
+}  // namespace rvdcomm

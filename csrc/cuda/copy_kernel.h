@@ -1,0 +1,29 @@
+// The launcher of the copy kernels.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "rvdcomm/grid_plan.h"
+
+namespace rvdcomm {
+
+inline constexpr int kMaxBuffers = 256;
+inline constexpr int kInlineOps = 16;
+inline constexpr int kInlineSides = 64;
+
+/// A batch as a kernel takes it: by value, with the ops too where they are few.
+struct KernelArguments {
+  char* buffers[kMaxBuffers];
+  GridOp inline_ops[kInlineOps];
+  GridSide inline_sides[kInlineSides];
+  /// Tables in device memory, or null where the ops are inline.
+  const GridOp* ops;
+  const GridSide* sides;
+  int32_t num_ops;
+};
+
+/// Queue one batch; never synchronizes.
+cudaError_t launch_copy(const KernelArguments& arguments, int64_t num_tiles, bool has_sums,
+                        cudaStream_t stream);
+
+}  // namespace rvdcomm

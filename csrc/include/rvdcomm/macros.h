@@ -1,0 +1,15 @@
+// RVD_HD marks what runs on the host and on the device; the CPU tests run the kernels' own lines.
+// RVD_HD_CALL marks the same where it is large, one a dtype: compiled once and called.
+#pragma once
+
+#if defined(__CUDACC__)
+#define RVD_HD __host__ __device__ __forceinline__
+#define RVD_HD_CALL __host__ __device__ __noinline__
+#elif defined(__GNUC__)
+// Always inline, so that the same functor is vectorised for every instruction set it is used in.
+#define RVD_HD inline __attribute__((always_inline))
+#define RVD_HD_CALL inline __attribute__((noinline))
+#else
+#define RVD_HD inline
+#define RVD_HD_CALL inline
+#endif

@@ -1,0 +1,114 @@
+// Signals: how the ranks of one machine tell each other "done", and learn that a peer is lost.
+//
+// Every rank counts what it has done in a word of shared memory; the others wait for that word. A
+// wait ends in one of two ways: the count is reached, or PeerError names the rank at fault.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <vector>
+
+namespace rvdcomm {
+
+/// Why a wait cannot end well.
+enum class Fault : uint32_t {
+  kNone = 0,
+  kDead = 1,     ///< the rank's process ended, or it closed its island
+  kTimeout = 2,  ///< the rank did not come in time
+  kFailed = 3,   ///< the rank said itself that it gave up
+};
+
+/// The first bytes of a rank's segment.
+///
+/// Invariants: only the owner writes, but for `num_sleepers`; `failure` changes once, from none to
+/// the first failure that the owner met. Fields that change for different reasons are on lines of
+/// their own, so that a rank that spins on `count` disturbs nobody.
+struct SignalHeader {
+  static constexpr size_t kLineBytes = 64;
+  /// "rvdcomm" and a version: ranks with different headers must not read each other's.
+  static constexpr uint64_t kFormat = 0x7276'6463'6f6d'6d01;
+
+  std::atomic<uint64_t> format{kFormat};
+  alignas(kLineBytes) std::atomic<uint32_t> count{0};         ///< events done, modulo 2^32
+  alignas(kLineBytes) std::atomic<uint32_t> num_sleepers{0};  ///< ranks asleep on `count`
+  alignas(kLineBytes) std::atomic<uint32_t> failure{0};       ///< a packed Fault and rank; 0: none
+  std::atomic<uint32_t> waits_for{0};  ///< 1 + the rank on which the owner is asleep; 0: none
+};
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free, "atomics are shared by processes");
+static_assert(std::atomic<uint32_t>::is_always_lock_free, "atomics are shared by processes");
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel waits on the word");
+static_assert(sizeof(SignalHeader) == 4 * SignalHeader::kLineBytes, "one layout for all builds");
+
+/// A rank of the island is lost. Ranks are indices in the island.
+class PeerError : public std::runtime_error {
+ public:
+  PeerError(Fault fault, int rank);
+
+  Fault fault;
+  int rank;
+};
+
+/// The view that one rank of an island has of all headers.
+///
+/// Laws (csrc/tests/test_signal.cpp): what a rank wrote before `advance` is seen by whoever waited
+/// for that count; a failure that one rank meets is raised by all that wait, with the same rank
+/// named; after it every wait raises, for good.
+///
+/// One thread at a time calls `advance`; all else is safe from any thread.
+class Signals {
+ public:
+  /// Called between slices of a long wait; may throw, which counts as `fail`.
+  using Hook = std::function<void()>;
+
+  /// @param headers    one a rank; they outlive this object.
+  /// @param lifelines  one a rank: a socket whose other end that rank alone holds; -1 for `self`.
+  /// @throws std::invalid_argument if sizes or a header's format are wrong.
+  Signals(int self, std::vector<SignalHeader*> headers, std::vector<int> lifelines);
+
+  /// Make the memory at `address` a header; the owner does that before any other rank maps it.
+  static void format(void* address);
+
+  /// Publish: all that this rank wrote before is seen by ranks that wait for the new count.
+  void advance();
+
+  /// How often this rank advanced, modulo 2^32.
+  uint32_t count() const;
+
+  /// Return once `peer` has advanced to `count` (at most 2^31 ahead of where it is).
+  /// @throws PeerError     the peer is dead or late, or any rank has failed.
+  /// @throws std::logic_error  after `close`.
+  void wait(int peer, uint32_t count, double timeout_secs, const Hook& between_slices = {});
+
+  /// Break the island: all ranks that wait, now or later, raise and name this one.
+  void fail();
+
+  /// Raise if this rank or any other has failed.
+  void check();
+
+  /// Break the island because of `peer`. If another rank has named the cause before, that is it.
+  [[noreturn]] void blame(Fault fault, int peer);
+
+  /// Let go of the lifelines: every later call that waits or publishes throws. Tells nobody.
+  void close() { is_closed_ = true; }
+
+ private:
+  SignalHeader& own() const { return *headers_[self_]; }
+  bool look_for(const SignalHeader& peer, uint32_t count);
+  bool has_hung_up(size_t peer) const;
+  int latest_of(size_t peer) const;
+  void record(Fault fault, int rank);
+  void check_open() const;
+  void check_rank(int peer) const;
+
+  const size_t self_;
+  const std::vector<SignalHeader*> headers_;
+  const std::vector<int> lifelines_;
+  std::atomic<int> num_short_waits_{0};  ///< waits that will not yield before they sleep
+  std::atomic<bool> is_closed_{false};
+};
+
+}  // namespace rvdcomm

@@ -1,0 +1,124 @@
+from collections.abc import Sequence
+from typing import Literal, NoReturn
+
+from typing_extensions import Buffer
+
+# --- signal: how the ranks of an island tell each other "done" (csrc/include/rvdcomm/signal.h) ----
+
+HEADER_BYTES: int
+
+def format_header(memory: Buffer) -> None:
+    """Make writable memory a header; its owner does that before any other rank maps it."""
+
+class PeerError(RuntimeError):
+    """A rank of the island is lost; ranks are indices in the island."""
+
+    kind: Literal["dead", "timeout", "failed"]
+    rank: int
+
+class Signals:
+    """The view that the rank at ``index`` has of all headers, whose memory it keeps alive."""
+
+    def __init__(self, index: int, headers: Sequence[Buffer], lifelines: Sequence[int]) -> None: ...
+    def advance(self) -> None:
+        """Publish: all that this rank wrote before is seen by ranks that wait for the new count."""
+
+    def count(self) -> int:
+        """How often this rank advanced, modulo 2**32."""
+
+    def wait(self, peer: int, count: int, timeout_secs: float) -> None:
+        """Return once ``peer`` has advanced to ``count``; raises PeerError if that cannot be."""
+
+    def fail(self) -> None:
+        """Break the island: all ranks that wait, now or later, raise and name this one."""
+
+    def check(self) -> None:
+        """Raise PeerError if this rank or any other has failed."""
+
+    def blame(self, kind: Literal["dead", "timeout", "failed"], peer: int) -> NoReturn:
+        """Break the island because of ``peer``, unless another rank has named the cause before."""
+
+    def close(self) -> None:
+        """Let go of the lifelines; later calls raise RuntimeError. Tells nobody."""
+
+# --- copy: batches of strided boxes (csrc/include/rvdcomm/copy_program.h) --------------------------
+
+has_cuda: bool
+"""Whether this build has the CUDA engine."""
+
+CopySide = tuple[int, str, int, Sequence[int]]
+"""(buffer, dtype name, element offset, element strides)."""
+
+class CopyProgram:
+    """Ops ``(shape, dst, sources)``, run in order: ``dst[box] = convert(sum of the sources)``.
+
+    No source fills zeros, one copies, more are added in their order; a source may be dst itself.
+    Partial sums are rounded to the dtype, as one addition after another does; with ``wide`` half
+    types are summed in float32 and rounded once.
+    """
+
+    def __init__(
+        self,
+        ops: Sequence[tuple[Sequence[int], CopySide, Sequence[CopySide]]],
+        wide: bool = False,
+    ) -> None: ...
+    def run(self, addresses: Sequence[int], num_threads: int = 1) -> None:
+        """Run on the CPU, without the GIL; ``addresses[i]`` is where buffer i starts."""
+
+    def run_cuda(self, addresses: Sequence[int], stream: int) -> None:
+        """Queue on a CUDA stream of the current device; RuntimeError if built without CUDA."""
+
+    @property
+    def num_buffers(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that one run writes."""
+
+# --- search: the cheapest sequence of rebinds (csrc/include/rvdcomm/search.h) ---------------------
+
+def cheapest_rebinds(
+    src: Sequence[int],
+    start: Sequence[int],
+    dst: Sequence[int],
+    units: Sequence[Sequence[int]],
+    coarse_units: Sequence[Sequence[int]],
+    is_thorough: bool,
+    sizes: Sequence[int],
+    levels: Sequence[int],
+    digit_sizes: Sequence[int],
+    blocks: Sequence[int],
+    num_ranks: int,
+    num_bytes: int,
+    ticks_a_unit: Sequence[int],
+    ticks_a_round: Sequence[int],
+    max_coarse_successors: int,
+    max_successors: int,
+) -> tuple[int, list[tuple[int, ...]]]:
+    """What ``rvdcomm.search.search_states`` finds: ticks, and states from src to dst."""
+
+# --- stages: what a rank does between two calls of a backend (csrc/include/rvdcomm/stage.h) --------
+
+class Counts:
+    """The counts that the ranks of an island had when the current call began."""
+
+    def __init__(self, num_ranks: int) -> None: ...
+    def add(self, totals: Sequence[int]) -> None:
+        """The current call is over: rank i has counted ``totals[i]`` events in it."""
+
+class Stage:
+    """Actions: (0, copy program, 0), (1, peer, events to wait for), or (2, 0, 0), an event."""
+
+    def __init__(
+        self, programs: Sequence[CopyProgram], actions: Sequence[tuple[int, int, int]]
+    ) -> None: ...
+    def bind(
+        self,
+        memory: Sequence[int],
+        signals: Signals | None,
+        counts: Counts | None,
+        timeout_secs: float,
+    ) -> None:
+        """The addresses of buffers 2 and on, and the island, for all runs to come."""
+
+    def run(self, src: int, dst: int, num_threads: int) -> None:
+        """Do all actions, with the addresses of buffers 0 and 1; raises PeerError."""

@@ -1,0 +1,218 @@
+"""RankProgram: a program compiled for one rank: every view, split and wait is worked out before.
+
+It alternates between stages, which copy and wait in memory, and transfers, which the backend does.
+On the CPU a stage is one call of the native core; on other devices, or without the core, it is one
+tensor operation a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rvdcomm.executors.call import Call
+from rvdcomm.executors.cuda_staging import CudaStaging
+from rvdcomm.executors.dist import Transfer
+from rvdcomm.executors.local import operation
+from rvdcomm.executors.schedule import Action, Do, Finish, Start, schedule
+from rvdcomm.executors.stage import CudaStage, Strides, native_stage
+from rvdcomm.executors.staging import staging_of, whole
+from rvdcomm.executors.world import World
+from rvdcomm.native import core
+from rvdcomm.program import Copy, Program
+
+_Step = Callable[[Call], None]
+_NO_ERROR: tuple[type[BaseException], ...] = ()
+_PEER_ERROR = _NO_ERROR if core is None else core.PeerError
+
+
+class RankProgram:
+    """Making one is collective over the ranks of every group that it uses; so is ``run``.
+
+    ``sent_bytes`` counts what the last run sent to other ranks, or let them read.
+
+    Raises:
+        SharedMemoryError: the ranks of an island cannot share so much memory; on all of them.
+        CommError: a rank of a group did not join.
+    """
+
+    def __init__(self, program: Program, world: World) -> None:
+        self.program, self.rank = program, world.rank
+        self.sent_bytes = 0
+        group = next((group for group in program.peer_groups if world.rank in group), None)
+        self._staging = staging_of(world, group)
+        members = self._staging.ranks
+        # Ranks that share a machine share its cores.
+        self._num_threads = max(1, torch.get_num_threads() // len(members))
+        self._staging.reserve({rank: program.arena(rank).num_bytes for rank in members})
+        found = schedule(program, world.rank)
+        self._totals = [found.totals[rank] for rank in members]
+        self._parts = list(_parts(found.actions))
+        self._transfers = {
+            id(collective): Transfer(program, collective, world, tag)
+            for tag, collective in enumerate(program.collectives)
+            if world.rank in collective.ranks
+        }
+        # What others read here is known beforehand; what is sent is counted as it is handed over.
+        self._read_bytes = program.item_bytes * sum(
+            i.num_elements
+            for i in program.of_rank(world.rank)
+            if isinstance(i, Copy) and i.is_remote and i.src_rank == world.rank
+        )
+        self._native: dict[Strides | None, _NativeSteps] = {}
+        self._cuda: dict[Strides | None, list[Any]] = {}
+        self._plain: list[_Step] | None = None
+
+    def run(self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype, device: Any) -> None:
+        """Read ``src`` and write ``dst``; each is None for a rank outside that layout.
+
+        Raises:
+            CommError: a peer is dead, late or gave up.
+        """
+        try:
+            if core is not None and device.type == "cpu":
+                self._run_native(src, dst, dtype)
+            elif core is not None and device.type == "cuda" and core.has_cuda:
+                self._run_cuda(src, dst, dtype, device)
+            else:
+                self._run_plain(src, dst, dtype, device)
+        except _PEER_ERROR as error:
+            raise self._staging.comm_error(error, "a peer step") from None
+        except BaseException:
+            self._staging.fail()
+            raise
+
+    # --- native ---------------------------------------------------------------------------------
+
+    def _run_native(self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype) -> None:
+        strides = None if src is None or src.is_contiguous() else src.stride()
+        native = self._native.get(strides)
+        if native is None:
+            native = self._native[strides] = self._compile(strides)
+        staging = self._staging
+        assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
+        if native.version != staging.version:
+            for stage in native.stages:
+                staging.bind(stage)
+            native.version = staging.version
+        src_address = 0 if src is None else src.data_ptr()
+        dst_address = 0 if dst is None else dst.data_ptr()
+        if native.alone is not None:
+            native.alone.run(src_address, dst_address, self._num_threads)
+            self.sent_bytes = self._read_bytes
+        else:
+            call = Call(src, dst, staging.block, dtype)
+            for step in native.steps:
+                if isinstance(step, Start):
+                    self._transfers[id(step.collective)].start(call)
+                elif isinstance(step, Finish):
+                    self._transfers[id(step.collective)].finish(call)
+                else:
+                    step.run(src_address, dst_address, self._num_threads)
+            self.sent_bytes = call.sent_bytes + self._read_bytes
+        if self._totals:
+            staging.end_call(self._totals)
+
+    def _compile(self, strides: Strides | None) -> _NativeSteps:
+        members = self._staging.ranks
+        return _NativeSteps(
+            [
+                part
+                if isinstance(part, Start | Finish)
+                else native_stage(self.program, self.rank, members, part, strides)
+                for part in self._parts
+            ]
+        )
+
+    # --- CUDA -----------------------------------------------------------------------------------
+
+    def _run_cuda(
+        self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Queue all work on the caller's stream; nothing here waits for the GPU."""
+        strides = None if src is None or src.is_contiguous() else src.stride()
+        if strides not in self._cuda:
+            self._cuda[strides] = [self._cuda_step(part, strides) for part in self._parts]
+        staging, stream = self._staging, torch.cuda.current_stream(device)
+        block, arenas = self._device_memory(device)
+        call = Call(src, dst, block, dtype)
+        shards = [0 if shard is None else shard.data_ptr() for shard in (src, dst)]
+        for step in self._cuda[strides]:
+            if isinstance(step, CudaStage):
+                step.run([*shards, *arenas], stream, staging)
+            else:
+                step(call)
+        self.sent_bytes = call.sent_bytes + self._read_bytes
+        if self._totals:
+            staging.end_call(self._totals)
+
+    def _device_memory(self, device: torch.device) -> tuple[Tensor, list[int]]:
+        """The staging block on the device, and the addresses of all ranks' blocks."""
+        if isinstance(self._staging, CudaStaging):
+            return self._staging.block, self._staging.addresses
+        # Torch's allocator keeps freed memory, stream by stream.
+        num_bytes = whole(self.program.arena(self.rank).num_bytes)
+        block = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return block, [block.data_ptr()]
+
+    def _cuda_step(self, part: Any, strides: Strides | None) -> Any:
+        if isinstance(part, Start):
+            return self._transfers[id(part.collective)].start
+        if isinstance(part, Finish):
+            return self._transfers[id(part.collective)].finish
+        return CudaStage(self.program, self.rank, self._staging.ranks, part, strides)
+
+    # --- plain ----------------------------------------------------------------------------------
+
+    def _run_plain(
+        self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype, device: Any
+    ) -> None:
+        if self._plain is None:
+            self._plain = list(self._plain_steps())
+        if device.type == "cpu":
+            block = self._staging.block
+        else:
+            block, _ = self._device_memory(device)
+        call = Call(src, dst, block, dtype)
+        for step in self._plain:
+            step(call)
+        self.sent_bytes = call.sent_bytes
+
+    def _plain_steps(self) -> Iterator[_Step]:
+        for part in self._parts:
+            if isinstance(part, Start):
+                yield self._transfers[id(part.collective)].start
+            elif isinstance(part, Finish):
+                yield self._transfers[id(part.collective)].finish
+            else:
+                for action in part:
+                    assert isinstance(action, Do), "islands need the native core"
+                    yield operation(self.program, self.rank, action.instruction)
+
+
+class _NativeSteps:
+    """Native stages with the transfers between them; bound to memory of one version."""
+
+    def __init__(self, steps: list[Any]) -> None:
+        self.steps = steps
+        self.stages = [step for step in steps if not isinstance(step, Start | Finish)]
+        self.alone = steps[0] if len(steps) == 1 and self.stages else None
+        self.version = -1
+
+
+def _parts(actions: Sequence[Action]) -> Iterator[Start | Finish | list[Action]]:
+    """Transfers, and runs of all other actions between them."""
+    run: list[Action] = []
+    for action in actions:
+        if isinstance(action, Start | Finish):
+            if run:
+                yield run
+            run = []
+            yield action
+        else:
+            run.append(action)
+    if run:
+        yield run

@@ -1,0 +1,597 @@
+"""Islands: ranks of one machine read each other's memory, and a lost rank is named by all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("rvdcomm._C", reason="the extension is not built")
+
+from rvdcomm import _C
+from rvdcomm.errors import CommError
+from rvdcomm.executors.island import Island, SharedMemoryError, islands
+from rvdcomm.executors.rendezvous import partition
+from rvdcomm.executors.world import World
+from tests.dist.shards import error_of
+from tests.dist.world import Worlds
+
+pytestmark = pytest.mark.dist
+
+NUM_RANKS = 4
+ALL = tuple(range(NUM_RANKS))
+WAIT_SECS = 20.0
+# A loss is seen after 50 ms; the rest is for a machine that has other things to do.
+SOON_SECS = 5.0
+
+
+def island_of(num_bytes: int = 0, ranks: tuple[int, ...] = ALL) -> Island:
+    island = Island.connect(World.of(), ranks)
+    island.reserve({rank: num_bytes for rank in ranks})
+    return island
+
+
+def bytes_of(island: Island, rank: int, num_bytes: int) -> bytes:
+    return ctypes.string_at(island.address(rank), num_bytes)
+
+
+def barrier(island: Island) -> None:
+    island.signals.advance()
+    for peer in range(len(island.ranks)):
+        island.signals.wait(peer, island.signals.count(), WAIT_SECS)
+
+
+def wait_error(island: Island, rank: int, count: int, timeout_secs: float = WAIT_SECS) -> str:
+    """What an executor would raise when it waits for ``rank``."""
+    try:
+        island.signals.wait(island.ranks.index(rank), count, timeout_secs)
+    except _C.PeerError as error:
+        return str(island.comm_error(error, "step 1"))
+    return "none"
+
+
+# --- memory and signals -------------------------------------------------------------------------
+
+
+def write_and_read(rank: int) -> list[bytes]:
+    island = island_of(10)
+    island.arena(10)[:] = bytes([rank + 1] * 10)
+    barrier(island)
+    found = [bytes_of(island, peer, 10) for peer in ALL]
+    island.close()
+    return found
+
+
+def test_ranks_read_each_others_bytes(worlds: Worlds) -> None:
+    expected = [bytes([rank + 1] * 10) for rank in ALL]
+    assert worlds(NUM_RANKS).run(write_and_read) == [expected] * NUM_RANKS
+
+
+def write_rounds(rank: int, num_rounds: int, num_bytes: int) -> int:
+    island = island_of(num_bytes)
+    num_torn = 0
+    for i in range(num_rounds):
+        island.arena(num_bytes)[:] = bytes([i % 251] * num_bytes)
+        barrier(island)
+        found = [bytes_of(island, peer, num_bytes) for peer in ALL]
+        num_torn += sum(each != bytes([i % 251] * num_bytes) for each in found)
+        barrier(island)
+    island.close()
+    return num_torn
+
+
+def test_what_was_written_before_advance_is_seen_after_wait(worlds: Worlds) -> None:
+    assert worlds(NUM_RANKS).run(write_rounds, 300, 5000) == [0] * NUM_RANKS
+
+
+def connect_in_any_order(rank: int, ranks: tuple[int, ...]) -> list[bytes] | None:
+    if rank not in ranks:
+        return None
+    island = island_of(1, ranks)
+    island.arena(1)[:] = bytes([rank])
+    barrier(island)
+    found = [bytes_of(island, peer, 1) for peer in ranks]
+    island.close()
+    return found
+
+
+def test_an_island_may_have_some_ranks_in_any_order(worlds: Worlds) -> None:
+    found = worlds(NUM_RANKS).run(connect_in_any_order, (3, 0, 2))
+    expected = [b"\x03", b"\x00", b"\x02"]
+    assert found == [expected, None, expected, expected]
+
+
+def grow(rank: int) -> tuple[bool, list[bytes], bytes]:
+    island = island_of(100)
+    old = island.arena(100)
+    old[:] = bytes([rank + 1] * 100)
+    before = [island.address(peer) for peer in ALL]
+    island.reserve(dict.fromkeys(ALL, 50))
+    unchanged = before == [island.address(peer) for peer in ALL]
+    island.reserve({0: 3 << 20, 3: 100_000})
+    island.arena(100)[99] = 77
+    barrier(island)
+    found = [bytes_of(island, peer, 1) + bytes_of(island, peer, 100)[99:] for peer in ALL]
+    kept = bytes(old[98:])
+    island.close()
+    return unchanged, found, kept + bytes(old[:1])
+
+
+def test_growth_keeps_what_is_there_and_old_views_show_it(worlds: Worlds) -> None:
+    found = [bytes([rank + 1, 77]) for rank in ALL]
+    expected = [(True, found, bytes([rank + 1, 77, rank + 1])) for rank in ALL]
+    assert worlds(NUM_RANKS).run(grow) == expected
+
+
+def leave_early(rank: int) -> str:
+    island = island_of()
+    island.signals.advance()
+    if rank != 1:
+        time.sleep(0.2)
+        error = wait_error(island, 1, 1)
+        island.close()
+        return error
+    island.close()
+    return "none"
+
+
+def test_a_rank_that_has_done_its_part_may_close(worlds: Worlds) -> None:
+    assert worlds(NUM_RANKS).run(leave_early) == ["none"] * NUM_RANKS
+
+
+# --- memory that is refused ---------------------------------------------------------------------
+
+
+def exceed_file_size(rank: int) -> tuple[str, int, bytes]:
+    island = island_of(5000)
+    island.arena(1)[:] = bytes([rank])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 2:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    error = error_of(lambda: island.reserve(dict.fromkeys(ALL, 2 << 20)))
+    unchanged = island.num_bytes(0)
+    island.reserve(dict.fromkeys(ALL, 1 << 19))
+    barrier(island)
+    found = b"".join(bytes_of(island, peer, 1) for peer in ALL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    island.close()
+    return error, unchanged, found
+
+
+def test_memory_refused_to_one_rank_is_refused_to_all(worlds: Worlds) -> None:
+    error = (
+        "SharedMemoryError: reserving shared memory on ranks (0:4): rank 2 cannot reserve 2097152 "
+        "bytes: File too large; raise its limit on file size (ulimit -f)."
+    )
+    results = worlds(NUM_RANKS).run(exceed_file_size)
+    assert results == [(error, 8192, bytes(ALL))] * NUM_RANKS
+
+
+def exceed_address_space(rank: int) -> tuple[str, int]:
+    island = island_of(5000)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if rank == 1:
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + (8 << 20), before[1]))
+    error = error_of(lambda: island.reserve({3: 64 << 20}))
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    island.reserve({3: 10_000})
+    size = island.num_bytes(3)
+    island.close()
+    return error, size
+
+
+def test_a_mapping_refused_to_one_rank_is_refused_to_all(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS).run(exceed_address_space)
+    assert results == [results[0]] * NUM_RANKS
+    error, size = results[0]
+    assert error.startswith("SharedMemoryError: reserving shared memory on ranks (0:4): rank 1")
+    assert "Cannot allocate memory; free memory" in error
+    assert size == 12288
+
+
+def next_fd() -> int:
+    """The lowest file descriptor that is free."""
+    fd = os.open("/dev/null", os.O_RDONLY)
+    os.close(fd)
+    return fd
+
+
+def exceed_open_files(rank: int, num_more: int) -> tuple[str, str, float]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if rank == 2:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd() + num_more, before[1]))
+    start = time.monotonic()
+    error = error_of(lambda: Island.connect(World.of(), ALL).close())
+    secs = time.monotonic() - start
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    again = error_of(lambda: island_of(1).close())
+    return error, again, secs
+
+
+@pytest.mark.parametrize("num_more", range(12))
+def test_a_link_refused_to_one_rank_is_refused_to_all(worlds: Worlds, num_more: int) -> None:
+    error = (
+        "SharedMemoryError: sharing memory on ranks (0:4): rank 2 cannot share memory: "
+        "Too many open files; raise its limit of open files (ulimit -n)."
+    )
+    for result in worlds(NUM_RANKS).run(exceed_open_files, num_more):
+        assert result[:2] == (error, "none")
+        assert result[2] < SOON_SECS, "nobody waits for a rank that gave up"
+
+
+def disagree(rank: int) -> tuple[str, str]:
+    island = island_of()
+    error = error_of(lambda: island.reserve({0: 5000 if rank == 2 else 1}))
+    again = error_of(lambda: island.reserve({0: 1}))
+    island.close()
+    return error, again
+
+
+def test_ranks_that_reserve_different_sizes_break_the_island(worlds: Worlds) -> None:
+    error = (
+        "CommError: reserving shared memory on ranks (0:4): rank 0 asks for [4096, 0, 0, 0] bytes "
+        "and rank 2 for [8192, 0, 0, 0]; all must ask for the same."
+    )
+    results = worlds(NUM_RANKS).run(disagree)
+    assert [result[0] for result in results] == [error] * NUM_RANKS
+    assert all("gave up" in again for _, again in results), "a broken island stays broken"
+
+
+# --- ranks that are lost ------------------------------------------------------------------------
+
+
+def one_dies(rank: int, victim: int, how: signal.Signals) -> tuple[str, str, float]:
+    island = island_of()
+    barrier(island)
+    if rank == victim:
+        time.sleep(0.3)
+        os.kill(os.getpid(), how)
+    start = time.monotonic()
+    error = wait_error(island, victim, 2)
+    secs = time.monotonic() - start
+    again = wait_error(island, rank, 0)
+    island.close()
+    return error, again, secs
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_rank_that_dies_is_named_by_all_at_once(worlds: Worlds, how: signal.Signals) -> None:
+    results = worlds(NUM_RANKS).run(one_dies, 2, how, dying=[2])
+    for rank, result in enumerate(results):
+        if rank != 2:
+            error, again, secs = result
+            start = f"step 1 on ranks (0:4), rank {rank}: rank 2 died (its process ended"
+            assert error.startswith(start)
+            assert again.startswith(start), "a broken island stays broken"
+            assert secs < SOON_SECS
+
+
+def chain_of_waits(rank: int, timeout_secs: float, last_dies: bool) -> tuple[str, float]:
+    """Every rank waits for the next one; the last one does nothing, or dies."""
+    island = island_of()
+    barrier(island)
+    start = time.monotonic()
+    if rank == ALL[-1]:
+        if last_dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(timeout_secs + 0.5)
+        error = "none"
+    else:
+        error = wait_error(island, rank + 1, 2, timeout_secs)
+    secs = time.monotonic() - start
+    island.close()
+    return error, secs
+
+
+def test_ranks_that_wait_for_waiting_ranks_name_the_dead_one(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS).run(chain_of_waits, WAIT_SECS, True, dying=[3])
+    for rank, (error, secs) in enumerate(results[:3]):
+        assert f"rank {rank}: rank 3 died" in error
+        assert secs < SOON_SECS
+
+
+def test_ranks_that_wait_for_waiting_ranks_name_the_late_one(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS, 1.0).run(chain_of_waits, 1.0, False)
+    for rank, (error, secs) in enumerate(results[:3]):
+        assert f"rank {rank}: rank 3 did not arrive within 1 s" in error
+        assert 0.9 < secs < SOON_SECS
+
+
+def one_dies_before_reserve(rank: int) -> tuple[str, float] | None:
+    island = island_of()
+    barrier(island)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    error = error_of(lambda: island.reserve(dict.fromkeys(ALL, 1)))
+    secs = time.monotonic() - start
+    island.close()
+    return error, secs
+
+
+def test_a_rank_that_dies_is_named_by_reserve(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS).run(one_dies_before_reserve, dying=[1])
+    for rank in (0, 2, 3):
+        error, secs = results[rank]
+        what = f"CommError: reserving shared memory on ranks (0:4), rank {rank}: rank 1 died"
+        assert error.startswith(what)
+        assert secs < SOON_SECS
+
+
+def one_skips_reserve(rank: int) -> str:
+    island = island_of()
+    if rank == 1:
+        time.sleep(1.5)
+        error = "none"
+    else:
+        error = error_of(lambda: island.reserve(dict.fromkeys(ALL, 1)))
+    island.close()
+    return error
+
+
+def test_a_rank_that_does_not_reserve_is_named(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS, 1.0).run(one_skips_reserve)
+    assert all("rank 1 did not arrive within 1 s" in results[rank] for rank in (0, 2, 3))
+
+
+def one_fails(rank: int) -> tuple[str, float]:
+    island = island_of()
+    barrier(island)
+    if rank == 0:
+        time.sleep(0.2)
+        island.signals.fail()
+    start = time.monotonic()
+    error = wait_error(island, 3 if rank != 3 else 1, 2)
+    secs = time.monotonic() - start
+    island.close()
+    return error, secs
+
+
+def test_a_rank_that_gives_up_is_named_by_all(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS).run(one_fails)
+    assert "rank 0: this rank gave up in an earlier call" in results[0][0]
+    for rank in (1, 2, 3):
+        assert f"rank {rank}: rank 0 gave up; its own error says why." in results[rank][0]
+        assert results[rank][1] < SOON_SECS
+
+
+def one_is_interrupted(rank: int) -> str:
+    island = island_of()
+    barrier(island)
+    if rank == 1:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    try:
+        error = wait_error(island, 3 if rank != 3 else 2, 2)
+    except KeyboardInterrupt:
+        error = "interrupted"
+    island.close()
+    return error
+
+
+def test_a_wait_can_be_interrupted_and_the_others_are_told(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS).run(one_is_interrupted)
+    assert results[1] == "interrupted"
+    assert all("rank 1 gave up" in results[rank] for rank in (0, 2, 3))
+
+
+def use_after_close(rank: int) -> str:
+    island = island_of(1, (0, 1))
+    barrier(island)
+    island.close()
+    island.close()
+    return error_of(lambda: island.signals.wait(0, 0, 1.0))
+
+
+def test_a_closed_island_says_so(worlds: Worlds) -> None:
+    assert worlds(2).run(use_after_close) == ["RuntimeError: this island is closed."] * 2
+
+
+# --- processes that are forked ------------------------------------------------------------------
+
+
+def fork_and_go_on(rank: int) -> tuple[int, bytes]:
+    island = island_of(1)
+    island.arena(1)[:] = bytes([rank])
+    child = os.fork()
+    if child == 0:
+        # Whatever a child does with the island, its parent's is as it was.
+        closed = "closed" in error_of(island.signals.advance)
+        island.close()
+        os._exit(0 if closed else 1)
+    status = os.waitpid(child, 0)[1]
+    barrier(island)
+    found = b"".join(bytes_of(island, peer, 1) for peer in ALL)
+    island.close()
+    return status, found
+
+
+def test_a_forked_child_does_not_disturb_its_parent(worlds: Worlds) -> None:
+    assert worlds(NUM_RANKS).run(fork_and_go_on) == [(0, bytes(ALL))] * NUM_RANKS
+
+
+def fork_and_die(rank: int) -> str:
+    island = island_of()
+    barrier(island)
+    if rank == 1:
+        if os.fork() == 0:
+            time.sleep(3.0)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    start = time.monotonic()
+    error = wait_error(island, 1, 2)
+    assert time.monotonic() - start < 2.0
+    island.close()
+    return error
+
+
+def test_a_child_that_lives_on_does_not_hide_its_parents_death(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS).run(fork_and_die, dying=[1])
+    assert all("rank 1 died" in results[rank] for rank in (0, 2, 3))
+
+
+# --- who is on one machine ----------------------------------------------------------------------
+
+
+def find_islands(rank: int, groups: list[list[int]] | None) -> tuple[tuple[int, ...], ...]:
+    return islands(World.of(), ALL, groups)
+
+
+@pytest.mark.parametrize(
+    "groups, expected",
+    [
+        (None, (ALL,)),
+        ([[0, 1], [2, 3]], ((0, 1), (2, 3))),
+        ([[3, 1], [0], [2]], ((0,), (1, 3), (2,))),
+        ([[1, 2]], ((0,), (1, 2), (3,))),
+    ],
+)
+def test_ranks_of_one_machine_are_one_island_unless_groups_part_them(
+    worlds: Worlds, groups: list[list[int]] | None, expected: tuple[tuple[int, ...], ...]
+) -> None:
+    assert worlds(NUM_RANKS).run(find_islands, groups) == [expected] * NUM_RANKS
+
+
+def one_does_not_ask(rank: int) -> str:
+    return error_of(lambda: islands(World.of(), ALL)) if rank != 2 else "none"
+
+
+def test_a_rank_that_does_not_ask_is_named(worlds: Worlds) -> None:
+    results = worlds(NUM_RANKS, 1.0).run(one_does_not_ask)
+    start = "CommError: finding ranks of one machine: ranks [2] did not join within 1 s."
+    assert all(results[rank].startswith(start) for rank in (0, 1, 3))
+
+
+@pytest.mark.parametrize(
+    "reached, expected",
+    [
+        ({0: {1, 2}, 1: {0, 2}, 2: {0, 1}}, ((0, 1, 2),)),
+        ({0: {2}, 1: {2}, 2: {0, 1}}, ((0, 2), (1,))),  # not transitive
+        ({0: {1}, 1: set(), 2: set()}, ((0,), (1,), (2,))),  # not mutual
+        ({5: {7}, 6: {8}, 7: {5}, 8: {6}}, ((5, 7), (6, 8))),
+    ],
+)
+def test_islands_are_sets_that_reach_each_other_mutually(
+    reached: dict[int, set[int]], expected: tuple[tuple[int, ...], ...]
+) -> None:
+    assert partition({rank: frozenset(r) for rank, r in reached.items()}) == expected
+
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWNET = 0x4000_0000
+MS_PRIVATE_ALL = 0x4000 | 1 << 18
+
+
+def libc(function: str, *args: Any) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if getattr(library, function)(*args) != 0:
+        raise OSError(ctypes.get_errno(), function)
+
+
+def may_unshare(flags: int) -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(ctypes.CDLL(None).unshare(flags) != 0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def part_networks(rank: int) -> tuple[tuple[int, ...], ...]:
+    """As two containers with one host name: ranks 0 and 3 in this network, 1 and 2 in their own."""
+    if rank in (1, 2):
+        # Connections that are open stay; the store's is.
+        libc("unshare", CLONE_NEWNET)
+    return islands(World.of(), ALL)
+
+
+def test_ranks_in_different_network_namespaces_are_apart(worlds: Worlds) -> None:
+    if not may_unshare(CLONE_NEWNET):
+        pytest.skip("needs the right to make network namespaces (root)")
+    world = worlds(NUM_RANKS)
+    try:
+        assert world.run(part_networks) == [((0, 3), (1,), (2,))] * NUM_RANKS
+    finally:
+        world.stop()
+
+
+def without_dev_shm(rank: int) -> tuple[bool, list[bytes]]:
+    libc("unshare", CLONE_NEWNS)
+    libc("mount", None, b"/", None, MS_PRIVATE_ALL, None)
+    libc("mount", b"none", b"/dev/shm", b"tmpfs", 1, b"size=4k")  # read-only
+    try:
+        Path("/dev/shm/probe").write_text("x")
+    except OSError:
+        return True, write_and_read(rank)
+    return False, []
+
+
+def test_a_missing_dev_shm_makes_no_difference(worlds: Worlds) -> None:
+    if not may_unshare(CLONE_NEWNS):
+        pytest.skip("needs the right to make mount namespaces (root)")
+    world = worlds(NUM_RANKS)
+    expected = (True, [bytes([rank + 1] * 10) for rank in ALL])
+    try:
+        assert world.run(without_dev_shm) == [expected] * NUM_RANKS
+    finally:
+        world.stop()
+
+
+# --- nothing is left ----------------------------------------------------------------------------
+
+
+def held() -> tuple[int, int, list[str]]:
+    """Open descriptors, mapped segments, and what has a name."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return (
+        len(os.listdir("/proc/self/fd")),
+        sum("memfd:rvdcomm" in line for line in maps),
+        sorted(os.listdir("/dev/shm")),
+    )
+
+
+def succeed() -> None:
+    island = island_of(1000)
+    island.reserve(dict.fromkeys(ALL, 1 << 20))
+    barrier(island)
+    island.close()
+
+
+def fail_to_reserve() -> None:
+    island = island_of(1000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    with pytest.raises(SharedMemoryError):
+        island.reserve(dict.fromkeys(ALL, 2 << 20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    barrier(island)
+    island.close()
+
+
+def fail_to_connect() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd() + 6, before[1]))
+    with pytest.raises(CommError):
+        Island.connect(World.of(), ALL)
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def use_and_count(rank: int, use: Callable[[], None]) -> tuple[Any, Any]:
+    island_of(1).close()  # what is opened once: the store's, the modules'
+    before = held()
+    use()
+    use()
+    return before, held()
+
+
+@pytest.mark.parametrize("use", [succeed, fail_to_reserve, fail_to_connect])
+def test_nothing_is_left_of_a_closed_island(worlds: Worlds, use: Callable[[], None]) -> None:
+    for before, after in worlds(NUM_RANKS).run(use_and_count, use):
+        assert before == after
+        assert before[1] == 0
