@@ -41,7 +41,7 @@ class Signals:
     def close(self) -> None:
         """Let go of the lifelines; later calls raise RuntimeError. Tells nobody."""
 
-# --- copy: batches of strided boxes (csrc/include/rvdcomm/copy_program.h) --------------------------
+# --- copy: batches of strided boxes (csrc/include/rvdcomm/copy_program.h) -------------------------
 
 has_cuda: bool
 """Whether this build has the CUDA engine."""
@@ -54,13 +54,15 @@ class CopyProgram:
 
     No source fills zeros, one copies, more are added in their order; a source may be dst itself.
     Partial sums are rounded to the dtype, as one addition after another does; with ``wide`` half
-    types are summed in float32 and rounded once.
+    types are summed in float32 and rounded once. Buffers that are ``read_soon`` are kept in the
+    caches, however large they are.
     """
 
     def __init__(
         self,
         ops: Sequence[tuple[Sequence[int], CopySide, Sequence[CopySide]]],
         wide: bool = False,
+        read_soon: Sequence[int] = (),
     ) -> None: ...
     def run(self, addresses: Sequence[int], num_threads: int = 1) -> None:
         """Run on the CPU, without the GIL; ``addresses[i]`` is where buffer i starts."""
@@ -96,7 +98,7 @@ def cheapest_rebinds(
 ) -> tuple[int, list[tuple[int, ...]]]:
     """What ``rvdcomm.search.search_states`` finds: ticks, and states from src to dst."""
 
-# --- stages: what a rank does between two calls of a backend (csrc/include/rvdcomm/stage.h) --------
+# --- stages: what a rank does between two calls of a backend (csrc/include/rvdcomm/stage.h) -------
 
 class Counts:
     """The counts that the ranks of an island had when the current call began."""

@@ -131,6 +131,7 @@ class Redistributor:
     def __init__(self, plan: Plan, group: Any = None, *, executor: str | None = None) -> None:
         self.plan = plan
         self._world = World.of(group)
+        self._device = self._world.device
         self._rank = self._world.rank
         self._what = f"redistribute {plan.src.rvd} -> {plan.dst.rvd}"
         check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, self._what)
@@ -177,22 +178,33 @@ class Redistributor:
     def _run(self, tensor: Tensor | None, out: Tensor | None, stream: Any) -> Tensor | None:
         if stream is not None:
             torch.cuda.set_stream(stream)
-        device = next((t.device for t in (tensor, out) if t is not None), self._world.device)
-        result = None
-        if self._dst_shape is not None:
-            is_direct = out is not None and out.is_contiguous()
-            result = out if is_direct else results.empty(self._dst_shape, self._dtype, device)
+        given = tensor if tensor is not None else out
+        device = self._device if given is None else given.device
+        program = self._program_for(device)
+        if out is None or not out.requires_grad:
+            return self._moved(program, tensor, out, device)
         with torch.no_grad():
-            # A lazy conjugate or negative has no bytes of its own until it is resolved.
-            source = None if tensor is None else tensor.resolve_conj().resolve_neg()
-            self._program_for(device).run(source, result, self._dtype, device)
-            if out is not None and result is not None and out is not result:
-                return out.copy_(result)
-        return result
+            return self._moved(program, tensor, out, device)
+
+    def _moved(
+        self, program: RankProgram, tensor: Tensor | None, out: Tensor | None, device: torch.device
+    ) -> Tensor | None:
+        if tensor is not None and (tensor.is_conj() or tensor.is_neg()):
+            # Lazily conjugated or negated, it has no bytes of its own until it is resolved.
+            tensor = tensor.resolve_conj().resolve_neg()
+        if self._dst_shape is None:
+            program.run(tensor, None, self._dtype, device)
+            return None
+        if out is not None and out.is_contiguous():
+            program.run(tensor, out, self._dtype, device)
+            return out
+        result = results.empty(self._dst_shape, self._dtype, device)
+        program.run(tensor, result, self._dtype, device)
+        return result if out is None else out.copy_(result)
 
     def _program_for(self, device: torch.device) -> RankProgram:
         """The program, or one of messages alone for a device whose memory is not shared."""
-        if device.type == self._world.device.type or not self._program.program.peer_groups:
+        if device == self._device or not self._program.program.peer_groups:
             return self._program
         if self._messages is None:
             self._messages = RankProgram(self.plan.program, self._world)

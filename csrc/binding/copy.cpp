@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -31,12 +32,16 @@ DimsSide side_from_py(const PySide& side) {
   return {buffer, dtype_from_name(dtype), offset, strides};
 }
 
-std::unique_ptr<Engines> make(const std::vector<PyOp>& py_ops, bool wide) {
+std::unique_ptr<Engines> make(const std::vector<PyOp>& py_ops, bool wide,
+                              const std::vector<int32_t>& read_soon) {
   std::vector<CopyOp> ops;
   for (const auto& [shape, dst, srcs] : py_ops) {
     std::vector<DimsSide> sides;
     for (const PySide& src : srcs) sides.push_back(side_from_py(src));
     append_ops(ops, shape, side_from_py(dst), std::move(sides));
+  }
+  for (CopyOp& op : ops) {
+    op.read_soon = std::find(read_soon.begin(), read_soon.end(), op.dst.buffer) != read_soon.end();
   }
   return std::make_unique<Engines>(CopyProgram(std::move(ops), wide));
 }
@@ -94,7 +99,8 @@ void run_cuda(Engines& engines, const py::sequence& addresses, intptr_t stream) 
 void bind_copy(py::module_& m) {
   m.attr("has_cuda") = kHasCuda;
   py::class_<Engines>(m, "CopyProgram")
-      .def(py::init(&make), py::arg("ops"), py::arg("wide") = false)
+      .def(py::init(&make), py::arg("ops"), py::arg("wide") = false,
+           py::arg("read_soon") = std::vector<int32_t>())
       .def("run", &run, py::arg("addresses"), py::arg("num_threads") = 1)
       .def("run_cuda", &run_cuda, py::arg("addresses"), py::arg("stream"))
       .def_property_readonly("num_buffers", [](const Engines& e) { return e.cpu.num_buffers(); })

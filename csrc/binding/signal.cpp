@@ -51,12 +51,9 @@ void wait(BoundSignals& bound, int peer, uint32_t count, double timeout_secs) {
 
 const char* kind_of(Fault fault) {
   switch (fault) {
-    case Fault::kDead:
-      return "dead";
-    case Fault::kTimeout:
-      return "timeout";
-    default:
-      return "failed";
+    case Fault::kDead: return "dead";
+    case Fault::kTimeout: return "timeout";
+    default: return "failed";
   }
 }
 

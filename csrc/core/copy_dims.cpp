@@ -47,7 +47,7 @@ void append_ops(std::vector<CopyOp>& ops, std::vector<int64_t> shape, DimsSide d
     std::copy(side.stride.begin(), side.stride.end(), result.stride);
     return result;
   };
-  CopyOp op{static_cast<int32_t>(shape.size()), {}, fixed(dst), {}};
+  CopyOp op{static_cast<int32_t>(shape.size()), {}, fixed(dst), {}, false};
   std::copy(shape.begin(), shape.end(), op.shape);
   for (const DimsSide& src : srcs) op.srcs.push_back(fixed(src));
   ops.push_back(std::move(op));

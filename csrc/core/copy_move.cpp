@@ -118,7 +118,7 @@ Move move_from_op(const PlanOp& op) {
   if (move.run_bytes == 0) move.shape[0] = 0;
   move.plane = is_zero ? zero_plane : copy_plane(move.run_bytes);
   choose_plane(move);
-  if (!is_zero) choose_stream(move, op.num_elements() * item);
+  if (!is_zero && !op.read_soon) choose_stream(move, op.num_elements() * item);
   return move;
 }
 

@@ -125,7 +125,7 @@ PlanOp normalize(const CopyOp& op, size_t index) {
     }
     return result;
   };
-  PlanOp plan{op.num_dims, {}, {}, {}};
+  PlanOp plan{op.num_dims, {}, {}, {}, op.read_soon};
   std::copy(op.shape, op.shape + op.num_dims, plan.shape);
   if (plan.num_elements() == 0) {
     // Nothing is written, and strides of an empty box may be anything.

@@ -88,12 +88,9 @@ int rank_of(uint32_t failure) { return static_cast<int>(failure & ((1U << kRankB
 std::string text_of(Fault fault, int rank) {
   const std::string name = "rank " + std::to_string(rank) + " of the island ";
   switch (fault) {
-    case Fault::kDead:
-      return name + "is dead";
-    case Fault::kTimeout:
-      return name + "did not come in time";
-    default:
-      return name + "failed";
+    case Fault::kDead: return name + "is dead";
+    case Fault::kTimeout: return name + "did not come in time";
+    default: return name + "failed";
   }
 }
 

@@ -47,9 +47,7 @@ void Stage::run(void* src, void* dst, int num_threads, const Signals::Hook& betw
         signals_->wait(action.index, counts_->after(action.index, action.count), timeout_secs_,
                        between_slices);
         break;
-      case Action::Kind::kAdvance:
-        signals_->advance();
-        break;
+      case Action::Kind::kAdvance: signals_->advance(); break;
     }
   }
 }

@@ -13,7 +13,7 @@ from rvdcomm.program import DST, SRC
 
 @dataclass(slots=True)
 class Call:
-    """The caller's tensors and the block of staging memory, as flat tensors.
+    """The caller's tensors and the block of staging memory; ``arena`` holds elements.
 
     ``src`` may be strided; a call of the backend needs it in one piece, and gets that once.
     """
@@ -21,21 +21,27 @@ class Call:
     src: Tensor | None
     dst: Tensor | None
     arena: Tensor
-    dtype: torch.dtype
     sent_bytes: int = 0
     works: dict[int, list[Any]] = field(default_factory=dict)
-    _blocks: dict[str, Tensor] = field(default_factory=dict)
+    _whole_src: Tensor | None = None
 
-    def bytes(self, name: str) -> Tensor:
-        """The block of memory in which a buffer lies, as bytes."""
-        if name not in (SRC, DST):
+    def block(self, name: str) -> Tensor:
+        """The contiguous tensor in which a buffer lies."""
+        if name == DST:
+            assert self.dst is not None
+            return self.dst
+        if name != SRC:
             return self.arena
-        if name not in self._blocks:
-            shard = self.src if name == SRC else self.dst
-            assert shard is not None
-            self._blocks[name] = shard.contiguous().view(-1).view(torch.uint8)
-        return self._blocks[name]
+        if self._whole_src is None:
+            assert self.src is not None
+            self._whole_src = self.src.contiguous()
+        return self._whole_src
 
-    def elements(self, name: str) -> Tensor:
-        """The same, as elements."""
-        return self.bytes(name).view(self.dtype)
+    def run(self, name: str, start: int, count: int) -> Tensor:
+        """``count`` elements of a block, from its element ``start`` on."""
+        block = self.block(name)
+        return block.as_strided((count,), (1,), block.storage_offset() + start)
+
+    def bytes(self, name: str, start: int, count: int) -> Tensor:
+        """The same as bytes, which every backend can move."""
+        return self.run(name, start, count).view(torch.uint8)

@@ -27,6 +27,9 @@ EXECUTORS = ("auto", "dist", "peer")
 WINDOW_BYTES = 512 << 10
 """Staging of a slice that ranks read from each other; it should still be in the cache then."""
 
+MAX_WINDOWS_OF_ALL = 128
+"""Windows times ranks: lowering takes a millisecond for some ten of them, on the first call."""
+
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -72,7 +75,8 @@ def near_program(plan: Plan, islands: Groups) -> Program:
     if program.collectives:
         return program
     staging = max(program.arena(rank).num_bytes for rank in program.ranks)
-    wanted = next((n for n in NUM_SLICES if staging <= n * WINDOW_BYTES), NUM_SLICES[-1])
+    most = [n for n in NUM_SLICES if n * len(program.ranks) <= MAX_WINDOWS_OF_ALL] or [1]
+    wanted = next((n for n in most if staging <= n * WINDOW_BYTES), most[-1])
     return program if wanted <= num_slices else lowered(num_slices=wanted)
 
 

@@ -72,7 +72,12 @@ def _view(program: Program, rank: int, name: str, piece: int, box: Box) -> Calla
     stride = [prod(outer.shape[d + 1 :]) for d in range(len(outer.shape))]
     starts = (s.start * step for s, step in zip(box.slices_within(outer), stride, strict=True))
     start = call_offset(program, rank, name) + buffer.offset(piece) + sum(starts)
-    return lambda call: call.elements(name).as_strided(box.shape, stride, start)
+
+    def get(call: Call) -> Tensor:
+        block = call.block(name)
+        return block.as_strided(box.shape, stride, block.storage_offset() + start)
+
+    return get
 
 
 def call_offset(program: Program, rank: int, name: str) -> int:

@@ -97,6 +97,7 @@ class RankProgram:
         if native.version != staging.version:
             for stage in native.stages:
                 staging.bind(stage)
+            native.arena = staging.block.view(dtype)
             native.version = staging.version
         src_address = 0 if src is None else src.data_ptr()
         dst_address = 0 if dst is None else dst.data_ptr()
@@ -104,28 +105,33 @@ class RankProgram:
             native.alone.run(src_address, dst_address, self._num_threads)
             self.sent_bytes = self._read_bytes
         else:
-            call = Call(src, dst, staging.block, dtype)
-            for step in native.steps:
-                if isinstance(step, Start):
-                    self._transfers[id(step.collective)].start(call)
-                elif isinstance(step, Finish):
-                    self._transfers[id(step.collective)].finish(call)
+            call = Call(src, dst, native.arena)
+            for stage, transfer in native.steps:
+                if stage is not None:
+                    stage(src_address, dst_address, self._num_threads)
                 else:
-                    step.run(src_address, dst_address, self._num_threads)
+                    transfer(call)
             self.sent_bytes = call.sent_bytes + self._read_bytes
         if self._totals:
             staging.end_call(self._totals)
 
     def _compile(self, strides: Strides | None) -> _NativeSteps:
         members = self._staging.ranks
-        return _NativeSteps(
-            [
-                part
-                if isinstance(part, Start | Finish)
-                else native_stage(self.program, self.rank, members, part, strides)
-                for part in self._parts
-            ]
-        )
+        native = _NativeSteps()
+        for part in self._parts:
+            if isinstance(part, Start | Finish):
+                native.steps.append((None, self._transfer(part)))
+            else:
+                stage = native_stage(self.program, self.rank, members, part, strides)
+                native.stages.append(stage)
+                native.steps.append((stage.run, None))
+        if len(native.steps) == len(native.stages) == 1:
+            native.alone = native.stages[0]
+        return native
+
+    def _transfer(self, part: Start | Finish) -> _Step:
+        transfer = self._transfers[id(part.collective)]
+        return transfer.start if isinstance(part, Start) else transfer.finish
 
     # --- CUDA -----------------------------------------------------------------------------------
 
@@ -138,7 +144,7 @@ class RankProgram:
             self._cuda[strides] = [self._cuda_step(part, strides) for part in self._parts]
         staging, stream = self._staging, torch.cuda.current_stream(device)
         block, arenas = self._device_memory(device)
-        call = Call(src, dst, block, dtype)
+        call = Call(src, dst, block.view(dtype))
         shards = [0 if shard is None else shard.data_ptr() for shard in (src, dst)]
         for step in self._cuda[strides]:
             if isinstance(step, CudaStage):
@@ -159,10 +165,8 @@ class RankProgram:
         return block, [block.data_ptr()]
 
     def _cuda_step(self, part: Any, strides: Strides | None) -> Any:
-        if isinstance(part, Start):
-            return self._transfers[id(part.collective)].start
-        if isinstance(part, Finish):
-            return self._transfers[id(part.collective)].finish
+        if isinstance(part, Start | Finish):
+            return self._transfer(part)
         return CudaStage(self.program, self.rank, self._staging.ranks, part, strides)
 
     # --- plain ----------------------------------------------------------------------------------
@@ -176,17 +180,15 @@ class RankProgram:
             block = self._staging.block
         else:
             block, _ = self._device_memory(device)
-        call = Call(src, dst, block, dtype)
+        call = Call(src, dst, block.view(dtype))
         for step in self._plain:
             step(call)
         self.sent_bytes = call.sent_bytes
 
     def _plain_steps(self) -> Iterator[_Step]:
         for part in self._parts:
-            if isinstance(part, Start):
-                yield self._transfers[id(part.collective)].start
-            elif isinstance(part, Finish):
-                yield self._transfers[id(part.collective)].finish
+            if isinstance(part, Start | Finish):
+                yield self._transfer(part)
             else:
                 for action in part:
                     assert isinstance(action, Do), "islands need the native core"
@@ -194,13 +196,18 @@ class RankProgram:
 
 
 class _NativeSteps:
-    """Native stages with the transfers between them; bound to memory of one version."""
+    """Native stages with the transfers between them; bound to memory of one version.
 
-    def __init__(self, steps: list[Any]) -> None:
-        self.steps = steps
-        self.stages = [step for step in steps if not isinstance(step, Start | Finish)]
-        self.alone = steps[0] if len(steps) == 1 and self.stages else None
+    Of every step either the stage's ``run`` or the transfer is there. ``alone`` is the one stage of
+    a program without transfers.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, Any]] = []
+        self.stages: list[Any] = []
+        self.alone: Any = None
         self.version = -1
+        self.arena = torch.empty(0)
 
 
 def _parts(actions: Sequence[Action]) -> Iterator[Start | Finish | list[Action]]:

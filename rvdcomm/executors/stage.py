@@ -87,7 +87,9 @@ def _steps(
             batch = _Batch(program, rank, island, src_strides)
             for do in copies:
                 batch.add(do)
-            yield COPY, core.CopyProgram(batch.ops), 0
+            # Others wait for what is staged: it must not go past the caches.
+            arena = NUM_SHARDS + island.index(rank)
+            yield COPY, core.CopyProgram(batch.ops, read_soon=[arena]), 0
         for _ in range(num_events):
             yield ADVANCE, 0, 0
 

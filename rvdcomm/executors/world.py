@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -109,6 +109,8 @@ class World:
                     f"{self.backend}: rank {self.rank} cannot connect to ranks "
                     f"({ranges_text(ranks)}): {error}"
                 ) from None
+            # gloo's own all_gather goes round a ring and through a second buffer as large as dst;
+            # its all_to_all lets ranks meet that have nothing for each other.
             self._subgroups[ranks] = Subgroup(made, sends_best=self.backend == "gloo")
         return self._subgroups[ranks]
 
@@ -124,53 +126,40 @@ class Subgroup:
     ``torch.distributed.new_group`` must be called by every rank of the job, also by those that take
     no part in a transition; with ``use_local_synchronization`` its ranks deadlock as soon as they
     are in unequal numbers of groups (pytorch#189073). So the backend is made here, from the store.
+
+    Ranks are numbered within it, and every call returns what there is to wait for. ``sends_best``:
+    sends and receives are the fastest way to do an all_to_all and an all_gather.
     """
 
     def __init__(self, backend: Any, *, sends_best: bool) -> None:
         self._backend = backend
-        self._sends_best = sends_best
+        self.sends_best = sends_best
 
     def close(self) -> None:
         """Drop the backend, which joins its threads."""
         self._backend = None
 
+    def send(self, tensor: Tensor, rank: int, tag: int) -> Any:
+        """Send a contiguous tensor of any dtype."""
+        return self._backend.send([tensor], rank, tag)
+
+    def recv(self, tensor: Tensor, rank: int, tag: int) -> Any:
+        """Receive into a contiguous tensor of any dtype."""
+        return self._backend.recv([tensor], rank, tag)
+
     def all_to_all(
-        self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int], tag: int
-    ) -> list[Any]:
-        """Send ``src_splits[i]`` elements of ``src`` to the i-th rank, receive from it likewise.
+        self, dst: Tensor, src: Tensor, dst_splits: list[int], src_splits: list[int]
+    ) -> Any:
+        """Send ``src_splits[i]`` elements of ``src`` to the i-th rank, receive from it likewise."""
+        return self._backend.alltoall_base(dst, src, dst_splits, src_splits)
 
-        Returns what there is to wait for, as all these calls do.
-        """
-        if not self._sends_best:
-            return [self._backend.alltoall_base(dst, src, dst_splits, src_splits)]
-        return self._swap(torch.split(dst, dst_splits), torch.split(src, src_splits), tag)
+    def all_gather(self, dst: Tensor, src: Tensor) -> Any:
+        """Concatenate all ranks' ``src`` in ``dst``."""
+        return self._backend._allgather_base(dst, src)
 
-    def all_gather(self, dst: Tensor, src: Tensor, tag: int) -> list[Any]:
-        """Concatenate all ranks' ``src`` in ``dst``.
-
-        gloo's own goes round a ring and through a second buffer as large as ``dst``.
-        """
-        if not self._sends_best:
-            return [self._backend._allgather_base(dst, src)]
-        size = self._backend.size()
-        return self._swap(dst.view(size, -1).unbind(), [src] * size, tag)
-
-    def all_reduce(self, tensor: Tensor) -> list[Any]:
+    def all_reduce(self, tensor: Tensor) -> Any:
         """Replace ``tensor`` by the sum over all ranks."""
-        return [self._backend.allreduce([tensor])]
-
-    def _swap(self, dst: Sequence[Tensor], src: Sequence[Tensor], tag: int) -> list[Any]:
-        """Receive from and send to everybody who has something, all at once.
-
-        Receives are posted before any send, so that nothing that arrives has to be kept elsewhere.
-        """
-        rank, size = self._backend.rank(), self._backend.size()
-        others = [(rank + i) % size for i in range(1, size)]
-        works = [self._backend.recv([dst[i]], i, tag) for i in others if dst[i].numel()]
-        works += [self._backend.send([src[i]], i, tag) for i in others if src[i].numel()]
-        if dst[rank].numel():
-            dst[rank].copy_(src[rank])
-        return works
+        return self._backend.allreduce([tensor])
 
 
 def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -23,6 +23,7 @@ struct PlanOp {
   int64_t shape[kMaxDims];
   PlanSide dst;
   std::vector<PlanSide> srcs;
+  bool read_soon = false;
 
   /// Bytes are moved as they are: at most one source, and of dst's dtype.
   bool is_move() const { return srcs.empty() || (srcs.size() == 1 && srcs[0].dtype == dst.dtype); }

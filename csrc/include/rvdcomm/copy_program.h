@@ -24,6 +24,8 @@ struct CopyOp {
   int64_t shape[kMaxDims];
   Side dst;
   std::vector<Side> srcs;
+  /// Whether dst is read soon, so that it should stay in the caches however large it is.
+  bool read_soon = false;
 };
 
 /// A side of an op with any number of dims.
