@@ -217,7 +217,7 @@ def meet(
     try:
         with ExitStack() as undo:
             met: dict[int, tuple[Link, int]] = {}
-            links = {peer: _dial(rank, posts[peer], [fd], undo) for peer in lower}
+            links = {peer: _dial(rank, peer, posts[peer], [fd], undo) for peer in lower}
             while missing := [peer for peer in posts if peer > rank and peer not in met]:
                 try:
                     peer, link, their_fd = _accept(listener, deadline, undo)
@@ -239,15 +239,18 @@ def meet(
         listener.socket.close()
         for peer in lower:
             with suppress(OSError), ExitStack() as undo:
-                _dial(rank, posts[peer], [], undo)
+                _dial(rank, peer, posts[peer], [], undo)
         raise
     return met
 
 
-def _dial(rank: int, post: Message, fds: Sequence[int], undo: ExitStack) -> Link:
-    """Connect to the rank that wrote ``post``; without a descriptor this says "I give up"."""
+def _dial(rank: int, peer: int, post: Message, fds: Sequence[int], undo: ExitStack) -> Link:
+    """Connect to ``peer``, which wrote ``post``; without a descriptor this says "I give up"."""
     link = Link(undo.enter_context(unix_socket()))
-    link.socket.connect(f"\0{post['name']}")
+    try:
+        link.socket.connect(f"\0{post['name']}")
+    except ConnectionRefusedError:
+        raise ConnectionRefusedError(f"rank {peer} is gone") from None
     link.send({"rank": rank, "key": post["key"]}, fds)
     return link
 
