@@ -46,7 +46,7 @@ def side(buffer: int, tensor: torch.Tensor) -> tuple[int, str, int, tuple[int, .
     return (
         buffer,
         str(tensor.dtype).removeprefix("torch."),
-        tensor.storage_offset(),
+        int(tensor.storage_offset()),
         tensor.stride(),
     )
 
@@ -205,6 +205,8 @@ class Bench:
             dst, plain = torch.empty((2, num_bytes), dtype=torch.uint8, device="cuda")
             made = _C.CopyProgram([(tuple(view.shape), (0, "uint8", 0, (run, 1)), [side(1, view)])])
             addresses, stream = [dst.data_ptr(), src.data_ptr()], torch.cuda.current_stream()
+            # Torch has no types for it.
+            cuda_event: Any = torch.cuda.Event
             works: dict[str, Work] = {
                 "ours": lambda: made.run_cuda(addresses, stream.cuda_stream),  # noqa: B023
                 "memcpy": lambda: plain.copy_(src[:num_bytes]),  # noqa: B023
@@ -212,7 +214,7 @@ class Bench:
             samples: dict[str, list[float]] = {name: [] for name in works}
             for _ in range(30):
                 for name, work in works.items():
-                    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                    begin, end = (cuda_event(enable_timing=True) for _ in range(2))
                     begin.record()
                     work()
                     end.record()
@@ -229,7 +231,7 @@ def filled(num_bytes: int) -> np.ndarray:
 
 
 def middle(row: dict[str, Any], name: str) -> float:
-    return median(row["samples"][name])
+    return float(median(row["samples"][name]))
 
 
 HEADER = (

@@ -131,7 +131,7 @@ def _alternate(ways: dict[str, Way], num_samples: int, barrier: Way) -> dict[str
 
 def _copies(num_samples: int) -> list[Row]:
     """One rank, whose tensor is where it should be."""
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=TIMEOUT)
     layout = rv.Layout((16, 16), "R(1)V(1)D(1,1)")
     call = rv.Redistributor(rv.plan(layout, layout, "float32"))
