@@ -69,7 +69,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--cluster", metavar="HxR", help="emulate H hosts of R ranks each")
     parser.add_argument("--rate", default="200mbit", help="of every host's link (default 200mbit)")
-    parser.add_argument("--secs", type=float, default=0.8, help="time for a case (default 0.8 s)")
+    parser.add_argument("--secs", type=float, default=0.6, help="time for a case (default 0.6 s)")
     parser.add_argument("--repetitions", type=int, default=20, help="at most so many (default 20)")
     parser.add_argument("--out", type=Path, help="result file (default: bench/results/scratch/)")
     return parser.parse_args(argv)
