@@ -108,15 +108,6 @@ class CudaStaging:
             (start + total) % 2**32 for start, total in zip(self._at_start, totals, strict=True)
         ]
 
-    def fail(self) -> None:
-        """Tell ranks that wait for this one that it gave up."""
-        self.island.signals.fail()
-
-    def comm_error(self, error: Any, what: str) -> CommError:
-        """What to raise for a peer that is lost."""
-        found: CommError = self.island.comm_error(error, what)
-        return found
-
     def close(self) -> None:
         """Let go of all blocks."""
         self._mapped.clear()

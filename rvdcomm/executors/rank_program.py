@@ -80,9 +80,11 @@ class RankProgram:
             else:
                 self._run_plain(src, dst, dtype, device)
         except _PEER_ERROR as error:
-            raise self._staging.comm_error(error, "a peer step") from None
+            raise self._staging.island.comm_error(error, "a peer step") from None
         except BaseException:
-            self._staging.fail()
+            if self._staging.island is not None:
+                # Nobody need wait for this rank until the timeout.
+                self._staging.island.signals.fail()
             raise
 
     # --- native ---------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from rvdcomm.errors import CommError
 from rvdcomm.executors.cuda_staging import CudaStaging
 from rvdcomm.executors.world import World
 from rvdcomm.native import core
@@ -20,6 +19,9 @@ from rvdcomm.program import ALIGN_BYTES
 
 class PrivateStaging:
     """A block of this rank's own; ``version`` changes when it moves."""
+
+    island: Any = None
+    """Nobody waits for this rank's memory."""
 
     def __init__(self, rank: int) -> None:
         self.ranks = (rank,)
@@ -40,13 +42,6 @@ class PrivateStaging:
 
     def end_call(self, totals: list[int]) -> None:
         """A call is over in which every rank of the island counted so many events."""
-
-    def fail(self) -> None:
-        """Nobody waits for this rank's memory."""
-
-    def comm_error(self, error: Any, what: str) -> CommError:
-        """Never asked for: there is no peer."""
-        raise AssertionError(f"{what}: {error}")
 
     def close(self) -> None:
         """Let go of the block."""
@@ -91,15 +86,6 @@ class SharedStaging:
     def end_call(self, totals: list[int]) -> None:
         """A call is over in which every rank of the island counted so many events."""
         self._counts.add(totals)
-
-    def fail(self) -> None:
-        """Tell ranks that wait for this one that it gave up."""
-        self.island.signals.fail()
-
-    def comm_error(self, error: Any, what: str) -> CommError:
-        """What to raise for a peer that is lost."""
-        found: CommError = self.island.comm_error(error, what)
-        return found
 
     def close(self) -> None:
         """Let go of all blocks."""
