@@ -283,7 +283,7 @@ def test_bench_passes_its_arguments_on(monkeypatch):
         ran.append(command)
         return subprocess.CompletedProcess(command, 7)
 
-    monkeypatch.setattr(rvdcomm.cli.subprocess, "run", run)
+    monkeypatch.setattr(rvdcomm.cli.bench.subprocess, "run", run)
     monkeypatch.setattr(Path, "exists", lambda path: path.parts[-2:] == ("bench", "run.py"))
     assert main(["bench", "--size", "64KiB", "--json"]) == 7
     assert main(["bench", "--", "--help"]) == 7

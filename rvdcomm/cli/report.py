@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -63,3 +64,8 @@ def proof_text(program: Program) -> str:
         f"checked  instructions {counts['instructions']}, collectives {counts['collectives']}, "
         f"messages {counts['messages']}, elements between ranks {counts['elements']}"
     )
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """Print one JSON object on a line of its own."""
+    print(json.dumps(value, allow_nan=False))

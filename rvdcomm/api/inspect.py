@@ -1,0 +1,51 @@
+"""What this rank was asked for, and what is wrong with its tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rvdcomm.layout import Layout
+from rvdcomm.request import Request
+from rvdcomm.topology import Topology
+
+
+def request_of(
+    tensor: Tensor | None,
+    src: Layout | str,
+    dst: Layout | str,
+    shape: tuple[int, ...] | None,
+    topology: Topology | None,
+    out: Tensor | None,
+    dtype: torch.dtype | None,
+    executor: str,
+) -> Request:
+    """What this rank was asked for, as plain values."""
+    dtypes = [t.dtype for t in (tensor, out) if t is not None] + ([dtype] if dtype else [])
+    return Request(
+        src=str(src),
+        dst=str(dst),
+        shape=None if shape is None else tuple(shape),
+        topology=None if topology is None else repr(topology),
+        shard=None if tensor is None else tuple(tensor.shape),
+        out=None if out is None else tuple(out.shape),
+        dtypes=tuple(str(d).removeprefix("torch.") for d in dtypes),
+        executor=executor,
+        misuse=misuse_of(tensor, out),
+    )
+
+
+def misuse_of(tensor: Tensor | None, out: Tensor | None) -> str | None:
+    """What is wrong with tensors that would lose a gradient or be overwritten."""
+    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+        return (
+            "the tensor requires grad, and redistribute carries no gradient; pass "
+            "tensor.detach(), or call it under torch.no_grad()."
+        )
+    if tensor is not None and out is not None and tensor.numel() and _same_storage(tensor, out):
+        return "out shares memory with the tensor; give another out."
+    return None
+
+
+def _same_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

@@ -1,0 +1,109 @@
+"""redistribute: one tensor, from the layout that it has to the one its next reader wants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rvdcomm.api.inspect import request_of
+from rvdcomm.api.redistributor import Redistributor
+from rvdcomm.errors import LayoutError
+from rvdcomm.executors.agreement import exchange_posts
+from rvdcomm.executors.choice import executor_name
+from rvdcomm.executors.world import World
+from rvdcomm.layout import Layout, ranges_text
+from rvdcomm.request import Request, known_shape, resolve
+from rvdcomm.topology import Topology
+
+
+def redistribute(
+    tensor: Tensor | None,
+    src: Layout | str,
+    dst: Layout | str,
+    *,
+    shape: tuple[int, ...] | None = None,
+    group: Any = None,
+    topology: Topology | None = None,
+    out: Tensor | None = None,
+    async_op: bool = False,
+    dtype: torch.dtype | None = None,
+    executor: str | None = None,
+) -> Any:
+    """Return this rank's shard under ``dst``, given its shard under ``src``.
+
+    Collective over the ranks of ``src`` and ``dst``. The first call of a transition plans it and
+    lets all ranks compare what they were asked for; later calls only run it, and trust that all
+    ranks make the same calls in the same order. Where the global shape has to be inferred, every
+    call compares.
+
+    Args:
+        tensor: this rank's shard, ``[*src.cell(rank).box.shape]``, maybe strided; never modified.
+            None on a rank outside ``src``.
+        src, dst: layouts over ranks of ``group``, or RVD texts: then over all its ranks.
+        shape: global shape, in elements; if None, of the layouts or of all ranks' shards.
+        group: process group; the default group if None.
+        topology: who is near to whom; one host if None.
+        out: where the result goes, ``[*dst.cell(rank).box.shape]``; allocated if None.
+        async_op: return a ``Pending`` at once; its ``wait()`` returns the shard.
+        dtype: needed on a rank that passes None where calls of one transition differ in dtype.
+        executor: "dist" sends messages only, "peer" also reads the memory of ranks of one host,
+            "auto" does that where it can; if None, ``RVDCOMM_EXECUTOR``, or "auto".
+
+    Returns:
+        Tensor ``[*dst.cell(rank).box.shape]``, same dtype and device as ``tensor``; None on a rank
+        outside ``dst``. It carries no autograd graph.
+
+    Raises:
+        LayoutError: the request is illegal, or ranks disagree about it.
+        ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both come on every rank
+            of the first call; in a later one on the rank at fault, and the others time out.
+        CommError: a peer failed, or did not join within the group's timeout.
+    """
+    world = World.of(group)
+    # What every rank can know of the transition: those that agreed once compare texts no more.
+    key = (src, dst, shape, topology, *_signature(tensor), dtype, executor)
+    compiled: Redistributor | None = world.agreed.get(key)
+    if compiled is None:
+        request = request_of(tensor, src, dst, shape, topology, out, dtype, executor_name(executor))
+        compiled = _agreed(request, src, dst, topology, group)
+        # A shape that is inferred depends on other ranks' shards, which this rank does not know.
+        if known_shape(src, dst, shape) is not None:
+            world.agreed[key] = compiled
+    else:
+        compiled.check(tensor, out)
+    return compiled.start(tensor, out, async_op)
+
+
+def _signature(tensor: Tensor | None) -> tuple[Any, Any]:
+    return (None, None) if tensor is None else (tensor.shape, tensor.dtype)
+
+
+def _agreed(
+    request: Request, src: Layout | str, dst: Layout | str, topology: Topology | None, group: Any
+) -> Redistributor:
+    """Compare the requests of all ranks, and compile the plan that follows from them."""
+    world = World.of(group)
+    joined = _members(src, dst, world)
+    if world.rank not in joined:
+        raise LayoutError(
+            f"{request}: rank {world.rank} called it but is in neither layout, which have "
+            f"ranks {ranges_text(joined)}."
+        )
+    posts = exchange_posts(world, joined, request.to_json(), str(request))
+    requests = {rank: Request.from_json(post) for rank, post in posts.items()}
+    made = resolve(requests, src, dst, topology, world.size)
+    key = made, request.executor
+    if key not in world.compiled:
+        world.compiled[key] = Redistributor(made, group, executor=request.executor)
+    found: Redistributor = world.compiled[key]
+    return found
+
+
+def _members(src: Layout | str, dst: Layout | str, world: World) -> tuple[int, ...]:
+    """Ranks that have to join: those of the layouts, or all if a layout is a text."""
+    ranks: set[int] = set()
+    for layout in (src, dst):
+        ranks |= set(layout.ranks) if isinstance(layout, Layout) else set(range(world.size))
+    return tuple(sorted(rank for rank in ranks if rank < world.size))

@@ -1,0 +1,20 @@
+"""Command: one sub-command of the command line, as a value."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+OK, NOT_PROVED, BAD_REQUEST = 0, 1, 2
+"""Exit statuses."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One sub-command: ``run`` takes what ``add_arguments`` added and returns the exit status."""
+
+    summary: str
+    epilog: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
