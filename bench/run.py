@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from typing import Any
 from bench import report, stream
 from bench.cases import Case, cluster_groups, local_groups, make_cases
 from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
-from bench.ranks import Launch, run_ranks
+from bench.local import run_here
 from rvdcomm import Layout, Link, Topology, plan
 
 ALPHA_SECS = 60e-6
@@ -102,30 +101,9 @@ def _on_this_machine(args: argparse.Namespace) -> dict[str, Any]:
     world_size = 1 + max(max(rank for x in case.layouts for rank in x.ranks) for case in cases)
     bytes_per_sec = stream.loopback_stream(1.0)
     topology = Topology.single_host(world_size, ALPHA_SECS, bytes_per_sec)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    launches = [
-        Launch(
-            rank,
-            0,
-            [],
-            {
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(world_size),
-                "LOCAL_RANK": str(rank),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-            },
-        )
-        for rank in range(world_size)
-    ]
 
     def start(command: list[str], timeout_secs: float) -> None:
-        ready = [Launch(x.rank, x.host, command, x.env) for x in launches]
-        run_ranks(ready, timeout_secs=timeout_secs)
+        run_here(world_size, command, timeout_secs=timeout_secs)
 
     rows = _measure(args, cases, topology, start)
     for row in rows:

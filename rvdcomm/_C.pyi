@@ -111,7 +111,10 @@ class Stage:
     """Actions: (0, copy program, 0), (1, peer, events to wait for), or (2, 0, 0), an event."""
 
     def __init__(
-        self, programs: Sequence[CopyProgram], actions: Sequence[tuple[int, int, int]]
+        self,
+        programs: Sequence[CopyProgram],
+        actions: Sequence[tuple[int, int, int]],
+        num_shards: int,
     ) -> None: ...
     def bind(
         self,
@@ -120,7 +123,7 @@ class Stage:
         counts: Counts | None,
         timeout_secs: float,
     ) -> None:
-        """The addresses of buffers 2 and on, and the island, for all runs to come."""
+        """The addresses of the buffers after the shards, and the island, for all runs to come."""
 
-    def run(self, src: int, dst: int, num_threads: int) -> None:
-        """Do all actions, with the addresses of buffers 0 and 1; raises PeerError."""
+    def run(self, shards: tuple[int, ...], num_threads: int) -> None:
+        """Do all actions, with the addresses of the shards; raises PeerError."""

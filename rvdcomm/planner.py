@@ -139,13 +139,13 @@ def _plan_as_given(
         raise LayoutError(f"src {src} and dst {dst} differ in shape: {src.shape} and {dst.shape}.")
     check_summable(name, [src, dst])
     if topology is None:
-        topology = _default_topology((*src.ranks, *dst.ranks))
+        topology = default_topology((*src.ranks, *dst.ranks))
     for layout in (src, dst):
         topology.check_ranks(layout.span or layout.ranks)
     return _cached_plan(src, dst, name, topology, memory_limit)
 
 
-def _default_topology(ranks: Iterable[int]) -> Topology:
+def default_topology(ranks: Iterable[int]) -> Topology:
     """One host that holds these ranks."""
     ports = tuple((rank,) for rank in sorted(set(ranks)))
     return Topology((Level("rank", ports, DEFAULT_LINK),))

@@ -9,9 +9,12 @@ staging buffer, never a shard, which is private to its rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from typing import TypeVar
 
 from rvdcomm.box import Box
 from rvdcomm.dtypes import ITEM_BYTES, dtype_name
@@ -19,14 +22,77 @@ from rvdcomm.errors import ProgramError
 from rvdcomm.layout import Layout, parse_ranges, ranges_text
 
 SRC, DST = "src", "dst"
-"""The buffers of the caller: this rank's shard under either layout."""
+"""The buffers of the caller: a rank's shard under either layout; of tensor 2 of several, src2."""
 ALIGN_BYTES = 64
 """Staging buffers start at multiples of a cache line, which every dtype and vector load allows."""
+_T = TypeVar("_T")
 NO_BUFFER = "-"
 """Named where a rank sends nothing, or receives nothing, in a collective."""
 
 
+def shard_name(side: str, index: int, num_tensors: int) -> str:
+    """The name of a caller's buffer.
+
+    >>> shard_name("src", 0, 1), shard_name("dst", 2, 5)
+    ('src', 'dst2')
+    """
+    return side if num_tensors == 1 else f"{side}{index}"
+
+
+def is_src(name: str) -> bool:
+    """Whether a buffer is a caller's shard that the program may only read."""
+    return name.startswith(SRC)
+
+
+def is_shard(name: str) -> bool:
+    """Whether a buffer is a caller's; all others are staging."""
+    return name.startswith((SRC, DST))
+
+
+def shard_index(name: str) -> int:
+    """Which of the tensors a caller's buffer is a shard of."""
+    return int(name[len(SRC) :] or 0)
+
+
+def lift(box: Box, index: int, num_dims: int) -> Box:
+    """A box of tensor ``index`` as a box of all tensors of a program, which has ``num_dims`` dims.
+
+    >>> str(lift(Box((1,), (3,)), 4, 3))
+    '[4:5,1:3,0:1]'
+    """
+    rest = num_dims - 1 - len(box.lo)
+    return Box((index, *box.lo, *(0,) * rest), (index + 1, *box.hi, *(1,) * rest))
+
+
 @dataclass(frozen=True, slots=True)
+class Transition:
+    """One tensor of a program: the layouts that it has and gets, and its dtype under each."""
+
+    src: Layout
+    dst: Layout
+    src_dtype: str
+    dst_dtype: str
+
+    def layout(self, name: str) -> Layout:
+        """The layout of the buffer ``name``."""
+        return self.src if is_src(name) else self.dst
+
+    def dtype(self, name: str) -> str:
+        """The dtype of the buffer ``name``."""
+        return self.src_dtype if is_src(name) else self.dst_dtype
+
+    def lines(self, dtype: str) -> list[str]:
+        """The text form in a program of ``dtype``."""
+        return [
+            f"{side} {layout}" + (f" as {own}" if own != dtype else "")
+            for side, layout, own in (
+                (SRC, self.src, self.src_dtype),
+                (DST, self.dst, self.dst_dtype),
+            )
+        ]
+
+
+@dataclass(frozen=True)
 class Buffer:
     """Memory of one rank: ``pieces`` one after another, each in row-major order."""
 
@@ -37,11 +103,15 @@ class Buffer:
     @property
     def num_elements(self) -> int:
         """Elements of all pieces."""
-        return sum(piece.num_elements for piece in self.pieces)
+        return self._bounds[-1]
 
     def offset(self, piece: int) -> int:
         """Element offset of a piece."""
-        return sum(box.num_elements for box in self.pieces[:piece])
+        return self._bounds[piece]
+
+    @cached_property
+    def _bounds(self) -> tuple[int, ...]:
+        return tuple(accumulate((piece.num_elements for piece in self.pieces), initial=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,23 +281,79 @@ class Arena:
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions of all ranks, in one global order; ``str`` and ``parse`` are inverses."""
+    """Instructions of all ranks, in one global order; ``str`` and ``parse`` are inverses.
 
-    src: Layout
-    dst: Layout
+    Staging, and all that is sent, is of ``dtype``; a copy from or to a shard of another dtype
+    converts. Boxes are of the tensor; in a program of several tensors the first dim of every box
+    says which tensor it is of (``lift``), so that boxes of two tensors never meet.
+    """
+
+    transitions: tuple[Transition, ...]
     dtype: str
     buffers: tuple[Buffer, ...]
     instructions: tuple[Instruction, ...]
 
     @property
+    def src(self) -> Layout:
+        """The layout that the tensor has; of a program of one tensor."""
+        (transition,) = self.transitions
+        return transition.src
+
+    @property
+    def dst(self) -> Layout:
+        """The layout that the tensor gets; of a program of one tensor."""
+        (transition,) = self.transitions
+        return transition.dst
+
+    @property
     def item_bytes(self) -> int:
-        """Bytes of one element."""
+        """Bytes of one element of staging."""
         return ITEM_BYTES[self.dtype]
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """All ranks that take part, ascending."""
-        return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
+        layouts = {layout for x in self.transitions for layout in (x.src, x.dst)}
+        return tuple(sorted({rank for layout in layouts for rank in layout.ranks}))
+
+    @cached_property
+    def num_dims(self) -> int:
+        """Dims of every box."""
+        if len(self.transitions) == 1:
+            return len(self.src.shape)
+        return 1 + max(len(transition.src.shape) for transition in self.transitions)
+
+    def shard_names(self, rank: int) -> tuple[str, ...]:
+        """The caller's buffers of ``rank``: its src shards, then its dst shards."""
+        return self._shards.get(rank, ())
+
+    @cached_property
+    def _shards(self) -> dict[int, tuple[str, ...]]:
+        found: dict[int, tuple[str, ...]] = {}
+        for side in (SRC, DST):
+            for i, transition in enumerate(self.transitions):
+                name = shard_name(side, i, len(self.transitions))
+                for rank in transition.layout(side).ranks:
+                    found[rank] = (*found.get(rank, ()), name)
+        return found
+
+    def transition(self, name: str) -> Transition:
+        """What the caller's buffer ``name`` is a shard of."""
+        return self.transitions[shard_index(name)]
+
+    def shard_box(self, name: str, rank: int) -> Box:
+        """The box of the caller's buffer ``name`` of ``rank``, in the dims of the program."""
+        box = self.transition(name).layout(name).cell(rank).box
+        return box if len(self.transitions) == 1 else lift(box, shard_index(name), self.num_dims)
+
+    def tensor_dims(self, values: Sequence[_T], name: str) -> tuple[_T, ...]:
+        """Of one value a dim of the program, those for the dims of the shard ``name``."""
+        first = len(self.transitions) > 1
+        return tuple(values[first : first + len(self.transition(name).src.shape)])
+
+    def dtype_of(self, name: str) -> str:
+        """The dtype of a buffer."""
+        return self.transition(name).dtype(name) if is_shard(name) else self.dtype
 
     @cached_property
     def buffer(self) -> dict[tuple[str, int], Buffer]:
@@ -252,13 +378,19 @@ class Program:
                 yield instruction
 
     def lifetimes(self, rank: int) -> dict[str, tuple[int, int]]:
-        """First and last instruction that uses each buffer of ``rank``; src and dst always live."""
-        end = len(self.instructions)
-        alive: dict[str, tuple[int, int]] = {}
+        """First and last instruction that uses each buffer of ``rank``; shards always live."""
+        always = dict.fromkeys(self.shard_names(rank), (0, len(self.instructions)))
+        return self._staging_lifetimes.get(rank, {}) | always
+
+    @cached_property
+    def _staging_lifetimes(self) -> dict[int, dict[str, tuple[int, int]]]:
+        alive: dict[int, dict[str, tuple[int, int]]] = {}
         for i, instruction in enumerate(self.instructions):
-            for name in instruction.buffers_of(rank) - {NO_BUFFER}:
-                alive[name] = (alive.get(name, (i, i))[0], i)
-        alive.update({n: (0, end) for n in (SRC, DST) if (n, rank) in self.buffer})
+            for rank in instruction.ranks:
+                mine = alive.setdefault(rank, {})
+                for name in instruction.buffers_of(rank):
+                    if name != NO_BUFFER and not is_shard(name):
+                        mine[name] = (mine.get(name, (i, i))[0], i)
         return alive
 
     def arena(self, rank: int) -> Arena:
@@ -266,27 +398,47 @@ class Program:
 
         First fit in the order of birth. Offsets are in bytes and aligned for any vector load.
         """
-        placed: list[tuple[int, int, int, int]] = []
+        if rank not in self._arenas:
+            self._arenas[rank] = self._arena(rank)
+        return self._arenas[rank]
+
+    @cached_property
+    def _arenas(self) -> dict[int, Arena]:
+        return {}
+
+    def _arena(self, rank: int) -> Arena:
+        placed: list[tuple[int, int, int]] = []
         offsets: dict[str, int] = {}
-        for name, (first, last) in sorted(self.lifetimes(rank).items(), key=lambda x: (x[1], x[0])):
-            if name in (SRC, DST):
-                continue
+        num_bytes = 0
+        lifetimes = self._staging_lifetimes.get(rank, {})
+        for name, (first, last) in sorted(lifetimes.items(), key=lambda x: (x[1], x[0])):
             size = self.buffer[name, rank].num_elements * self.item_bytes
+            # Those that died before this birth are in nobody's way any more.
+            placed = [other for other in placed if other[2] >= first]
             start = 0
-            for other, end, born, died in sorted(placed):
-                if born <= last and first <= died and other < start + size and start < end:
+            for other, end, _ in placed:
+                if other < start + size and start < end:
                     start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
             offsets[name] = start
-            placed.append((start, start + size, first, last))
-        return Arena(offsets, max((end for _, end, _, _ in placed), default=0))
+            insort(placed, (start, start + size, last))
+            num_bytes = max(num_bytes, start + size)
+        return Arena(offsets, num_bytes)
 
     def peak_bytes(self, rank: int) -> int:
         """Bytes that ``rank`` needs at once: its src and dst shards and its arena."""
-        shards = [self.buffer[n, rank].num_elements for n in (SRC, DST) if (n, rank) in self.buffer]
-        return sum(shards) * self.item_bytes + self.arena(rank).num_bytes
+        return self.shard_bytes(rank) + self.arena(rank).num_bytes
+
+    def shard_bytes(self, rank: int) -> int:
+        """Bytes of the src and dst shards of ``rank``."""
+        return sum(
+            self.buffer[name, rank].num_elements * ITEM_BYTES[self.dtype_of(name)]
+            for name in self.shard_names(rank)
+        )
 
     def __str__(self) -> str:
-        lines = [f"program {self.dtype}", f"src {self.src}", f"dst {self.dst}"]
+        lines = [f"program {self.dtype}"]
+        for transition in self.transitions:
+            lines += transition.lines(self.dtype)
         for buffer in self.buffers:
             pieces = " ".join(map(str, buffer.pieces))
             lines.append(f"buffer {buffer.name} rank {buffer.rank}: {pieces}".rstrip())
@@ -345,7 +497,9 @@ class _Reader:
     def program(self) -> Program:
         try:
             dtype = dtype_name(self._after("program "))
-            src, dst = Layout.parse(self._after("src ")), Layout.parse(self._after("dst "))
+            transitions = [self._transition(dtype)]
+            while self.at < len(self.lines) and self.lines[self.at].startswith(f"{SRC} "):
+                transitions.append(self._transition(dtype))
             buffers, instructions = [], []
             while self.at < len(self.lines):
                 word = self.lines[self.at].split(" ", 1)[0]
@@ -358,7 +512,16 @@ class _Reader:
             raise ProgramError(
                 f"cannot parse program, line {self.reading + 1}: {line[:80]!r}: {error}"
             ) from None
-        return Program(src, dst, dtype, tuple(buffers), tuple(instructions))
+        return Program(tuple(transitions), dtype, tuple(buffers), tuple(instructions))
+
+    def _transition(self, dtype: str) -> Transition:
+        src, src_dtype = self._side(SRC, dtype)
+        dst, dst_dtype = self._side(DST, dtype)
+        return Transition(src, dst, src_dtype, dst_dtype)
+
+    def _side(self, side: str, dtype: str) -> tuple[Layout, str]:
+        layout, _, own = self._after(f"{side} ").partition(" as ")
+        return Layout.parse(layout), dtype_name(own or dtype)
 
     def _after(self, prefix: str) -> str:
         self.reading = self.at

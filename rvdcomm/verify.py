@@ -6,6 +6,7 @@ alike, so one symbol an atom stands for any size: the number of times each value
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,19 @@ from numpy.typing import NDArray
 
 from rvdcomm.box import Box
 from rvdcomm.errors import ProgramError
-from rvdcomm.layout import Layout
-from rvdcomm.program import DST, NO_BUFFER, SRC, Buffer, Collective, Copy, Entry, Program, Zero
+from rvdcomm.program import (
+    DST,
+    NO_BUFFER,
+    Buffer,
+    Collective,
+    Copy,
+    Entry,
+    Program,
+    Zero,
+    is_shard,
+    is_src,
+    shard_name,
+)
 
 _Values = NDArray[np.int32]
 """How often every part is in every atom of a piece, [num_parts, *atoms]; UNWRITTEN at first."""
@@ -45,49 +57,71 @@ class _Verifier:
             names = [(buffer.name, buffer.rank) for buffer in self.program.buffers]
             name, rank = next(key for key in names if names.count(key) > 1)
             raise ProgramError(f"buffer {name} of rank {rank} is declared twice.")
-        boxes = [box for buffer in self.program.buffers for box in buffer.pieces]
-        for instruction in self.program.instructions:
-            if isinstance(instruction, Collective):
-                boxes += [e.box for m in instruction.messages for e in m.entries]
-            else:
-                boxes += [e.box for e in instruction.entries]
-        self.cuts = [
-            sorted({bound for box in boxes for bound in (box.lo[d], box.hi[d])})
-            for d in range(len(self.program.src.shape))
+        bounds: list[list[set[int]]] = [
+            [set() for _ in range(self.program.num_dims)] for _ in self.program.transitions
         ]
-        self.index = [{bound: i for i, bound in enumerate(cut)} for cut in self.cuts]
-        self.num_parts = self.program.src.rvd.v
+        for box in self._boxes():
+            for cut, low, high in zip(bounds[self._tensor(box)], box.lo, box.hi, strict=True):
+                cut |= {low, high}
+        # For every tensor and dim, the number of each bound in ascending order.
+        self.index = [
+            [{bound: i for i, bound in enumerate(sorted(cut))} for cut in cuts] for cuts in bounds
+        ]
+        self.num_parts = max(transition.src.rvd.v for transition in self.program.transitions)
         self.values: dict[tuple[str, int, int], _Values] = {}
         for buffer in self.program.buffers:
             for i, piece in enumerate(buffer.pieces):
                 shape = (self.num_parts, *self._atoms(piece).shape)
                 self.values[buffer.name, buffer.rank, i] = np.full(shape, UNWRITTEN, np.int32)
 
+    def _boxes(self) -> Iterator[Box]:
+        """Every box of the program."""
+        for buffer in self.program.buffers:
+            yield from buffer.pieces
+        for instruction in self.program.instructions:
+            if isinstance(instruction, Collective):
+                yield from (e.box for m in instruction.messages for e in m.entries)
+            else:
+                yield from (e.box for e in instruction.entries)
+
+    def _tensor(self, box: Box) -> int:
+        """The tensor that a box is of."""
+        num_tensors = len(self.program.transitions)
+        if num_tensors == 1:
+            return 0
+        tensor = box.lo[0]
+        if not (0 <= tensor < num_tensors and box.hi[0] == tensor + 1):
+            raise ProgramError(f"{box} is of none of the {num_tensors} tensors.")
+        return tensor
+
     def _atoms(self, box: Box) -> Box:
         """The box in units of atoms."""
-        lo = tuple(index[bound] for index, bound in zip(self.index, box.lo, strict=True))
-        return Box(lo, tuple(index[bound] for index, bound in zip(self.index, box.hi, strict=True)))
+        index = self.index[self._tensor(box)]
+        lo = tuple(numbers[bound] for numbers, bound in zip(index, box.lo, strict=True))
+        return Box(lo, tuple(numbers[bound] for numbers, bound in zip(index, box.hi, strict=True)))
 
     def run(self) -> None:
-        self._check_shards(SRC, self.program.src)
-        self._check_shards(DST, self.program.dst)
-        for rank in self.program.src.ranks:
-            values = self.values[SRC, rank, 0]
-            values[:] = 0
-            values[self.program.src.cell(rank).part] = 1
+        for rank in self.program.ranks:
+            for name in self.program.shard_names(rank):
+                self._check_shard(name, rank)
+                if is_src(name):
+                    values = self.values[name, rank, 0]
+                    values[:] = 0
+                    values[self.program.transition(name).src.cell(rank).part] = 1
         runners = {Copy: self._copy, Zero: self._zero, Collective: self._collective}
         for i, instruction in enumerate(self.program.instructions):
             try:
                 runners[type(instruction)](instruction)  # type: ignore[operator]
             except ProgramError as error:
                 raise ProgramError(f"instruction {i}: {error}") from None
-        self._check_result()
+        for index in range(len(self.program.transitions)):
+            self._check_result(index)
 
-    def _check_shards(self, name: str, layout: Layout) -> None:
-        for rank in layout.ranks:
-            buffer = self.program.buffer.get((name, rank))
-            if buffer is None or buffer.pieces != (layout.cell(rank).box,):
-                raise ProgramError(f"buffer {name} of rank {rank} is not its shard of {layout}.")
+    def _check_shard(self, name: str, rank: int) -> None:
+        buffer = self.program.buffer.get((name, rank))
+        if buffer is None or buffer.pieces != (self.program.shard_box(name, rank),):
+            layout = self.program.transition(name).layout(name)
+            raise ProgramError(f"buffer {name} of rank {rank} is not its shard of {layout}.")
 
     # --- instructions ---------------------------------------------------------------------------
 
@@ -110,8 +144,8 @@ class _Verifier:
         return values
 
     def _writable(self, name: str, rank: int, piece: int, box: Box) -> _Values:
-        if name == SRC:
-            raise ProgramError(f"rank {rank} writes to src, which is the caller's.")
+        if is_src(name):
+            raise ProgramError(f"rank {rank} writes to {name}, which is the caller's.")
         return self._view(name, rank, piece, box)
 
     def _store(self, name: str, rank: int, piece: int, box: Box, values: _Values | int) -> None:
@@ -123,10 +157,12 @@ class _Verifier:
     def _copy(self, copy: Copy) -> None:
         if copy.op not in ("copy", "add"):
             raise ProgramError(f"unknown operation {copy.op!r}.")
-        if copy.is_remote and copy.src in (SRC, DST):
+        if copy.is_remote and is_shard(copy.src):
             raise ProgramError(
                 f"rank {copy.rank} reads {copy.src} of rank {copy.src_rank}, which is private."
             )
+        if copy.op == "add" and len({*map(self.program.dtype_of, (copy.src, copy.dst))}) > 1:
+            raise ProgramError(f"rank {copy.rank} adds {copy.src} to {copy.dst} of another dtype.")
         for e in copy.entries:
             values = self._read(copy.src, copy.src_rank, e.src_piece, e.box)
             if copy.op == "copy":
@@ -189,6 +225,8 @@ class _Verifier:
         for name, entries, side in ((src, sent, 0), (dst, received, 1)):
             if entries and name == NO_BUFFER:
                 raise ProgramError(f"rank {rank} names no buffer for its {len(entries)} boxes.")
+            if entries and self.program.dtype_of(name) != self.program.dtype:
+                raise ProgramError(f"rank {rank}: {name} is not of {self.program.dtype}.")
             if entries:
                 self._check_run(self.program.buffer[name, rank], entries, side)
 
@@ -240,14 +278,15 @@ class _Verifier:
 
     # --- result ---------------------------------------------------------------------------------
 
-    def _check_result(self) -> None:
+    def _check_result(self, index: int) -> None:
         """Replicas are equal, and the parts of dst add up to every part of src once."""
-        dst = self.program.dst
+        src, dst = self.program.transitions[index].src, self.program.transitions[index].dst
+        name = shard_name(DST, index, len(self.program.transitions))
         totals: dict[Box, _Values] = {}
         first: dict[tuple[int, Box], tuple[int, _Values]] = {}
         for rank in dst.ranks:
             cell = dst.cell(rank)
-            values = self._read(DST, rank, 0, cell.box)
+            values = self._read(name, rank, 0, self.program.shard_box(name, rank))[: src.rvd.v]
             other = first.setdefault((cell.part, cell.box), (rank, values))
             if not np.array_equal(other[1], values):
                 raise ProgramError(f"ranks {other[0]} and {rank} are replicas but differ.")

@@ -21,7 +21,7 @@ from rvdcomm.executors.schedule import Do, schedule
 from rvdcomm.executors.stage import native_stage
 from rvdcomm.executors.staging import PrivateStaging
 from rvdcomm.native import core
-from rvdcomm.program import Program
+from rvdcomm.program import DST, SRC, Program
 
 needs_core = pytest.mark.skipif(core is None, reason="the extension is not built")
 
@@ -169,7 +169,7 @@ def test_the_native_core_takes_the_offsets_of_neighbours(
 ) -> None:
     program = programs_of(plan_of(large, num_ranks, src, dst))[1]
     actions = schedule(program, num_ranks - 1).actions
-    native_stage(program, num_ranks - 1, range(num_ranks), actions, None)
+    native_stage(program, num_ranks - 1, range(num_ranks), actions)
 
 
 # --- data ---------------------------------------------------------------------------------------
@@ -189,16 +189,16 @@ def ramp(count: int) -> Tensor:
 
 
 def run_torch(program: Program, src: Tensor, dst: Tensor) -> None:
-    call = Call(src, dst, torch.empty(0, dtype=torch.uint8), src.dtype)
+    call = Call({SRC: src, DST: dst}, torch.empty(0, dtype=torch.uint8))
     for instruction in program.instructions:
         operation(program, 0, instruction)(call)
 
 
 def run_native(program: Program, src: Tensor, dst: Tensor) -> None:
     actions = [Do(instruction) for instruction in program.instructions]
-    stage = native_stage(program, 0, (0,), actions, None)
+    stage = native_stage(program, 0, (0,), actions)
     PrivateStaging(0).bind(stage)
-    stage.run(src.data_ptr(), dst.data_ptr(), 2)
+    stage.run((src.data_ptr(), dst.data_ptr()), 2)
 
 
 runners = pytest.mark.parametrize("run", [run_torch, pytest.param(run_native, marks=needs_core)])

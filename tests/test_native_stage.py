@@ -19,7 +19,7 @@ from rvdcomm.executors.simulate import _Simulation, simulate_program
 from rvdcomm.executors.stage import native_stage
 from rvdcomm.lower import lower
 from rvdcomm.native import core
-from rvdcomm.program import ALIGN_BYTES, DST, SRC, Program
+from rvdcomm.program import ALIGN_BYTES, SRC, Program
 from tests.oracle import Array, all_pairs, parts_of, random_pair, random_topology, shards_of
 
 pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
@@ -32,22 +32,19 @@ TIMEOUT_SECS = 20.0
 class Memory(_Simulation):
     """Shards and arenas of all ranks, at addresses that native stages can use."""
 
-    def address(self, name: str, rank: int) -> int:
-        found = self.flat.get((name, rank))
-        return 0 if found is None else found.ctypes.data
-
     def bind(self, stage: Any, ranks: Sequence[int], *island: Any) -> None:
         signals, counts = island or (None, None)
         arenas = [self.arena[rank].ctypes.data for rank in ranks]
         stage.bind(arenas, signals, counts, TIMEOUT_SECS)
 
     def run_stage(self, stage: Any, rank: int) -> None:
-        stage.run(self.address(SRC, rank), self.address(DST, rank), 1)
+        names = self.program.shard_names(rank)
+        stage.run(tuple(self.flat[name, rank].ctypes.data for name in names), 1)
 
 
 def run_by_messages(program: Program, shards: dict[int, Array]) -> dict[int, Array]:
     """All ranks' native stages, one rank after another from transfer to transfer."""
-    memory = Memory(program, shards)
+    memory = Memory(program, {(SRC, rank): shard for rank, shard in shards.items()})
     waiting = {rank: list(_parts(s.actions)) for rank, s in schedules(program).items()}
     started: dict[int, set[int]] = {}
     moved: set[int] = set()
@@ -65,16 +62,16 @@ def run_by_messages(program: Program, shards: dict[int, Array]) -> dict[int, Arr
                 elif isinstance(part, Start):
                     started.setdefault(id(part.collective), set()).add(rank)
                 else:
-                    stage = native_stage(program, rank, (rank,), part, None)
+                    stage = native_stage(program, rank, (rank,), part)
                     memory.bind(stage, [rank])
                     memory.run_stage(stage, rank)
                 parts.pop(0)
-    return memory.results()
+    return {rank: shard for (_, rank), shard in memory.results().items()}
 
 
 def run_by_reading(program: Program, shards: dict[int, Array]) -> dict[int, Array]:
     """All ranks' native stages at once, a thread each, with signals between them."""
-    memory = Memory(program, shards)
+    memory = Memory(program, {(SRC, rank): shard for rank, shard in shards.items()})
     found = schedules(program)
     alone = set(program.ranks) - {rank for group in program.peer_groups for rank in group}
     with ExitStack() as sockets, ThreadPoolExecutor(len(program.ranks)) as threads:
@@ -86,13 +83,13 @@ def run_by_reading(program: Program, shards: dict[int, Array]) -> dict[int, Arra
                 sockets.enter_context(end)
             for i, rank in enumerate(group):
                 lifelines = [-1 if j == i else pair[0].fileno() for j, pair in enumerate(pairs)]
-                stage = native_stage(program, rank, group, found[rank].actions, None)
+                stage = native_stage(program, rank, group, found[rank].actions)
                 signals = core.Signals(i, headers, lifelines)
                 memory.bind(stage, group, signals, core.Counts(len(group)))
                 running.append(threads.submit(memory.run_stage, stage, rank))
         for future in running:
             future.result()
-    return memory.results()
+    return {rank: shard for (_, rank), shard in memory.results().items()}
 
 
 def _header() -> Array:

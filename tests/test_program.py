@@ -21,6 +21,7 @@ from rvdcomm.program import (
     Entry,
     Message,
     Program,
+    Transition,
     Zero,
 )
 from tests.oracle import all_pairs, random_pair, random_topology
@@ -85,8 +86,14 @@ def test_str_undoes_parse() -> None:
 def test_parse_reads_every_instruction() -> None:
     whole, low, high = Box((0,), (4,)), Box((0,), (2,)), Box((2,), (4,))
     assert Program.parse(TEXT) == Program(
-        src=rv.Layout((4,), "R(1)V(2)D(1)"),
-        dst=rv.Layout((4,), "R(1)V(1)D(2)"),
+        transitions=(
+            Transition(
+                rv.Layout((4,), "R(1)V(2)D(1)"),
+                rv.Layout((4,), "R(1)V(1)D(2)"),
+                "float32",
+                "float32",
+            ),
+        ),
         dtype="float32",
         buffers=(
             Buffer(SRC, 0, (whole,)),

@@ -25,7 +25,7 @@ class Race:
 
     def __init__(self, program: Program, rng: random.Random, calls: list[dict[int, np.ndarray]]):
         self.program, self.rng, self.calls = program, rng, calls
-        self.memory = _Simulation(program, calls[0])
+        self.memory = _Simulation(program, {(SRC, r): shard for r, shard in calls[0].items()})
         self.counts = dict.fromkeys(program.ranks, 0)
         self.results: list[dict[int, np.ndarray]] = [{} for _ in calls]
         # By call and collective: who has started it, and whether its messages have travelled.

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -24,8 +26,8 @@ void* address_of(uintptr_t number) { return reinterpret_cast<void*>(number); }
 class BoundStage {
  public:
   BoundStage(const std::vector<Engines*>& programs,
-             const std::vector<std::tuple<int32_t, int32_t, uint32_t>>& actions)
-      : stage_(copied(programs), converted(actions)) {}
+             const std::vector<std::tuple<int32_t, int32_t, uint32_t>>& actions, int num_shards)
+      : stage_(copied(programs), converted(actions), num_shards) {}
 
   void bind(const std::vector<uintptr_t>& memory, std::shared_ptr<BoundSignals> signals,
             std::shared_ptr<Counts> counts, double timeout_secs) {
@@ -37,9 +39,17 @@ class BoundStage {
                 timeout_secs);
   }
 
-  void run(uintptr_t src, uintptr_t dst, int num_threads) {
+  void run(const py::tuple& shards, int num_threads) {
+    if (shards.size() != static_cast<size_t>(stage_.num_shards())) {
+      throw std::invalid_argument("a stage of " + std::to_string(stage_.num_shards()) +
+                                  " shards was given " + std::to_string(shards.size()) + ".");
+    }
+    for (int i = 0; i < stage_.num_shards(); ++i) {
+      stage_.set_shard(i, PyLong_AsVoidPtr(PyTuple_GET_ITEM(shards.ptr(), i)));
+    }
+    if (PyErr_Occurred()) throw py::error_already_set();
     const py::gil_scoped_release release;
-    stage_.run(address_of(src), address_of(dst), num_threads, raise_python_signals);
+    stage_.run(num_threads, raise_python_signals);
   }
 
  private:
@@ -71,11 +81,11 @@ void bind_stage(py::module_& m) {
       .def("add", &Counts::add, py::arg("totals"));
   py::class_<BoundStage>(m, "Stage")
       .def(py::init<const std::vector<Engines*>&,
-                    const std::vector<std::tuple<int32_t, int32_t, uint32_t>>&>(),
-           py::arg("programs"), py::arg("actions"))
+                    const std::vector<std::tuple<int32_t, int32_t, uint32_t>>&, int>(),
+           py::arg("programs"), py::arg("actions"), py::arg("num_shards"))
       .def("bind", &BoundStage::bind, py::arg("memory"), py::arg("signals").none(true),
            py::arg("counts").none(true), py::arg("timeout_secs"))
-      .def("run", &BoundStage::run, py::arg("src"), py::arg("dst"), py::arg("num_threads"));
+      .def("run", &BoundStage::run, py::arg("shards"), py::arg("num_threads"));
 }
 
 }  // namespace rvdcomm

@@ -15,8 +15,11 @@ void Counts::add(const std::vector<uint32_t>& totals) {
   for (size_t i = 0; i < totals.size(); ++i) at_start_[i] += totals[i];
 }
 
-Stage::Stage(std::vector<CopyProgram> programs, std::vector<Action> actions)
-    : programs_(std::move(programs)), actions_(std::move(actions)) {
+Stage::Stage(std::vector<CopyProgram> programs, std::vector<Action> actions, int num_shards)
+    : programs_(std::move(programs)),
+      actions_(std::move(actions)),
+      num_shards_(num_shards),
+      buffers_(static_cast<size_t>(num_shards), nullptr) {
   for (const Action& action : actions_) {
     const bool is_known = action.index >= 0 && static_cast<size_t>(action.index) < programs_.size();
     if (action.kind == Action::Kind::kCopy && !is_known) {
@@ -28,16 +31,14 @@ Stage::Stage(std::vector<CopyProgram> programs, std::vector<Action> actions)
 
 void Stage::bind(std::vector<void*> memory, Signals* signals, const Counts* counts,
                  double timeout_secs) {
-  buffers_.resize(2);
+  buffers_.resize(static_cast<size_t>(num_shards_));
   buffers_.insert(buffers_.end(), memory.begin(), memory.end());
   signals_ = signals;
   counts_ = counts;
   timeout_secs_ = timeout_secs;
 }
 
-void Stage::run(void* src, void* dst, int num_threads, const Signals::Hook& between_slices) {
-  buffers_[0] = src;
-  buffers_[1] = dst;
+void Stage::run(int num_threads, const Signals::Hook& between_slices) {
   for (const Action& action : actions_) {
     switch (action.kind) {
       case Action::Kind::kCopy:

@@ -49,3 +49,10 @@ def misuse_of(tensor: Tensor | None, out: Tensor | None) -> str | None:
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def resolved(tensor: Tensor) -> Tensor:
+    """The tensor with bytes of its own: lazily conjugated or negated, it has none."""
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.resolve_conj().resolve_neg()
+    return tensor

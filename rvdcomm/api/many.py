@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from rvdcomm.api.one import redistribute
-from rvdcomm.errors import LayoutError
+from rvdcomm.api.float8 import Scale, dequantized, quantized
+from rvdcomm.api.inspect import resolved
+from rvdcomm.api.many_request import ManyRequest, agree, request_of
+from rvdcomm.api.pending import drain
+from rvdcomm.bundle import Batch
+from rvdcomm.executors import results
+from rvdcomm.executors.choice import compiled_many
+from rvdcomm.executors.rank_program import RankProgram
+from rvdcomm.executors.world import World
 from rvdcomm.layout import Layout
+from rvdcomm.program import is_src, shard_index
 from rvdcomm.topology import Topology
 
 
@@ -18,21 +30,162 @@ def redistribute_many(
     src: Mapping[str, Layout | str],
     dst: Mapping[str, Layout | str],
     *,
+    names: Callable[[str], str] | None = None,
+    out: Mapping[str, Tensor] | None = None,
+    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    scale: Scale | Mapping[str, Scale] | None = None,
+    memory_limit: int | None = None,
+    progress: bool = False,
     group: Any = None,
     topology: Topology | None = None,
-) -> dict[str, Any]:
-    """Redistribute every tensor of a state dict, one after another in the order of names.
+    executor: str | None = None,
+) -> dict[str, Tensor | None]:
+    """Redistribute every tensor of a state dict, as one call: ``redistribute`` for many.
 
-    Args and errors are those of ``redistribute``; all three mappings have the same names, on all
-    ranks.
+    Tensors are joined: in every step those of the same ranks are one message a pair of ranks, and
+    ranks that read each other's memory wait for each other once a bucket. The first call of a
+    state dict plans it and lets all ranks compare what they were asked for; later calls run it.
+
+    Collective over the ranks of all layouts.
+
+    Args:
+        tensors: this rank's shards by the names of ``src``, maybe strided: a part of a fused
+            tensor is given as a view of it. A name may be missing where this rank has no shard.
+        src, dst: the layouts of every tensor, by the names that it has on either side; texts need
+            their ``shape(...)``.
+        names: the name in ``dst`` of a name in ``src``; the same if None.
+        out: where results go, maybe strided; what has no entry is allocated.
+        dtype: what tensors become: one dtype, or some by the names of ``dst``; values are summed
+            before they are rounded, and travel in the narrower dtype.
+        scale: what 1.0 of a float8 value stands for, one or by the names of ``dst``: a number, or a
+            tensor that broadcasts against this rank's src shard (to float8) or dst shard (from
+            float8). Values beyond the range of float8 become its largest.
+        memory_limit: bytes of staging, besides tensors and results, that no rank may exceed.
+        progress: show a bar on stderr, for calls of several seconds.
+        group, topology, executor: as of ``redistribute``.
+
+    Returns:
+        This rank's dst shards by the names of ``dst``; None where it has none.
 
     Raises:
-        LayoutError: the mappings differ in their names.
+        LayoutError: names do not match, the request is illegal, or ranks disagree about it.
+        ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both come on every rank
+            of the first call.
+        MemoryLimitError: the limit is too low.
+        CommError: a peer failed, or did not join within the group's timeout.
     """
-    if not set(tensors) == set(src) == set(dst):
-        odd = sorted(set(tensors) ^ set(src) | set(tensors) ^ set(dst))
-        raise LayoutError(f"redistribute_many: tensors, src and dst differ in the names {odd[:5]}.")
-    return {
-        name: redistribute(tensors[name], src[name], dst[name], group=group, topology=topology)
-        for name in sorted(tensors)
-    }
+    world = World.of(group)
+    request = request_of(
+        tensors,
+        out,
+        executor,
+        src=src,
+        dst=dst,
+        names=names,
+        dtype=dtype,
+        scale=scale,
+        memory_limit=memory_limit,
+        topology=topology,
+    )
+    call: _Call | None = world.agreed.get(request.key)
+    if call is None:
+        call = world.agreed[request.key] = _Call(request, agree(world, request), world)
+    else:
+        request.check(world.rank)
+    drain()
+    return call.run(request, progress)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A caller's buffer of a batch: which tensor of the call lies in it."""
+
+    is_src: bool
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_direct: bool
+
+
+class _Call:
+    """A bundle compiled for this rank; collective over the ranks of the bundle when made."""
+
+    def __init__(self, request: ManyRequest, dtypes: Mapping[str, str], world: World) -> None:
+        self._bundle = request.bundle(dtypes)
+        self._device = world.device
+        self._rank = world.rank
+        # The dtype that a result has, which is not the one in which scaled values travel.
+        self._becomes = {
+            name: getattr(torch, request.dst_dtype(name, dtypes[s])) for s, name in request.pairs
+        }
+        self._scaled = {name for s, name in request.pairs if request.is_scaled(name, dtypes[s])}
+        self._dst_of = dict(request.pairs)
+        self._batches = [
+            (program, [self._slot(batch, program, name) for name in program.names])
+            for batch, program in compiled_many(self._bundle, world, request.executor)
+        ]
+
+    def run(self, request: ManyRequest, progress: bool) -> dict[str, Tensor | None]:
+        """Move all tensors, batch by batch."""
+        found: dict[str, Tensor | None] = dict.fromkeys(request.dst)
+        given = next(iter((*request.tensors.values(), *request.out.values())), None)
+        device = self._device if given is None else given.device
+        sizes = [sum(prod(s.shape) * s.dtype.itemsize for s in slots) for _, slots in self._batches]
+        with (
+            torch.no_grad(),
+            tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=not progress) as bar,
+        ):
+            for (program, slots), size in zip(self._batches, sizes, strict=True):
+                shards = [self._shard(slot, request, device) for slot in slots]
+                program.run(shards, device)
+                for slot, shard in zip(slots, shards, strict=True):
+                    if not slot.is_src:
+                        found[slot.name] = self._result(slot, shard, request)
+                bar.update(size)
+        return found
+
+    def _slot(self, batch: Batch, program: RankProgram, buffer: str) -> _Slot:
+        member = self._bundle.members[batch.members[shard_index(buffer)]]
+        transition = program.program.transition(buffer)
+        return _Slot(
+            is_src(buffer),
+            member.src_name if is_src(buffer) else member.name,
+            transition.layout(buffer).cell(self._rank).box.shape,
+            getattr(torch, transition.dtype(buffer)),
+            buffer in program.direct,
+        )
+
+    def _shard(self, slot: _Slot, request: ManyRequest, device: torch.device) -> Tensor:
+        """The memory that the program reads or writes."""
+        if not slot.is_src:
+            out = request.out.get(slot.name)
+            fits = out is not None and out.dtype == slot.dtype
+            if out is not None and fits and (out.is_contiguous() or not slot.is_direct):
+                return out
+            return results.empty(slot.shape, slot.dtype, device)
+        tensor = request.tensors[slot.name]
+        name = self._dst_of[slot.name]
+        if name in self._scaled and tensor.dtype != slot.dtype:
+            return quantized(tensor, _given(request.scale_of(name)), slot.dtype)
+        return resolved(tensor)
+
+    def _result(self, slot: _Slot, shard: Tensor, request: ManyRequest) -> Tensor:
+        """What the caller gets of what the program wrote."""
+        out = request.out.get(slot.name)
+        if shard is out:
+            return shard
+        becomes = self._becomes[slot.name]
+        if out is None and shard.dtype == becomes:
+            return shard
+        if out is None:
+            out = results.empty(slot.shape, becomes, shard.device)
+        if slot.name in self._scaled and shard.dtype != becomes:
+            dequantized(shard, _given(request.scale_of(slot.name)), out)
+        else:
+            out.copy_(shard)
+        return out
+
+
+def _given(scale: Scale | None) -> Scale:
+    assert scale is not None, "only what has a scale is scaled"
+    return scale

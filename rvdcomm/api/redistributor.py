@@ -95,14 +95,15 @@ class Redistributor:
         if tensor is not None and (tensor.is_conj() or tensor.is_neg()):
             # Lazily conjugated or negated, it has no bytes of its own until it is resolved.
             tensor = tensor.resolve_conj().resolve_neg()
+        given = () if tensor is None else (tensor,)
         if self._dst_shape is None:
-            program.run(tensor, None, self._dtype, device)
+            program.run(given, device)
             return None
         if out is not None and out.is_contiguous():
-            program.run(tensor, out, self._dtype, device)
+            program.run((*given, out), device)
             return out
         result = results.empty(self._dst_shape, self._dtype, device)
-        program.run(tensor, result, self._dtype, device)
+        program.run((*given, result), device)
         return result if out is None else out.copy_(result)
 
     def _program_for(self, device: torch.device) -> RankProgram:

@@ -8,34 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rvdcomm.program import DST, SRC
+from rvdcomm.program import is_shard
 
 
 @dataclass(slots=True)
 class Call:
-    """The caller's tensors and the block of staging memory; ``arena`` holds elements.
+    """The caller's tensors by buffer, and the block of staging memory; ``arena`` holds elements.
 
-    ``src`` may be strided; a call of the backend needs it in one piece, and gets that once.
+    A src shard may be strided; a call of the backend needs it in one piece, and gets that once.
     """
 
-    src: Tensor | None
-    dst: Tensor | None
+    shards: dict[str, Tensor]
     arena: Tensor
     sent_bytes: int = 0
     works: dict[int, list[Any]] = field(default_factory=dict)
-    _whole_src: Tensor | None = None
+    _whole: dict[str, Tensor] = field(default_factory=dict)
 
     def block(self, name: str) -> Tensor:
         """The contiguous tensor in which a buffer lies."""
-        if name == DST:
-            assert self.dst is not None
-            return self.dst
-        if name != SRC:
+        if not is_shard(name):
             return self.arena
-        if self._whole_src is None:
-            assert self.src is not None
-            self._whole_src = self.src.contiguous()
-        return self._whole_src
+        if name not in self._whole:
+            self._whole[name] = self.shards[name].contiguous()
+        return self._whole[name]
 
     def run(self, name: str, start: int, count: int) -> Tensor:
         """``count`` elements of a block, from its element ``start`` on."""

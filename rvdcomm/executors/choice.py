@@ -7,8 +7,10 @@ Ranks that can map each other's memory read from it (``peer``); all others are s
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import partial
 
+from rvdcomm.bundle import Batch, Bundle
 from rvdcomm.errors import CommError, LayoutError
 from rvdcomm.executors.agreement import exchange_posts
 from rvdcomm.executors.rank_program import RankProgram
@@ -21,6 +23,7 @@ from rvdcomm.native import core
 from rvdcomm.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.planner import Plan
 from rvdcomm.program import Program
+from rvdcomm.topology import Topology
 
 EXECUTORS = ("auto", "dist", "peer")
 
@@ -52,15 +55,31 @@ def compiled(plan: Plan, world: World, executor: str) -> RankProgram:
         CommError: ``peer`` was asked for, and ranks of one host cannot share memory; on all ranks.
     """
     members = tuple(sorted({*plan.src.ranks, *plan.dst.ranks}))
-    islands = _islands(plan, members, world, executor)
+    islands = _islands(plan.topology, members, world, executor)
     if islands:
         program = near_program(plan, islands)
-        refusals = _reserve(program, members, world)
-        if not refusals:
+        if _may_run([program], members, world, executor):
             return RankProgram(program, world)
-        if executor == "peer":
-            raise CommError(f"executor 'peer': {refusals[0]}")
     return RankProgram(plan.program, world)
+
+
+def compiled_many(bundle: Bundle, world: World, executor: str) -> list[tuple[Batch, RankProgram]]:
+    """The batches that this rank takes part in; collective over the ranks of the bundle.
+
+    Raises:
+        CommError: as of ``compiled``.
+        MemoryLimitError: the limit is too low, on all ranks.
+    """
+    islands = _islands(bundle.topology, bundle.ranks, world, executor)
+    batches = bundle.lowered(islands)
+    programs = [batch.program for batch in batches]
+    if islands and not _may_run(programs, bundle.ranks, world, executor):
+        batches = bundle.batches
+    return [
+        (batch, RankProgram(batch.program, world))
+        for batch in batches
+        if world.rank in batch.program.ranks
+    ]
 
 
 def near_program(plan: Plan, islands: Groups) -> Program:
@@ -80,9 +99,9 @@ def near_program(plan: Plan, islands: Groups) -> Program:
     return program if wanted <= num_slices else lowered(num_slices=wanted)
 
 
-def _islands(plan: Plan, members: tuple[int, ...], world: World, executor: str) -> Groups:
+def _islands(topology: Topology, members: tuple[int, ...], world: World, executor: str) -> Groups:
     """Ranks that are to read each other's memory, as groups of two or more."""
-    hosts = _hosts(plan, members)
+    hosts = _hosts(topology, members)
     if world.rank not in members or not _may_be_near(world, executor):
         return ()
     if all(len(host) == 1 for host in hosts):
@@ -106,9 +125,9 @@ def _may_be_near(world: World, executor: str) -> bool:
     return world.backend == "gloo"
 
 
-def _hosts(plan: Plan, members: tuple[int, ...]) -> Groups:
+def _hosts(topology: Topology, members: tuple[int, ...]) -> Groups:
     """Ranks that the topology puts on one host."""
-    levels = plan.topology.levels
+    levels = topology.levels
     groups = levels[1].groups if len(levels) > 1 else (members,)
     found = (tuple(rank for rank in group if rank in members) for group in groups)
     return tuple(group for group in found if group)
@@ -126,19 +145,33 @@ def _check_all_near(found: Groups, hosts: Groups) -> None:
             )
 
 
-def _reserve(program: Program, members: tuple[int, ...], world: World) -> list[str]:
-    """Share the memory that the program needs; what the system refused to any rank.
+def _may_run(
+    programs: Sequence[Program], members: tuple[int, ...], world: World, executor: str
+) -> bool:
+    """Share the memory that programs need; whether the system refused it to no rank.
 
-    All ranks of the plan learn it, also those of other islands: they must run one program.
+    All members learn it, also those of other islands: they must run the same programs.
+
+    Raises:
+        CommError: it did, and nothing else than ``peer`` will do.
     """
-    refusal = ""
-    group = next((group for group in program.peer_groups if world.rank in group), None)
-    if group is not None:
-        from rvdcomm.executors.segment import SharedMemoryError  # It needs the native core.
-
-        try:
-            staging_of(world, group).reserve({r: program.arena(r).num_bytes for r in group})
-        except SharedMemoryError as error:
-            refusal = str(error)
+    refusal = next(filter(None, (_refusal(program, world) for program in programs)), "")
     posts = exchange_posts(world, members, {"refusal": refusal}, "sharing memory")
-    return [post["refusal"] for post in posts.values() if post["refusal"]]
+    refusals = [post["refusal"] for post in posts.values() if post["refusal"]]
+    if refusals and executor == "peer":
+        raise CommError(f"executor 'peer': {refusals[0]}")
+    return not refusals
+
+
+def _refusal(program: Program, world: World) -> str:
+    """What the system says to the memory that the islands of a program need of this rank."""
+    group = next((group for group in program.peer_groups if world.rank in group), None)
+    if group is None:
+        return ""
+    from rvdcomm.executors.segment import SharedMemoryError  # It needs the native core.
+
+    try:
+        staging_of(world, group).reserve({r: program.arena(r).num_bytes for r in group})
+    except SharedMemoryError as error:
+        return str(error)
+    return ""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rvdcomm.box import Box
 from rvdcomm.executors.call import Call
-from rvdcomm.program import SRC, Copy, Program, Zero
+from rvdcomm.program import Copy, Program, Zero, is_shard
 
 _ADD_AS = {
     # Two's complement: the sum of the bits is the same, signed or not.
@@ -65,10 +65,10 @@ def _view(program: Program, rank: int, name: str, piece: int, box: Box) -> Calla
     """A strided view of ``box`` in a piece of a buffer."""
     buffer = program.buffer[name, rank]
     outer = buffer.pieces[piece]
-    if name == SRC:
+    if is_shard(name):
         # The caller's tensor may be strided: it is sliced, never made contiguous for a copy.
-        slices = box.slices_within(outer)
-        return lambda call: call.src[slices]  # type: ignore[index]
+        slices = program.tensor_dims(box.slices_within(outer), name)
+        return lambda call: call.shards[name][slices]
     stride = [prod(outer.shape[d + 1 :]) for d in range(len(outer.shape))]
     starts = (s.start * step for s, step in zip(box.slices_within(outer), stride, strict=True))
     start = call_offset(program, rank, name) + buffer.offset(piece) + sum(starts)

@@ -8,6 +8,7 @@ tensor operation a box.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from rvdcomm.executors.cuda_staging import CudaStaging
 from rvdcomm.executors.dist import Transfer
 from rvdcomm.executors.local import operation
 from rvdcomm.executors.schedule import Action, Do, Finish, Start, schedule
-from rvdcomm.executors.stage import CudaStage, Strides, native_stage
+from rvdcomm.executors.stage import CudaStage, ShardStrides, native_stage
 from rvdcomm.executors.staging import staging_of, whole
 from rvdcomm.executors.world import World
 from rvdcomm.native import core
 from rvdcomm.program import Copy, Program
 
+Shards = Sequence[Tensor]
 _Step = Callable[[Call], None]
 _NO_ERROR: tuple[type[BaseException], ...] = ()
 _PEER_ERROR = _NO_ERROR if core is None else core.PeerError
@@ -42,6 +44,8 @@ class RankProgram:
     def __init__(self, program: Program, world: World) -> None:
         self.program, self.rank = program, world.rank
         self.sent_bytes = 0
+        self._dtype: torch.dtype = getattr(torch, program.dtype)
+        self.names = program.shard_names(world.rank)
         group = next((group for group in program.peer_groups if world.rank in group), None)
         self._staging = staging_of(world, group)
         members = self._staging.ranks
@@ -62,23 +66,34 @@ class RankProgram:
             for i in program.of_rank(world.rank)
             if isinstance(i, Copy) and i.is_remote and i.src_rank == world.rank
         )
-        self._native: dict[Strides | None, _NativeSteps] = {}
-        self._cuda: dict[Strides | None, list[Any]] = {}
+        self._native: dict[ShardStrides, _NativeSteps] = {}
+        self._cuda: dict[ShardStrides, list[Any]] = {}
         self._plain: list[_Step] | None = None
 
-    def run(self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype, device: Any) -> None:
-        """Read ``src`` and write ``dst``; each is None for a rank outside that layout.
+    @cached_property
+    def direct(self) -> frozenset[str]:
+        """The shards that the backend itself reads or writes, which have to be contiguous."""
+        mine = [one for one in self.program.collectives if self.rank in one.ranks]
+        return frozenset(name for one in mine for name in one.buffers_of(self.rank))
+
+    def run(self, shards: Shards, device: Any) -> None:
+        """Read the src shards and write the dst shards.
+
+        Args:
+            shards: the tensors of ``program.shard_names(rank)``; dst shards in ``direct`` are
+                contiguous.
+            device: where they are, and staging is.
 
         Raises:
             CommError: a peer is dead, late or gave up.
         """
         try:
             if core is not None and device.type == "cpu":
-                self._run_native(src, dst, dtype)
+                self._run_native(shards)
             elif core is not None and device.type == "cuda" and core.has_cuda:
-                self._run_cuda(src, dst, dtype, device)
+                self._run_cuda(shards, device)
             else:
-                self._run_plain(src, dst, dtype, device)
+                self._run_plain(shards, device)
         except _PEER_ERROR as error:
             raise self._staging.island.comm_error(error, "a peer step") from None
         except BaseException:
@@ -89,8 +104,8 @@ class RankProgram:
 
     # --- native ---------------------------------------------------------------------------------
 
-    def _run_native(self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype) -> None:
-        strides = None if src is None or src.is_contiguous() else src.stride()
+    def _run_native(self, shards: Shards) -> None:
+        strides = _strides(shards)
         native = self._native.get(strides)
         if native is None:
             native = self._native[strides] = self._compile(strides)
@@ -99,25 +114,27 @@ class RankProgram:
         if native.version != staging.version:
             for stage in native.stages:
                 staging.bind(stage)
-            native.arena = staging.block.view(dtype)
+            native.arena = staging.block.view(self._dtype)
             native.version = staging.version
-        src_address = 0 if src is None else src.data_ptr()
-        dst_address = 0 if dst is None else dst.data_ptr()
+        addresses = tuple([shard.data_ptr() for shard in shards])
         if native.alone is not None:
-            native.alone.run(src_address, dst_address, self._num_threads)
+            native.alone.run(addresses, self._num_threads)
             self.sent_bytes = self._read_bytes
         else:
-            call = Call(src, dst, native.arena)
+            call = self._call(shards, native.arena)
             for stage, transfer in native.steps:
                 if stage is not None:
-                    stage(src_address, dst_address, self._num_threads)
+                    stage(addresses, self._num_threads)
                 else:
                     transfer(call)
             self.sent_bytes = call.sent_bytes + self._read_bytes
         if self._totals:
             staging.end_call(self._totals)
 
-    def _compile(self, strides: Strides | None) -> _NativeSteps:
+    def _call(self, shards: Shards, arena: Tensor) -> Call:
+        return Call(dict(zip(self.names, shards, strict=True)), arena)
+
+    def _compile(self, strides: ShardStrides) -> _NativeSteps:
         members = self._staging.ranks
         native = _NativeSteps()
         for part in self._parts:
@@ -137,20 +154,18 @@ class RankProgram:
 
     # --- CUDA -----------------------------------------------------------------------------------
 
-    def _run_cuda(
-        self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def _run_cuda(self, shards: Shards, device: torch.device) -> None:
         """Queue all work on the caller's stream; nothing here waits for the GPU."""
-        strides = None if src is None or src.is_contiguous() else src.stride()
+        strides = _strides(shards)
         if strides not in self._cuda:
             self._cuda[strides] = [self._cuda_step(part, strides) for part in self._parts]
         staging, stream = self._staging, torch.cuda.current_stream(device)
         block, arenas = self._device_memory(device)
-        call = Call(src, dst, block.view(dtype))
-        shards = [0 if shard is None else shard.data_ptr() for shard in (src, dst)]
+        call = self._call(shards, block.view(self._dtype))
+        addresses = [*(shard.data_ptr() for shard in shards), *arenas]
         for step in self._cuda[strides]:
             if isinstance(step, CudaStage):
-                step.run([*shards, *arenas], stream, staging)
+                step.run(addresses, stream, staging)
             else:
                 step(call)
         self.sent_bytes = call.sent_bytes + self._read_bytes
@@ -166,23 +181,21 @@ class RankProgram:
         block = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return block, [block.data_ptr()]
 
-    def _cuda_step(self, part: Any, strides: Strides | None) -> Any:
+    def _cuda_step(self, part: Any, strides: ShardStrides) -> Any:
         if isinstance(part, Start | Finish):
             return self._transfer(part)
         return CudaStage(self.program, self.rank, self._staging.ranks, part, strides)
 
     # --- plain ----------------------------------------------------------------------------------
 
-    def _run_plain(
-        self, src: Tensor | None, dst: Tensor | None, dtype: torch.dtype, device: Any
-    ) -> None:
+    def _run_plain(self, shards: Shards, device: Any) -> None:
         if self._plain is None:
             self._plain = list(self._plain_steps())
         if device.type == "cpu":
             block = self._staging.block
         else:
             block, _ = self._device_memory(device)
-        call = Call(src, dst, block.view(dtype))
+        call = self._call(shards, block.view(self._dtype))
         for step in self._plain:
             step(call)
         self.sent_bytes = call.sent_bytes
@@ -195,6 +208,10 @@ class RankProgram:
                 for action in part:
                     assert isinstance(action, Do), "islands need the native core"
                     yield operation(self.program, self.rank, action.instruction)
+
+
+def _strides(shards: Shards) -> ShardStrides:
+    return tuple([None if shard.is_contiguous() else shard.stride() for shard in shards])
 
 
 class _NativeSteps:

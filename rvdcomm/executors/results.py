@@ -59,6 +59,11 @@ class Blocks:
             block.madvise(mmap.MADV_HUGEPAGE)
         return block
 
+    def clear(self) -> None:
+        """Let go of the free blocks."""
+        with self._lock:
+            self._free.clear()
+
     def give_back(self, block: mmap.mmap) -> None:
         """Keep a block for the next that wants its size, and let go of the oldest if it is much."""
         with self._lock:

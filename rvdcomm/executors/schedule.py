@@ -18,15 +18,14 @@ from functools import cached_property
 
 from rvdcomm.box import Box
 from rvdcomm.program import (
-    DST,
     NO_BUFFER,
-    SRC,
     Collective,
     Copy,
     Entry,
     Instruction,
     Program,
     Zero,
+    is_shard,
 )
 
 
@@ -150,7 +149,7 @@ class _Memory:
 
     def overlap(self, a: str, b: str) -> bool:
         """Whether two buffers share bytes."""
-        if a == b or a in (SRC, DST) or b in (SRC, DST):
+        if a == b or is_shard(a) or is_shard(b):
             return a == b
         (a_start, a_end), (b_start, b_end) = self._spans[a], self._spans[b]
         return a_start < b_end and b_start < a_end
@@ -284,7 +283,7 @@ class _Scheduler:
             if isinstance(action, Finish):
                 continue
             what = action.instruction if isinstance(action, Do) else action.collective
-            if any(a.is_write and a.buffer != DST for a in _accesses(what, rank)):
+            if any(a.is_write and not is_shard(a.buffer) for a in _accesses(what, rank)):
                 return i
         return None
 

@@ -10,11 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rvdcomm.box import Box
+from rvdcomm.dtypes import ITEM_BYTES
 from rvdcomm.errors import ShapeMismatchError
 from rvdcomm.planner import Plan
-from rvdcomm.program import DST, SRC, Collective, Copy, Message, Program, Zero
+from rvdcomm.program import SRC, Collective, Copy, Message, Program, Zero, is_src
 
 Array = NDArray[Any]
+Home = tuple[str, int]
+"""(buffer, rank)."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,22 @@ def simulate_program(program: Program, shards: Mapping[int, Array]) -> Simulatio
         ShapeMismatchError: a shard is missing, or has another shape or size of element.
     """
     _check(program, shards)
-    return _Simulation(program, shards).run()
+    done = _Simulation(program, {(SRC, rank): shard for rank, shard in shards.items()})
+    done.run()
+    results = {rank: shard for (_, rank), shard in done.results().items()}
+    return SimulationResult(results, done.recv, done.sent, done.peak)
+
+
+def simulate_many(
+    program: Program, shards: Mapping[Home, Array]
+) -> tuple[dict[Home, Array], SimulationResult]:
+    """Run a program of several tensors on ``{(buffer, rank): shard}``; returns the same for dst.
+
+    Shards of dtypes that numpy does not have cannot be converted.
+    """
+    done = _Simulation(program, shards)
+    done.run()
+    return done.results(), SimulationResult({}, done.recv, done.sent, done.peak)
 
 
 def _check(program: Program, shards: Mapping[int, Array]) -> None:
@@ -97,16 +115,17 @@ def _is_other(name: str, dtype: str) -> bool:
 class _Simulation:
     """Buffers of all ranks: shards as flat arrays of their own, staging in one arena a rank."""
 
-    def __init__(self, program: Program, shards: Mapping[int, Array]) -> None:
+    def __init__(self, program: Program, shards: Mapping[Home, Array]) -> None:
         self.program = program
-        self.dtype = next(iter(shards.values())).dtype
-        self.flat: dict[tuple[str, int], Array] = {}
+        # Bits may stand for a dtype that numpy does not have.
+        self.dtypes = {program.dtype_of(name): shard.dtype for (name, _), shard in shards.items()}
+        self.flat: dict[Home, Array] = {}
         self.arena: dict[int, NDArray[np.uint8]] = {}
         self.recv = dict.fromkeys(program.ranks, 0)
         self.sent = dict.fromkeys(program.ranks, 0)
         self.peak = {rank: self._allocate(rank) for rank in program.ranks}
-        for rank in program.src.ranks:
-            self.flat[SRC, rank][:] = shards[rank].reshape(-1)
+        for home, shard in shards.items():
+            self.flat[home][:] = shard.reshape(-1)
 
     def _allocate(self, rank: int) -> int:
         """Make all memory of a rank, and return how many bytes that is."""
@@ -115,25 +134,33 @@ class _Simulation:
         num_bytes = memory.nbytes
         for name, offset in arena.offsets.items():
             size = self.program.buffer[name, rank].num_elements * self.program.item_bytes
-            self.flat[name, rank] = memory[offset : offset + size].view(self.dtype)
-        for name in (SRC, DST):
-            if (name, rank) in self.program.buffer:
-                count = self.program.buffer[name, rank].num_elements
-                shard = _poisoned(count * self.program.item_bytes)
-                self.flat[name, rank] = shard.view(self.dtype)
-                num_bytes += shard.nbytes
+            self.flat[name, rank] = memory[offset : offset + size].view(self._dtype(name))
+        for name in self.program.shard_names(rank):
+            count = self.program.buffer[name, rank].num_elements
+            shard = _poisoned(count * ITEM_BYTES[self.program.dtype_of(name)])
+            self.flat[name, rank] = shard.view(self._dtype(name))
+            num_bytes += shard.nbytes
         return num_bytes
 
-    def run(self) -> SimulationResult:
+    def _dtype(self, name: str) -> Any:
+        dtype = self.program.dtype_of(name)
+        return self.dtypes.get(dtype) or np.dtype(dtype)
+
+    def run(self) -> None:
         runners = {Copy: self._copy, Zero: self._zero, Collective: self._collective}
         for instruction in self.program.instructions:
             runners[type(instruction)](instruction)  # type: ignore[operator]
-        return SimulationResult(self.results(), self.recv, self.sent, self.peak)
 
-    def results(self) -> dict[int, Array]:
-        """Every dst rank's shard."""
-        dst = self.program.dst
-        return {r: self.flat[DST, r].reshape(dst.cell(r).box.shape) for r in sorted(dst.ranks)}
+    def results(self) -> dict[Home, Array]:
+        """Every dst shard, shaped as its box."""
+        return {
+            (name, rank): self.flat[name, rank].reshape(
+                self.program.transition(name).dst.cell(rank).box.shape
+            )
+            for rank in self.program.ranks
+            for name in self.program.shard_names(rank)
+            if not is_src(name)
+        }
 
     def _view(self, name: str, rank: int, piece: int, box: Box) -> Array:
         buffer = self.program.buffer[name, rank]
@@ -153,7 +180,10 @@ class _Simulation:
         for e in copy.entries:
             src = self._view(copy.src, copy.src_rank, e.src_piece, e.box)
             dst = self._view(copy.dst, copy.rank, e.dst_piece, e.box)
-            np.copyto(dst, src) if copy.op == "copy" else np.add(dst, src, out=dst)
+            if copy.op == "copy":
+                np.copyto(dst, src, casting="unsafe")
+            else:
+                np.add(dst, src, out=dst)
 
     def _zero(self, zero: Zero) -> None:
         for e in zero.entries:

@@ -14,15 +14,14 @@ from typing import Any
 from rvdcomm.box import Box
 from rvdcomm.executors.schedule import Action, Advance, Await, Do
 from rvdcomm.native import core
-from rvdcomm.program import DST, SRC, Copy, Program
+from rvdcomm.program import Copy, Program, is_shard
 
 COPY, AWAIT, ADVANCE = range(3)
 """Kinds of actions (csrc/include/rvdcomm/stage.h)."""
 
-NUM_SHARDS = 2
-"""Buffers 0 and 1 are src and dst; after them comes an arena for every rank of the island."""
-
 Strides = tuple[int, ...]
+ShardStrides = tuple[Strides | None, ...]
+"""Of every shard of the rank; None if it is contiguous."""
 Side = tuple[int, str, int, Strides]
 """(buffer, dtype, element offset, element strides)."""
 
@@ -32,19 +31,21 @@ def native_stage(
     rank: int,
     island: Sequence[int],
     actions: Sequence[Action],
-    src_strides: Strides | None,
+    strides: ShardStrides | None = None,
 ) -> Any:
     """The stage of the native core that does ``actions``, which are no transfers, on the CPU.
 
-    ``island`` are the ranks whose arenas follow the shards, own rank included; ``src_strides`` are
-    those of the caller's tensor, if it is not contiguous.
+    Its buffers are the rank's shards, in the order of ``program.shard_names(rank)``, then an arena
+    for every rank of ``island``, own rank included. Without ``strides`` all shards are contiguous.
     """
-    steps = list(_steps(program, rank, island, actions, src_strides))
+    strides = strides or (None,) * len(program.shard_names(rank))
+    steps = list(_steps(program, rank, island, actions, strides))
     copies = [what for kind, what, _ in steps if kind == COPY]
     numbers = iter(range(len(copies)))
     return core.Stage(
         copies,
         [(kind, next(numbers) if kind == COPY else what, count) for kind, what, count in steps],
+        len(strides),
     )
 
 
@@ -57,9 +58,9 @@ class CudaStage:
         rank: int,
         island: Sequence[int],
         actions: Sequence[Action],
-        src_strides: Strides | None,
+        strides: ShardStrides,
     ) -> None:
-        self._steps = list(_steps(program, rank, island, actions, src_strides))
+        self._steps = list(_steps(program, rank, island, actions, strides))
 
     def run(self, addresses: list[int], stream: Any, staging: Any) -> None:
         """Queue the work; ``staging`` waits for peers and tells them, stream by stream."""
@@ -77,18 +78,18 @@ def _steps(
     rank: int,
     island: Sequence[int],
     actions: Sequence[Action],
-    src_strides: Strides | None,
+    strides: ShardStrides,
 ) -> Iterator[tuple[int, Any, int]]:
     """(kind, copy program or index of a peer, count to wait for)."""
     for waits, copies, num_events in _rounds(actions):
         for wait in waits:
             yield AWAIT, island.index(wait.peer), wait.count
         if copies:
-            batch = _Batch(program, rank, island, src_strides)
+            batch = _Batch(program, rank, island, strides)
             for do in copies:
                 batch.add(do)
             # Others wait for what is staged: it must not go past the caches.
-            arena = NUM_SHARDS + island.index(rank)
+            arena = len(strides) + island.index(rank)
             yield COPY, core.CopyProgram(batch.ops, read_soon=[arena]), 0
         for _ in range(num_events):
             yield ADVANCE, 0, 0
@@ -120,12 +121,15 @@ class _Batch:
     program: Program
     rank: int
     island: Sequence[int]
-    src_strides: Strides | None
+    strides: ShardStrides
     ops: list[tuple[tuple[int, ...], Side, list[Side]]] = field(default_factory=list)
     # For every buffer that this batch writes: piece, box and index of each op, in order.
     written: dict[str, list[tuple[int, Box, int]]] = field(default_factory=dict)
     # For every own buffer that it reads: the last op that does.
     last_read: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shards = {name: i for i, name in enumerate(self.program.shard_names(self.rank))}
 
     def add(self, do: Do) -> None:
         """Append an instruction's boxes."""
@@ -170,11 +174,18 @@ class _Batch:
         outer = buffer.pieces[piece]
         shape = outer.shape
         strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-        if name == SRC and self.src_strides is not None:
-            strides = self.src_strides
+        if is_shard(name):
+            number = self._shards[name]
+            strides = self._dims_of(name, self.strides[number]) or strides
         inner = (s.start * step for s, step in zip(box.slices_within(outer), strides, strict=True))
         start = buffer.offset(piece) + sum(inner)
-        if name in (SRC, DST):
-            return (0 if name == SRC else 1), self.program.dtype, start, strides
+        if is_shard(name):
+            return number, self.program.dtype_of(name), start, strides
         start += self.program.arena(owner).offsets[name] // self.program.item_bytes
-        return NUM_SHARDS + self.island.index(owner), self.program.dtype, start, strides
+        return len(self.strides) + self.island.index(owner), self.program.dtype, start, strides
+
+    def _dims_of(self, name: str, strides: Strides | None) -> Strides | None:
+        """The strides of a tensor for the dims of the program."""
+        if strides is None or len(self.program.transitions) == 1:
+            return strides
+        return (0, *strides, *(0,) * (self.program.num_dims - 1 - len(strides)))

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rvdcomm.box import Box
-from rvdcomm.dtypes import SUMMED_BY_BACKENDS
+from rvdcomm.dtypes import ITEM_BYTES, SUMMED_BY_BACKENDS
 from rvdcomm.exchange import Move
 from rvdcomm.lower.call import Call, Target, components
 from rvdcomm.lower.memory import Arrival, Memory, Place
@@ -24,10 +24,20 @@ from rvdcomm.lower.regions import is_filled, window
 from rvdcomm.lower.share import Groups, publish, split_near
 from rvdcomm.lower.slices import Slicing, interleaved
 from rvdcomm.path import Path, State, Step
-from rvdcomm.program import DST, SRC, Collective, Entry, Instruction, Message, Program
+from rvdcomm.program import (
+    DST,
+    SRC,
+    Buffer,
+    Collective,
+    Entry,
+    Instruction,
+    Message,
+    Program,
+    Transition,
+)
 from rvdcomm.topology import Topology
 
-__all__ = ["lower"]
+__all__ = ["Lanes", "lanes", "lower", "wire_dtype"]
 
 
 def lower(
@@ -49,7 +59,54 @@ def lower(
 
     Law (tests/test_lower.py): it verifies, and gives the same data, whatever the options are.
     """
-    memory = Memory()
+    transition = Transition(path.src, path.dst, dtype, dtype)
+    found = lanes(path, transition, topology, islands=islands, num_slices=num_slices, fuse=fuse)
+    return Program((transition,), dtype, found.buffers, tuple(interleaved(found.lanes)))
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A path as instructions: lanes, one a slice of the tensor, of phases.
+
+    Lanes are independent of each other. A phase ends where ranks begin to wait for others.
+    """
+
+    transition: Transition
+    dtype: str
+    buffers: tuple[Buffer, ...]
+    lanes: tuple[tuple[tuple[Instruction, ...], ...], ...]
+
+
+def wire_dtype(transition: Transition) -> str:
+    """What is sent: the narrower dtype of the two, the wider one if parts have to be summed.
+
+    So that values are rounded once, after they are summed, and no needless byte travels.
+    """
+    dtypes = sorted((transition.src_dtype, transition.dst_dtype), key=ITEM_BYTES.__getitem__)
+    return dtypes[-1] if transition.src.rvd.v > 1 else dtypes[0]
+
+
+def lanes(
+    path: Path,
+    transition: Transition,
+    topology: Topology,
+    *,
+    islands: Groups = (),
+    num_slices: int = 1,
+    fuse: bool = True,
+    staged: bool = False,
+) -> Lanes:
+    """The instructions that run ``path``, before they are put in one order.
+
+    Args:
+        path, topology, islands, num_slices, fuse: as of ``lower``.
+        transition: the path's ends, with dtypes that may differ.
+        staged: let every collective work on staging buffers of its own alone, so that it can be
+            joined with others.
+    """
+    dtype = wire_dtype(transition)
+    converted = {name for name in (SRC, DST) if transition.dtype(name) != dtype}
+    memory = Memory(frozenset(converted), staged)
     for name, layout in ((SRC, path.src), (DST, path.dst)):
         for rank in sorted(layout.ranks):
             memory.add_buffer(name, rank, (layout.cell(rank).box,))
@@ -62,12 +119,15 @@ def lower(
     boxes += [move.box for leg in legs for move in leg.moves]
     boxes += [box for leg in legs for h in leg.state.placement.holdings for box in h.boxes]
     slicing = Slicing.of(boxes, num_slices)
-    lanes = [
+    found = [
         _Lane(path, dtype, memory, slicing, index, islands, fuse).phases(legs)
         for index in range(slicing.num_slices)
     ]
-    return Program(
-        path.src, path.dst, dtype, tuple(memory.buffers.values()), tuple(interleaved(lanes))
+    return Lanes(
+        transition,
+        dtype,
+        tuple(memory.buffers.values()),
+        tuple(tuple(map(tuple, phases)) for phases in found),
     )
 
 
@@ -101,6 +161,8 @@ class _Lane:
             rank: [Place(box, SRC, 0, rank) for box in self._slice([self.path.src.cell(rank).box])]
             for rank in self.path.src.ranks
         }
+        if SRC in memory.converted and self.path.src.rvd.v > 1:
+            self._convert()
         waiting = list(legs)
         while waiting:
             leg = waiting.pop(0)
@@ -116,6 +178,14 @@ class _Lane:
         self._end_phase()
         return self.done
 
+    def _convert(self) -> None:
+        """Begin with shards in the dtype of staging: sums have terms of one dtype."""
+        memory, name = self.memory, self.memory.new_name("x")
+        for rank in sorted(self.path.src.ranks):
+            boxes = tuple(place.box for place in memory.where[rank])
+            memory.copy_shard(rank, memory.add_buffer(name, rank, boxes))
+            memory.settle(name, rank, boxes)
+
     def _slice(self, boxes: Iterable[Box]) -> tuple[Box, ...]:
         return self.slicing.of_boxes(boxes, self.index)
 
@@ -123,6 +193,7 @@ class _Lane:
         self.done.append(self.memory.take_instructions())
 
     def _target(self, state: State, moves: Iterable[Move], is_dst: bool, in_place: bool) -> Target:
+        is_dst = is_dst and DST not in self.memory.converted
         boxes = {rank: self._slice(h.boxes) for rank, h in state.placement.by_rank.items()}
         arriving: dict[int, list[Move]] = {rank: [] for rank in boxes}
         for move in moves:
@@ -143,7 +214,7 @@ class _Lane:
             for m in leg.moves
             for box in self._slice([m.box])
         ]
-        target = self._target(leg.state, moves, is_last, in_place=self.fuse)
+        target = self._target(leg.state, moves, is_last, self.fuse and not memory.staged)
         arrivals = self._arrivals(leg.index, moves, target)
         self._end_phase()
         where: dict[int, list[Place]] = {}
@@ -160,8 +231,9 @@ class _Lane:
                 buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
                 memory.accumulate(rank, buffer, mine, written=[])
                 memory.zero_rest(rank, buffer, boxes, came)
+            is_dst = target.name == DST
             where[rank] = [
-                Place(box, target.name, 0 if is_last else i, rank) for i, box in enumerate(boxes)
+                Place(box, target.name, 0 if is_dst else i, rank) for i, box in enumerate(boxes)
             ]
         memory.where = where
 
@@ -225,7 +297,8 @@ class _Lane:
         """Copy the shard to where the result goes, and let the backend sum in place."""
         memory = self.memory
         # A slice of dst is no single run of memory.
-        is_dst = is_last and self.slicing.num_slices == 1
+        is_whole = self.slicing.num_slices == 1 and not memory.staged
+        is_dst = is_last and is_whole and DST not in memory.converted
         name = DST if is_dst else memory.new_name("x")
         shards = {r: self._slice(h.boxes) for r, h in step.dst.placement.by_rank.items()}
         for group in step.groups:

@@ -62,7 +62,7 @@ class Call:
     @cached_property
     def with_own(self) -> bool:
         """Whether ranks send to themselves too: in a gather, or if that keeps the runs whole."""
-        if self.is_gather or not self.fuse:
+        if self.is_gather or not self.fuse or self.memory.staged:
             return self.is_gather
         sends_whole = all(self._run_to_send(rank, True) is not None for rank in self.group)
         return sends_whole or all(
@@ -117,16 +117,18 @@ class Call:
             # A gather sends one list of boxes to all.
             if not (self.is_gather and run):
                 run += [(found[0][0], m.box) for found, m in zip(places, moves, strict=True)]
-        if len({place.buffer for place, _ in run}) != 1:
+        names = {place.buffer for place, _ in run}
+        if len(names) != 1 or names & self.memory.converted:
             return None
-        name = run[0][0].buffer
+        (name,) = names
         memory = self.memory.buffers[name, rank].pieces
         in_order = is_run(memory, [(place.piece, box) for place, box in run])
         return (name, pieces) if in_order else None
 
     def _send(self, rank: int) -> tuple[str, dict[Pair, list[int]]]:
         """What ``rank`` sends from where; packed first if it is not one run already."""
-        found = self._run_to_send(rank, self.with_own) if self.fuse else None
+        in_place = self.fuse and not self.memory.staged
+        found = self._run_to_send(rank, self.with_own) if in_place else None
         if found is not None:
             return found
         packed: list[Box] = []

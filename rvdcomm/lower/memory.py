@@ -38,9 +38,14 @@ class Memory:
 
     Invariant: for every rank, the boxes of its places are disjoint and make up its shard; a place
     of another rank lies in staging memory of the same island.
+
+    ``converted`` are shards of another dtype than staging: only copies may touch them. With
+    ``staged`` every collective has buffers of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, converted: frozenset[str] = frozenset(), staged: bool = False) -> None:
+        self.converted = converted
+        self.staged = staged
         self.buffers: dict[tuple[str, int], Buffer] = {}
         self.instructions: list[Instruction] = []
         self.where: dict[int, list[Place]] = {}

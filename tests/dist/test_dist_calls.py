@@ -679,7 +679,7 @@ def move_many_unequal(rank: int) -> str:
 
 
 def test_state_dicts_with_unequal_names_are_an_error_on_every_rank(worlds: Worlds) -> None:
-    message = "LayoutError: redistribute_many: tensors, src and dst differ in the names ['b', 'c']."
+    message = "LayoutError: redistribute_many: src and dst differ in the names ['b', 'c']."
     assert worlds(4).run(move_many_unequal) == [message] * 4
 
 

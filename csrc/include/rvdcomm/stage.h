@@ -39,23 +39,29 @@ struct Action {
   uint32_t count;  ///< events of the peer to wait for, since the call began
 };
 
-/// Actions in order. Buffer 0 is src, 1 is dst, the others are those of the last `bind`.
+/// Actions in order. The first buffers are the caller's shards, the others those of the last `bind`.
 class Stage {
  public:
   /// @throws std::invalid_argument if an action names a program that there is not
-  Stage(std::vector<CopyProgram> programs, std::vector<Action> actions);
+  Stage(std::vector<CopyProgram> programs, std::vector<Action> actions, int num_shards);
 
-  /// The memory besides src and dst, and the island, for all runs to come.
+  /// The memory besides the shards, and the island, for all runs to come.
   /// @pre signals and counts outlive the runs; null only if no action waits or counts
   void bind(std::vector<void*> memory, Signals* signals, const Counts* counts, double timeout_secs);
 
+  /// The address of a shard, for the next run.
+  /// @pre 0 <= index < num_shards()
+  void set_shard(int index, void* address) { buffers_[static_cast<size_t>(index)] = address; }
+  int num_shards() const { return num_shards_; }
+
   /// @throws PeerError  a peer is dead, late or has failed
-  void run(void* src, void* dst, int num_threads, const Signals::Hook& between_slices);
+  void run(int num_threads, const Signals::Hook& between_slices);
 
  private:
   const std::vector<CopyProgram> programs_;
   const std::vector<Action> actions_;
-  std::vector<void*> buffers_{nullptr, nullptr};
+  const int num_shards_;
+  std::vector<void*> buffers_;
   Signals* signals_ = nullptr;
   const Counts* counts_ = nullptr;
   double timeout_secs_ = 0;

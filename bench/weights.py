@@ -1,0 +1,169 @@
+"""Weight sync: a model's weights from trainer ranks to inference ranks and back, by one command.
+
+On this machine's processes, or with ``--cluster`` between two hosts of an emulated cluster. Writes
+a JSON with all samples and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench import stream
+from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
+from bench.local import run_here
+from bench.models import MODELS
+from bench.run import ALPHA_SECS, environment
+from rvdcomm import Link, Topology
+from rvdcomm.units import bytes_text
+
+DESCRIPTION = """\
+Send a Llama-shaped state dict (bfloat16, tensor parallel on both sides) from trainer ranks to
+other, inference ranks, and back. Columns: redistribute_many (many), one redistribute a tensor
+(each), and what people write by hand: gather every tensor, broadcast it, cut it (gather). All
+methods alternate in one run; every result is checked bit for bit; times are the slowest rank's.
+"""
+
+EPILOG = """\
+examples:
+  python -m bench.weights                                  # 4 trainers, 2 readers, 7b / 16
+  python -m bench.weights --executor dist --methods many,each
+  python -m bench.weights --cluster 2x4 --rate 200mbit --methods many      # needs root
+"""
+
+
+def parse_args(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.weights",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", choices=sorted(MODELS), default="7b")
+    parser.add_argument("--divisor", type=int, default=16, help="of the width (default 16)")
+    parser.add_argument("--trainers", type=int, default=4, help="ranks that train (default 4)")
+    parser.add_argument("--readers", type=int, default=2, help="ranks that infer (default 2)")
+    parser.add_argument(
+        "--readers-tp", type=int, help="tensor-parallel ranks of them (default all)"
+    )
+    parser.add_argument("--memory-limit", type=int, default=8 << 20, help="bytes (default 8 MiB)")
+    parser.add_argument("--executor", default="auto", help="auto, dist or peer (default auto)")
+    parser.add_argument("--methods", default="many,each,gather", help="default: %(default)s")
+    parser.add_argument("--repetitions", type=int, default=7, help="default 7")
+    parser.add_argument("--cluster", metavar="2xR", help="emulate two hosts of R ranks each")
+    parser.add_argument("--rate", default="200mbit", help="of a host's link (default 200mbit)")
+    parser.add_argument("--out", type=Path, help="result file (default: none)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status."""
+    args = parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        result = _on_cluster(args) if args.cluster else _here(args)
+    except ClusterUnavailableError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    print(table(result))
+    if args.out:
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"wrote {args.out}")
+    return 0
+
+
+def _here(args: argparse.Namespace) -> dict[str, Any]:
+    size = args.trainers + args.readers
+    topology = Topology.single_host(size, ALPHA_SECS, stream.loopback_stream(1.0))
+    rows = _measure(
+        args,
+        topology,
+        lambda command, timeout_secs: run_here(size, command, timeout_secs=timeout_secs),
+    )
+    return _result(args, f"{size} processes on this machine", rows, None)
+
+
+def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
+    hosts, ranks_per_host = (int(number) for number in args.cluster.split("x"))
+    if hosts != 2:
+        raise SystemExit("bench: trainers are on one host, readers on the other: --cluster 2xR")
+    args.trainers = args.readers = ranks_per_host
+    with Cluster(hosts, ranks_per_host, parse_rate(args.rate)) as cluster:
+        bytes_per_sec = cluster.measure_stream(1.0)
+        intra = Link(ALPHA_SECS, max(stream.loopback_stream(0.5) / ranks_per_host, bytes_per_sec))
+        blocks = [range(h * ranks_per_host, (h + 1) * ranks_per_host) for h in range(hosts)]
+        topology = Topology.hosts(blocks, intra, Link(ALPHA_SECS, bytes_per_sec))
+        rows = _measure(
+            args,
+            topology,
+            lambda command, timeout_secs: cluster.run(command, timeout_secs=timeout_secs),
+        )
+    title = (
+        f"{hosts} hosts x {ranks_per_host} ranks, {args.rate}, one stream {bytes_per_sec:.3g} B/s"
+    )
+    return _result(args, title, rows, bytes_per_sec)
+
+
+def _measure(args: argparse.Namespace, topology: Topology, start: Any) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        config, results = Path(folder, "config.json"), Path(folder, "results.jsonl")
+        topology.save(Path(folder, "topology.json"))
+        values = {
+            "model": args.model,
+            "divisor": args.divisor,
+            "trainers": args.trainers,
+            "readers": args.readers,
+            "readers_tp": args.readers_tp or args.readers,
+            "memory_limit": args.memory_limit,
+            "executor": args.executor,
+            "methods": args.methods.split(","),
+            "repetitions": args.repetitions,
+            "topology": str(Path(folder, "topology.json")),
+        }
+        config.write_text(json.dumps(values))
+        command = [sys.executable, "-m", "bench.weights_worker", str(config), str(results)]
+        start(command, 900.0)
+        return [json.loads(line) for line in results.read_text().splitlines()]
+
+
+def _result(
+    args: argparse.Namespace, where: str, rows: list[dict[str, Any]], bytes_per_sec: float | None
+) -> dict[str, Any]:
+    for row in rows:
+        row["limit_secs"] = bytes_per_sec and row["model_bytes"] / bytes_per_sec
+    title = (
+        f"Weight sync: llama {args.model} / {args.divisor}, {args.trainers} trainers -> "
+        f"{args.readers} readers, {args.executor}; {where}"
+    )
+    command = " ".join(["python -m bench.weights", *sys.argv[1:]])
+    return {"title": title, **environment(command), "rows": rows}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Median times, ratios to ``many``, the link's limit, and memory."""
+    lines = [result["title"], ""]
+    for row in result["rows"]:
+        times = {name: median(samples) for name, samples in row["samples"].items()}
+        texts = [
+            f"{name} {1e3 * secs:.1f} ms ({secs / times['many']:.2f}x)"
+            for name, secs in times.items()
+        ]
+        if row["limit_secs"]:
+            texts.append(f"limit {1e3 * row['limit_secs']:.1f} ms")
+            texts.append(f"many / limit {times['many'] / row['limit_secs']:.2f}")
+        peak = max(rank["peak_bytes"] for rank in row["peak"])
+        lines.append(f"{row['direction']:<6} {', '.join(texts)}")
+        lines.append(
+            f"       {bytes_text(row['model_bytes'])}; largest shards of a rank "
+            f"{bytes_text(row['largest_shards_bytes'])}, its peak {bytes_text(peak)}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

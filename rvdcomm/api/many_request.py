@@ -1,0 +1,284 @@
+"""ManyRequest: what one rank asked of ``redistribute_many``, and what all ranks make of it.
+
+Requests may be long, so ranks compare digests first, and texts only to say what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rvdcomm.api.float8 import Scale, is_float8
+from rvdcomm.api.inspect import misuse_of
+from rvdcomm.bundle import Bundle, matched, plan_many
+from rvdcomm.errors import LayoutError, ShapeMismatchError
+from rvdcomm.executors.agreement import exchange_posts
+from rvdcomm.executors.choice import executor_name
+from rvdcomm.executors.world import World
+from rvdcomm.layout import Layout
+from rvdcomm.request import check_in_group, shard_shape
+from rvdcomm.topology import Topology
+
+WHAT = "redistribute_many"
+_ERRORS = {error.__name__: error for error in (LayoutError, ShapeMismatchError)}
+
+
+@dataclass(frozen=True)
+class ManyRequest:
+    """The arguments of one call; tensors by name, without those that are None."""
+
+    tensors: Mapping[str, Tensor]
+    src: Mapping[str, Layout | str]
+    dst: Mapping[str, Layout | str]
+    names: Callable[[str], str] | None
+    out: Mapping[str, Tensor]
+    dtype: torch.dtype | Mapping[str, torch.dtype] | None
+    scale: Scale | Mapping[str, Scale] | None
+    memory_limit: int | None
+    topology: Topology | None
+    executor: str
+
+    @cached_property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(name in src, name in dst) of every tensor."""
+        return matched(self.src, self.dst, self.names)
+
+    @cached_property
+    def layouts(self) -> tuple[dict[str, Layout], dict[str, Layout]]:
+        """The layouts of src and dst, by their own names."""
+        return _layouts(self.src), _layouts(self.dst)
+
+    @cached_property
+    def key(self) -> tuple[Any, ...]:
+        """All that decides which call this is, as far as this rank knows."""
+        dtype = self.dtype
+        return (
+            *(tuple(side.items()) for side in (self.src, self.dst)),
+            None if self.names is None else tuple(self.pairs),
+            tuple(dtype.items()) if isinstance(dtype, Mapping) else dtype,
+            tuple(self.scale) if isinstance(self.scale, Mapping) else self.scale is not None,
+            tuple((name, tensor.dtype) for name, tensor in self.tensors.items()),
+            self.memory_limit,
+            self.topology,
+            self.executor,
+        )
+
+    def lines(self) -> Iterator[str]:
+        """What must be equal on all ranks."""
+        src, dst = self.layouts
+        for src_name, name in self.pairs:
+            to = self.asked_dtype(name)
+            yield (
+                f"tensor {src_name!r}: {src[src_name]} -> {name!r}: {dst[name]}"
+                + (f" as {to}" if to else "")
+                + (" with a scale" if self.scale_of(name) is not None else "")
+            )
+        yield f"memory_limit={self.memory_limit}"
+        yield f"executor={self.executor}"
+        yield f"topology={self.topology!r}"
+
+    def asked_dtype(self, name: str) -> str | None:
+        """What ``name`` of dst is to become, if the caller said it."""
+        given = self.dtype.get(name) if isinstance(self.dtype, Mapping) else self.dtype
+        return None if given is None else _name(given)
+
+    def dst_dtype(self, name: str, dtype: str) -> str:
+        """What ``name`` of dst, which has ``dtype`` in src, becomes.
+
+        One dtype for all is meant for values: integers and truths stay what they are.
+        """
+        asked = self.asked_dtype(name)
+        is_for_all = not isinstance(self.dtype, Mapping)
+        if asked is None or (is_for_all and not getattr(torch, dtype).is_floating_point):
+            return dtype
+        return asked
+
+    def scale_of(self, name: str) -> Scale | None:
+        """The scale that was given for ``name`` of dst."""
+        return self.scale.get(name) if isinstance(self.scale, Mapping) else self.scale
+
+    def bundle(self, dtypes: Mapping[str, str]) -> Bundle:
+        """The plan, once the dtype of every tensor is known."""
+        src, dst = self.layouts
+        sent = {s: self.sent_dtypes(name, dtypes[s]) for s, name in self.pairs}
+        return plan_many(
+            src,
+            dst,
+            {name: own for name, (own, _) in sent.items()},
+            dst_dtype={name: sent[s][1] for s, name in self.pairs},
+            names=self.names,
+            topology=self.topology,
+            memory_limit=self.memory_limit,
+        )
+
+    def sent_dtypes(self, name: str, dtype: str) -> tuple[str, str]:
+        """The dtypes that the program sees; scaled values are float8 on their whole way."""
+        to = self.dst_dtype(name, dtype)
+        if self.is_scaled(name, dtype):
+            return (to, to) if is_float8(to) else (dtype, dtype)
+        return dtype, to
+
+    def is_scaled(self, name: str, dtype: str) -> bool:
+        """Whether values become float8, or stop being it, with a scale."""
+        turns = is_float8(dtype) != is_float8(self.dst_dtype(name, dtype))
+        return turns and self.scale_of(name) is not None
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def check(self, rank: int) -> None:
+        """Raise for tensors that are not what the layouts give ``rank``."""
+        src, dst = self.layouts
+        for noun, given, side in (("tensors", self.tensors, src), ("out", self.out, dst)):
+            odd = sorted(set(given) - set(side))
+            if odd:
+                raise LayoutError(f"{WHAT}: {noun} has the unknown names {odd[:5]}.")
+        storages = {_storage(out) for out in self.out.values() if out.numel()}
+        for name, layout in src.items():
+            tensor = self.tensors.get(name)
+            _check_shape(f"{WHAT}: tensor {name!r}", rank, "shard", tensor, layout)
+            misuse = misuse_of(tensor, None)
+            if tensor is not None and tensor.numel() and _storage(tensor) in storages:
+                misuse = "an out shares memory with the tensor; give another out."
+            if misuse:
+                raise LayoutError(f"{WHAT}: tensor {name!r}: rank {rank}: {misuse}")
+        for name, out in self.out.items():
+            _check_shape(f"{WHAT}: tensor {name!r}", rank, "out", out, dst[name])
+
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that have to join."""
+        found = {layout for side in self.layouts for layout in side.values()}
+        return tuple(sorted({rank for layout in found for rank in layout.ranks}))
+
+
+def agree(world: World, request: ManyRequest) -> dict[str, str]:
+    """Compare the requests of all ranks; returns the dtypes of all tensors, by name in src.
+
+    Raises:
+        LayoutError, ShapeMismatchError: ranks disagree, or some rank's request is illegal; the same
+            on all ranks.
+        CommError: a rank did not join.
+    """
+    members = request.ranks()
+    check_in_group(members, world.size, WHAT)
+    if world.rank not in members:
+        raise LayoutError(f"{WHAT}: rank {world.rank} called it but is in none of the layouts.")
+    error: Exception | None = None
+    lines: list[str] = []
+    try:
+        lines = list(request.lines())
+        request.check(world.rank)
+    except (LayoutError, ShapeMismatchError) as raised:
+        error = raised
+    post = {
+        "digest": sha256("\n".join(lines).encode()).hexdigest(),
+        "error": None if error is None else [type(error).__name__, str(error)],
+        "tensors": {name: _name(tensor.dtype) for name, tensor in request.tensors.items()},
+        "out": {name: _name(tensor.dtype) for name, tensor in request.out.items()},
+    }
+    posts = exchange_posts(world, members, post, WHAT)
+    for found in posts.values():
+        if found["error"] is not None:
+            kind, text = found["error"]
+            raise _ERRORS[kind](text)
+    if len({found["digest"] for found in posts.values()}) > 1:
+        texts = exchange_posts(world, members, {"lines": lines}, WHAT)
+        raise LayoutError(_difference({rank: text["lines"] for rank, text in texts.items()}))
+    return _dtypes(request, posts)
+
+
+def _difference(lines: Mapping[int, list[str]]) -> str:
+    """The first thing about which two ranks disagree."""
+    (first, mine), *others = lines.items()
+    for rank, theirs in others:
+        for a, b in zip([*mine, "nothing more"], [*theirs, "nothing more"], strict=False):
+            if a != b:
+                return f"{WHAT}: ranks disagree: rank {first} asks for {a}, rank {rank} for {b}."
+    raise AssertionError("digests differ, so some line does")
+
+
+def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:
+    """The dtype of every tensor, of which all ranks that have it must agree."""
+    found: dict[str, tuple[int, str]] = {}
+    for rank, post in posts.items():
+        for name, dtype in post["tensors"].items():
+            other, known = found.setdefault(name, (rank, dtype))
+            if known != dtype:
+                raise ShapeMismatchError(
+                    f"{WHAT}: tensor {name!r}: ranks disagree about dtype: rank {other} has "
+                    f"{known}, rank {rank} has {dtype}."
+                )
+    dtypes = {name: dtype for name, (_, dtype) in found.items()}
+    wanted = {name: request.dst_dtype(name, dtypes[s]) for s, name in request.pairs}
+    for rank, post in posts.items():
+        for name, dtype in post["out"].items():
+            if dtype != wanted[name]:
+                raise ShapeMismatchError(
+                    f"{WHAT}: tensor {name!r}: rank {rank} passed out of {dtype}, it becomes "
+                    f"{wanted[name]}."
+                )
+    for s, name in request.pairs:
+        turns = is_float8(dtypes[s]) != is_float8(wanted[name])
+        if isinstance(request.scale, Mapping) and name in request.scale and not turns:
+            raise LayoutError(
+                f"{WHAT}: tensor {name!r} has a scale, but goes from {dtypes[s]} to "
+                f"{wanted[name]}; a scale is for one side of float8."
+            )
+        if request.is_scaled(name, dtypes[s]) and request.layouts[0][s].rvd.v > 1:
+            raise LayoutError(f"{WHAT}: tensor {name!r}: parts are summed before they are scaled.")
+    return dtypes
+
+
+def _layouts(given: Mapping[str, Layout | str]) -> dict[str, Layout]:
+    found = {}
+    for name, layout in given.items():
+        if isinstance(layout, str):
+            if "shape(" not in layout:
+                raise LayoutError(
+                    f"{WHAT}: tensor {name!r}: the text {layout!r} says no shape; give a Layout, "
+                    "or a text with shape(...)."
+                )
+            layout = Layout.parse(layout)
+        found[name] = layout
+    return found
+
+
+def _check_shape(what: str, rank: int, noun: str, tensor: Tensor | None, layout: Layout) -> None:
+    want = shard_shape(layout, rank)
+    got = None if tensor is None else tuple(tensor.shape)
+    if got != want:
+        raise ShapeMismatchError(
+            f"{what}: rank {rank} passed {_text(got)}, its {noun} is {_text(want)}."
+        )
+
+
+def _text(shape: Iterable[int] | None) -> str:
+    return "None" if shape is None else str(list(shape))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def request_of(
+    tensors: Mapping[str, Tensor | None],
+    out: Mapping[str, Tensor] | None,
+    executor: str | None,
+    **options: Any,
+) -> ManyRequest:
+    """The request of a call: tensors that are None count as missing."""
+    return ManyRequest(
+        tensors={name: tensor for name, tensor in tensors.items() if tensor is not None},
+        out=out or {},
+        executor=executor_name(executor),
+        **options,
+    )
