@@ -27,7 +27,8 @@ Pairs = dict[str, tuple[rv.Layout, rv.Layout]]
 def random_pairs(seed: int, num_ranks: int) -> Pairs:
     """Tensors of some kinds, over the same, other and overlapping ranks."""
     rng = random.Random(seed)
-    found: Pairs = {}
+    everyone = rv.Layout((6,), f"R({num_ranks})V(1)D(1)")
+    found: Pairs = {"all": (everyone, everyone)}
     for kind in range(5):
         shape = rng.choice([random_shape(rng), (12, 24), (24,), ()])
         sizes = [rng.choice([1, 2, 3, num_ranks]) for _ in range(2)]
@@ -207,13 +208,17 @@ def test_float8_values_have_a_scale(worlds: Worlds, executor: str) -> None:
 ROWS, COLUMNS = rv.Layout((8, 6), "R(1)V(1)D(2,1)"), rv.Layout((8, 6), "R(1)V(1)D(1,2)")
 
 
-def _call(rank: int, **changed: Any) -> Any:
+def _call(rank: int, salt: str = "", **changed: Any) -> Any:
+    """A call that is legal but for what is changed; ``salt`` makes its transition a new one."""
     arguments: dict[str, Any] = {
         "tensors": {"a": torch.ones(4, 6), "b": torch.ones(4, 6)},
         "src": {"a": ROWS, "b": ROWS},
         "dst": {"a": COLUMNS, "b": COLUMNS},
-    }
-    return rv.redistribute_many(**(arguments | changed))
+    } | changed
+    if salt:
+        for side, value in (("tensors", torch.ones(4, 6)), ("src", ROWS), ("dst", COLUMNS)):
+            arguments[side] = {salt: value, **arguments[side]}
+    return rv.redistribute_many(**arguments)
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -262,8 +267,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 def one_is_wrong(rank: int, fault: str) -> tuple[str, bool]:
     """Rank 1 asks for something else; afterwards all ask for the same."""
-    error = error_of(lambda: _call(rank, **(FAULTS[fault][0] if rank == 1 else {})))
-    again = _call(rank)
+    error = error_of(lambda: _call(rank, fault, **(FAULTS[fault][0] if rank == 1 else {})))
+    again = _call(rank, fault)
     return error, bool((again["b"] == 1).all())
 
 
@@ -279,7 +284,7 @@ def test_disagreement_is_a_named_error_on_every_rank_and_a_rerun_succeeds(
 
 
 def all_are_wrong(rank: int, make: Callable[[], dict[str, Any]]) -> str:
-    return error_of(lambda: _call(rank, **make()))
+    return error_of(lambda: _call(rank, make.__name__, **make()))
 
 
 def shared_out() -> dict[str, Any]:
