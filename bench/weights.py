@@ -156,7 +156,7 @@ def table(result: dict[str, Any]) -> str:
         if row["limit_secs"]:
             texts.append(f"limit {1e3 * row['limit_secs']:.1f} ms")
             texts.append(f"many / limit {times['many'] / row['limit_secs']:.2f}")
-        peak = max(rank["peak_bytes"] for rank in row["peak"])
+        peak = max(row["peak_bytes"])
         lines.append(f"{row['direction']:<6} {', '.join(texts)}")
         lines.append(
             f"       {bytes_text(row['model_bytes'])}; largest shards of a rank "

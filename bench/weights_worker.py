@@ -8,6 +8,7 @@ repetition), bytes, and every rank's peak memory in a call of ``redistribute_man
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import sys
@@ -100,7 +101,7 @@ def _run(config: dict[str, Any], src: Layouts, dst: Layouts) -> dict[str, Any]:
         "first_secs": first,
         "model_bytes": sum(prod(layout.shape) for layout in src.values()) * DTYPE.itemsize,
         "largest_shards_bytes": max(sizes),
-        "peak": peak,
+        "peak_bytes": peak,
     }
 
 
@@ -171,32 +172,30 @@ def _gathered(shard: Tensor, layout: rv.Layout, group: Any) -> Tensor:
 # --- memory -------------------------------------------------------------------------------------
 
 
-def _peak(call: Callable[[], object], given_bytes: int) -> list[dict[str, int]]:
-    """Every rank's memory in a second call that allocates its results.
+def _peak(call: Callable[[], object], given_bytes: int) -> list[int]:
+    """Every rank's memory at the peak of a second call, which allocates its results.
 
-    ``peak_bytes``: the tensors that it was given, what the call added to the process at its peak,
-    and all pages of shared staging that it touched, those of other ranks too.
+    The tensors that it was given, what the call added to the process, and this rank's share of the
+    staging that ranks share. Memory that the first call left in pools is given back before.
     """
     call()
     results.BLOCKS.clear()
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     dist.barrier()
     Path("/proc/self/clear_refs").write_text("5")
-    before, shared = _status_bytes("VmRSS"), _status_bytes("RssShmem")
+    before = _bytes("status", "VmRSS") - _bytes("status", "RssShmem")
     kept = call()
-    added = max(0, _status_bytes("VmHWM") - before - (_status_bytes("RssShmem") - shared))
-    mine = {
-        "peak_bytes": given_bytes + added + _status_bytes("RssShmem"),
-        "shared_bytes": _status_bytes("RssShmem"),
-    }
+    added = _bytes("status", "VmHWM") - _bytes("status", "RssShmem") - before
+    peak = given_bytes + max(0, added) + _bytes("smaps_rollup", "Pss_Shmem")
     del kept
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
+    dist.all_gather_object(found, peak)
     return found
 
 
-def _status_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
+def _bytes(file: str, field: str) -> int:
+    lines = Path("/proc/self", file).read_text().splitlines()
     (line,) = (line for line in lines if line.startswith(f"{field}:"))
     return int(line.split()[1]) << 10
 
