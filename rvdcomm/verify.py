@@ -6,7 +6,9 @@ alike, so one symbol an atom stands for any size: the number of times each value
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +17,15 @@ from rvdcomm.box import Box
 from rvdcomm.errors import ProgramError
 from rvdcomm.layout import Layout
 from rvdcomm.program import DST, NO_BUFFER, SRC, Buffer, Collective, Copy, Entry, Program, Zero
+from rvdcomm.wellformed import boxes_of, check_form
 
-_Values = NDArray[np.int32]
+_Values = NDArray[np.int16]
 """How often every part is in every atom of a piece, [num_parts, *atoms]; UNWRITTEN at first."""
 UNWRITTEN = -1
+MANY = 1000
+"""Counts stop here: one that overflowed could come out as 1."""
+MAX_SYMBOLS = 1 << 27
+"""Counts in all buffers and boxes together, 2 bytes each: more neither fits nor ends in time."""
 
 
 def verify(program: Program) -> None:
@@ -33,6 +40,7 @@ def verify(program: Program) -> None:
     Raises:
         ProgramError: names the instruction and the ranks.
     """
+    check_form(program)
     _Verifier(program).run()
 
 
@@ -41,27 +49,27 @@ class _Verifier:
     program: Program
 
     def __post_init__(self) -> None:
-        if len(self.program.buffer) != len(self.program.buffers):
-            names = [(buffer.name, buffer.rank) for buffer in self.program.buffers]
-            name, rank = next(key for key in names if names.count(key) > 1)
-            raise ProgramError(f"buffer {name} of rank {rank} is declared twice.")
-        boxes = [box for buffer in self.program.buffers for box in buffer.pieces]
-        for instruction in self.program.instructions:
-            if isinstance(instruction, Collective):
-                boxes += [e.box for m in instruction.messages for e in m.entries]
-            else:
-                boxes += [e.box for e in instruction.entries]
+        boxes = list(boxes_of(self.program))
         self.cuts = [
             sorted({bound for box in boxes for bound in (box.lo[d], box.hi[d])})
             for d in range(len(self.program.src.shape))
         ]
         self.index = [{bound: i for i, bound in enumerate(cut)} for cut in self.cuts]
         self.num_parts = self.program.src.rvd.v
+        num_symbols = self.num_parts * sum(self._atoms(box).num_elements for box in boxes)
+        if num_symbols > MAX_SYMBOLS:
+            raise ProgramError(
+                f"too large to prove: {num_symbols} counts of parts in all boxes, at most "
+                f"{MAX_SYMBOLS}."
+            )
         self.values: dict[tuple[str, int, int], _Values] = {}
+        self.offsets: dict[tuple[str, int], list[int]] = {}
         for buffer in self.program.buffers:
+            sizes = [piece.num_elements for piece in buffer.pieces]
+            self.offsets[buffer.name, buffer.rank] = [0, *accumulate(sizes)]
             for i, piece in enumerate(buffer.pieces):
                 shape = (self.num_parts, *self._atoms(piece).shape)
-                self.values[buffer.name, buffer.rank, i] = np.full(shape, UNWRITTEN, np.int32)
+                self.values[buffer.name, buffer.rank, i] = np.full(shape, UNWRITTEN, np.int16)
 
     def _atoms(self, box: Box) -> Box:
         """The box in units of atoms."""
@@ -134,7 +142,7 @@ class _Verifier:
                 continue
             self._read(copy.dst, copy.rank, e.dst_piece, e.box)
             target = self._writable(copy.dst, copy.rank, e.dst_piece, e.box)
-            target += values
+            np.minimum(target + values, MANY, out=target)
 
     def _zero(self, zero: Zero) -> None:
         for e in zero.entries:
@@ -156,9 +164,6 @@ class _Verifier:
             if not {m.src_rank, m.dst_rank} <= set(ranks):
                 raise ProgramError(f"message {m.src_rank}->{m.dst_rank} leaves group {ranks}.")
         pairs = [(m.src_rank, m.dst_rank) for m in collective.messages]
-        if len(set(pairs)) != len(pairs):
-            twice = next(pair for pair in pairs if pairs.count(pair) > 1)
-            raise ProgramError(f"{collective.kind}: two messages {twice[0]}->{twice[1]}.")
         if pairs != sorted(pairs):
             raise ProgramError(f"{collective.kind}: messages are not in the order of ranks.")
         if collective.kind == "all_reduce":
@@ -169,8 +174,7 @@ class _Verifier:
         elif collective.kind != "all_to_all":
             raise ProgramError(f"unknown collective {collective.kind!r}.")
         buffer_of = dict(zip(ranks, zip(collective.src, collective.dst, strict=True), strict=True))
-        for rank in ranks:
-            self._check_runs(collective, rank, *buffer_of[rank])
+        self._check_runs(collective)
         arrived = []
         for m in collective.messages:
             for e in m.entries:
@@ -180,17 +184,22 @@ class _Verifier:
         for item in arrived:
             self._store(*item)
 
-    def _check_runs(self, collective: Collective, rank: int, src: str, dst: str) -> None:
+    def _check_runs(self, collective: Collective) -> None:
         """What a rank sends, and what it receives, lies in one run in the order of ranks."""
-        sent = [e for m in collective.messages if m.src_rank == rank for e in m.entries]
-        if collective.kind == "all_gather":
-            sent = sent[: len(sent) // len(collective.ranks)]
-        received = [e for m in collective.messages if m.dst_rank == rank for e in m.entries]
-        for name, entries, side in ((src, sent, 0), (dst, received, 1)):
-            if entries and name == NO_BUFFER:
-                raise ProgramError(f"rank {rank} names no buffer for its {len(entries)} boxes.")
-            if entries:
-                self._check_run(self.program.buffer[name, rank], entries, side)
+        sent: dict[int, list[Entry]] = defaultdict(list)
+        received: dict[int, list[Entry]] = defaultdict(list)
+        for m in collective.messages:
+            sent[m.src_rank] += m.entries
+            received[m.dst_rank] += m.entries
+        for rank, src, dst in zip(collective.ranks, collective.src, collective.dst, strict=True):
+            once = sent[rank]
+            if collective.kind == "all_gather":
+                once = once[: len(once) // len(collective.ranks)]
+            for name, entries, side in ((src, once, 0), (dst, received[rank], 1)):
+                if entries and name == NO_BUFFER:
+                    raise ProgramError(f"rank {rank} names no buffer for its {len(entries)} boxes.")
+                if entries:
+                    self._check_run(self.program.buffer[name, rank], entries, side)
 
     def _check_run(self, buffer: Buffer, entries: list[Entry], side: int) -> None:
         end: int | None = None
@@ -198,7 +207,8 @@ class _Verifier:
             piece = e.dst_piece if side else e.src_piece
             self._view(buffer.name, buffer.rank, piece, e.box)
             inner = e.box.flat_offset_within(buffer.pieces[piece])
-            start = None if inner is None else buffer.offset(piece) + inner
+            offset = self.offsets[buffer.name, buffer.rank][piece]
+            start = None if inner is None else offset + inner
             if start is None or (end is not None and start != end):
                 raise ProgramError(
                     f"rank {buffer.rank}: {e.box} breaks the contiguous run in {buffer.name}."
@@ -211,10 +221,10 @@ class _Verifier:
         sizes = set()
         for a in collective.ranks:
             sent = [by_pair.get((a, b)) for b in collective.ranks]
-            boxes = [None if m is None else [e.box for e in m.entries] for m in sent]
+            boxes = [None if m is None else [(e.src_piece, e.box) for e in m.entries] for m in sent]
             if boxes[0] is None or any(other != boxes[0] for other in boxes):
                 raise ProgramError(f"all_gather: rank {a} sends different boxes to its group.")
-            sizes.add(sum(box.num_elements for box in boxes[0]))
+            sizes.add(sum(box.num_elements for _, box in boxes[0]))
         if len(sizes) != 1:
             raise ProgramError(f"all_gather: group {collective.ranks} sends sizes {sorted(sizes)}.")
 
@@ -234,7 +244,7 @@ class _Verifier:
                 e = m.entries[i]
                 self._read(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box)
                 views.append(self._writable(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box))
-            total = np.sum(views, axis=0)
+            total = np.minimum(np.sum(views, axis=0, dtype=np.int64), MANY)
             for view in views:
                 view[:] = total
 
@@ -243,7 +253,7 @@ class _Verifier:
     def _check_result(self) -> None:
         """Replicas are equal, and the parts of dst add up to every part of src once."""
         dst = self.program.dst
-        totals: dict[Box, _Values] = {}
+        totals: dict[Box, NDArray[np.int64]] = {}
         first: dict[tuple[int, Box], tuple[int, _Values]] = {}
         for rank in dst.ranks:
             cell = dst.cell(rank)
@@ -252,7 +262,7 @@ class _Verifier:
             if not np.array_equal(other[1], values):
                 raise ProgramError(f"ranks {other[0]} and {rank} are replicas but differ.")
         for (_, box), (_, values) in first.items():
-            totals[box] = totals.get(box, np.zeros_like(values)) + values
+            totals[box] = totals.get(box, 0) + values.astype(np.int64)
         for box, total in totals.items():
             if (total != 1).any() and not box.is_empty:
                 atom = tuple(np.argwhere(total != 1)[0])

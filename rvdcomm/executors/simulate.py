@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from rvdcomm.box import Box
 from rvdcomm.errors import ShapeMismatchError
 from rvdcomm.planner import Plan
-from rvdcomm.program import DST, SRC, Collective, Copy, Message, Program, Zero
+from rvdcomm.program import DST, SRC, Buffer, Collective, Copy, Message, Program, Zero
 
 Array = NDArray[Any]
 
@@ -102,6 +103,7 @@ class _Simulation:
         self.dtype = next(iter(shards.values())).dtype
         self.flat: dict[tuple[str, int], Array] = {}
         self.arena: dict[int, NDArray[np.uint8]] = {}
+        self.offsets: dict[tuple[str, int], list[int]] = {}
         self.recv = dict.fromkeys(program.ranks, 0)
         self.sent = dict.fromkeys(program.ranks, 0)
         self.peak = {rank: self._allocate(rank) for rank in program.ranks}
@@ -135,10 +137,18 @@ class _Simulation:
         dst = self.program.dst
         return {r: self.flat[DST, r].reshape(dst.cell(r).box.shape) for r in sorted(dst.ranks)}
 
+    def _offsets(self, buffer: Buffer) -> list[int]:
+        """Element offsets of all pieces, summed up once: after a gather there are many."""
+        key = buffer.name, buffer.rank
+        if key not in self.offsets:
+            sizes = (piece.num_elements for piece in buffer.pieces)
+            self.offsets[key] = list(accumulate(sizes, initial=0))
+        return self.offsets[key]
+
     def _view(self, name: str, rank: int, piece: int, box: Box) -> Array:
         buffer = self.program.buffer[name, rank]
         outer = buffer.pieces[piece]
-        start = buffer.offset(piece)
+        start = self._offsets(buffer)[piece]
         flat = self.flat[name, rank][start : start + outer.num_elements]
         # The ellipsis keeps a scalar an array that can be written.
         index: tuple[Any, ...] = (..., *box.slices_within(outer))
