@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _on_this_machine(args: argparse.Namespace) -> dict[str, Any]:
     groups = local_groups(args.n)
-    cases = _chosen(args, groups)
+    cases = chosen(args, groups)
     world_size = 1 + max(max(rank for x in case.layouts for rank in x.ranks) for case in cases)
     bytes_per_sec = stream.loopback_stream(1.0)
     topology = Topology.single_host(world_size, ALPHA_SECS, bytes_per_sec)
@@ -105,7 +105,7 @@ def _on_this_machine(args: argparse.Namespace) -> dict[str, Any]:
     def start(command: list[str], timeout_secs: float) -> None:
         run_here(world_size, command, timeout_secs=timeout_secs)
 
-    rows = _measure(args, cases, topology, start)
+    rows = measure(args, cases, topology, start)
     for row in rows:
         copied = row["samples"].get("memcpy")
         row["limit_secs"] = median(copied) if copied else None
@@ -126,12 +126,12 @@ def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
         # Inside a host the streams of all ranks share the machine's cores.
         intra = Link(ALPHA_SECS, max(stream.loopback_stream(0.5) / ranks_per_host, bytes_per_sec))
         topology = Topology.hosts(blocks, intra, inter)
-        cases = _chosen(args, cluster_groups(hosts, ranks_per_host))
+        cases = chosen(args, cluster_groups(hosts, ranks_per_host))
 
         def start(command: list[str], timeout_secs: float) -> None:
             cluster.run(command, timeout_secs=timeout_secs)
 
-        rows = _measure(args, cases, topology, start)
+        rows = measure(args, cases, topology, start)
     free = Topology.hosts(blocks, Link(0, float("inf")), Link(0, bytes_per_sec))
     for row in rows:
         src, dst = Layout.parse(row["src"]), Layout.parse(row["dst"])
@@ -143,7 +143,7 @@ def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
     return _result(args, title, bytes_per_sec, rows)
 
 
-def _chosen(args: argparse.Namespace, groups: dict[str, Any]) -> list[Case]:
+def chosen(args: argparse.Namespace, groups: dict[str, Any]) -> list[Case]:
     sizes = [size.strip() for size in args.sizes.split(",")]
     wanted = None if args.categories is None else set(args.categories.split(","))
     related = None if args.relations is None else set(args.relations.split(","))
@@ -159,7 +159,7 @@ def _chosen(args: argparse.Namespace, groups: dict[str, Any]) -> list[Case]:
     return cases
 
 
-def _measure(
+def measure(
     args: argparse.Namespace, cases: list[Case], topology: Topology, start: Any
 ) -> list[dict[str, Any]]:
     """Start the ranks, show progress, return a row a case."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rvdcomm.cost import Cost
 from rvdcomm.errors import (
+    CheckpointError,
     CommError,
     LayoutError,
     MemoryLimitError,
@@ -17,11 +18,13 @@ from rvdcomm.errors import (
 )
 from rvdcomm.executors.simulate import SimulationResult, simulate
 from rvdcomm.layout import Cell, Layout
+from rvdcomm.link import Link
 from rvdcomm.path import Path
 from rvdcomm.planner import Plan, plan
 from rvdcomm.program import Program
+from rvdcomm.relabel import best_ranks
 from rvdcomm.rvd import RVD
-from rvdcomm.topology import Level, Link, Topology
+from rvdcomm.topology import Level, Topology
 
 if TYPE_CHECKING:
     from rvdcomm.api import Redistributor, redistribute, redistribute_many
@@ -31,6 +34,7 @@ _NEEDS_TORCH = frozenset({"Redistributor", "redistribute", "redistribute_many"})
 __all__ = [
     "RVD",
     "Cell",
+    "CheckpointError",
     "CommError",
     "Cost",
     "Layout",
@@ -46,6 +50,7 @@ __all__ = [
     "ShapeMismatchError",
     "SimulationResult",
     "Topology",
+    "best_ranks",
     "plan",
     "redistribute",
     "redistribute_many",

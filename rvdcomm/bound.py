@@ -7,6 +7,7 @@ they are arranged. The time of a plan is at least the bytes through a port over 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +29,37 @@ def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -
     are needed in general, so with ``alpha_secs > 0`` the bound is not always reached.
     """
     atoms = _Atoms.of(src, dst)
+    memory = {
+        rank: sum(layout.placement.num_elements(rank) for layout in (src, dst))
+        for rank in {*src.ranks, *dst.ranks}
+    }
     levels = [
         _level_bound(atoms, src, dst, level, topology) for level in range(len(topology.levels))
     ]
+    return cost_of_levels(levels, max(memory.values()), item_bytes, topology)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelBound:
+    """Elements through the ports of one level: the busiest, the busiest inwards, and all."""
+
+    busiest: float
+    busiest_in: int
+    total: int
+
+    @classmethod
+    def of(cls, into: Counts, out_of: Counts, messages: int, num_homes: int) -> LevelBound:
+        """From what must enter and leave single homes, and what all homes must send together."""
+        # Whatever the plan, the messages of an element are spread over these ports at best.
+        busiest_in = max(int(into.max()), -(-messages // num_homes))
+        total = max(messages, int(into.sum()), int(out_of.sum()))
+        return cls(max(busiest_in, int(out_of.max())), busiest_in, total)
+
+
+def cost_of_levels(
+    levels: Sequence[LevelBound], peak_elements: int, item_bytes: int, topology: Topology
+) -> Cost:
+    """The bound as a cost, from the bounds of all levels."""
     secs = max(
         bound.busiest * item_bytes / level.link.bytes_per_sec
         for bound, level in zip(levels, topology.levels, strict=True)
@@ -39,15 +68,11 @@ def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -
     # A message that must leave a group of this level may go any farther, if that is quicker.
     alphas = [level.link.alpha_secs for level in topology.levels[farthest:]]
     alpha_secs = 0.0 if farthest is None else min(alphas)
-    memory = {
-        rank: sum(layout.placement.num_elements(rank) for layout in (src, dst))
-        for rank in {*src.ranks, *dst.ranks}
-    }
     return Cost(
         secs=secs + alpha_secs,
         wire_bytes=levels[0].total * item_bytes,
         host_bytes=levels[1].total * item_bytes if len(levels) > 1 else 0,
-        peak_bytes=max(memory.values()) * item_bytes,
+        peak_bytes=peak_elements * item_bytes,
         rounds=0 if farthest is None else 1,
         recv_bytes=levels[0].busiest_in * item_bytes,
     )
@@ -85,18 +110,9 @@ class _Atoms:
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class _LevelBound:
-    """Elements through the ports of one level: the busiest, the busiest inwards, and all."""
-
-    busiest: float
-    busiest_in: int
-    total: int
-
-
 def _level_bound(
     atoms: _Atoms, src: Layout, dst: Layout, level: int, topology: Topology
-) -> _LevelBound:
+) -> LevelBound:
     used = sorted({topology.homes[level][rank] for rank in (*src.ranks, *dst.ranks)})
     renumber = {home: i for i, home in enumerate(used)}
     homes = {rank: renumber[topology.homes[level][rank]] for rank in (*src.ranks, *dst.ranks)}
@@ -104,11 +120,8 @@ def _level_bound(
     wants = atoms.masks(dst.placement, homes, len(used))
     into = _into(has, wants) @ atoms.sizes
     out_of = _out_of(has, wants) @ atoms.sizes
-    total = int(_messages(has, wants) @ atoms.sizes)
-    # Whatever the plan, the messages of an element are spread over these ports at best.
-    busiest_in = max(int(into.max()), -(-total // len(used)))
-    total = max(total, int(into.sum()), int(out_of.sum()))
-    return _LevelBound(max(busiest_in, int(out_of.max())), busiest_in, total)
+    messages = int(_messages(has, wants) @ atoms.sizes)
+    return LevelBound.of(into, out_of, messages, len(used))
 
 
 def _into(has: Mask, wants: Mask) -> Counts:

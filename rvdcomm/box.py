@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from math import prod
 
 from rvdcomm.errors import LayoutError
+from rvdcomm.text import MAX_DIGITS, MAX_INTEGER, quoted
+
+MAX_DIMS = 63
+"""Numpy's arrays have at most 64 dims, of which the verifier takes one for the value parts."""
+
+_RANGE = f"[0-9]{{1,{MAX_DIGITS}}}:[0-9]{{1,{MAX_DIGITS}}}"
+_FORM = re.compile(rf"\[(?:{_RANGE}(?:,{_RANGE}){{0,{MAX_DIMS - 1}}})?\]")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,12 +108,14 @@ class Box:
     @classmethod
     def parse(cls, text: str) -> Box:
         """Read the text that ``str`` writes, such as ``[0:4,2:8]``."""
-        if not re.fullmatch(r"\[(\d+:\d+(,\d+:\d+)*)?\]", text):
-            raise LayoutError(f"cannot parse box {text!r}: expected the form '[0:4,2:8]'.")
-        pairs = [part.split(":") for part in text[1:-1].split(",") if part]
-        box = cls(tuple(int(a) for a, _ in pairs), tuple(int(b) for _, b in pairs))
+        if _FORM.fullmatch(text) is None:
+            raise LayoutError(f"cannot parse box {quoted(text)}: expected the form '[0:4,2:8]'.")
+        bounds = list(map(int, re.findall("[0-9]+", text)))
+        box = cls(tuple(bounds[::2]), tuple(bounds[1::2]))
+        if max(bounds, default=0) > MAX_INTEGER:
+            raise LayoutError(f"cannot parse box {quoted(text)}: it goes beyond {MAX_INTEGER}.")
         if any(low > h for low, h in zip(box.lo, box.hi, strict=True)):
-            raise LayoutError(f"cannot parse box {text!r}: a range ends before it starts.")
+            raise LayoutError(f"cannot parse box {quoted(text)}: a range ends before it starts.")
         return box
 
     @classmethod

@@ -15,12 +15,13 @@ from rvdcomm.cost import Cost, StepCost, total_cost
 from rvdcomm.dtypes import dtype_name
 from rvdcomm.errors import LayoutError, MemoryLimitError
 from rvdcomm.layout import Layout
+from rvdcomm.link import Link
 from rvdcomm.lower import Lanes, lanes, wire_dtype
 from rvdcomm.lower.join import Unit, join
 from rvdcomm.lower.share import Groups
 from rvdcomm.planner import Plan, default_topology, plan, program_step_costs
 from rvdcomm.program import Program, Transition
-from rvdcomm.topology import Level, Link, Topology
+from rvdcomm.topology import Level, Topology
 from rvdcomm.units import bytes_text, secs_text
 
 JOIN_BYTES = 1 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rvdcomm.errors import LayoutError
+from rvdcomm.text import quoted
 
 ITEM_BYTES = {
     "bool": 1,
@@ -39,7 +40,9 @@ def dtype_name(dtype: Any) -> str:
     name = {"float": "float32", "half": "float16", "double": "float64"}.get(name, name)
     name = name.removeprefix("torch.")
     if name not in ITEM_BYTES:
-        raise LayoutError(f"dtype {name!r} is unknown; the known ones are {', '.join(ITEM_BYTES)}.")
+        raise LayoutError(
+            f"dtype {quoted(name)} is unknown; the known ones are {', '.join(ITEM_BYTES)}."
+        )
     return name
 
 

@@ -13,6 +13,10 @@ class ShapeMismatchError(ValueError):
     """A shard's shape, dtype or presence is not what its layout gives this rank."""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, incomplete, not writable, or not what the caller says it is."""
+
+
 class ProgramError(Exception):
     """A verifier found an illegal program. This is a bug of rvdcomm: please report it."""
 

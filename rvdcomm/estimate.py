@@ -39,7 +39,8 @@ class Estimator:
     def cheapest_first(self, paths: list[Path]) -> list[Path]:
         """Candidates by time, rounds and steps; then in the order in which they are named.
 
-        In a large world those that only counting can price come last, if there are others.
+        In a large world those that only counting can price come last, if there are others; of
+        unequal shards, those that the search found come first as it found them.
         """
         priced, rest = paths, list[Path]()
         if len(paths[0].ranks) > MAX_COUNTED_RANKS:
@@ -47,6 +48,8 @@ class Estimator:
             if any(has_formula):
                 priced = [path for path, has in zip(paths, has_formula, strict=True) if has]
                 rest = [path for path, has in zip(paths, has_formula, strict=True) if not has]
+            elif not all(map(_is_exchanged, paths)):
+                return sorted(paths, key=_is_exchanged)
         return [*sorted(priced, key=self._order), *rest]
 
     def _order(self, path: Path) -> tuple[float, int, int]:
@@ -89,6 +92,11 @@ class Estimator:
             for moves in step.moves(self.topology)
         ]
         return sum(cost.secs for cost in costs), sum(cost.rounds for cost in costs)
+
+
+def _is_exchanged(path: Path) -> bool:
+    """Whether some step is an exchange among all ranks."""
+    return any(step.direct for step in path.steps)
 
 
 def _traffic(moves: Iterable[Move], item_bytes: int) -> dict[tuple[int, int], int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from rvdcomm.box import Box
+from rvdcomm.box import MAX_DIMS, Box
 from rvdcomm.errors import LayoutError
 from rvdcomm.placement import Holding, Placement
 from rvdcomm.rvd import RVD
+from rvdcomm.text import MAX_INTEGER, integer, quoted
 
 Cuts = tuple[tuple[int, ...], ...]
+
+MAX_RANKS = 1 << 20
+"""Of a layout, which holds a number for each: what a short text asks for has to fit in memory."""
+
+MAX_RANK = 2**31 - 1
+"""The native core counts ranks in 32 bits."""
+
+_FORM = re.compile(
+    r"(\S+) shape\(([0-9,]*)\)(?: ranks\(([0-9,:]+)\))?(?: cuts\(([a-z]+|[0-9,;]*)\))?"
+)
 
 
 def chunk_cuts(size: int, count: int) -> tuple[int, ...]:
@@ -80,6 +92,10 @@ class Layout:
     ) -> None:
         shape = _integers(shape, "shape")
         rvd = RVD(rvd)
+        if rvd.num_ranks > MAX_RANKS:
+            raise LayoutError(
+                f"{rvd} needs {rvd.num_ranks} ranks; a layout has at most {MAX_RANKS}."
+            )
         given = tuple(range(rvd.num_ranks)) if ranks is None else _integers(ranks, "ranks")
         _check_counts(shape, rvd, given)
         all_cuts = _resolve_cuts(shape, rvd, cuts)
@@ -168,24 +184,23 @@ class Layout:
         >>> Layout.parse("R(1)V(1)D(2) shape(10) cuts(0,3,10)").cell(1).box
         Box(lo=(3,), hi=(10,))
         """
-        ints = r"\d+(?:,\d+)*"
-        form = (
-            rf"(\S+) shape\(((?:{ints})?)\)(?: ranks\(([\d,:]+)\))?"
-            rf"(?: cuts\(([a-z]+|(?:{ints}(?:;{ints})*)?)\))?"
-        )
-        found = re.fullmatch(form, text.strip())
+        found = _FORM.fullmatch(text.strip())
         if found is None:
-            raise LayoutError(
-                f"cannot parse layout {text!r}: expected the form "
-                "'R(1)V(1)D(1,2) shape(4,6) ranks(0:2) cuts(0,4;0,2,6)'."
-            )
+            raise _form_error(text)
         rvd, shape, ranks, cuts = found.groups()
+        counts = RVD(rvd)
+        # Nothing is split into pieces before it is known that they are few.
+        if shape.count(",") >= MAX_DIMS or (cuts or "").count(",") > MAX_RANKS:
+            raise _form_error(text)
         rule: Any = cuts or "chunk"
-        if cuts is not None and not cuts.isalpha():
-            rule = [[int(point) for point in cut.split(",") if point] for cut in cuts.split(";")]
-            rule = [] if rule == [[]] else rule
-        sizes = [int(size) for size in shape.split(",") if size]
-        return cls(sizes, rvd, None if ranks is None else parse_ranges(ranks), rule)
+        try:
+            sizes = _numbers(shape) if shape else []
+            if cuts is not None and not cuts.isalpha():
+                rule = [_numbers(cut) for cut in cuts.split(";", MAX_DIMS)] if cuts else []
+        except LayoutError:
+            raise _form_error(text) from None
+        given = None if ranks is None else parse_ranges(ranks)
+        return cls(sizes, counts, given, rule)
 
 
 def ranges_text(ranks: Sequence[int]) -> str:
@@ -205,44 +220,74 @@ def ranges_text(ranks: Sequence[int]) -> str:
     return ",".join(out)
 
 
-def parse_ranges(text: str) -> tuple[int, ...]:
-    """Read numbers and half-open runs: ``0:4,7,5``."""
+def parse_ranges(text: str, most: int = MAX_RANKS) -> tuple[int, ...]:
+    """Read numbers and half-open runs: ``0:4,7,5``.
+
+    Raises:
+        LayoutError: the text has another form, or means more than ``most`` numbers.
+    """
     out: list[int] = []
-    for item in text.split(","):
-        if not re.fullmatch(r"\d+(:\d+)?", item):
-            raise LayoutError(f"cannot parse ranks {text!r}: expected the form '0:4,7,5'.")
-        start, _, stop = item.partition(":")
-        out.extend(range(int(start), int(stop)) if stop else [int(start)])
+    for item in text.split(",", most):
+        start, is_run, stop = item.partition(":")
+        try:
+            first = integer(start)
+            run = range(first, integer(stop) if is_run else first + 1)
+        except LayoutError:
+            raise LayoutError(
+                f"cannot parse ranks {quoted(text)}: expected the form '0:4,7,5'."
+            ) from None
+        if len(out) + len(run) > most:
+            raise LayoutError(f"ranks {quoted(text)} are more than {most}.")
+        out.extend(run)
     return tuple(out)
+
+
+def _numbers(text: str) -> list[int]:
+    return list(map(integer, text.split(",")))
+
+
+def _form_error(text: str) -> LayoutError:
+    return LayoutError(
+        f"cannot parse layout {quoted(text)}: expected the form "
+        "'R(1)V(1)D(1,2) shape(4,6) ranks(0:2) cuts(0,4;0,2,6)'."
+    )
 
 
 def _integers(values: Iterable[int], what: str) -> tuple[int, ...]:
     """The values as plain integers; a float is an error, not a rounding."""
     values = tuple(values)
     try:
-        return tuple(map(operator.index, values))
+        # int() too: the index of True is True.
+        return tuple(map(int, map(operator.index, values)))
     except TypeError:
-        raise LayoutError(f"{what} must be integers, got {values}.") from None
+        raise LayoutError(f"{what} must be integers, got {quoted(values)}.") from None
 
 
 def _check_counts(shape: tuple[int, ...], rvd: RVD, ranks: tuple[int, ...]) -> None:
     if any(size < 0 for size in shape):
-        raise LayoutError(f"shape {shape} has a negative size; use sizes of at least 0.")
+        raise LayoutError(f"shape {quoted(shape)} has a negative size; use sizes of at least 0.")
+    if prod(size for size in shape if size) > MAX_INTEGER:
+        raise LayoutError(f"shape {quoted(shape)} has more than {MAX_INTEGER} elements.")
     if len(rvd.d) != len(shape):
         raise LayoutError(
-            f"{rvd} splits {len(rvd.d)} dims but shape {shape} has {len(shape)}; "
+            f"{rvd} splits {len(rvd.d)} dims but shape {quoted(shape)} has {len(shape)}; "
             "give D one count a dim."
         )
     if len(ranks) != rvd.num_ranks:
         factors = "*".join(map(str, rvd.counts))
         raise LayoutError(
-            f"{rvd} needs {rvd.num_ranks} ranks ({factors}) but {len(ranks)} were given: {ranks}."
+            f"{rvd} needs {rvd.num_ranks} ranks ({factors}) but {len(ranks)} were given: "
+            f"{quoted(ranks)}."
         )
     if len(set(ranks)) != len(ranks):
-        twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
-        raise LayoutError(f"{rvd} over ranks {ranks}: rank {twice[0]} is given twice.")
+        twice = min(rank for rank, count in Counter(ranks).items() if count > 1)
+        raise LayoutError(f"{rvd} over ranks {quoted(ranks)}: rank {twice} is given twice.")
     if min(ranks) < 0:
-        raise LayoutError(f"{rvd} over ranks {ranks}: rank {min(ranks)} is negative.")
+        raise LayoutError(f"{rvd} over ranks {quoted(ranks)}: rank {min(ranks)} is negative.")
+    if max(ranks) > MAX_RANK:
+        raise LayoutError(
+            f"{rvd} over ranks {quoted(ranks)}: rank {max(ranks)} is above {MAX_RANK}."
+        )
 
 
 def _by_rule(rule: Any, shape: tuple[int, ...], rvd: RVD) -> Cuts:
@@ -253,15 +298,19 @@ def _resolve_cuts(shape: tuple[int, ...], rvd: RVD, cuts: str | Sequence[Sequenc
     if isinstance(cuts, str):
         if cuts not in CUT_RULES:
             known = ", ".join(map(repr, CUT_RULES))
-            raise LayoutError(f"cuts={cuts!r} is no rule; use {known}, or cut points of every dim.")
+            raise LayoutError(
+                f"cuts={quoted(cuts)} is no rule; use {known}, or cut points of every dim."
+            )
         return _by_rule(CUT_RULES[cuts], shape, rvd)
     resolved = tuple(_integers(cut, "cut points") for cut in cuts)
     if len(resolved) != len(shape):
-        raise LayoutError(f"cuts of {len(resolved)} dims given for shape {shape}; give one a dim.")
+        raise LayoutError(
+            f"cuts of {len(resolved)} dims given for shape {quoted(shape)}; give one a dim."
+        )
     for d, (size, count, cut) in enumerate(zip(shape, rvd.d, resolved, strict=True)):
         if len(cut) != count + 1 or cut[0] != 0 or cut[-1] != size or list(cut) != sorted(cut):
             raise LayoutError(
-                f"cut points {list(cut)} of dim {d} do not cut {size} elements in {count}; "
+                f"cut points {quoted(list(cut))} of dim {d} do not cut {size} elements in {count}; "
                 f"give {count + 1} points in ascending order from 0 to {size}."
             )
     return resolved

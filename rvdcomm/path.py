@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -159,14 +159,31 @@ def exchange_step(src: State, dst: State, num_slices: int = 1) -> Step:
     return Step(kind, src, dst, direct=True, num_slices=num_slices)
 
 
-def groups_text(groups: Groups) -> str:
+MAX_RUNS = 16
+"""Runs of ranks that a table writes out."""
+
+
+def groups_text(groups: Sequence[Sequence[int]]) -> str:
     """Groups in a few characters: ``4x(0,2)``, the first group and how many there are like it.
 
     >>> groups_text(((0, 2), (1, 3)))
     '2x(0,2)'
+    >>> groups_text((range(0, 800, 8),))
+    '(0:800:8)'
     """
-    first = ranges_text(groups[0])
+    first = _short_ranges(groups[0])
     return f"({first})" if len(groups) == 1 else f"{len(groups)}x({first})"
+
+
+def _short_ranges(ranks: Sequence[int]) -> str:
+    """As ``ranges_text``; of many runs, as ``start:stop:stride``, or the first of them."""
+    runs = ranges_text(ranks).split(",")
+    if len(runs) <= MAX_RUNS:
+        return ",".join(runs)
+    stride = ranks[1] - ranks[0]
+    if stride > 0 and tuple(ranks) == tuple(range(ranks[0], ranks[-1] + 1, stride)):
+        return f"{ranks[0]}:{ranks[-1] + stride}:{stride}"
+    return f"{','.join(runs[:MAX_RUNS])},..."
 
 
 def _at(text: str, ranks: tuple[int, ...]) -> str:

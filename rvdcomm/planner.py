@@ -12,9 +12,11 @@ from rvdcomm.candidates import candidate_paths, direct_path
 from rvdcomm.cost import Cost, StepCost, step_cost, total_cost
 from rvdcomm.dtypes import ITEM_BYTES, check_summable, dtype_name
 from rvdcomm.errors import LayoutError, MemoryLimitError
-from rvdcomm.estimate import Estimator
+from rvdcomm.estimate import MAX_COUNTED_RANKS, Estimator
 from rvdcomm.layout import Layout
 from rvdcomm.lower import lower
+from rvdcomm.modelled import ModelledCost, modelled_cost
+from rvdcomm.modelled_bound import modelled_bound
 from rvdcomm.path import Path
 from rvdcomm.program import Program
 from rvdcomm.topology import DEFAULT_LINK, Level, Topology
@@ -31,7 +33,9 @@ MAX_CACHED_PLANS = 4096
 class Plan:
     """How to take a tensor of ``dtype`` from ``path.src`` to ``path.dst``; prints as a table.
 
-    Law (tests/test_plan.py): ``cost`` and ``simulate`` count the same bytes, and the same peak.
+    Law (tests/test_plan.py): ``cost`` and ``simulate`` count the same bytes, and the same peak. On
+    more than ``MAX_COUNTED_RANKS`` ranks costs are modelled where there is a formula, and no
+    program is made: bytes of equal shards are the same, all else is what ``modelled.py`` says.
     """
 
     path: Path
@@ -54,20 +58,43 @@ class Plan:
         return lower(self.path, self.dtype, self.topology)
 
     @cached_property
+    def modelled(self) -> ModelledCost | None:
+        """What the plan costs by formula; None where there is none."""
+        return modelled_cost(self.path, ITEM_BYTES[self.dtype], self.topology)
+
+    @cached_property
+    def is_counted(self) -> bool:
+        """Whether costs are counted in the program."""
+        return len(self.path.ranks) <= MAX_COUNTED_RANKS or self.modelled is None
+
+    @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
-        """What every step of the path costs, counted in its program."""
+        """What every step of the path costs."""
+        if not self.is_counted and self.modelled is not None:
+            return self.modelled.steps
         return program_step_costs(self.program, len(self.path.steps), self.topology)
 
     @cached_property
     def cost(self) -> Cost:
-        """What the plan costs, counted in its program."""
-        peak_bytes = max(self.program.peak_bytes(rank) for rank in self.program.ranks)
-        return total_cost(self.step_costs, peak_bytes)
+        """What the plan costs."""
+        if not self.is_counted and self.modelled is not None:
+            return self.modelled.cost
+        return total_cost(self.step_costs, self.peak_bytes)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Memory of the rank whose buffers take most, counted in the program."""
+        return max(self.program.peak_bytes(rank) for rank in self.program.ranks)
 
     @cached_property
     def bound(self) -> Cost:
         """A lower bound on the cost of any plan, field by field."""
-        return lower_bound(self.src, self.dst, ITEM_BYTES[self.dtype], self.topology)
+        request = self.src, self.dst, ITEM_BYTES[self.dtype], self.topology
+        if len(self.path.ranks) > MAX_COUNTED_RANKS:
+            found = modelled_bound(*request)
+            if found is not None:
+                return found
+        return lower_bound(*request)
 
     @property
     def gap(self) -> float:
@@ -91,7 +118,8 @@ class Plan:
             *self.path.table(notes),
             f"cost   {_cost_text(self.cost)}",
             f"bound  {_cost_text(self.bound)}",
-            f"gap    {self.gap:.3g}x   rounds {self.cost.rounds}   peak memory "
+            f"gap    {self.gap:.3g}x   rounds {self.cost.rounds}   "
+            f"{'peak' if self.is_counted else 'modelled'} memory "
             f"{bytes_text(self.cost.peak_bytes)} a rank (src and dst shards: "
             f"{bytes_text(self.bound.peak_bytes)})",
         ]
@@ -161,16 +189,16 @@ def _cached_plan(
     if len(paths) > 1:
         paths = Estimator(topology, ITEM_BYTES[dtype]).cheapest_first(paths)
     best = Plan(paths[0], dtype, topology)
-    if memory_limit is None or best.cost.peak_bytes <= memory_limit:
+    if memory_limit is None or best.peak_bytes <= memory_limit:
         return best
     least = best
     for candidate in (Plan(path, dtype, topology) for path in _leaner(paths[1:], src, dst)):
-        if candidate.cost.peak_bytes <= memory_limit:
+        if candidate.peak_bytes <= memory_limit:
             return candidate
-        least = min(least, candidate, key=lambda made: made.cost.peak_bytes)
+        least = min(least, candidate, key=lambda made: made.peak_bytes)
     raise MemoryLimitError(
         f"{src.rvd} -> {dst.rvd} of shape {src.shape} {dtype}: memory_limit={memory_limit} bytes a "
-        f"rank, but the least that a plan needs is {least.cost.peak_bytes}; the src and dst shards "
+        f"rank, but the least that a plan needs is {least.peak_bytes}; the src and dst shards "
         f"alone are {least.bound.peak_bytes}."
     )
 

@@ -9,6 +9,7 @@ staging buffer, never a shard, which is private to its rank.
 
 from __future__ import annotations
 
+import re
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from typing import TypeVar
 from rvdcomm.box import Box
 from rvdcomm.dtypes import ITEM_BYTES, dtype_name
 from rvdcomm.errors import ProgramError
-from rvdcomm.layout import Layout, parse_ranges, ranges_text
+from rvdcomm.layout import MAX_RANKS, Layout, parse_ranges, ranges_text
+from rvdcomm.text import integer, quoted
 
 SRC, DST = "src", "dst"
 """The buffers of the caller: a rank's shard under either layout; of tensor 2 of several, src2."""
@@ -485,17 +487,33 @@ def _entries_text(entries: tuple[Entry, ...]) -> str:
     return " ".join(f"{e.box}@{e.src_piece}>{e.dst_piece}" for e in entries)
 
 
+MAX_CHARS = 1 << 26
+"""Of a program's text."""
+
+MAX_BOXES = 1 << 20
+"""Of a program's text, its lines counted too: some 400 MB in memory. An all-to-all of 512 ranks has
+half as many. A ``Program`` that is made in Python has no limit."""
+
+
 class _Reader:
-    """Reads a program line by line; every error names the line."""
+    """Reads a program line by line; every error names the line.
+
+    Memory and time are in proportion to the text, whoever wrote it: what is counted in it is
+    checked before it is made.
+    """
 
     def __init__(self, text: str) -> None:
-        self.lines = text.splitlines()
+        self.num_boxes = text.count("\n")
+        self.text = text
+        self.lines: list[str] = []
         self.at = 0
         # The line that is being read; `at` is past it already.
         self.reading = 0
 
     def program(self) -> Program:
         try:
+            self._check_text()
+            self.lines = self.text.splitlines()
             dtype = dtype_name(self._after("program "))
             transitions = [self._transition(dtype)]
             while self.at < len(self.lines) and self.lines[self.at].startswith(f"{SRC} "):
@@ -527,44 +545,79 @@ class _Reader:
         self.reading = self.at
         line = self.lines[self.at]
         if not line.startswith(prefix):
-            raise ValueError(f"expected a line that starts with {prefix!r}")
+            raise ValueError(f"expected a line that starts with {quoted(prefix)}")
         self.at += 1
         return line.removeprefix(prefix)
 
     def _buffer(self) -> Buffer:
         head, _, pieces = self._after("buffer ").partition(":")
-        name, _, rank = head.split(" ")
-        return Buffer(name, int(rank), tuple(map(Box.parse, pieces.split())))
+        name, word, rank = head.split(" ", 3)
+        self._expect("rank", word)
+        boxes = [Box.parse(piece) for piece in self._items(pieces)]
+        return Buffer(name, integer(rank), tuple(boxes))
 
     def _instruction(self, word: str) -> Instruction:
         if word == "collective":
             return self._collective()
         head, _, entries = self._after(f"{word} ").partition(": ")
         if word == "zero":
-            _, rank, dst = head.split(" ")
-            return Zero(int(rank), dst, _parse_entries(entries))
+            rank_word, rank, dst = head.split(" ", 3)
+            self._expect("rank", rank_word)
+            return Zero(integer(rank), dst, self._entries(entries))
         if word not in ("copy", "add"):
             raise ValueError("expected buffer, copy, add, zero or collective")
-        _, rank, src, dst = head.split(" ")
-        src, _, src_rank = src.partition("@")
-        return Copy(word, int(rank), src, dst, _parse_entries(entries), int(src_rank or rank))
+        rank_word, rank, src, dst = head.split(" ", 4)
+        self._expect("rank", rank_word)
+        src, is_remote, src_rank = src.partition("@")
+        owner = integer(src_rank) if is_remote else integer(rank)
+        return Copy(word, integer(rank), src, dst, self._entries(entries), owner)
 
     def _collective(self) -> Collective:
-        kind, _, step, _, group, src, dst = self._after("collective ").split(" ")
-        index, ranks = int(step), parse_ranges(group)
+        words = self._after("collective ").split(" ", 7)
+        kind, step_word, step, ranks_word, group, src, dst = words
+        self._expect("step ranks", f"{step_word} {ranks_word}")
+        index = integer(step)
+        # A group has a name a rank on each side: a short text cannot mean many ranks.
+        ranks = parse_ranges(group, min(src.count(",") + 1, MAX_RANKS))
+        names = tuple(src.split(",", len(ranks))), tuple(dst.split(",", len(ranks)))
         messages = []
         while self.at < len(self.lines) and self.lines[self.at].startswith("  "):
             head, _, entries = self._after("  ").partition(":")
-            a, b = head.split("->")
-            messages.append(Message(int(a), int(b), _parse_entries(entries)))
-        names = tuple(src.split(",")), tuple(dst.split(","))
+            a, b = head.split("->", 2)
+            messages.append(Message(integer(a), integer(b), self._entries(entries)))
         return Collective(kind, index, ranks, *names, tuple(messages))
 
+    def _entries(self, text: str) -> tuple[Entry, ...]:
+        entries = []
+        for item in self._items(text):
+            box, _, pieces = item.partition("@")
+            src_piece, dst_piece = pieces.split(">", 2)
+            entries.append(Entry(Box.parse(box), integer(src_piece), integer(dst_piece)))
+        return tuple(entries)
 
-def _parse_entries(text: str) -> tuple[Entry, ...]:
-    entries = []
-    for item in text.split():
-        box, _, pieces = item.partition("@")
-        src_piece, dst_piece = pieces.split(">")
-        entries.append(Entry(Box.parse(box), int(src_piece), int(dst_piece)))
-    return tuple(entries)
+    # --- what bounds them -----------------------------------------------------------------------
+
+    def _check_text(self) -> None:
+        if len(self.text) > MAX_CHARS or self.num_boxes > MAX_BOXES:
+            raise ValueError(
+                f"the text has {len(self.text)} characters in {self.num_boxes} lines; at most "
+                f"{MAX_CHARS} and {MAX_BOXES} are read"
+            )
+        if not (self.text.isascii() and self.text.replace("\n", "").isprintable()):
+            odd = re.search(r"[^\n -~]", self.text)
+            assert odd is not None
+            self.reading = self.text.count("\n", 0, odd.start())
+            self.lines = self.text.split("\n", self.reading + 1)
+            raise ValueError(f"{odd[0]!r} is no printable ASCII character")
+
+    def _items(self, text: str) -> list[str]:
+        """Boxes, or entries, one after another."""
+        self.num_boxes += text.count(" ") + 1
+        if self.num_boxes > MAX_BOXES:
+            raise ValueError(f"the text has more than {MAX_BOXES} lines and boxes")
+        return text.split()
+
+    @staticmethod
+    def _expect(word: str, found: str) -> None:
+        if word != found:
+            raise ValueError(f"expected {word!r}, got {quoted(found)}")

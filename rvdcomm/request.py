@@ -7,16 +7,18 @@ how an error that one rank made comes on all of them, before any byte is sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from typing import Any
 
+from rvdcomm.adjoint import check_replica_grads
 from rvdcomm.dtypes import dtype_name
-from rvdcomm.errors import LayoutError, ShapeMismatchError
+from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout
 from rvdcomm.planner import Plan, plan
 from rvdcomm.rvd import RVD
+from rvdcomm.text import quoted
 from rvdcomm.topology import Topology
 
 
@@ -24,7 +26,9 @@ from rvdcomm.topology import Topology
 class Request:
     """What one rank was asked for: texts, and the shapes and dtypes of its tensors.
 
-    ``misuse`` says what is wrong with the tensors themselves, if anything is.
+    ``requires_grad`` says whether a gradient is to flow back, None that the other ranks know;
+    ``asks_grad`` that the caller said so, and expects a scalar to call ``backward`` on where there
+    is no result. ``misuse`` says what is wrong with the tensors themselves, if anything is.
     """
 
     src: str
@@ -36,6 +40,9 @@ class Request:
     dtypes: tuple[str, ...]
     executor: str = "auto"
     misuse: str | None = None
+    requires_grad: bool | None = None
+    asks_grad: bool = False
+    replica_grads: str = "parts"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -43,17 +50,48 @@ class Request:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Request:
-        """What ``to_json`` gave, after a journey as JSON."""
+        """What ``to_json`` gave, after a journey as JSON.
+
+        Raises:
+            CommError: another rank sent something else.
+        """
         plain: dict[str, Any] = {
             k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
         }
-        return cls(**plain)
+        # Types are texts here, because of the import of annotations.
+        types = {field.name: str(field.type) for field in fields(cls)}
+        odd = [name for name in types if name in plain and not _FITS[types[name]](plain[name])]
+        try:
+            made = cls(**plain)
+        except TypeError:
+            odd = sorted(set(types) ^ set(plain))
+        if odd:
+            raise CommError(
+                f"redistribute: what a rank posted is no request: {quoted(odd)} missing, unknown "
+                "or of another type. Do all ranks run one version of rvdcomm?"
+            )
+        return made
 
     def __str__(self) -> str:
         return f"redistribute {self.src} -> {self.dst}"
 
 
-COMMON = ("src", "dst", "shape", "topology", "executor")
+def _is_tuple_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is tuple and all(type(each) is kind for each in value)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: type(value) is str,
+    "str | None": lambda value: value is None or type(value) is str,
+    "bool": lambda value: type(value) is bool,
+    "bool | None": lambda value: value is None or type(value) is bool,
+    "tuple[str, ...]": _is_tuple_of(str),
+    "tuple[int, ...] | None": lambda value: value is None or _is_tuple_of(int)(value),
+}
+"""Whether a value from JSON is of the type of a field of ``Request``."""
+assert {str(field.type) for field in fields(Request)} <= set(_FITS)
+
+COMMON = ("src", "dst", "shape", "topology", "executor", "replica_grads")
 """Fields that must be equal on all ranks."""
 assert {field.name for field in fields(Request)} > set(COMMON)
 
@@ -77,7 +115,8 @@ def resolve(
             shard is not what ``src`` gives it.
     """
     mine = next(iter(requests.values()))
-    _check_equal(requests)
+    for name in COMMON:
+        _check_equal(requests, name)
     try:
         return _resolved(requests, src, dst, topology, group_size)
     except (LayoutError, ShapeMismatchError) as error:
@@ -97,17 +136,52 @@ def _resolved(
     mine = next(iter(requests.values()))
     dtype = _common_dtype(requests)
     shape = known_shape(src, dst, mine.shape)
-    src_layout = _layout(src, shape, group_size, requests)
-    dst_layout = _layout(dst, src_layout.shape, group_size, requests)
+    src_layout = layout_meant(src, shape, group_size, requests)
+    dst_layout = layout_meant(dst, src_layout.shape, group_size, requests)
     if shape is not None and src_layout.shape != shape:
         raise LayoutError(f"shape={shape} was given, but src {src_layout} has another.")
     check_in_group((*src_layout.ranks, *dst_layout.ranks), group_size, str(mine))
+    check_replica_grads(mine.replica_grads)
     made = plan(src_layout, dst_layout, dtype, topology)
     for rank, request in sorted(requests.items()):
         check_tensors(made, rank, request)
         if request.misuse:
             raise LayoutError(f"{mine}: rank {rank}: {request.misuse}")
     return made
+
+
+def needs_grad(requests: Mapping[int, Request], made: Plan) -> bool:
+    """Whether a gradient flows back by the adjoint of ``made``; the same on all ranks.
+
+    Raises:
+        LayoutError: ranks disagree about it, a rank passed ``out``, the dtype has no gradient, or a
+            rank that gets no result did not ask for the scalar that stands for it.
+    """
+    known = {rank: r for rank, r in requests.items() if r.requires_grad is not None}
+    _check_equal(known, "requires_grad")
+    if not any(request.requires_grad for request in known.values()):
+        return False
+    what = f"redistribute {made.src.rvd} -> {made.dst.rvd}"
+    for rank, request in sorted(requests.items()):
+        check_grad(made, rank, request.out is not None, request.asks_grad, what)
+    return True
+
+
+def check_grad(made: Plan, rank: int, has_out: bool, asks_grad: bool, what: str) -> None:
+    """Raise a LayoutError if no gradient can flow back through a call on ``rank``."""
+    if not made.dtype.startswith(("float", "bfloat", "complex")):
+        raise LayoutError(f"{what}: {made.dtype} has no gradient; leave out requires_grad=True.")
+    if has_out:
+        raise LayoutError(
+            f"{what}: rank {rank} passed out, through which no gradient flows; leave it out, or "
+            "pass requires_grad=False."
+        )
+    if rank in made.src and rank not in made.dst and not asks_grad:
+        raise LayoutError(
+            f"{what}: a gradient flows back, but rank {rank} is outside dst and has no result to "
+            "start from; pass requires_grad=True on all ranks, and call backward() on the scalar "
+            "that it then gets, or requires_grad=False."
+        )
 
 
 def known_shape(
@@ -156,16 +230,15 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
     return "None" if shape is None else str(list(shape))
 
 
-def _check_equal(requests: Mapping[int, Request]) -> None:
+def _check_equal(requests: Mapping[int, Request], name: str) -> None:
     """Raise if two ranks were asked for different things."""
     first, mine = next(iter(requests.items()))
     for rank, other in requests.items():
-        for name in COMMON:
-            if getattr(other, name) != getattr(mine, name):
-                raise LayoutError(
-                    f"redistribute: ranks disagree about {name}: rank {first} asks for "
-                    f"{getattr(mine, name)}, rank {rank} for {getattr(other, name)}."
-                )
+        if getattr(other, name) != getattr(mine, name):
+            raise LayoutError(
+                f"redistribute: ranks disagree about {name}: rank {first} asks for "
+                f"{getattr(mine, name)}, rank {rank} for {getattr(other, name)}."
+            )
 
 
 def _common_dtype(requests: Mapping[int, Request]) -> str:
@@ -179,11 +252,11 @@ def _common_dtype(requests: Mapping[int, Request]) -> str:
     return dtype_name(next(iter(found)))
 
 
-def _layout(
+def layout_meant(
     layout: Layout | str,
     shape: tuple[int, ...] | None,
     group_size: int,
-    requests: Mapping[int, Request],
+    requests: Mapping[int, Request] | None = None,
 ) -> Layout:
     """The layout that a text means in this group; its shape comes from the shards if not given."""
     if isinstance(layout, Layout):
@@ -194,7 +267,7 @@ def _layout(
     # The counts must fit the group before shards can be added up.
     Layout([0] * len(rvd.d), rvd, range(group_size))
     return Layout(
-        _inferred_shape(rvd, requests) if shape is None else shape, rvd, range(group_size)
+        _inferred_shape(rvd, requests or {}) if shape is None else shape, rvd, range(group_size)
     )
 
 

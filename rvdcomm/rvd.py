@@ -6,7 +6,11 @@ import re
 from dataclasses import dataclass
 from math import prod
 
+from rvdcomm.box import MAX_DIMS
 from rvdcomm.errors import LayoutError
+from rvdcomm.text import integer, quoted
+
+_SPLITS = f"(?:[0-9]+(?:,[0-9]+){{0,{MAX_DIMS - 1}}})?"
 
 
 @dataclass(frozen=True, slots=True, order=True, init=False)
@@ -34,10 +38,13 @@ class RVD:
         if v is None or d is None:
             raise LayoutError(f"RVD({r!r}) needs a text such as 'R(2)V(1)D(1,4)', or r, v and d.")
         d = tuple(d)
-        if any(not isinstance(count, int) or count < 1 for count in (r, v, *d)):
+        if any(type(count) is not int or count < 1 for count in (r, v, *d)):
             raise LayoutError(
-                f"RVD counts must be integers of at least 1, got r={r}, v={v}, d={d}."
+                f"RVD counts must be integers of at least 1, got r={quoted(r)}, v={quoted(v)}, "
+                f"d={quoted(d)}."
             )
+        if len(d) > MAX_DIMS:
+            raise LayoutError(f"RVD with {len(d)} dims: a tensor has at most {MAX_DIMS}.")
         object.__setattr__(self, "r", r)
         object.__setattr__(self, "v", v)
         object.__setattr__(self, "d", d)
@@ -65,21 +72,22 @@ def _parse(text: str) -> tuple[int, int, tuple[int, ...]]:
     """Counts in ``text``; the error names the column, from 1, that does not fit."""
     position = 0
     fields: list[str] = []
-    for letter, counts in (("R", r"\d+"), ("V", r"\d+"), ("D", r"(\d+(,\d+)*)?")):
+    for letter, counts in (("R", "[0-9]+"), ("V", "[0-9]+"), ("D", _SPLITS)):
         for token in (f"{letter}(", counts, ")"):
             pattern = token if token == counts else re.escape(token)
             found = re.compile(pattern).match(text, position)
             if found is None:
                 expected = {counts: "a count"}.get(token, repr(token))
                 raise LayoutError(
-                    f"cannot parse layout {text!r}: expected {expected} at column {position + 1}."
+                    f"cannot parse layout {quoted(text)}: expected {expected} at column "
+                    f"{position + 1}."
                 )
             if token == counts:
                 fields.append(found.group())
             position = found.end()
     if position != len(text):
         raise LayoutError(
-            f"cannot parse layout {text!r}: expected the end at column {position + 1}."
+            f"cannot parse layout {quoted(text)}: expected the end at column {position + 1}."
         )
     r, v, d = fields
-    return int(r), int(v), tuple(int(count) for count in d.split(",") if count)
+    return integer(r), integer(v), tuple(integer(count) for count in d.split(",") if count)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, pairwise
+from math import prod
+from operator import mul
 from pathlib import Path as FilePath
+from typing import Any
 
 from rvdcomm.errors import LayoutError
+from rvdcomm.json_file import entry, read_json, write_json
+from rvdcomm.link import Link
+from rvdcomm.presets import preset_of
+from rvdcomm.text import quoted
 
+FILE_VERSION = 1
+"""Of the JSON that ``Topology.save`` writes."""
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A full-duplex port: ``alpha_secs`` a round of messages, ``bytes_per_sec`` each way."""
+MAX_FILE_BYTES = 8 << 20
+"""100,000 ranks on three levels take 5 MB; reading 8 MiB of the worst takes 3 s and 500 MB."""
 
-    alpha_secs: float
-    bytes_per_sec: float
+MAX_FILE_LEVELS, MAX_NAME_LENGTH = 16, 64
+"""A topology that is read from a file has no more levels, and no longer names."""
 
-    def __post_init__(self) -> None:
-        if self.alpha_secs < 0 or self.bytes_per_sec <= 0:
-            raise LayoutError(
-                f"link with alpha_secs={self.alpha_secs}, bytes_per_sec={self.bytes_per_sec}: "
-                "alpha_secs must be at least 0 and bytes_per_sec above 0."
-            )
+MAX_RANK = 2**31 - 1
+"""The native core counts ranks in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +99,12 @@ class Topology:
         if any(len(group) != 1 for group in self.levels[0].groups):
             raise LayoutError(
                 f"the lowest level, {self.levels[0].name!r}, must have every rank in a group of "
-                f"its own, got {self.levels[0].groups}."
+                f"its own, got {quoted(self.levels[0].groups)}."
             )
-        ranks = sorted(rank for group in self.levels[0].groups for rank in group)
-        if len(set(ranks)) != len(ranks):
-            raise LayoutError(f"topology names a rank twice: {ranks}.")
-        for below, level in zip(self.levels, self.levels[1:], strict=False):
-            home = {rank: i for i, group in enumerate(level.groups) for rank in group}
-            for group in below.groups:
-                if len({home.get(rank) for rank in group}) != 1 or group[0] not in home:
-                    raise LayoutError(
-                        f"{below.name} {group} is not inside one {level.name} of the topology."
-                    )
+        for level in self.levels:
+            _check_level(level)
+        for below, level in pairwise(self.levels):
+            _check_tiles(below, level)
 
         # What takes time in proportion to the ranks is done here: a plan starts from values.
         _ = self._hash, self.runs
@@ -125,12 +123,37 @@ class Topology:
         return cls((Level("rank", ports, intra), Level("host", groups, inter)))
 
     @classmethod
-    def preset(cls, name: str, num_hosts: int, ranks_per_host: int) -> Topology:
-        """A cluster that people have: one of ``PRESETS``, ranks numbered host by host."""
-        if name not in PRESETS:
-            raise LayoutError(f"no preset {name!r}; the presets are {', '.join(sorted(PRESETS))}.")
-        intra, inter = PRESETS[name]
-        return cls.hosts(blocks(num_hosts, ranks_per_host), intra, inter)
+    def preset(cls, name: str, *counts: int) -> Topology:
+        """A cluster that people have, its ranks numbered host by host.
+
+        >>> [len(level.groups) for level in Topology.preset("dgx-h100", 2, 32, 8).levels]
+        [512, 64, 2]
+
+        Args:
+            name: one of ``PRESETS``.
+            counts: ``(num_hosts, ranks_per_host)``, or with a third level
+                ``(num_pods, hosts_per_pod, ranks_per_host)``. ``(num_hosts,)`` alone are hosts as
+                people buy them.
+
+        Raises:
+            LayoutError: there is no such preset, or it has not so many levels.
+        """
+        found = preset_of(name)
+        if len(counts) == 1:
+            counts = (*counts, found.ranks_per_host)
+        num_ranks = prod(counts)
+        if not 2 <= len(counts) <= len(found.links) or min(counts) < 1 or num_ranks > MAX_RANK:
+            raise LayoutError(
+                f"preset {name!r} of {'x'.join(map(str, counts)) or 'no'} groups: expected hosts x "
+                f"ranks or pods x hosts x ranks, each at least 1, and at most {MAX_RANK} ranks."
+            )
+        sizes = accumulate(reversed(counts[1:]), mul, initial=1)
+        return cls(
+            tuple(
+                Level(level, tuple(map(tuple, blocks(num_ranks // size, size))), link)
+                for level, link, size in zip(found.names, found.links, sizes, strict=False)
+            )
+        )
 
     @cached_property
     def ranks(self) -> frozenset[int]:
@@ -187,8 +210,8 @@ class Topology:
             (i for i, home in enumerate(self.homes) if i and home[a] == home[b]), len(self.levels)
         )
 
-    def save(self, path: str | FilePath) -> None:
-        """Write this topology as JSON; ``load`` reads it."""
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; what ``save`` writes."""
         levels = [
             {
                 "name": level.name,
@@ -198,25 +221,79 @@ class Topology:
             }
             for level in self.levels
         ]
-        FilePath(path).write_text(json.dumps({"levels": levels}, indent=1) + "\n")
+        return {"version": FILE_VERSION, "levels": levels}
+
+    def save(self, path: str | FilePath, notes: Mapping[str, Any] | None = None) -> None:
+        """Write this topology as JSON, which ``load`` reads; ``notes`` are entries for people.
+
+        Raises:
+            LayoutError: a port is infinitely fast, which JSON cannot say.
+            OSError: the file cannot be written; what was there is as before.
+        """
+        write_json(path, {**self.to_json(), **(notes or {})})
 
     @classmethod
     def load(cls, path: str | FilePath) -> Topology:
-        """Read a topology that ``save`` wrote."""
+        """Read a topology that ``save`` wrote; entries that it does not know are for people.
+
+        Raises:
+            LayoutError: the file is no topology, or one of another version; found out in bounded
+                time and memory, whatever is in it.
+            OSError: it cannot be read.
+        """
         try:
-            levels = json.loads(FilePath(path).read_text())["levels"]
-            return cls(
-                tuple(
-                    Level(
-                        level["name"],
-                        tuple(tuple(group) for group in level["groups"]),
-                        Link(level["alpha_secs"], level["bytes_per_sec"]),
-                    )
-                    for level in levels
+            values = read_json(path, MAX_FILE_BYTES)
+            # Files of the first release say no version.
+            version = values.get("version", 1) if isinstance(values, dict) else 1
+            if version != FILE_VERSION:
+                raise LayoutError(
+                    f"it is of version {quoted(version)}, this release reads {FILE_VERSION}"
                 )
+            levels = entry(values, "levels", list)
+            if len(levels) > MAX_FILE_LEVELS:
+                raise LayoutError(f"it has {len(levels)} levels, more than {MAX_FILE_LEVELS}")
+            return cls(tuple(map(_level_of, levels)))
+        except LayoutError as error:
+            raise LayoutError(f"{path} is not a topology: {str(error).rstrip('.')}.") from None
+
+
+def _level_of(values: Any) -> Level:
+    """A level from plain values, every one of which is checked."""
+    name, groups = entry(values, "name", str), entry(values, "groups", list)
+    if len(name) > MAX_NAME_LENGTH:
+        raise LayoutError(f"name {quoted(name)} is longer than {MAX_NAME_LENGTH} characters")
+    for group in groups:
+        if type(group) is not list or any(type(rank) is not int for rank in group):
+            raise LayoutError(
+                f"groups of {quoted(name)} must be lists of ranks, got {quoted(group)}"
             )
-        except (json.JSONDecodeError, KeyError, TypeError, LayoutError) as error:
-            raise LayoutError(f"{path} is not a topology: {error!r}.") from None
+    link = Link(entry(values, "alpha_secs", float), entry(values, "bytes_per_sec", float))
+    return Level(name, tuple(map(tuple, groups)), link)
+
+
+def _check_level(level: Level) -> None:
+    ranks = sorted(rank for group in level.groups for rank in group)
+    if len(set(ranks)) != len(ranks):
+        raise LayoutError(f"topology names a rank twice: {quoted(ranks)}.")
+    if not ranks or not 0 <= ranks[0] <= ranks[-1] <= MAX_RANK:
+        named = f"{quoted(ranks[0])} to {quoted(ranks[-1])}" if ranks else "none"
+        raise LayoutError(f"{level.name} of the topology has ranks {named}; use 0 to {MAX_RANK}.")
+
+
+def _check_tiles(below: Level, level: Level) -> None:
+    """Raise unless each group of a level is made of whole groups of the level below."""
+    home = {rank: i for i, group in enumerate(level.groups) for rank in group}
+    for group in below.groups:
+        if len({home.get(rank) for rank in group}) != 1 or group[0] not in home:
+            raise LayoutError(
+                f"{below.name} {quoted(group)} is not inside one {level.name} of the topology."
+            )
+    num_ranks = sum(map(len, below.groups))
+    if num_ranks != len(home):
+        raise LayoutError(
+            f"{level.name} has {len(home)} ranks and {below.name}, the level below, {num_ranks}; "
+            "every level of a topology has all its ranks."
+        )
 
 
 def blocks(num_hosts: int, ranks_per_host: int) -> Sequence[range]:
@@ -224,16 +301,4 @@ def blocks(num_hosts: int, ranks_per_host: int) -> Sequence[range]:
     return [range(h * ranks_per_host, (h + 1) * ranks_per_host) for h in range(num_hosts)]
 
 
-# Vendors' figures, one direction, after protocol overhead; alphas are typical small-message times.
-# `calibrate` measures the real ones.
-PRESETS: dict[str, tuple[Link, Link]] = {
-    # NVLink 4, 450 GB/s a GPU; eight 400 Gbit/s NICs a host.
-    "h100": (Link(3e-6, 380e9), Link(12e-6, 8 * 45e9)),
-    # NVLink 3, 300 GB/s a GPU; eight 200 Gbit/s NICs a host.
-    "a100": (Link(3e-6, 240e9), Link(12e-6, 8 * 22e9)),
-    # NVLink 2, 150 GB/s a GPU; one 100 Gbit/s InfiniBand NIC a host (SuperScaler's test bed).
-    "v100": (Link(5e-6, 120e9), Link(15e-6, 11e9)),
-    # Processes on CPU hosts with 10 Gbit/s Ethernet between them.
-    "ethernet": (Link(20e-6, 3e9), Link(60e-6, 1.15e9)),
-}
 DEFAULT_LINK = Link(alpha_secs=5e-6, bytes_per_sec=200e9)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rvdcomm.binding import Binding, R, V
 from rvdcomm.layout import Layout
@@ -38,10 +39,36 @@ class _Side:
         return part
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What one exchange between disjoint groups costs.
+
+    Attributes:
+        secs, rounds: under the port model.
+        sent_bytes: by every src rank.
+        recv_bytes: by every dst rank, in the order of its ranks; one number if all receive as much.
+        distance: levels that every byte crosses.
+    """
+
+    secs: float
+    rounds: int
+    sent_bytes: int
+    recv_bytes: int | NDArray[np.int64]
+    distance: int
+
+
 def transfer_cost(
     src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
 ) -> tuple[float, int] | None:
-    """Seconds and rounds of one exchange between disjoint groups; None where no formula covers it.
+    """Seconds and rounds of ``transfer``."""
+    found = transfer(src, dst, item_bytes, topology)
+    return None if found is None else (found.secs, found.rounds)
+
+
+def transfer(
+    src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
+) -> Transfer | None:
+    """The exchange from ``src`` to ``dst`` by formula; None where none covers it.
 
     Let R and V be the counts of either side, and a *need* what one reader takes of one holding.
     A reader takes every part of what it holds; if dst keeps parts, they take the needs of a region
@@ -50,7 +77,7 @@ def transfer_cost(
     a, b = _side(src), _side(dst)
     if a is None or b is None or topology.runs is None:
         return None
-    distance = _distance(a.span, b.span, topology)
+    distance = equal_distance(a.span, b.span, topology)
     nests = all(max(p, q) % min(p, q) == 0 for p, q in zip(a.pieces, b.pieces, strict=True))
     if distance is None or not nests:
         return None
@@ -63,7 +90,9 @@ def transfer_cost(
     taken = [needs // b.v + (part < needs % b.v) for part in range(b.v)]
     rounds = max(readers // a.r, taken[0] * max(a.r // readers, 1), 1)
     sent = readers * need_size // a.r
-    received = np.array(taken)[b.parts()] * need_size if needs % b.v else taken[0] * need_size
+    received: int | NDArray[np.int64] = taken[0] * need_size
+    if needs % b.v:
+        received = np.array(taken)[b.parts()] * need_size
     busiest = 0.0
     for run, level in zip(topology.runs[:distance], topology.levels, strict=False):
         blocks = run.block(a.span), run.block(b.span)
@@ -77,11 +106,12 @@ def transfer_cost(
         port_bytes = max(sent * blocks[0], into) * item_bytes
         busiest = max(busiest, port_bytes / level.link.bytes_per_sec)
     if not need_size:
-        return 0.0, 0
-    return topology.levels[distance - 1].link.alpha_secs * rounds + busiest, rounds
+        return Transfer(0.0, 0, 0, 0, distance)
+    secs = topology.levels[distance - 1].link.alpha_secs * rounds + busiest
+    return Transfer(secs, rounds, sent * item_bytes, received * item_bytes, distance)
 
 
-def _distance(src: range, dst: range, topology: Topology) -> int | None:
+def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
     """Levels that every byte crosses; None if the ranks are not all equally far apart."""
     for level, run in enumerate(topology.runs or ()):
         a, b = run.groups(src), run.groups(dst)

@@ -6,7 +6,7 @@ alike, so one symbol an atom stands for any size: the number of times each value
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,10 +27,15 @@ from rvdcomm.program import (
     is_src,
     shard_name,
 )
+from rvdcomm.wellformed import boxes_of, check_form
 
-_Values = NDArray[np.int32]
+_Values = NDArray[np.int16]
 """How often every part is in every atom of a piece, [num_parts, *atoms]; UNWRITTEN at first."""
 UNWRITTEN = -1
+MANY = 1000
+"""Counts stop here: one that overflowed could come out as 1."""
+MAX_SYMBOLS = 1 << 27
+"""Counts in all buffers and boxes together, 2 bytes each: more neither fits nor ends in time."""
 
 
 def verify(program: Program) -> None:
@@ -45,6 +50,7 @@ def verify(program: Program) -> None:
     Raises:
         ProgramError: names the instruction and the ranks.
     """
+    check_form(program)
     _Verifier(program).run()
 
 
@@ -53,14 +59,11 @@ class _Verifier:
     program: Program
 
     def __post_init__(self) -> None:
-        if len(self.program.buffer) != len(self.program.buffers):
-            names = [(buffer.name, buffer.rank) for buffer in self.program.buffers]
-            name, rank = next(key for key in names if names.count(key) > 1)
-            raise ProgramError(f"buffer {name} of rank {rank} is declared twice.")
+        boxes = list(boxes_of(self.program))
         bounds: list[list[set[int]]] = [
             [set() for _ in range(self.program.num_dims)] for _ in self.program.transitions
         ]
-        for box in self._boxes():
+        for box in boxes:
             for cut, low, high in zip(bounds[self._tensor(box)], box.lo, box.hi, strict=True):
                 cut |= {low, high}
         # For every tensor and dim, the number of each bound in ascending order.
@@ -68,31 +71,21 @@ class _Verifier:
             [{bound: i for i, bound in enumerate(sorted(cut))} for cut in cuts] for cuts in bounds
         ]
         self.num_parts = max(transition.src.rvd.v for transition in self.program.transitions)
+        num_symbols = self.num_parts * sum(self._atoms(box).num_elements for box in boxes)
+        if num_symbols > MAX_SYMBOLS:
+            raise ProgramError(
+                f"too large to prove: {num_symbols} counts of parts in all boxes, at most "
+                f"{MAX_SYMBOLS}."
+            )
         self.values: dict[tuple[str, int, int], _Values] = {}
         for buffer in self.program.buffers:
             for i, piece in enumerate(buffer.pieces):
                 shape = (self.num_parts, *self._atoms(piece).shape)
-                self.values[buffer.name, buffer.rank, i] = np.full(shape, UNWRITTEN, np.int32)
-
-    def _boxes(self) -> Iterator[Box]:
-        """Every box of the program."""
-        for buffer in self.program.buffers:
-            yield from buffer.pieces
-        for instruction in self.program.instructions:
-            if isinstance(instruction, Collective):
-                yield from (e.box for m in instruction.messages for e in m.entries)
-            else:
-                yield from (e.box for e in instruction.entries)
+                self.values[buffer.name, buffer.rank, i] = np.full(shape, UNWRITTEN, np.int16)
 
     def _tensor(self, box: Box) -> int:
         """The tensor that a box is of."""
-        num_tensors = len(self.program.transitions)
-        if num_tensors == 1:
-            return 0
-        tensor = box.lo[0]
-        if not (0 <= tensor < num_tensors and box.hi[0] == tensor + 1):
-            raise ProgramError(f"{box} is of none of the {num_tensors} tensors.")
-        return tensor
+        return box.lo[0] if len(self.program.transitions) > 1 else 0
 
     def _atoms(self, box: Box) -> Box:
         """The box in units of atoms."""
@@ -170,7 +163,7 @@ class _Verifier:
                 continue
             self._read(copy.dst, copy.rank, e.dst_piece, e.box)
             target = self._writable(copy.dst, copy.rank, e.dst_piece, e.box)
-            target += values
+            np.minimum(target + values, MANY, out=target)
 
     def _zero(self, zero: Zero) -> None:
         for e in zero.entries:
@@ -192,9 +185,6 @@ class _Verifier:
             if not {m.src_rank, m.dst_rank} <= set(ranks):
                 raise ProgramError(f"message {m.src_rank}->{m.dst_rank} leaves group {ranks}.")
         pairs = [(m.src_rank, m.dst_rank) for m in collective.messages]
-        if len(set(pairs)) != len(pairs):
-            twice = next(pair for pair in pairs if pairs.count(pair) > 1)
-            raise ProgramError(f"{collective.kind}: two messages {twice[0]}->{twice[1]}.")
         if pairs != sorted(pairs):
             raise ProgramError(f"{collective.kind}: messages are not in the order of ranks.")
         if collective.kind == "all_reduce":
@@ -205,8 +195,7 @@ class _Verifier:
         elif collective.kind != "all_to_all":
             raise ProgramError(f"unknown collective {collective.kind!r}.")
         buffer_of = dict(zip(ranks, zip(collective.src, collective.dst, strict=True), strict=True))
-        for rank in ranks:
-            self._check_runs(collective, rank, *buffer_of[rank])
+        self._check_runs(collective)
         arrived = []
         for m in collective.messages:
             for e in m.entries:
@@ -216,19 +205,24 @@ class _Verifier:
         for item in arrived:
             self._store(*item)
 
-    def _check_runs(self, collective: Collective, rank: int, src: str, dst: str) -> None:
+    def _check_runs(self, collective: Collective) -> None:
         """What a rank sends, and what it receives, lies in one run in the order of ranks."""
-        sent = [e for m in collective.messages if m.src_rank == rank for e in m.entries]
-        if collective.kind == "all_gather":
-            sent = sent[: len(sent) // len(collective.ranks)]
-        received = [e for m in collective.messages if m.dst_rank == rank for e in m.entries]
-        for name, entries, side in ((src, sent, 0), (dst, received, 1)):
-            if entries and name == NO_BUFFER:
-                raise ProgramError(f"rank {rank} names no buffer for its {len(entries)} boxes.")
-            if entries and self.program.dtype_of(name) != self.program.dtype:
-                raise ProgramError(f"rank {rank}: {name} is not of {self.program.dtype}.")
-            if entries:
-                self._check_run(self.program.buffer[name, rank], entries, side)
+        sent: dict[int, list[Entry]] = defaultdict(list)
+        received: dict[int, list[Entry]] = defaultdict(list)
+        for m in collective.messages:
+            sent[m.src_rank] += m.entries
+            received[m.dst_rank] += m.entries
+        for rank, src, dst in zip(collective.ranks, collective.src, collective.dst, strict=True):
+            once = sent[rank]
+            if collective.kind == "all_gather":
+                once = once[: len(once) // len(collective.ranks)]
+            for name, entries, side in ((src, once, 0), (dst, received[rank], 1)):
+                if entries and name == NO_BUFFER:
+                    raise ProgramError(f"rank {rank} names no buffer for its {len(entries)} boxes.")
+                if entries and self.program.dtype_of(name) != self.program.dtype:
+                    raise ProgramError(f"rank {rank}: {name} is not of {self.program.dtype}.")
+                if entries:
+                    self._check_run(self.program.buffer[name, rank], entries, side)
 
     def _check_run(self, buffer: Buffer, entries: list[Entry], side: int) -> None:
         end: int | None = None
@@ -249,10 +243,10 @@ class _Verifier:
         sizes = set()
         for a in collective.ranks:
             sent = [by_pair.get((a, b)) for b in collective.ranks]
-            boxes = [None if m is None else [e.box for e in m.entries] for m in sent]
+            boxes = [None if m is None else [(e.src_piece, e.box) for e in m.entries] for m in sent]
             if boxes[0] is None or any(other != boxes[0] for other in boxes):
                 raise ProgramError(f"all_gather: rank {a} sends different boxes to its group.")
-            sizes.add(sum(box.num_elements for box in boxes[0]))
+            sizes.add(sum(box.num_elements for _, box in boxes[0]))
         if len(sizes) != 1:
             raise ProgramError(f"all_gather: group {collective.ranks} sends sizes {sorted(sizes)}.")
 
@@ -272,7 +266,7 @@ class _Verifier:
                 e = m.entries[i]
                 self._read(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box)
                 views.append(self._writable(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box))
-            total = np.sum(views, axis=0)
+            total = np.minimum(np.sum(views, axis=0, dtype=np.int64), MANY)
             for view in views:
                 view[:] = total
 
@@ -282,7 +276,7 @@ class _Verifier:
         """Replicas are equal, and the parts of dst add up to every part of src once."""
         src, dst = self.program.transitions[index].src, self.program.transitions[index].dst
         name = shard_name(DST, index, len(self.program.transitions))
-        totals: dict[Box, _Values] = {}
+        totals: dict[Box, NDArray[np.int64]] = {}
         first: dict[tuple[int, Box], tuple[int, _Values]] = {}
         for rank in dst.ranks:
             cell = dst.cell(rank)
@@ -291,7 +285,7 @@ class _Verifier:
             if not np.array_equal(other[1], values):
                 raise ProgramError(f"ranks {other[0]} and {rank} are replicas but differ.")
         for (_, box), (_, values) in first.items():
-            totals[box] = totals.get(box, np.zeros_like(values)) + values
+            totals[box] = totals.get(box, 0) + values.astype(np.int64)
         for box, total in totals.items():
             if (total != 1).any() and not box.is_empty:
                 atom = tuple(np.argwhere(total != 1)[0])

@@ -76,6 +76,40 @@ def test_json_has_no_infinity(capsys, tmp_path):
     assert "Infinity" not in output(capsys, "plan", *words)
 
 
+RELABEL = ("plan", "R(1)V(1)D(8,1)", "R(2)V(1)D(4,1)", "--shape", "4096,4096", "--hosts", "2x4")
+
+
+def test_relabel_plans_for_the_best_order_and_says_what_it_saves(capsys):
+    printed = output(capsys, *RELABEL, "--relabel")
+    src = rv.Layout((4096, 4096), "R(1)V(1)D(8,1)")
+    ranks = rv.best_ranks(src, "R(2)V(1)D(4,1)", HOSTS)
+    best = rv.plan(src, rv.Layout(src.shape, "R(2)V(1)D(4,1)", ranks), topology=HOSTS)
+    assert printed.startswith(
+        f"{best}\nsaves  112 MiB -> 64 MiB on the wire (64 MiB -> 0 B between"
+    )
+    assert printed.endswith("by     --dst-ranks 0,2,4,6,1,3,5,7\n")
+
+
+def test_what_relabel_names_gives_its_plan(capsys):
+    relabelled = json.loads(output(capsys, *RELABEL, "--relabel", "--json"))
+    named = relabelled.pop("relabelled")
+    plain = json.loads(output(capsys, *RELABEL, "--json"))
+    again = json.loads(output(capsys, *RELABEL, "--dst-ranks", named["dst_ranks"], "--json"))
+    assert again == relabelled
+    assert named["cost_before"] == plain["cost"]
+
+
+def test_relabel_of_a_full_layout_names_the_layout(capsys):
+    full = "R(2)V(1)D(4,1) shape(4096,4096) ranks(0:8)"
+    printed = output(capsys, "plan", RELABEL[1], full, "--hosts", "2x4", "--relabel")
+    assert printed.endswith("by     R(2)V(1)D(4,1) shape(4096,4096) ranks(0,2,4,6,1,3,5,7)\n")
+
+
+def test_relabel_without_scipy_is_refused(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert "extra 'relabel'" in refusal(capsys, *RELABEL, "--relabel")
+
+
 @pytest.mark.parametrize(
     "options, src_ranks, dst_ranks",
     [

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.request import COMMON, Request, check_in_group, check_tensors, resolve, shard_shape
+from rvdcomm.request import (
+    COMMON,
+    Request,
+    check_in_group,
+    check_tensors,
+    needs_grad,
+    resolve,
+    shard_shape,
+)
 from tests.oracle import all_rvds
 
 SRC, DST = rv.Layout((8,), "R(1)V(1)D(4)"), rv.Layout((8,), "R(4)V(1)D(1)")
@@ -61,7 +69,8 @@ REQUESTS = [
     replace(GOOD, shape=(8,), topology=repr(TOPOLOGY)),
     replace(GOOD, shape=(), shard=(), out=(), dtypes=()),
     replace(GOOD, shard=None, out=(8,), dtypes=("bool", "float8_e5m2")),
-    replace(GOOD, src='R(1)V(1)D(4) "\n\\ü', misuse="the tensor requires grad"),
+    replace(GOOD, src='R(1)V(1)D(4) "\n\\ü', misuse="out shares memory"),
+    replace(GOOD, requires_grad=True, asks_grad=True, replica_grads="copies"),
 ]
 
 
@@ -207,6 +216,7 @@ OTHER = {
     "shape": ((9,), "None"),
     "topology": (repr(TOPOLOGY), "None"),
     "executor": ("dist", "auto"),
+    "replica_grads": ("copies", "parts"),
 }
 
 
@@ -399,3 +409,56 @@ def test_other_dtype_than_the_plans_is_an_error() -> None:
 
 def test_what_its_layouts_give_a_rank_is_no_error() -> None:
     check_tensors(rv.plan(SRC, DST), 1, replace(GOOD, out=(8,)))
+
+
+# --- gradients ----------------------------------------------------------------------------------
+
+APART = rv.plan(rv.Layout((8,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((8,), "R(1)V(1)D(2)", [2, 3]))
+
+
+def of_grads(*requires_grad: bool | None, **changes: Any) -> dict[int, Request]:
+    """Good requests of ranks that require grad, that do not, or that do not know."""
+    return {
+        rank: replace(GOOD, requires_grad=wanted, **changes)
+        for rank, wanted in enumerate(requires_grad)
+    }
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_ranks_that_do_not_know_of_a_gradient_follow_the_others(wanted: bool) -> None:
+    requests = of_grads(None, wanted, None, wanted, asks_grad=True)
+    assert needs_grad(requests, rv.plan(SRC, DST)) is wanted
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "float8_e5m2", "complex64"])
+def test_a_gradient_flows_in_every_dtype_that_can_require_grad(dtype: str) -> None:
+    assert needs_grad(of_grads(*[True] * 4), rv.plan(SRC, DST, dtype))
+
+
+def grad_error_of(requests: Mapping[int, Request], plan: rv.Plan) -> str:
+    with pytest.raises(rv.LayoutError) as caught:
+        needs_grad(requests, plan)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int64", "uint8"])
+def test_a_gradient_of_integers_is_an_error(dtype: str) -> None:
+    error = f"{SHORT}: {dtype} has no gradient; leave out requires_grad=True."
+    assert grad_error_of(of_grads(*[True] * 4), rv.plan(SRC, DST, dtype)) == error
+
+
+def test_ranks_that_disagree_about_a_gradient_are_both_named() -> None:
+    error = "redistribute: ranks disagree about requires_grad: rank 1 asks for True, rank 3 for "
+    requests = of_grads(None, True, None, False)
+    assert grad_error_of(requests, rv.plan(SRC, DST)) == f"{error}False."
+
+
+def test_a_gradient_through_out_is_an_error() -> None:
+    requests = of_grads(*[True] * 4) | {2: replace(GOOD, requires_grad=True, out=(8,))}
+    assert grad_error_of(requests, rv.plan(SRC, DST)).startswith(f"{SHORT}: rank 2 passed out, ")
+
+
+def test_a_rank_without_a_result_has_to_ask_for_what_stands_for_it() -> None:
+    words = "a gradient flows back, but rank 0 is outside dst and has no result to start from"
+    assert words in grad_error_of(of_grads(True, True, None, None), APART)
+    assert needs_grad(of_grads(True, True, None, None, asks_grad=True), APART)

@@ -14,11 +14,14 @@ def request_of(
     tensor: Tensor | None,
     src: Layout | str,
     dst: Layout | str,
-    shape: tuple[int, ...] | None,
-    topology: Topology | None,
-    out: Tensor | None,
-    dtype: torch.dtype | None,
-    executor: str,
+    *,
+    shape: tuple[int, ...] | None = None,
+    topology: Topology | None = None,
+    out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    executor: str = "auto",
+    requires_grad: bool | None = None,
+    replica_grads: str = "parts",
 ) -> Request:
     """What this rank was asked for, as plain values."""
     dtypes = [t.dtype for t in (tensor, out) if t is not None] + ([dtype] if dtype else [])
@@ -32,16 +35,23 @@ def request_of(
         dtypes=tuple(str(d).removeprefix("torch.") for d in dtypes),
         executor=executor,
         misuse=misuse_of(tensor, out),
+        requires_grad=grad_flows(tensor, requires_grad),
+        asks_grad=bool(requires_grad),
+        replica_grads=replica_grads,
     )
 
 
+def grad_flows(tensor: Tensor | None, requires_grad: bool | None) -> bool | None:
+    """Whether a gradient is to flow back through a call; None if only the other ranks know."""
+    if not torch.is_grad_enabled():
+        return False
+    if requires_grad is not None or tensor is None:
+        return requires_grad
+    return tensor.requires_grad
+
+
 def misuse_of(tensor: Tensor | None, out: Tensor | None) -> str | None:
-    """What is wrong with tensors that would lose a gradient or be overwritten."""
-    if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-        return (
-            "the tensor requires grad, and redistribute carries no gradient; pass "
-            "tensor.detach(), or call it under torch.no_grad()."
-        )
+    """What is wrong with tensors that would be overwritten."""
     if tensor is not None and out is not None and tensor.numel() and _same_storage(tensor, out):
         return "out shares memory with the tensor; give another out."
     return None

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, is_float8
-from rvdcomm.api.inspect import misuse_of
 from rvdcomm.bundle import Bundle, matched, plan_many
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.executors.agreement import exchange_posts
@@ -142,9 +141,7 @@ class ManyRequest:
         for name, layout in src.items():
             tensor = self.tensors.get(name)
             _check_shape(f"{WHAT}: tensor {name!r}", rank, "shard", tensor, layout)
-            misuse = misuse_of(tensor, None)
-            if tensor is not None and tensor.numel() and _storage(tensor) in storages:
-                misuse = "an out shares memory with the tensor; give another out."
+            misuse = None if tensor is None else _misuse(tensor, storages)
             if misuse:
                 raise LayoutError(f"{WHAT}: tensor {name!r}: rank {rank}: {misuse}")
         for name, out in self.out.items():
@@ -263,6 +260,18 @@ def _text(shape: Iterable[int] | None) -> str:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _misuse(tensor: Tensor, storages: set[int]) -> str | None:
+    """What is wrong with a tensor that would lose a gradient or be overwritten."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        return (
+            "the tensor requires grad, and redistribute_many carries no gradient; pass "
+            "tensor.detach(), or call it under torch.no_grad()."
+        )
+    if tensor.numel() and _storage(tensor) in storages:
+        return "an out shares memory with the tensor; give another out."
+    return None
 
 
 def _storage(tensor: Tensor) -> int:

@@ -6,18 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from rvdcomm.api.inspect import request_of
+from rvdcomm.api.inspect import grad_flows, request_of
 from rvdcomm.api.redistributor import Redistributor
+from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.executors.agreement import exchange_posts
 from rvdcomm.executors.choice import executor_name
 from rvdcomm.executors.world import World
 from rvdcomm.layout import Layout, ranges_text
-from rvdcomm.request import Request, known_shape, resolve
+from rvdcomm.request import Request, known_shape, needs_grad, resolve
 from rvdcomm.topology import Topology
 
 
+@runs_whole
 def redistribute(
     tensor: Tensor | None,
     src: Layout | str,
@@ -30,6 +33,8 @@ def redistribute(
     async_op: bool = False,
     dtype: torch.dtype | None = None,
     executor: str | None = None,
+    requires_grad: bool | None = None,
+    replica_grads: str = "parts",
 ) -> Any:
     """Return this rank's shard under ``dst``, given its shard under ``src``.
 
@@ -50,10 +55,17 @@ def redistribute(
         dtype: needed on a rank that passes None where calls of one transition differ in dtype.
         executor: "dist" sends messages only, "peer" also reads the memory of ranks of one host,
             "auto" does that where it can; if None, ``RVDCOMM_EXECUTOR``, or "auto".
+        requires_grad: whether a gradient flows back (docs/gradients.md); if None, whether
+            ``tensor`` requires grad, which has to be so on all ranks of ``src`` or on none.
+            Needed where some rank of ``src`` is outside ``dst``, and on a rank that passes None
+            where calls of one transition differ in it. Never under ``torch.no_grad()``.
+        replica_grads: what the gradients of replicas are to the tensor's: "parts" that add up to
+            it, or equal "copies" of it.
 
     Returns:
         Tensor ``[*dst.cell(rank).box.shape]``, same dtype and device as ``tensor``; None on a rank
-        outside ``dst``. It carries no autograd graph.
+        outside ``dst``. With ``requires_grad=True`` such a rank gets a scalar of 0 whose
+        ``backward()`` takes part in the way back.
 
     Raises:
         LayoutError: the request is illegal, or ranks disagree about it.
@@ -61,19 +73,52 @@ def redistribute(
             of the first call; in a later one on the rank at fault, and the others time out.
         CommError: a peer failed, or did not join within the group's timeout.
     """
+    if is_dynamo_compiling():
+        from rvdcomm.api import compiled
+
+        return compiled.redistribute(
+            tensor,
+            src,
+            dst,
+            shape=shape,
+            group=group,
+            topology=topology,
+            out=out,
+            async_op=async_op,
+            dtype=dtype,
+            executor=executor,
+            requires_grad=requires_grad,
+            replica_grads=replica_grads,
+        )
     world = World.of(group)
+    grad = grad_flows(tensor, requires_grad)
     # What every rank can know of the transition: those that agreed once compare texts no more.
-    key = (src, dst, shape, topology, *_signature(tensor), dtype, executor)
-    compiled: Redistributor | None = world.agreed.get(key)
-    if compiled is None:
-        request = request_of(tensor, src, dst, shape, topology, out, dtype, executor_name(executor))
-        compiled = _agreed(request, src, dst, topology, group)
+    asked = (dtype, executor, requires_grad, replica_grads)
+    key = (src, dst, shape, topology, *_signature(tensor), grad, asked)
+    call: Redistributor | None
+    call, grad = world.agreed.get(key, (None, False))
+    if call is None:
+        request = request_of(
+            tensor,
+            src,
+            dst,
+            shape=shape,
+            topology=topology,
+            out=out,
+            dtype=dtype,
+            executor=executor_name(executor),
+            requires_grad=requires_grad,
+            replica_grads=replica_grads,
+        )
+        call, grad = _agreed(request, src, dst, topology, group)
         # A shape that is inferred depends on other ranks' shards, which this rank does not know.
         if known_shape(src, dst, shape) is not None:
-            world.agreed[key] = compiled
+            world.agreed[key] = call, grad
     else:
-        compiled.check(tensor, out)
-    return compiled.start(tensor, out, async_op)
+        call.check(tensor, out)
+        if grad:
+            call.check_grad(out, requires_grad)
+    return call.start(tensor, out, async_op, grad)
 
 
 def _signature(tensor: Tensor | None) -> tuple[Any, Any]:
@@ -82,8 +127,11 @@ def _signature(tensor: Tensor | None) -> tuple[Any, Any]:
 
 def _agreed(
     request: Request, src: Layout | str, dst: Layout | str, topology: Topology | None, group: Any
-) -> Redistributor:
-    """Compare the requests of all ranks, and compile the plan that follows from them."""
+) -> tuple[Redistributor, bool]:
+    """Compare the requests of all ranks; the plan that follows, compiled, and if it has a way back.
+
+    The way back is compiled here too, where all ranks are together.
+    """
     world = World.of(group)
     joined = _members(src, dst, world)
     if world.rank not in joined:
@@ -94,11 +142,16 @@ def _agreed(
     posts = exchange_posts(world, joined, request.to_json(), str(request))
     requests = {rank: Request.from_json(post) for rank, post in posts.items()}
     made = resolve(requests, src, dst, topology, world.size)
-    key = made, request.executor
+    grad = needs_grad(requests, made)
+    key = made, request.executor, request.replica_grads
     if key not in world.compiled:
-        world.compiled[key] = Redistributor(made, group, executor=request.executor)
+        world.compiled[key] = Redistributor(
+            made, group, executor=request.executor, replica_grads=request.replica_grads
+        )
     found: Redistributor = world.compiled[key]
-    return found
+    if grad:
+        _ = found.adjoint
+    return found, grad
 
 
 def _members(src: Layout | str, dst: Layout | str, world: World) -> tuple[int, ...]:

@@ -2,42 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, partial
 
+import torch
 from torch import Tensor
+
+Job = Callable[[], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A call that was started with ``async_op=True``."""
+    """A call that was started with ``async_op=True``.
+
+    Until ``wait`` has returned, the tensor that was passed may not be changed and ``out`` may not
+    be used. A call whose handle is dropped runs to its end all the same, since other ranks need it;
+    a process that ends waits for it, at most for the group's timeout.
+
+    ``future`` is for callbacks and for asyncio. Its result is what ``wait`` returns; on a GPU only
+    ``wait`` lets the caller's stream use it.
+    """
 
     future: Future[Tensor | None]
+    _join: Callable[[Tensor | None], None] | None = None
 
     def wait(self) -> Tensor | None:
-        """Wait for the call and return its result, or raise its error."""
-        return self.future.result()
+        """Wait for the call and return its result, or raise its error.
+
+        On a GPU the caller's current stream waits for the data, and the caller goes on.
+        """
+        result = self.future.result()
+        if self._join is not None:
+            self._join(result)
+        return result
 
     def is_completed(self) -> bool:
         """Whether ``wait`` would return at once."""
         return self.future.done()
 
 
-def submit(function: Callable[..., Tensor | None], *args: Any) -> Pending:
-    """Run ``function(*args)`` after all calls that were submitted before."""
-    return Pending(_worker().submit(function, *args))
+def submit(job: Job, device: torch.device, tensors: Sequence[Tensor | None]) -> Pending:
+    """Run ``job``, which uses ``tensors``, after all jobs that were submitted before."""
+    if device.type != "cuda":
+        return Pending(_THREAD.submit(job))
+    if device not in _SIDES:
+        _SIDES[device] = Side(device)
+    return _SIDES[device].submit(job, [tensor for tensor in tensors if tensor is not None])
 
 
 def drain() -> None:
     """Wait for the calls that still run: ranks have to issue collectives in one order."""
-    if _worker.cache_info().currsize:
-        _worker().submit(lambda: None).result()
+    if _THREAD.last is not None:
+        _THREAD.drain()
+        for side in _SIDES.values():
+            side.drain()
 
 
-@lru_cache(maxsize=1)
-def _worker() -> ThreadPoolExecutor:
+class Thread:
     """The one thread that runs all asynchronous calls of this process, in the order they came."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rvdcomm")
+
+    def __init__(self) -> None:
+        self.last: Future[Tensor | None] | None = None
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rvdcomm")
+
+    def submit(self, job: Job) -> Future[Tensor | None]:
+        self.last = self._pool.submit(job)
+        return self.last
+
+    def drain(self) -> None:
+        """Wait for what was submitted; an error is for the one who waits for its call."""
+        last = self.last
+        if last is not None:
+            wait_for([last])
+            self.last = None if self.last is last else self.last
+
+
+class Side:
+    """The stream of a GPU on which asynchronous calls run beside what the caller computes.
+
+    The side waits for what the caller queued before the call, and the stream on which the caller
+    waits for the call waits for the side. ``record_stream`` keeps the allocator from reusing memory
+    that the other stream still works on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def submit(self, job: Job, tensors: Sequence[Tensor]) -> Pending:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        for tensor in tensors:
+            tensor.record_stream(self._stream)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return Pending(_THREAD.submit(partial(self._run, job, done)), partial(self._join, done))
+
+    def drain(self) -> None:
+        """Let the caller's stream wait for all calls: they share staging memory."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def _run(self, job: Job, done: torch.cuda.Event) -> Tensor | None:
+        with torch.cuda.stream(self._stream):
+            result = job()
+            done.record(self._stream)
+        return result
+
+    def _join(self, done: torch.cuda.Event, result: Tensor | None) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        stream.wait_event(done)
+        if result is not None and result.is_cuda:
+            result.record_stream(stream)
+
+
+_THREAD = Thread()
+_SIDES: dict[torch.device, Side] = {}

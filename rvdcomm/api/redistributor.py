@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from rvdcomm.api.inspect import misuse_of, request_of
+from rvdcomm import planner
+from rvdcomm.adjoint import adjoint, check_replica_grads
+from rvdcomm.api.gradient import with_grad
+from rvdcomm.api.inspect import grad_flows, misuse_of, request_of, resolved
 from rvdcomm.api.pending import drain, submit
+from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.executors import results
 from rvdcomm.executors.choice import compiled as compile_plan
@@ -16,7 +23,7 @@ from rvdcomm.executors.choice import executor_name
 from rvdcomm.executors.rank_program import RankProgram
 from rvdcomm.executors.world import World
 from rvdcomm.planner import Plan
-from rvdcomm.request import check_in_group, check_tensors, shard_shape
+from rvdcomm.request import check_grad, check_in_group, check_tensors, shard_shape
 
 
 class Redistributor:
@@ -26,65 +33,151 @@ class Redistributor:
     plan; ``redistribute`` checks that, this class trusts its caller.
 
     Args:
-        plan, group, executor: as of ``redistribute``.
+        plan, group, executor, replica_grads: as of ``redistribute``.
 
     Raises:
         LayoutError: the plan has ranks outside the group.
         CommError: a rank did not join, or ``executor="peer"`` cannot be had.
     """
 
-    def __init__(self, plan: Plan, group: Any = None, *, executor: str | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        group: Any = None,
+        *,
+        executor: str | None = None,
+        replica_grads: str = "parts",
+    ) -> None:
         self.plan = plan
+        self.what = f"redistribute {plan.src.rvd} -> {plan.dst.rvd}"
+        self.dtype: torch.dtype = getattr(torch, plan.dtype)
+        self.group, self.replica_grads = group, replica_grads
+        self.executor = executor_name(executor)
         self._world = World.of(group)
         self._device = self._world.device
         self._rank = self._world.rank
-        self._what = f"redistribute {plan.src.rvd} -> {plan.dst.rvd}"
-        check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, self._what)
-        self._dtype: torch.dtype = getattr(torch, plan.dtype)
+        check_replica_grads(replica_grads)
+        check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, self.what)
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
-        self._program = compile_plan(plan, self._world, executor_name(executor))
+        self._program = compile_plan(plan, self._world, self.executor)
         self._messages: RankProgram | None = None
 
+    @runs_whole
     def __call__(
-        self, tensor: Tensor | None, *, out: Tensor | None = None, async_op: bool = False
+        self,
+        tensor: Tensor | None,
+        *,
+        out: Tensor | None = None,
+        async_op: bool = False,
+        requires_grad: bool | None = None,
     ) -> Any:
-        """Run the plan; arguments and result as of ``redistribute``."""
+        """Run the plan; arguments and result as of ``redistribute``.
+
+        Nobody tells a rank that passes None whether a gradient flows back: it has to say so.
+        """
+        if is_dynamo_compiling():
+            from rvdcomm.api import compiled
+
+            return compiled.call(self, tensor, out, async_op, requires_grad)
         self.check(tensor, out)
-        return self.start(tensor, out, async_op)
+        if requires_grad is None and (tensor is None or not tensor.requires_grad):
+            return self.start(tensor, out, async_op)
+        grad = bool(grad_flows(tensor, requires_grad))
+        if grad:
+            self.check_grad(out, requires_grad)
+        return self.start(tensor, out, async_op, grad)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that the last call sent to other ranks, or let them read here."""
         return self._program.sent_bytes
 
+    # --- gradients ------------------------------------------------------------------------------
+
+    @cached_property
+    def adjoint(self) -> Redistributor:
+        """What takes gradients back; whose adjoint this is. Collective when it is first asked."""
+        src, dst = adjoint(self.plan.src, self.plan.dst, self.replica_grads)
+        made = Redistributor(
+            planner.plan(src, dst, self.plan.dtype, self.plan.topology),
+            self.group,
+            executor=self.executor,
+            replica_grads=self.replica_grads,
+        )
+        made.adjoint, made.spans_groups = self, self.spans_groups
+        return made
+
+    @cached_property
+    def spans_groups(self) -> bool:
+        """Whether some ranks have a tensor on one side only."""
+        return set(self.plan.src.ranks) != set(self.plan.dst.ranks)
+
+    @property
+    def is_in_src(self) -> bool:
+        """Whether this rank passes a tensor."""
+        return self._src_shape is not None
+
+    @property
+    def is_in_dst(self) -> bool:
+        """Whether this rank gets a result."""
+        return self._dst_shape is not None
+
+    # --- calls ----------------------------------------------------------------------------------
+
     def check(self, tensor: Tensor | None, out: Tensor | None) -> None:
         """Raise, on this rank alone, for tensors that are not what the plan gives it."""
         is_mine = (
             (None if tensor is None else tensor.shape) == self._src_shape
-            and (tensor is None or tensor.dtype == self._dtype)
-            and (out is None or (out.shape, out.dtype) == (self._dst_shape, self._dtype))
+            and (tensor is None or tensor.dtype == self.dtype)
+            and (out is None or (out.shape, out.dtype) == (self._dst_shape, self.dtype))
         )
         if not is_mine:
-            request = request_of(tensor, self.plan.src, self.plan.dst, None, None, out, None, "")
+            request = request_of(tensor, self.plan.src, self.plan.dst, out=out)
             check_tensors(self.plan, self._rank, request)
         misuse = misuse_of(tensor, out)
         if misuse:
-            raise LayoutError(f"{self._what}: rank {self._rank}: {misuse}")
+            raise LayoutError(f"{self.what}: rank {self._rank}: {misuse}")
 
-    def start(self, tensor: Tensor | None, out: Tensor | None, async_op: bool) -> Any:
+    def check_grad(self, out: Tensor | None, requires_grad: bool | None) -> None:
+        """Raise, on this rank alone, if no gradient can flow back through this call."""
+        check_grad(self.plan, self._rank, out is not None, bool(requires_grad), self.what)
+
+    def start(
+        self, tensor: Tensor | None, out: Tensor | None, async_op: bool, grad: bool = False
+    ) -> Any:
+        """Run the plan, or let it run; ``grad`` says whether a gradient flows back."""
+        if grad:
+            return self._start_with_grad(tensor, async_op)
         if async_op:
-            return submit(self._run, tensor, out, _stream(tensor))
+            device = self._device_of(tensor if tensor is not None else out)
+            return submit(partial(self._run, tensor, out), device, (tensor, out))
         drain()
-        return self._run(tensor, out, None)
+        return self._run(tensor, out)
 
-    def _run(self, tensor: Tensor | None, out: Tensor | None, stream: Any) -> Tensor | None:
-        if stream is not None:
-            torch.cuda.set_stream(stream)
-        given = tensor if tensor is not None else out
-        device = self._device if given is None else given.device
+    def running(self, tensor: Tensor | None) -> Callable[[], Tensor | None]:
+        """What runs the plan when it is called."""
+        return partial(self.start, tensor, None, False)
+
+    def _start_with_grad(self, tensor: Tensor | None, async_op: bool) -> Any:
+        if not async_op:
+            return with_grad(tensor, self.running(tensor), self)
+        # The node is made before its values are there: so all ranks make their nodes in the order
+        # of the calls, in whatever order they wait for them.
+        device = self._device_of(tensor)
+        room = None if self._dst_shape is None else self._empty(device)
+        result = with_grad(tensor, lambda: room, self)
+
+        def run() -> Any:
+            self._run(tensor, room)
+            return result
+
+        return submit(run, device, (tensor, room))
+
+    def _run(self, tensor: Tensor | None, out: Tensor | None) -> Tensor | None:
+        device = self._device_of(tensor if tensor is not None else out)
         program = self._program_for(device)
-        if out is None or not out.requires_grad:
+        if (tensor is None or not tensor.requires_grad) and (out is None or not out.requires_grad):
             return self._moved(program, tensor, out, device)
         with torch.no_grad():
             return self._moved(program, tensor, out, device)
@@ -92,19 +185,23 @@ class Redistributor:
     def _moved(
         self, program: RankProgram, tensor: Tensor | None, out: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        if tensor is not None and (tensor.is_conj() or tensor.is_neg()):
-            # Lazily conjugated or negated, it has no bytes of its own until it is resolved.
-            tensor = tensor.resolve_conj().resolve_neg()
-        given = () if tensor is None else (tensor,)
+        given = () if tensor is None else (resolved(tensor),)
         if self._dst_shape is None:
             program.run(given, device)
             return None
         if out is not None and out.is_contiguous():
             program.run((*given, out), device)
             return out
-        result = results.empty(self._dst_shape, self._dtype, device)
+        result = self._empty(device)
         program.run((*given, result), device)
         return result if out is None else out.copy_(result)
+
+    def _empty(self, device: torch.device) -> Tensor:
+        assert self._dst_shape is not None
+        return results.empty(self._dst_shape, self.dtype, device)
+
+    def _device_of(self, given: Tensor | None) -> torch.device:
+        return self._device if given is None else given.device
 
     def _program_for(self, device: torch.device) -> RankProgram:
         """The program, or one of messages alone for a device whose memory is not shared."""
@@ -113,8 +210,3 @@ class Redistributor:
         if self._messages is None:
             self._messages = RankProgram(self.plan.program, self._world)
         return self._messages
-
-
-def _stream(tensor: Tensor | None) -> Any:
-    """The caller's CUDA stream, on which the worker has to go on."""
-    return torch.cuda.current_stream() if tensor is not None and tensor.is_cuda else None

@@ -7,16 +7,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rvdcomm.cli import bench, plan, verify
+from rvdcomm.cli import bench, calibrate, plan, reshard, verify
 from rvdcomm.cli.arguments import NOTATION, Formatter, Parser, UsageError
 from rvdcomm.cli.command import BAD_REQUEST, OK
-from rvdcomm.errors import LayoutError
+from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.picture import PictureError
 
 COMMANDS = {
     "plan": plan.COMMAND,
+    "reshard": reshard.COMMAND,
     "verify": verify.COMMAND,
     "bench": bench.COMMAND,
+    "calibrate": calibrate.COMMAND,
 }
 
 
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader, such as `head`, has all that it wants; what is left goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
-    except (UsageError, LayoutError, PictureError, OSError, UnicodeDecodeError) as error:
+    except (UsageError, LayoutError, CheckpointError, PictureError, OSError, UnicodeError) as error:
         print(f"rvdcomm: error: {error}", file=sys.stderr)
         return BAD_REQUEST
 

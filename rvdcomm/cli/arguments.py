@@ -12,11 +12,13 @@ from typing import NoReturn
 
 from rvdcomm.layout import CUT_RULES, Layout, parse_ranges
 from rvdcomm.planner import Plan, plan
-from rvdcomm.program import Program
+from rvdcomm.presets import PRESETS
+from rvdcomm.program import MAX_CHARS, Program
 from rvdcomm.rvd import RVD
-from rvdcomm.topology import PRESETS, Topology, blocks
+from rvdcomm.text import quoted
+from rvdcomm.topology import Topology
 
-DEFAULT_PRESET = "h100"
+DEFAULT_PRESET = "dgx-h100"
 BYTE_UNITS = {"": 1, "B": 1} | {
     prefix + infix + "B": base**power
     for power, prefix in enumerate("KMGT", start=1)
@@ -71,7 +73,9 @@ def add_transition(parser: argparse.ArgumentParser) -> None:
     )
     cluster = parser.add_argument_group("cluster (default: one host, a port for every rank)")
     cluster.add_argument(
-        "--hosts", help="2x4: 2 hosts of 4 ranks each; or their ranks, such as '0:4;4:8'"
+        "--hosts",
+        help="2x4: 2 hosts of 4 ranks each; 3x2x4: 3 pods of that; or the ranks of every host, "
+        "such as '0:4;4:8'",
     )
     cluster.add_argument(
         "--preset",
@@ -88,9 +92,10 @@ def add_transition(parser: argparse.ArgumentParser) -> None:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"(\d+(,\d+)*)?", text):
+    if not re.fullmatch(r"(\d{1,19}(,\d{1,19})*)?", text):
         raise argparse.ArgumentTypeError(
-            f"cannot parse shape {text!r}: expected sizes such as '4096,4096', or '' for a scalar"
+            f"cannot parse shape {quoted(text)}: expected sizes such as '4096,4096', or '' for a "
+            "scalar"
         )
     return tuple(int(size) for size in text.split(",") if size)
 
@@ -104,11 +109,12 @@ def parse_bytes(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: the text has another form.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:[eE]\d+)?) ?([A-Za-z]*)", text.strip())
+    number = r"\d{1,30}(?:\.\d{1,30})?(?:[eE]\d{1,2})?"
+    found = re.fullmatch(rf"({number}) ?([A-Za-z]*)", text.strip())
     units = {unit.lower(): size for unit, size in BYTE_UNITS.items()}
     if found is None or found[2].lower() not in units:
         raise argparse.ArgumentTypeError(
-            f"cannot parse bytes {text!r}: expected a form such as '64MiB', '1e6' or '4096'"
+            f"cannot parse bytes {quoted(text)}: expected a form such as '64MiB', '1e6' or '4096'"
         )
     return int(Fraction(found[1]) * units[found[2].lower()])
 
@@ -170,14 +176,14 @@ def _topology(args: argparse.Namespace, ranks: set[int]) -> Topology | None:
         return Topology.load(args.topology)
     if not args.hosts and not args.preset:
         return None
-    intra, inter = PRESETS[args.preset or DEFAULT_PRESET]
+    preset = args.preset or DEFAULT_PRESET
+    if args.hosts and re.fullmatch(r"\d{1,9}(x\d{1,9})+", args.hosts):
+        return Topology.preset(preset, *map(int, args.hosts.split("x")))
+    intra, inter = PRESETS[preset].links[:2]
     return Topology.hosts(_hosts(args.hosts) if args.hosts else [ranks], intra, inter)
 
 
 def _hosts(text: str) -> Iterable[Iterable[int]]:
-    found = re.fullmatch(r"(\d+)x(\d+)", text)
-    if found is not None:
-        return blocks(int(found[1]), int(found[2]))
     return [parse_ranges(host) for host in text.split(";")]
 
 
@@ -190,6 +196,8 @@ def program_of(args: argparse.Namespace) -> Program:
     given = [name for name in PLAN_ARGUMENTS if getattr(args, name) is not None]
     if given:
         raise UsageError(f"--program-file says all; leave out {', '.join(given)}.")
+    # One more than is accepted, so that what never ends (a device, a pipe) is refused too.
     if args.program_file == "-":
-        return Program.parse(sys.stdin.read())
-    return Program.parse(FilePath(args.program_file).read_text(encoding="utf-8"))
+        return Program.parse(sys.stdin.read(MAX_CHARS + 1))
+    with FilePath(args.program_file).open(encoding="utf-8") as file:
+        return Program.parse(file.read(MAX_CHARS + 1))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 OK, NOT_PROVED, BAD_REQUEST = 0, 1, 2
+FAILED = 1
 """Exit statuses."""
 
 

@@ -18,7 +18,7 @@ def plan_json(found: Plan) -> dict[str, Any]:
             "kind": step.kind,
             "groups": step.groups,
             "state": step.dst.text,
-            "ranks": step.dst.placement.ranks,
+            "ranks": sorted(step.dst.ranks),
             "num_slices": step.num_slices,
             "cost": {**asdict(cost), "recv_bytes": max(cost.recv_bytes.values(), default=0)},
         }

@@ -26,17 +26,21 @@ def exchange_posts(
     that the ranks count alike when they try again.
 
     Raises:
-        CommError: some members did not post within the group's timeout; names them.
+        CommError: some members did not post within the group's timeout; names them. Or what a
+            member posted cannot be read; on all of them.
     """
     number = world.num_agreements.get(members, 0)
-    prefix = f"rvdcomm/posts/{world.name}/{ranges_text(members)}/{number}"
-    keys = {rank: f"{prefix}/{rank}" for rank in members}
+    prefix = f"rvdcomm/posts/{world.name}/{ranges_text(members)}"
+    keys = {rank: f"{prefix}/{number}/{rank}" for rank in members}
     store = world.store
     try:
         store.delete_key(_tried(keys[world.rank]))
         store.set(keys[world.rank], json.dumps(post))
         store.wait(list(keys.values()), world.timeout)
-        posts = {rank: json.loads(store.get(key)) for rank, key in keys.items()}
+        found = {rank: store.get(key) for rank, key in keys.items()}
+        # Who has posted this time has read what was posted the time before.
+        if number:
+            store.delete_key(f"{prefix}/{number - 1}/{world.rank}")
     except RuntimeError as error:
         missing = _take_back(world, keys)
         raise CommError(
@@ -45,7 +49,31 @@ def exchange_posts(
             f"({error.__class__.__name__})."
         ) from None
     world.num_agreements[members] = number + 1
+    posts = {}
+    for rank, data in found.items():
+        try:
+            posts[rank] = read_post(data)
+        except ValueError as error:
+            raise CommError(
+                f"{what}: what rank {rank} posted cannot be read ({error}). Do all ranks run one "
+                "version of rvdcomm?"
+            ) from None
     return posts
+
+
+def read_post(data: bytes) -> Post:
+    """The JSON object that another process sent: plain values, whatever it did send.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("it is no JSON object, or too deep a one")
+    return found
 
 
 def _take_back(world: World, keys: dict[int, str]) -> list[int] | str:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from rvdcomm.executors.agreement import exchange_posts
+from rvdcomm.executors.agreement import exchange_posts, read_post
 from rvdcomm.executors.world import World
 
 Message = dict[str, Any]
@@ -182,7 +182,12 @@ class Link:
             for fd in fds:
                 os.close(fd)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return json.loads(data), list(fds)
+        try:
+            return read_post(data), list(fds)
+        except ValueError:
+            for fd in fds:
+                os.close(fd)
+            raise
 
     def close(self) -> None:
         """Hang up, on our side alone: a forked child does so without disturbing its parent."""

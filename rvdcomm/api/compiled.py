@@ -1,0 +1,229 @@
+"""Compiled: a call as one operator of the graph that ``torch.compile`` makes.
+
+What is asked for is known while a graph is traced, so it is written into the graph as a text, with
+the shape of the result beside it; the gradient is the operator of the adjoint. Ranks compare what
+they were asked for when the graph first runs, as in any first call. A call that is not one operator
+runs as it always does, and breaks the graph (docs/gradients.md says when).
+
+This module is loaded by the first function that is traced: it loads what compiles, which is large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._library.effects import EffectType
+
+from rvdcomm import api
+from rvdcomm.adjoint import adjoint
+from rvdcomm.api.gradient import base_of
+from rvdcomm.errors import CommError, LayoutError
+from rvdcomm.executors.world import World
+from rvdcomm.layout import Layout
+from rvdcomm.request import known_shape, layout_meant
+from rvdcomm.topology import Topology
+
+if TYPE_CHECKING:
+    from rvdcomm.api.redistributor import Redistributor
+
+Operator = tuple[str, list[int]]
+"""What the operator is told besides its tensor: what to do, and the shape of the result."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked for: a transition between layouts of the same ranks, this one among them."""
+
+    src: Layout
+    dst: Layout
+    group: Any
+    topology: Topology | None
+    executor: str | None
+    replica_grads: str
+    call: Redistributor | None = None
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Run it; collective."""
+        if self.call is not None:
+            result = self.call(tensor, requires_grad=False)
+        else:
+            result = api.redistribute(
+                tensor if World.of(self.group).rank in self.src else None,
+                self.src,
+                self.dst,
+                group=self.group,
+                topology=self.topology,
+                dtype=tensor.dtype,
+                executor=self.executor,
+                requires_grad=False,
+            )
+        return base_of(result)
+
+    @property
+    def adjoint(self) -> Ask:
+        """What takes the gradient back."""
+        src, dst = adjoint(self.src, self.dst, self.replica_grads)
+        return Ask(src, dst, self.group, self.topology, self.executor, self.replica_grads)
+
+    def operator(self) -> Operator:
+        """What the operator has to be told to do this."""
+        text = str(self)
+        _ASKS[text] = self
+        return text, list(self.dst.cell(World.of(self.group).rank).box.shape)
+
+    def __str__(self) -> str:
+        text = f"{self.src} -> {self.dst} on group {World.of(self.group).name!r}"
+        options = [self.executor, self.replica_grads, self.topology]
+        if self.call is not None:
+            options += [f"{step.kind}/{step.num_slices}" for step in self.call.plan.path.steps]
+        return ", ".join([text, *map(str, options)])
+
+
+_ASKS: dict[str, Ask] = {}
+"""By their texts: what the graphs of this process may ask for."""
+
+
+# --- the operator -------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("rvdcomm::redistribute", mutates_args=())
+def _redistribute(tensor: Tensor, ask: str, shape: Sequence[int]) -> Tensor:
+    return _ASKS[ask](tensor)
+
+
+@_redistribute.register_fake
+def _(tensor: Tensor, ask: str, shape: Sequence[int]) -> Tensor:
+    return tensor.new_empty(shape)
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, str, Sequence[int]], output: Tensor) -> None:
+    ctx.ask, ctx.shape = inputs[1], inputs[0].shape
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    text, _ = _ASKS[ctx.ask].adjoint.operator()
+    return _redistribute(grad, text, ctx.shape), None, None
+
+
+_redistribute.register_autograd(_backward, setup_context=_remember)
+# Ranks have to issue their operators in one order, which a compiler may not change.
+_redistribute.register_effect(EffectType.ORDERED)
+
+
+# --- what is traced -----------------------------------------------------------------------------
+
+
+def redistribute(
+    tensor: Tensor | None,
+    src: Layout | str,
+    dst: Layout | str,
+    *,
+    shape: tuple[int, ...] | None,
+    group: Any,
+    topology: Topology | None,
+    out: Tensor | None,
+    async_op: bool,
+    dtype: torch.dtype | None,
+    executor: str | None,
+    requires_grad: bool | None,
+    replica_grads: str,
+) -> Any:
+    """As ``redistribute``: one operator if it can be, else a call that breaks the graph."""
+    operator = None
+    if _fits(tensor, out, async_op, requires_grad):
+        operator = _operator_of(src, dst, shape, group, topology, executor, replica_grads)
+    if operator is not None:
+        return _placed(tensor, operator, requires_grad)
+    return _eager(
+        api.redistribute,
+        tensor,
+        src,
+        dst,
+        shape=shape,
+        group=group,
+        topology=topology,
+        out=out,
+        async_op=async_op,
+        dtype=dtype,
+        executor=executor,
+        requires_grad=requires_grad,
+        replica_grads=replica_grads,
+    )
+
+
+def call(
+    redistributor: Redistributor,
+    tensor: Tensor | None,
+    out: Tensor | None,
+    async_op: bool,
+    requires_grad: bool | None,
+) -> Any:
+    """The same for a ``Redistributor``."""
+    operator = None
+    if _fits(tensor, out, async_op, requires_grad):
+        operator = _operator_of_call(redistributor)
+    if operator is not None:
+        return _placed(tensor, operator, requires_grad)
+    return _eager(redistributor, tensor, out=out, async_op=async_op, requires_grad=requires_grad)
+
+
+def _fits(
+    tensor: Tensor | None, out: Tensor | None, async_op: bool, requires_grad: bool | None
+) -> bool:
+    """Whether the tensors of this rank are those of the operator."""
+    if tensor is None or out is not None or async_op:
+        return False
+    return tensor.requires_grad or not requires_grad
+
+
+def _placed(tensor: Any, operator: Operator, requires_grad: bool | None) -> Tensor:
+    """The operator in the graph."""
+    tensor = tensor.detach() if requires_grad is False else tensor
+    result: Tensor = _redistribute(tensor, *operator)
+    return result
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _operator_of(
+    src: Layout | str,
+    dst: Layout | str,
+    shape: tuple[int, ...] | None,
+    group: Any,
+    topology: Topology | None,
+    executor: str | None,
+    replica_grads: str,
+) -> Operator | None:
+    """What the operator is told, by what this rank knows alone; None if it is none."""
+    try:
+        size = World.of(group).size
+        known = known_shape(src, dst, shape)
+        if known is None:
+            return None
+        layouts = layout_meant(src, known, size), layout_meant(dst, known, size)
+        return _known(Ask(*layouts, group, topology, executor, replica_grads))
+    except (CommError, LayoutError):
+        return None  # The call itself raises it, on every rank.
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _operator_of_call(redistributor: Redistributor) -> Operator | None:
+    plan = redistributor.plan
+    options = redistributor.executor, redistributor.replica_grads
+    ask = Ask(plan.src, plan.dst, redistributor.group, plan.topology, *options, redistributor)
+    return _known(ask)
+
+
+def _known(ask: Ask) -> Operator | None:
+    """What the operator is told if every rank has a tensor on both sides."""
+    if set(ask.src.ranks) != set(ask.dst.ranks) or World.of(ask.group).rank not in ask.dst:
+        return None
+    return ask.operator()
+
+
+@torch.compiler.disable(reason="a call of rvdcomm that is not one operator")  # type: ignore
+def _eager(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)

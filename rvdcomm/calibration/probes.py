@@ -1,0 +1,101 @@
+"""Probes: transfers from whose times a level's link follows, as plans that run them.
+
+All groups of a level work at once, as they do in a plan. Inside the groups of the innermost level
+every rank sends to every other; between two groups every rank of one sends to ranks of the other,
+so that the shared port is full. A probe crosses the ports of one level and of those below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from rvdcomm.layout import Layout
+from rvdcomm.link import Link
+from rvdcomm.planner import Plan, plan, program_step_costs
+from rvdcomm.topology import Level, Topology
+
+DTYPE, ITEM_BYTES = "float32", 4
+
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A transfer by the RVDs of its ends; ``{k}`` stands for the number of ranks of an end."""
+
+    name: str
+    src: str
+    dst: str
+
+
+INSIDE = (
+    Kind("all_to_all", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})"),
+    Kind("all_gather", "R(1)V(1)D({k},1)", "R({k})V(1)D(1,1)"),
+    Kind("reduce_scatter", "R(1)V({k})D(1,1)", "R(1)V(1)D({k},1)"),
+)
+"""In one group."""
+
+BETWEEN = (
+    Kind("swap", "R(1)V(1)D({k},1)", "R(1)V(1)D({k},1)"),
+    Kind("transfer", "R(1)V(1)D({k},1)", "R(1)V(1)D(1,{k})"),
+)
+"""Between two groups: each rank with one of the other group and back; all to all, one way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A kind of transfer on sets of ranks that work at once: each is (ranks of src, of dst)."""
+
+    level: int
+    kind: Kind
+    ends: tuple[tuple[Ranks, Ranks], ...]
+
+    def plan(self, i: int, num_bytes: int, topology: Topology) -> Plan:
+        """What the ``i``-th set runs, for a tensor of about ``num_bytes``."""
+        src_ranks, dst_ranks = self.ends[i]
+        side = len(src_ranks) * max(1, round((num_bytes / ITEM_BYTES) ** 0.5 / len(src_ranks)))
+        src, dst = (
+            Layout((side, side), text.format(k=len(ranks)), ranks)
+            for text, ranks in ((self.kind.src, src_ranks), (self.kind.dst, dst_ranks))
+        )
+        return plan(src, dst, DTYPE, topology)
+
+    def place_of(self, rank: int) -> int | None:
+        """The set that a rank is in."""
+        found = (i for i, ends in enumerate(self.ends) if rank in ends[0] or rank in ends[1])
+        return next(found, None)
+
+
+def probes(topology: Topology) -> Iterator[Probe]:
+    """All probes of a topology's levels; its links do not matter."""
+    ranks = [group[0] for group in topology.levels[0].groups]
+    outer = [level.groups for level in topology.levels[1:]] + [(tuple(sorted(ranks)),)]
+    for kind in INSIDE:
+        yield Probe(0, kind, tuple((group, group) for group in outer[0] if len(group) > 1))
+    for index, (groups, parents) in enumerate(pairwise(outer), start=1):
+        pairs = [pair for parent in parents for pair in _neighbours(groups, parent)]
+        swap, transfer = BETWEEN
+        yield Probe(index, swap, tuple((a + b, b + a) for a, b in pairs))
+        yield Probe(index, transfer, tuple(pairs))
+
+
+def _neighbours(groups: tuple[Ranks, ...], parent: Ranks) -> Iterator[tuple[Ranks, Ranks]]:
+    """Disjoint pairs of the groups in one parent, each cut to equally many ranks."""
+    inside = [group for group in groups if group[0] in parent]
+    for a, b in zip(inside[::2], inside[1::2], strict=False):
+        size = min(len(a), len(b))
+        yield a[:size], b[:size]
+
+
+def rounds_and_port_bytes(made: Plan, level: int) -> tuple[int, int]:
+    """What the cost model multiplies by alpha, and divides by beta, of one level."""
+    free, counting = Link(0.0, inf), Link(0.0, 1.0)
+    levels = tuple(
+        Level(of.name, of.groups, counting if i == level else free)
+        for i, of in enumerate(made.topology.levels)
+    )
+    costs = program_step_costs(made.program, len(made.path.steps), Topology(levels))
+    return sum(cost.rounds for cost in costs), round(sum(cost.secs for cost in costs))

@@ -1,0 +1,97 @@
+"""Worlds: the processes that measure: those of a launcher, or some that are started here."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import (
+    ProcessExitedException,
+    ProcessRaisedException,
+    start_processes,
+)
+
+from rvdcomm.errors import CommError
+
+POLL_SECS = 0.5
+
+
+def joined(backend: str, timeout: timedelta, run: Callable[[], None]) -> None:
+    """Be the rank that a launcher such as torchrun says, and ``run``.
+
+    Raises:
+        CommError: the world did not come together.
+    """
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        dist.init_process_group(backend, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise CommError(f"calibrate: the world did not come together: {error}") from None
+    _run_and_leave(run)
+
+
+def spawned(
+    num_ranks: int, timeout: timedelta, limit_secs: float, run: Callable[..., None], *args: Any
+) -> None:
+    """``run(*args)`` on so many processes of this machine, one gloo world; ``run`` must pickle.
+
+    Raises:
+        CommError: a process failed, or they took longer than ``limit_secs``; all are ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(FilePath(folder, "store"))
+        call = (num_ranks, store, timeout, run, args)
+        # Ranks are forked from a server that has imported torch once, and has no threads yet.
+        multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+        start: Any = start_processes  # Torch has no types for it.
+        context = start(_rank, args=call, nprocs=num_ranks, join=False, start_method="forkserver")
+        deadline = time.monotonic() + limit_secs
+        try:
+            while not context.join(timeout=POLL_SECS):
+                if time.monotonic() > deadline:
+                    raise CommError(
+                        f"calibrate: {num_ranks} processes took longer than {limit_secs:g} s."
+                    )
+        except (ProcessRaisedException, ProcessExitedException) as error:
+            raise CommError(f"calibrate: {str(error).strip().splitlines()[-1]}") from None
+        finally:
+            for process in context.processes:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+
+
+def _rank(
+    rank: int,
+    num_ranks: int,
+    store: str,
+    timeout: timedelta,
+    run: Callable[..., None],
+    args: tuple[Any, ...],
+) -> None:
+    torch.set_num_threads(1)
+    # A host name that resolves to no address of this machine must not matter.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timeout
+    )
+    _run_and_leave(lambda: run(*args))
+
+
+def _run_and_leave(run: Callable[[], None]) -> None:
+    try:
+        run()
+        # Rank 0 may serve the store: it leaves last.
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,21 @@
+"""Checkpoints: from any shards and form to any others, in bounded memory (docs/checkpoints.md)."""
+
+from rvdcomm.checkpoint.catalog import open_checkpoint
+from rvdcomm.checkpoint.engine import Report, reshard
+from rvdcomm.checkpoint.manifest import Manifest
+from rvdcomm.checkpoint.plan import ReshardPlan, plan_reshard
+from rvdcomm.checkpoint.rules import Rules
+from rvdcomm.checkpoint.shards import commit_shards, load_shards, save_shards
+
+__all__ = [
+    "Manifest",
+    "Report",
+    "ReshardPlan",
+    "Rules",
+    "commit_shards",
+    "load_shards",
+    "open_checkpoint",
+    "plan_reshard",
+    "reshard",
+    "save_shards",
+]

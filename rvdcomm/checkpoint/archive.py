@@ -1,0 +1,186 @@
+"""Archives: where the elements of a tensor lie in what ``torch.save`` wrote.
+
+An archive is a zip file whose entries are not compressed: ``data.pkl`` says shape and strides,
+``data/0`` is the memory of the tensor. So a range of elements is a range of bytes of the file.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rvdcomm.checkpoint.inert import Call, Global, Persistent, inert
+from rvdcomm.checkpoint.stored import size_of
+from rvdcomm.dtypes import ITEM_BYTES
+from rvdcomm.errors import CheckpointError
+from rvdcomm.text import quoted
+
+MAX_READ_BYTES = 4 << 20
+"""Of an archive's directory and description; one of a tensor takes less than 2 KiB."""
+
+_STORAGE_DTYPES = {
+    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16", "BoolStorage": "bool", "ByteStorage": "uint8",
+    "CharStorage": "int8", "ShortStorage": "int16", "IntStorage": "int32", "LongStorage": "int64",
+    "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128",
+}  # fmt: skip
+
+# What zipfile raises for files that are no zip files, besides our own errors.
+_DAMAGE = (
+    *(zipfile.BadZipFile, EOFError, OSError, RuntimeError, ValueError, struct.error),
+    NotImplementedError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """Elements lie from byte ``start`` of a file, dims outermost first in the order ``order``.
+
+    ``order`` is ``(0, 1)`` for a matrix in row-major order and ``(1, 0)`` for a transposed one.
+    """
+
+    start: int
+    order: tuple[int, ...]
+
+
+def locate(path: Path, start: int, num_bytes: int, dtype: str, shape: tuple[int, ...]) -> Elements:
+    """Where the elements of the tensor in an archive lie; it has to be of this dtype and shape.
+
+    The archive is the ``num_bytes`` of the file from ``start``.
+
+    Raises:
+        CheckpointError: it holds something else, or is damaged.
+    """
+    size_of(path)
+    with path.open("rb") as file:
+        view = _Region(file, start, num_bytes)
+        try:
+            with zipfile.ZipFile(view) as archive:
+                return _located(archive, view, start, dtype, shape)
+        except _DAMAGE as error:
+            raise CheckpointError(
+                f"{path}, bytes {start} to {start + num_bytes}: no tensor {dtype} {list(shape)} as "
+                f"torch.save writes it: {str(error).rstrip('.')}; copy the file again."
+            ) from None
+
+
+def _located(
+    archive: zipfile.ZipFile, view: _Region, start: int, dtype: str, shape: tuple[int, ...]
+) -> Elements:
+    entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+    missing = {"data.pkl", "data/0"} - set(entries)
+    if missing:
+        raise CheckpointError(f"it has no entry {', '.join(sorted(missing))}")
+    if any(info.compress_type != zipfile.ZIP_STORED for info in entries.values()):
+        raise CheckpointError("its entries are compressed")
+    if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
+        raise CheckpointError("its byte order is not little-endian")
+    found_dtype, found_shape, strides, offset = _described(archive.read(entries["data.pkl"]))
+    if (found_dtype, found_shape) != (dtype, shape):
+        raise CheckpointError(f"it holds {found_dtype} {list(found_shape)}")
+    data = entries["data/0"]
+    order = _order(shape, strides)
+    first = offset * ITEM_BYTES[dtype]
+    if offset < 0 or first + prod(shape) * ITEM_BYTES[dtype] > data.file_size:
+        raise CheckpointError(f"its data of {data.file_size} bytes is too short")
+    # The entry's own header says how long it is; torch pads it so that data is aligned.
+    view.seek(data.header_offset)
+    header = view.read(30)
+    if header[:4] != b"PK\3\4":
+        raise CheckpointError("its data has no header")
+    lengths = (int.from_bytes(header[at : at + 2], "little") for at in (26, 28))
+    data_start = data.header_offset + 30 + sum(lengths)
+    if data_start + data.file_size > view.num_bytes:
+        raise CheckpointError("its data ends outside of it")
+    return Elements(start + data_start + first, order)
+
+
+def _described(pickle: bytes) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
+    """Dtype, shape, strides and offset in elements, as the pickle of a tensor says them."""
+    said = inert(pickle)
+    if isinstance(said, Call) and said.function == Global("torch._utils._rebuild_parameter"):
+        said = said.args[0] if isinstance(said.args, tuple) and said.args else None
+    known = Global("torch._utils._rebuild_tensor_v2"), Global("torch._utils._rebuild_tensor_v3")
+    if not isinstance(said, Call) or said.function not in known or not _is_plain(said.args):
+        raise CheckpointError("it describes no plain tensor")
+    storage, offset, shape, strides = said.args[:4]
+    name = storage.what[1].name.removeprefix("torch.")
+    dtype = _STORAGE_DTYPES.get(name)
+    if said.function == known[1]:  # Its storage is of bytes, and argument 6 is the dtype.
+        last = said.args[6] if len(said.args) > 6 else None
+        name = last.name if isinstance(last, Global) else ""
+        dtype = name.removeprefix("torch.")
+    if dtype not in ITEM_BYTES:
+        raise CheckpointError(f"its storage is {quoted(name)}")
+    return dtype, shape, strides, offset
+
+
+def _is_plain(args: Any) -> bool:
+    """Whether these are the arguments of a tensor on one storage, which is entry ``data/0``."""
+    if not isinstance(args, tuple) or len(args) < 6 or not isinstance(args[0], Persistent):
+        return False
+    storage = args[0].what
+    return (
+        isinstance(storage, tuple)
+        and len(storage) == 5
+        and storage[0] == "storage"
+        and isinstance(storage[1], Global)
+        and storage[2] == "0"
+        and type(args[1]) is int
+        and all(isinstance(a, tuple) and all(type(n) is int for n in a) for a in args[2:4])
+        and len(args[2]) == len(args[3])
+    )
+
+
+def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Dims from the largest stride to the smallest, if the tensor is dense in that order."""
+    # A dim of one element may have any stride, so it may stand anywhere.
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d] if shape[d] != 1 else 0, d))
+    step, is_empty = 1, 0 in shape
+    for d in reversed(order):
+        if shape[d] != 1 and strides[d] != step and not is_empty:
+            raise CheckpointError(
+                f"it has strides {strides}, which leave gaps; save a contiguous tensor"
+            )
+        step *= shape[d]
+    return tuple(order)
+
+
+class _Region(io.RawIOBase):
+    """A region of a file as a file, of which a bounded number of bytes can be read."""
+
+    def __init__(self, file: BinaryIO, start: int, num_bytes: int) -> None:
+        self.file, self.start, self.num_bytes = file, start, num_bytes
+        self.position = self.num_read = 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.num_bytes}[whence]
+        if base + offset < 0:
+            raise OSError("a seek to before the region")
+        self.position = base + offset
+        return self.position
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self.num_bytes - self.position)
+        wanted = left if size is None or size < 0 else min(size, left)
+        self.num_read += wanted
+        if self.num_read > MAX_READ_BYTES:
+            raise CheckpointError(f"its directory takes more than {MAX_READ_BYTES} bytes")
+        self.file.seek(self.start + self.position)
+        found = self.file.read(wanted)
+        self.position += len(found)
+        return found

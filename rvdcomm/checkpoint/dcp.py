@@ -1,0 +1,172 @@
+"""``torch.distributed.checkpoint``: its description of a checkpoint, read and written.
+
+``.metadata`` is a pickle of torch's own dataclasses. It is read as data (``inert``), never
+unpickled; the archives that it points to are found by ``archive``.
+
+Source: torch/distributed/checkpoint/metadata.py and filesystem.py, torch 2.11 to 2.13; the names
+of the classes are part of every file ever written, so they do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rvdcomm.box import Box
+from rvdcomm.checkpoint.inert import MAX_BYTES, Call, Global, Pairs, inert
+from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor, check_file_name, read_bounded
+from rvdcomm.dtypes import dtype_name
+from rvdcomm.errors import CheckpointError, LayoutError
+from rvdcomm.text import quoted
+
+FILE_NAME = ".metadata"
+
+_TYPES = "torch.distributed.checkpoint.metadata."
+_STORAGE_INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
+
+
+def read_dcp(root: Path) -> Catalog:
+    """What ``dcp.save`` wrote to folder ``root``.
+
+    Raises:
+        CheckpointError: the description is damaged, or says what no ``dcp.save`` writes.
+    """
+    path = root / FILE_NAME
+    try:
+        return _catalog(root, _fields(inert(read_bounded(path, MAX_BYTES)), _TYPES + "Metadata"))
+    except (CheckpointError, LayoutError) as error:
+        raise CheckpointError(
+            f"{path} describes no checkpoint that can be read: {str(error).rstrip('.')}."
+        ) from None
+
+
+def _catalog(root: Path, fields: dict[str, Any]) -> Catalog:
+    places = dict(_places(fields.get("storage_data")))
+    tensors: dict[str, StoredTensor] = {}
+    others: list[str] = []
+    for name, entry in _pairs(fields.get("state_dict_metadata"), "state_dict_metadata"):
+        if not isinstance(name, str):
+            raise CheckpointError(f"it names the tensor {quoted(name)}")
+        if isinstance(entry, Call) and entry.function == Global(_TYPES + "BytesStorageMetadata"):
+            others.append(name)
+        else:
+            tensors[name] = _tensor(root, name, entry, places)
+    return Catalog(root, "dcp", tensors, tuple(sorted(others)))
+
+
+def _places(values: Any) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[str, int, int]]]:
+    """File, start and bytes of every chunk, by tensor and offset."""
+    for key, value in _pairs(values, "storage_data"):
+        index, info = _fields(key, _TYPES + "MetadataIndex"), _fields(value, _STORAGE_INFO)
+        if index.get("offset") is None:
+            continue  # An entry that is no tensor.
+        start, length = info.get("offset"), info.get("length")
+        if type(start) is not int or type(length) is not int or min(start, length) < 0:
+            raise CheckpointError(f"a chunk of {quoted(index.get('fqn'))} is at no place")
+        if info.get("transform_descriptors"):
+            raise CheckpointError(
+                f"{quoted(index.get('fqn'))} was transformed while it was written (compressed, "
+                "say); save it without extensions"
+            )
+        name = index.get("fqn")
+        if not isinstance(name, str):
+            raise CheckpointError(f"it names the tensor {quoted(name)}")
+        file = check_file_name(info.get("relative_path"), "it")
+        yield (name, _size(index["offset"])), (file, start, length)
+
+
+def _tensor(root: Path, name: str, entry: Any, places: dict[Any, Any]) -> StoredTensor:
+    fields = _fields(entry, _TYPES + "TensorStorageMetadata")
+    properties = fields.get("properties")
+    state = properties.state if isinstance(properties, Call) else None
+    if not isinstance(state, tuple) or not state or not isinstance(state[0], Global):
+        raise CheckpointError(f"tensor {quoted(name)} has no dtype")
+    chunks = fields.get("chunks")
+    if not isinstance(chunks, list):
+        raise CheckpointError(f"tensor {quoted(name)} has no chunks")
+    blocks = tuple(_block(root, name, chunk, places) for chunk in chunks)
+    return StoredTensor(name, dtype_name(state[0].name), _size(fields.get("size")), blocks)
+
+
+def _block(root: Path, name: str, chunk: Any, places: dict[Any, Any]) -> Block:
+    fields = _fields(chunk, _TYPES + "ChunkStorageMetadata")
+    lo, shape = _size(fields.get("offsets")), _size(fields.get("sizes"))
+    if (name, lo) not in places or len(lo) != len(shape):
+        raise CheckpointError(f"the chunk of {quoted(name)} at {quoted(lo)} is in no file")
+    file, start, length = places[name, lo]
+    box = Box(lo, tuple(a + b for a, b in zip(lo, shape, strict=True)))
+    return Block(file, start, length, box, is_archive=True)
+
+
+def _fields(value: Any, name: str) -> dict[str, Any]:
+    """State of a record of class ``name``; a class that torch does not write here is an error."""
+    if not isinstance(value, Call) or value.function != Global(name):
+        found = value.function if isinstance(value, Call) else type(value).__name__
+        raise CheckpointError(f"it has {quoted(found)} where {name} is expected")
+    return value.state.texts() if isinstance(value.state, Pairs) else {}
+
+
+def _pairs(value: Any, name: str) -> list[tuple[Any, Any]]:
+    if not isinstance(value, Pairs):
+        raise CheckpointError(f"its {name!r} is no dictionary")
+    return value.items
+
+
+def _size(value: Any) -> tuple[int, ...]:
+    """A ``torch.Size``, which a pickle makes from a tuple."""
+    if isinstance(value, Call) and value.function == Global("torch.Size"):
+        value = value.args[0] if isinstance(value.args, tuple) and value.args else None
+    if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
+        raise CheckpointError(f"it has {quoted(value)} where sizes are expected")
+    return value
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A box of a tensor of ``dtype`` and ``shape`` in an archive of ``num_bytes`` in ``file``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+    file: str
+    start: int
+    num_bytes: int
+
+
+def metadata_bytes(chunks: Iterable[Chunk]) -> bytes:
+    """The ``.metadata`` of these chunks, as ``dcp.load`` reads it."""
+    import pickle
+
+    import torch
+    from torch.distributed.checkpoint import metadata as types
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    tensors: dict[str, types.TensorStorageMetadata] = {}
+    places = {}
+    for chunk in chunks:
+        if chunk.name not in tensors:
+            properties = types.TensorProperties(dtype=getattr(torch, chunk.dtype))
+            tensors[chunk.name] = types.TensorStorageMetadata(
+                properties, torch.Size(chunk.shape), []
+            )
+        known = tensors[chunk.name].chunks
+        offset, sizes = torch.Size(chunk.box.lo), torch.Size(chunk.box.shape)
+        places[types.MetadataIndex(chunk.name, offset, len(known))] = _StorageInfo(
+            chunk.file, chunk.start, chunk.num_bytes
+        )
+        known.append(types.ChunkStorageMetadata(offset, sizes))
+    return pickle.dumps(
+        types.Metadata(
+            state_dict_metadata=dict(tensors),
+            planner_data={name: (name,) for name in tensors},
+            storage_data=places,
+            storage_meta=types.StorageMeta(),
+        ),
+        protocol=4,
+    )

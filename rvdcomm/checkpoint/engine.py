@@ -1,0 +1,305 @@
+"""Engine: move a checkpoint into another layout, window by window, and go on where it stopped."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rvdcomm.checkpoint import journal
+from rvdcomm.checkpoint.files import PartFile, fault_of, sync_folder
+from rvdcomm.checkpoint.forms import FORMS, Form, Piece, pieces_of
+from rvdcomm.checkpoint.journal import Journal
+from rvdcomm.checkpoint.plan import (
+    DEFAULT_MAX_FILE_BYTES,
+    DEFAULT_MEMORY_LIMIT,
+    Batch,
+    ReshardPlan,
+    Target,
+    plan_reshard,
+)
+from rvdcomm.checkpoint.reader import Reader, tensor_of
+from rvdcomm.checkpoint.rules import Rules
+from rvdcomm.errors import CheckpointError
+from rvdcomm.units import bytes_text, secs_text
+
+_ALIGNMENT = 64
+PROGRESS_SECS = 2.0
+"""A run that is shorter shows no progress bar."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a reshard did.
+
+    Attributes:
+        plan: what was planned.
+        num_files_kept: files of an earlier run that were complete.
+        read_bytes: bytes of tensors that were read, by file of the source.
+        secs: time that it took.
+    """
+
+    plan: ReshardPlan
+    num_files_kept: int
+    read_bytes: Mapping[str, int]
+    secs: float
+
+    def __str__(self) -> str:
+        read = sum(self.read_bytes.values())
+        rate = bytes_text(read / self.secs) if self.secs else "0 B"
+        kept = f", {self.num_files_kept} of them from before" if self.num_files_kept else ""
+        return (
+            f"{len(self.plan.targets)} tensors in {self.plan.num_files} files{kept}; "
+            f"read {bytes_text(read)} in {secs_text(self.secs)} ({rate}/s)"
+        )
+
+
+def reshard(
+    src_dir: str | Path,
+    dst_dir: str | Path,
+    rules: Rules | None = None,
+    *,
+    to: str = "sharded",
+    dtype: str | None = None,
+    memory_limit: int = DEFAULT_MEMORY_LIMIT,
+    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
+    tensors_only: bool = False,
+    verify: bool = False,
+    progress: bool = False,
+) -> Report:
+    """Write the checkpoint in ``src_dir`` to ``dst_dir``, in other shards and another form.
+
+    Every element of every value part is read once, from one replica; parts are summed in ascending
+    order, in the tensor's own dtype. If it is interrupted, the same call goes on from there and
+    ends with the same bytes.
+
+    Args:
+        src_dir: a folder in a form that ``open_checkpoint`` knows; not modified.
+        dst_dir: a folder that is new, empty, or left by an earlier run of the same call.
+        rules: layouts and names; by default all is on rank 0 under the names that it has.
+        to: ``"sharded"`` (a file a rank, with a manifest), ``"whole"`` (as Hugging Face's) or
+            ``"dcp"`` (as ``torch.distributed.checkpoint``'s).
+        dtype: convert tensors of ``CONVERTED`` dtypes to this one.
+        memory_limit: the most bytes that buffers of tensors take at once.
+        max_file_bytes: begin new files when a rank's would have more bytes of tensors; what is
+            not complete after a crash is done again, so smaller files lose less.
+        tensors_only: leave out entries that are no tensors, instead of refusing.
+        verify: read all that is in ``dst_dir`` again at the end and compare the checksums.
+        progress: show a bar on stderr after two seconds, if that is a terminal.
+
+    Returns:
+        What was done.
+
+    Raises:
+        CheckpointError: the source is damaged, the destination is in use otherwise or cannot be
+            written; the message says what is complete.
+        LayoutError: the rules do not fit a tensor.
+    """
+    start = time.monotonic()
+    plan = plan_reshard(
+        src_dir,
+        rules,
+        to=to,
+        dtype=dtype,
+        memory_limit=memory_limit,
+        max_file_bytes=max_file_bytes,
+        tensors_only=tensors_only,
+    )
+    root = Path(dst_dir)
+    if root.resolve() == Path(src_dir).resolve():
+        raise CheckpointError(f"{src_dir} is source and destination; use another folder.")
+    reader = Reader(plan.source.root)
+    try:
+        with closing(Journal(root, _request(plan))) as log:
+            num_files_kept = _run(plan, root, log, reader, verify, progress)
+    except OSError as error:
+        raise CheckpointError(_stopped(root, error)) from error
+    return Report(plan, num_files_kept, reader.num_bytes_read, time.monotonic() - start)
+
+
+def _stopped(root: Path, error: OSError) -> str:
+    """What to do about an error of the system."""
+    remedy = "mend that"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        folder = next(path for path in (root, *root.resolve().parents) if path.exists())
+        free = shutil.disk_usage(folder).free
+        remedy = f"make room ({bytes_text(free)} are free)"
+    return (
+        f"resharding into {root} stopped: {error}; {remedy} and run the same again: files that "
+        "are complete are kept."
+    )
+
+
+def _request(plan: ReshardPlan) -> dict[str, Any]:
+    """All that decides the bytes of the result; the destination belongs to it."""
+    stats = [(name, (plan.source.root / name).stat()) for name in plan.source.files]
+    homes = [sorted(batch.files.items()) for batch in plan.batches for _ in batch.targets]
+    # The chunks of a DCP checkpoint are the windows.
+    windows = [target.window_elements for target in plan.targets] if plan.to == "dcp" else []
+    return {
+        "to": plan.to,
+        "dtypes": sorted({target.dtype for target in plan.targets}),
+        "ranks": sorted({rank for batch in plan.batches for rank in batch.files}),
+        "layouts or names": _sha256(
+            sorted((t.name, t.source.name, t.dtype, str(t.layout)) for t in plan.targets)
+        ),
+        "size of files or windows": _sha256([homes, windows]),
+        "source": str(plan.source.root.resolve()),
+        "files of the source": _sha256([(n, s.st_size, s.st_mtime_ns) for n, s in stats]),
+    }
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _run(
+    plan: ReshardPlan, root: Path, log: Journal, reader: Reader, verify: bool, progress: bool
+) -> int:
+    """Do what is not done yet; return how many files were kept."""
+    form = FORMS[plan.to]()
+    # Of a run that has ended, sizes tell enough unless the caller wants more.
+    kept = [
+        all(fault_of(root / name, done, read=not log.is_done) is None for name, done in b.items())
+        for b in log.batches
+    ]
+    with _Bar(plan.read_bytes if progress else None) as advance:
+        for i, batch in enumerate(plan.batches):
+            if i < len(kept) and kept[i]:
+                advance(sum(target.read_bytes for target in batch.targets))
+                continue
+            written = _move_batch(batch, root, form, reader, advance)
+            if i < len(log.batches) and log.batches[i] != written:
+                raise CheckpointError(
+                    f"{root}: files of an earlier run were damaged, and the source does not give "
+                    "the same bytes again; use a new folder."
+                )
+            if i >= len(log.batches):
+                log.record(written)
+    if verify:
+        _verify(root, log)
+    # Read again, so that a run that was interrupted ends with the same bytes as any other.
+    form.finish(root, plan, zip(plan.batches, log.recorded(), strict=True))
+    log.finish()
+    return sum(len(b.files) for b, is_kept in zip(plan.batches, kept, strict=False) if is_kept)
+
+
+def _verify(root: Path, log: Journal) -> None:
+    for batch in log.batches:
+        for name, written in batch.items():
+            fault = fault_of(root / name, written, read=True)
+            if fault is not None:
+                raise CheckpointError(
+                    f"{root / name} {fault}: what was read again is not what was written; the "
+                    "disk or the memory is faulty. Remove the file and run the same again."
+                )
+
+
+class _Bar:
+    """A progress bar in bytes that are read; does nothing where no total is given."""
+
+    def __init__(self, total: int | None) -> None:
+        self.total = total
+        self.bar: Any = None
+
+    def __enter__(self) -> Callable[[int], None]:
+        if self.total is None:
+            return lambda num_bytes: None
+        from tqdm import tqdm
+
+        # disable=None: no bar where stderr is no terminal.
+        self.bar = tqdm(
+            total=self.total, unit="B", unit_scale=True, delay=PROGRESS_SECS, disable=None
+        )
+        return lambda num_bytes: self.bar.update(num_bytes)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def _move_batch(
+    batch: Batch, root: Path, form: Form, reader: Reader, advance: Callable[[int], None]
+) -> journal.Batch:
+    """Write the files of a batch; they get their names when all are whole."""
+    files = {rank: PartFile(root, name) for rank, name in batch.files.items()}
+    try:
+        form.begin(batch, files)
+        for target in batch.targets:
+            _move(target, form, files, reader, advance)
+        written = {batch.files[rank]: file.commit() for rank, file in files.items()}
+    finally:
+        for file in files.values():
+            file.discard()
+    sync_folder(root)
+    return written
+
+
+def _move(
+    target: Target,
+    form: Form,
+    files: Mapping[int, PartFile],
+    reader: Reader,
+    advance: Callable[[int], None],
+) -> None:
+    """Read a tensor once, window by window, and write each cell of its layout."""
+    buffers = _Buffers(target)
+    src_dtype, dst_dtype = getattr(torch, target.source.dtype), getattr(torch, target.dtype)
+    for window, pieces in pieces_of(target):
+        found = buffers.tensor(0, src_dtype, window.shape)
+        scratch = buffers.memory(1, window.num_elements)
+        reader.gather(target.source, window, found, scratch)
+        if dst_dtype != src_dtype:
+            found = buffers.tensor(2, dst_dtype, window.shape).copy_(found)
+        for cell, box in pieces:
+            form.put((cell, box), _packed((cell, box), found, window.lo, buffers), files)
+        advance(window.num_elements * src_dtype.itemsize * target.source.num_parts)
+    reader.check(target.source)
+    form.end(target, files)
+
+
+def _packed(piece: Piece, window: Tensor, origin: tuple[int, ...], buffers: _Buffers) -> Tensor:
+    """A piece of a window, contiguous and in a storage of its own size.
+
+    Value part 0 has the tensor, the other parts are zeros: together they sum to it.
+    """
+    cell, box = piece
+    if cell.part == 0 and box.shape == tuple(window.shape):
+        return window
+    out = buffers.tensor(3, window.dtype, box.shape)
+    if cell.part:
+        return out.zero_()
+    slices = (slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, origin, strict=True))
+    return out.copy_(window[tuple(slices)])
+
+
+class _Buffers:
+    """The buffers of one tensor's windows, in one piece of memory of ``Target.peak_bytes``."""
+
+    def __init__(self, target: Target) -> None:
+        self.items = target.buffer_items
+        sizes = [
+            -(-target.window_elements * item // _ALIGNMENT) * _ALIGNMENT for item in self.items
+        ]
+        self.starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        self.block = np.empty(sum(sizes), np.uint8).data
+
+    def memory(self, i: int, num_elements: int) -> memoryview:
+        """The first bytes of a buffer."""
+        return self.block[self.starts[i] :][: num_elements * self.items[i]]
+
+    def tensor(self, i: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """The first bytes of a buffer as a tensor."""
+        size = int(np.prod(shape, dtype=np.int64))
+        return tensor_of(self.memory(i, size), dtype, shape)

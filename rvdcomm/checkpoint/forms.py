@@ -1,0 +1,233 @@
+"""Forms: how the result of a reshard is written: sharded, whole, or for torch.distributed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rvdcomm.box import Box
+from rvdcomm.checkpoint import dcp, manifest
+from rvdcomm.checkpoint.catalog import INDEX_NAME, SHARDING_KEY, WHOLE_NAME
+from rvdcomm.checkpoint.files import PartFile, write_file
+from rvdcomm.checkpoint.journal import Written
+from rvdcomm.checkpoint.safetensors_file import header_bytes
+from rvdcomm.layout import Layout
+from rvdcomm.placement import Holding
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rvdcomm.checkpoint.plan import Batch, ReshardPlan, Target
+
+Piece = tuple[Holding, Box]
+Done = Iterable[tuple["Batch", Mapping[str, Written]]]
+"""Batches, and what of each file was written."""
+
+
+class Form(Protocol):
+    """A kind of checkpoint that can be written."""
+
+    def file_name(self, rank: int, batch: int, num_batches: int) -> str:
+        """The name of a rank's file of a batch."""
+
+    def writers_of(self, cell: Holding) -> tuple[int, ...]:
+        """Ranks whose files hold a cell."""
+
+    def begin(self, batch: Batch, files: Mapping[int, PartFile]) -> None:
+        """Write what stands before the tensors."""
+
+    def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
+        """Write a piece of a cell: ``data`` is contiguous and a storage of its own."""
+
+    def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
+        """All pieces of a tensor are written."""
+
+    def finish(self, root: Path, plan: ReshardPlan, done: Done) -> None:
+        """Write the description of the checkpoint; its files are all there."""
+
+
+class Safetensors:
+    """One safetensors file a rank (and batch), and a manifest of their checksums."""
+
+    def __init__(self, is_whole: bool) -> None:
+        self.is_whole = is_whole
+        self._hashes: dict[Holding, Any] = {}
+
+    def file_name(self, rank: int, batch: int, num_batches: int) -> str:
+        if not self.is_whole:
+            return f"rank-{rank:05}-{batch + 1:05}-of-{num_batches:05}.safetensors"
+        if num_batches == 1:
+            return WHOLE_NAME
+        return f"model-{batch + 1:05}-of-{num_batches:05}.safetensors"
+
+    def writers_of(self, cell: Holding) -> tuple[int, ...]:
+        return cell.ranks
+
+    def begin(self, batch: Batch, files: Mapping[int, PartFile]) -> None:
+        for rank, file in files.items():
+            header = rank_header(
+                {t.name: (t.dtype, t.layout) for t in batch.targets_of(rank)},
+                rank,
+                is_whole=self.is_whole,
+            )
+            file.append(header)
+            file.end_segment(hashlib.sha256(header).hexdigest())
+
+    def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
+        from rvdcomm.checkpoint.reader import bytes_of
+
+        cell, view = piece[0], bytes_of(data)
+        self._hashes.setdefault(cell, hashlib.sha256()).update(view)
+        for rank in cell.ranks:
+            files[rank].append(view)
+
+    def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
+        for cell in target.cells:
+            sha256 = self._hashes.pop(cell, hashlib.sha256()).hexdigest()
+            for rank in cell.ranks:
+                files[rank].end_segment(sha256)
+
+    def finish(self, root: Path, plan: ReshardPlan, done: Done) -> None:
+        tensors = {}
+        for batch, files in done:
+            # Segment 0 is the header.
+            checksums = {rank: iter(files[name].segments[1:]) for rank, name in batch.files.items()}
+            for target in batch.targets:
+                shards = {
+                    rank: manifest.Shard(batch.files[rank], next(checksums[rank])[1])
+                    for rank in target.layout.ranks
+                }
+                tensors[target.name] = manifest.ShardedTensor(target.dtype, target.layout, shards)
+        text = manifest.Manifest(tensors).to_text()
+        if self.is_whole and len(plan.batches) != 1:
+            write_file(root, INDEX_NAME, _index(plan).encode())
+        write_file(root, manifest.FILE_NAME, text.encode())
+
+
+def rank_header(
+    tensors: Mapping[str, tuple[str, Layout]], rank: int, *, is_whole: bool = False
+) -> bytes:
+    """Header of a file with a rank's shards of tensors: dtype and layout of each, by name.
+
+    It says in torch's words where the shards lie, so that ``HuggingFaceStorageReader`` of
+    ``torch.distributed.checkpoint`` can read the files, too; these words have no value parts.
+    """
+    boxes = {name: layout.cell(rank).box for name, (_, layout) in tensors.items()}
+    metadata = {"format": "pt"}
+    if not is_whole and all(layout.rvd.v == 1 for _, layout in tensors.values()):
+        offsets = {
+            name: {"saved_offsets": _offset(boxes[name], layout.shape)}
+            for name, (_, layout) in tensors.items()
+        }
+        metadata |= {SHARDING_KEY: json.dumps(offsets), "DCP_VERSION": "1.0"}
+    shards = {name: (dtype, boxes[name].shape) for name, (dtype, _) in tensors.items()}
+    return header_bytes(shards, metadata)
+
+
+def _offset(box: Box, shape: tuple[int, ...]) -> list[int]:
+    """Where a shard begins; an empty one at the far end, as torch tells shards by their offsets."""
+    if not box.is_empty:
+        return list(box.lo)
+    return [size - extent for size, extent in zip(shape, box.shape, strict=True)]
+
+
+def _index(plan: ReshardPlan) -> str:
+    files = {t.name: batch.files[0] for batch in plan.batches for t in batch.targets}
+    values = {
+        "metadata": {"total_size": plan.write_bytes},
+        "weight_map": dict(sorted(files.items())),
+    }
+    return json.dumps(values, indent=2) + "\n"
+
+
+class Dcp:
+    """Files and description as ``dcp.save`` writes them; replicas are written once."""
+
+    def file_name(self, rank: int, batch: int, num_batches: int) -> str:
+        return f"__{rank}_{batch}.distcp"
+
+    def writers_of(self, cell: Holding) -> tuple[int, ...]:
+        return cell.ranks[:1]
+
+    def begin(self, batch: Batch, files: Mapping[int, PartFile]) -> None:
+        pass
+
+    def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
+        import torch
+
+        file = files[piece[0].ranks[0]]
+        stream: Any = _HashedStream(file)
+        torch.save(data, stream)
+        if stream.error is not None:
+            raise stream.error
+        file.end_segment(stream.hash.hexdigest())
+
+    def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
+        pass
+
+    def finish(self, root: Path, plan: ReshardPlan, done: Done) -> None:
+        chunks = (chunk for batch, files in done for chunk in _chunks(batch, files))
+        write_file(root, dcp.FILE_NAME, dcp.metadata_bytes(chunks))
+
+
+def _chunks(batch: Batch, files: Mapping[str, Written]) -> Iterator[dcp.Chunk]:
+    """The pieces of a batch in the order in which they were put, and where they lie."""
+    segments = {name: iter(written.segments) for name, written in files.items()}
+    positions = dict.fromkeys(files, 0)
+    for target in batch.targets:
+        for _, pieces in pieces_of(target):
+            for cell, box in pieces:
+                file = batch.files[cell.ranks[0]]
+                num_bytes, _ = next(segments[file])
+                shape = target.layout.shape
+                start = positions[file]
+                yield dcp.Chunk(target.name, target.dtype, shape, box, file, start, num_bytes)
+                positions[file] += num_bytes
+
+
+class _HashedStream:
+    """What ``torch.save`` writes to.
+
+    An error is kept, and what comes after it dropped: torch would raise another in its place.
+    """
+
+    def __init__(self, file: PartFile) -> None:
+        self.file, self.hash = file, hashlib.sha256()
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            if self.error is None:
+                self.hash.update(data)
+                self.file.append(data)
+        except BaseException as error:
+            self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+def pieces_of(target: Target) -> Iterator[tuple[Box, list[Piece]]]:
+    """For every window of a tensor, what it has of each cell of the layout.
+
+    An empty tensor is one empty piece, so that no form forgets it.
+    """
+    whole = Box.of_shape(target.layout.shape)
+    if whole.is_empty:
+        yield whole, [(target.cells[0], whole)]
+    for window in target.windows():
+        found = ((cell, cell.boxes[0].intersect(window)) for cell in target.cells)
+        yield window, [(cell, box) for cell, box in found if box is not None]
+
+
+FORMS: dict[str, Callable[[], Form]] = {
+    "sharded": partial(Safetensors, is_whole=False),
+    "whole": partial(Safetensors, is_whole=True),
+    "dcp": Dcp,
+}
+"""Kinds of checkpoints that can be written, by name; a form serves one run."""

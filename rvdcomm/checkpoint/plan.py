@@ -1,0 +1,293 @@
+"""Plan: which tensors become which files, what is read for them, and in how much memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from rvdcomm.box import Box
+from rvdcomm.checkpoint.catalog import open_checkpoint
+from rvdcomm.checkpoint.forms import FORMS
+from rvdcomm.checkpoint.rules import Rules
+from rvdcomm.checkpoint.stored import Catalog, StoredTensor
+from rvdcomm.checkpoint.windows import windows
+from rvdcomm.dtypes import ITEM_BYTES, NOT_SUMMED, check_summable, dtype_name
+from rvdcomm.errors import CheckpointError, LayoutError
+from rvdcomm.layout import Layout
+from rvdcomm.placement import Holding
+from rvdcomm.text import quoted
+from rvdcomm.units import bytes_text
+
+DEFAULT_MEMORY_LIMIT = 256 << 20
+MIN_MEMORY_LIMIT = 64 << 10
+DEFAULT_MAX_FILE_BYTES = 5_000_000_000
+"""As Hugging Face's, so that a file can be copied and checked in minutes."""
+
+CONVERTED = ("float16", "bfloat16", "float32", "float64")
+"""Dtypes that are converted, and to which: the others are numbers of something, or need scales."""
+
+_COLUMNS = 100
+_ALIGNMENT = 64
+_NUM_BUFFERS = 4
+_SUM_BYTES = 24
+"""An element of a dtype without a sum of its own is summed in up to three wider ones."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A tensor of the result: from ``source``, converted to ``dtype``, laid out by ``layout``."""
+
+    name: str
+    source: StoredTensor
+    dtype: str
+    layout: Layout
+    memory_limit: int
+
+    @cached_property
+    def cells(self) -> tuple[Holding, ...]:
+        """The cells of the layout, each with the ranks that hold it."""
+        return self.layout.placement.holdings
+
+    def shard_bytes(self, rank: int) -> int:
+        """Bytes of a rank's shard."""
+        return self.layout.cell(rank).box.num_elements * ITEM_BYTES[self.dtype]
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that are read: every element of every value part once, from one replica."""
+        return self.source.num_bytes * self.source.num_parts
+
+    @cached_property
+    def buffer_items(self) -> tuple[int, ...]:
+        """Bytes an element in each buffer: what is read, pieces of it, converted, packed."""
+        src, dst = ITEM_BYTES[self.source.dtype], ITEM_BYTES[self.dtype]
+        blocks = self.source.chosen
+        is_joined = len(blocks) > 1 or any(block.is_archive for block in blocks)
+        is_cut = len(self.cells) > 1
+        return (
+            src,
+            src if is_joined else 0,
+            dst if self.dtype != self.source.dtype else 0,
+            dst if is_cut else 0,
+        )
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of all buffers for one element of a window."""
+        is_summed_wide = self.source.num_parts > 1 and self.source.dtype not in CONVERTED
+        return sum(self.buffer_items) + (_SUM_BYTES if is_summed_wide else 0)
+
+    @cached_property
+    def window_elements(self) -> int:
+        """Elements of the largest window."""
+        room = self.memory_limit - _ALIGNMENT * _NUM_BUFFERS
+        # No window is larger than the first.
+        sizes = (window.num_elements for window in self.windows(room // self.element_bytes))
+        return next(sizes, 0)
+
+    def windows(self, max_elements: int | None = None) -> Iterator[Box]:
+        """The windows of the tensor."""
+        return windows(self.layout.shape, max_elements or max(self.window_elements, 1))
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of all buffers while this tensor is moved."""
+        return self.window_elements * self.element_bytes + _ALIGNMENT * _NUM_BUFFERS
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors whose shards go to one file a rank; these files are completed together."""
+
+    targets: tuple[Target, ...]
+    files: dict[int, str]
+
+    def targets_of(self, rank: int) -> list[Target]:
+        """The tensors of a rank's file, in the order in which they stand there."""
+        return [target for target in self.targets if rank in target.layout]
+
+
+@dataclass(frozen=True)
+class ReshardPlan:
+    """All that a reshard will do; ``print`` shows it."""
+
+    source: Catalog
+    to: str
+    batches: tuple[Batch, ...]
+    unused_patterns: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> list[Target]:
+        """All tensors of the result."""
+        return [target for batch in self.batches for target in batch.targets]
+
+    @property
+    def num_files(self) -> int:
+        """Files with tensors."""
+        return sum(len(batch.files) for batch in self.batches)
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of tensors that are read."""
+        return sum(target.read_bytes for target in self.targets)
+
+    @property
+    def write_bytes(self) -> int:
+        """Bytes of tensors that are written."""
+        return sum(map(self._write_bytes, self.targets))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that buffers take at once."""
+        return max((target.peak_bytes for target in self.targets), default=0)
+
+    def _write_bytes(self, target: Target) -> int:
+        form = FORMS[self.to]()
+        return sum(
+            target.shard_bytes(rank) for cell in target.cells for rank in form.writers_of(cell)
+        )
+
+    def __str__(self) -> str:
+        rows = [("tensor", "dtype", "shape", "layout", "read", "written", "peak")]
+        rows += map(self._row, self.targets)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        # Long names are shortened, so that the line is not.
+        widths[0] = min(widths[0], max(16, _COLUMNS - sum(widths[1:]) - 2 * len(widths[1:])))
+        cells = ((_shortened(name, widths[0]), *rest) for name, *rest in rows)
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+        for what, names in (
+            ("rules that match no tensor", self.unused_patterns),
+            ("left out, no tensors", self.source.others),
+        ):
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                lines.append(f"{what}: {', '.join(names[:3])}{more}")
+        return "\n".join([*lines, *self._total_lines()])
+
+    def _row(self, target: Target) -> tuple[str, ...]:
+        src, dst = target.source.dtype, target.dtype
+        return (
+            target.name,
+            dst if src == dst else f"{src}>{dst}",
+            "x".join(map(str, target.layout.shape)) or "scalar",
+            str(target.layout.rvd),
+            bytes_text(target.read_bytes),
+            bytes_text(self._write_bytes(target)),
+            bytes_text(target.peak_bytes),
+        )
+
+    def _total_lines(self) -> tuple[str, str]:
+        num_files = len(self.source.files)
+        return (
+            f"total  {len(self.targets)} tensors, {num_files} -> {self.num_files} files, "
+            f"{self.source.kind} -> {self.to}",
+            f"       read {bytes_text(self.read_bytes)}, write {bytes_text(self.write_bytes)}, "
+            f"peak {bytes_text(self.peak_bytes)}",
+        )
+
+
+def _shortened(name: str, width: int) -> str:
+    return name if len(name) <= width else f"{name[: width // 3]}..{name[2 + width // 3 - width :]}"
+
+
+def plan_reshard(
+    src_dir: str | Path,
+    rules: Rules | None = None,
+    *,
+    to: str = "sharded",
+    dtype: str | None = None,
+    memory_limit: int = DEFAULT_MEMORY_LIMIT,
+    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
+    tensors_only: bool = False,
+) -> ReshardPlan:
+    """Plan a reshard; nothing is written, and of the source only descriptions are read.
+
+    Args and errors are those of ``reshard``.
+    """
+    source = open_checkpoint(src_dir)
+    rules = rules or Rules()
+    if to not in FORMS:
+        raise CheckpointError(f"to={to!r} is no kind of checkpoint; use {', '.join(FORMS)}.")
+    if to == "whole" and (rules.layouts or len(rules.ranks) > 1):
+        raise CheckpointError("to='whole' keeps every tensor whole; leave out layouts and ranks.")
+    if memory_limit < MIN_MEMORY_LIMIT:
+        raise CheckpointError(
+            f"memory_limit={memory_limit} is too small: use at least {MIN_MEMORY_LIMIT} bytes."
+        )
+    if source.others and not tensors_only:
+        raise CheckpointError(
+            f"{src_dir} holds {len(source.others)} entries that are no tensors, such as "
+            f"{quoted(source.others[0])}; they are pickles, which are never read. Say "
+            "--tensors-only (tensors_only=True) to leave them out."
+        )
+    targets = _targets(source, rules, to, dtype, memory_limit)
+    used = {rules.pattern(target.name) for target in targets}
+    unused = tuple(glob for glob, _ in rules.layouts if glob not in used)
+    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), unused)
+
+
+def _targets(
+    source: Catalog, rules: Rules, to: str, dtype: str | None, memory_limit: int
+) -> list[Target]:
+    targets: dict[str, Target] = {}
+    for tensor in source.tensors.values():
+        name = rules.name(tensor.name)
+        if name in targets:
+            raise LayoutError(
+                f"rename gives {tensor.name!r} and {targets[name].source.name!r} the same name, "
+                f"{name!r}."
+            )
+        layout = rules.layout(name, tensor.shape)
+        wanted = _dtype(tensor, dtype)
+        if tensor.num_parts > 1 and tensor.dtype in NOT_SUMMED:
+            raise CheckpointError(
+                f"tensor {tensor.name!r} is in {tensor.num_parts} value parts of {tensor.dtype}, "
+                "which has no sum."
+            )
+        check_summable(wanted, [layout])
+        if to == "dcp" and layout.rvd.v > 1:
+            raise LayoutError(
+                f"tensor {name!r}: {layout.rvd} has V({layout.rvd.v}), and a checkpoint of "
+                "torch.distributed holds no value parts; use V(1)."
+            )
+        targets[name] = Target(name, tensor, wanted, layout, memory_limit)
+    return [targets[name] for name in sorted(targets)]
+
+
+def _dtype(tensor: StoredTensor, dtype: str | None) -> str:
+    if dtype is None:
+        return tensor.dtype
+    wanted = dtype_name(dtype)
+    if wanted not in CONVERTED:
+        raise CheckpointError(
+            f"cannot convert to {wanted}: it needs a scale; use one of {', '.join(CONVERTED)}."
+        )
+    return wanted if tensor.dtype in CONVERTED else tensor.dtype
+
+
+def _batches(targets: Iterable[Target], to: str, max_file_bytes: int) -> tuple[Batch, ...]:
+    """Cut the tensors, in order of names, so that no rank's file exceeds ``max_file_bytes``.
+
+    A tensor whose shard is larger has files of its own.
+    """
+    groups: list[list[Target]] = []
+    filled: Counter[int] = Counter()
+    for target in targets:
+        sizes = Counter({rank: target.shard_bytes(rank) for rank in target.layout.ranks})
+        if not groups or any(filled[r] + sizes[r] > max_file_bytes for r in sizes if filled[r]):
+            groups.append([])
+            filled = Counter()
+        groups[-1].append(target)
+        filled += sizes
+    return tuple(_batch(group, i, len(groups), to) for i, group in enumerate(groups))
+
+
+def _batch(group: list[Target], number: int, num_batches: int, to: str) -> Batch:
+    # Large elements first: then every tensor starts at a multiple of its element's size.
+    ordered = sorted(group, key=lambda t: (-ITEM_BYTES[t.dtype], t.name))
+    ranks = sorted({rank for target in group for rank in target.layout.ranks})
+    names = {rank: FORMS[to]().file_name(rank, number, num_batches) for rank in ranks}
+    return Batch(tuple(ordered), names)

@@ -1,0 +1,135 @@
+"""Rules: which layout and which name every tensor of the result gets."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rvdcomm.checkpoint.stored import read_bounded
+from rvdcomm.errors import LayoutError
+from rvdcomm.layout import Layout, parse_ranges
+from rvdcomm.text import quoted
+
+MAX_BYTES = 16 << 20
+_KEYS: dict[str, Any] = {"ranks": str, "layouts": dict, "rename": dict}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Layouts and names by patterns; in both the order counts.
+
+    Args:
+        layouts: a glob on names (of the result), and ``"R(1)V(1)D(4,1)"``, which may be followed by
+            ``ranks(...)`` and ``cuts(...)`` as in ``str(Layout)``. The first glob that matches
+            counts. A tensor that none matches is replicated over all ``ranks``.
+        rename: a regular expression and its replacement, as for ``re.sub``; all are applied, one
+            after another, to the names of the source.
+        ranks: of the result.
+
+    >>> rules = Rules({"*.down.weight": "R(1)V(1)D(1,2)"}, {"^model[.]": ""}, ranks=range(2))
+    >>> str(rules.layout(rules.name("model.down.weight"), (4, 6)))
+    'R(2)V(1)D(1,1) shape(4,6) ranks(0,1)'
+    >>> str(rules.layout(rules.name("model.0.down.weight"), (4, 6)))
+    'R(1)V(1)D(1,2) shape(4,6) ranks(0,1)'
+    """
+
+    layouts: tuple[tuple[str, str], ...]
+    rename: tuple[tuple[str, str], ...]
+    ranks: tuple[int, ...]
+
+    def __init__(
+        self,
+        layouts: Mapping[str, str] | None = None,
+        rename: Mapping[str, str] | None = None,
+        ranks: Iterable[int] = (0,),
+    ) -> None:
+        object.__setattr__(self, "layouts", tuple((layouts or {}).items()))
+        object.__setattr__(self, "rename", tuple((rename or {}).items()))
+        object.__setattr__(self, "ranks", tuple(ranks))
+        if not self.ranks:
+            raise LayoutError("rules need at least one rank; give ranks such as '0:4'.")
+        for pattern, replacement in self.rename:
+            try:
+                re.compile(pattern)
+                re.sub(pattern, replacement, "")
+            except (re.error, IndexError) as error:
+                raise LayoutError(
+                    f"cannot rename {pattern!r} to {replacement!r}: {error}; expected a regular "
+                    "expression and its replacement."
+                ) from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Rules:
+        """Read rules from a TOML file, or from a JSON file of the same form.
+
+        Raises:
+            LayoutError: the file has another form.
+        """
+        path = Path(path)
+        try:
+            data = read_bounded(path, MAX_BYTES)
+            parse = json.loads if path.suffix == ".json" else tomllib.loads
+            return cls._of_values(parse(data.decode("utf-8")))
+        except (ValueError, RecursionError) as error:
+            raise LayoutError(f"{path} has no rules: {str(error).rstrip('.')}.") from None
+
+    @classmethod
+    def _of_values(cls, values: Any) -> Rules:
+        known = ", ".join(_KEYS)
+        if not isinstance(values, dict) or not set(values) <= set(_KEYS):
+            raise LayoutError(f"expected {known}, got {quoted(list(values))}")
+        for key, kind in _KEYS.items():
+            value = values.get(key, kind())
+            texts = value.values() if isinstance(value, dict) else [value]
+            if not isinstance(value, kind) or not all(isinstance(text, str) for text in texts):
+                raise LayoutError(
+                    f"{key!r} is {quoted(value)}; expected ranks = '0:4', and tables of texts "
+                    "for layouts and rename"
+                )
+        ranks = parse_ranges(values["ranks"]) if "ranks" in values else (0,)
+        return cls(values.get("layouts"), values.get("rename"), ranks)
+
+    def name(self, source_name: str) -> str:
+        """The name in the result of a tensor of the source."""
+        for pattern, replacement in self.rename:
+            source_name = re.sub(pattern, replacement, source_name)
+        return source_name
+
+    def pattern(self, name: str) -> str | None:
+        """The glob whose layout the tensor of this name gets."""
+        return next((glob for glob, _ in self.layouts if fnmatchcase(name, glob)), None)
+
+    def layout(self, name: str, shape: tuple[int, ...]) -> Layout:
+        """The layout of the tensor of this name (in the result).
+
+        Raises:
+            LayoutError: the layout does not fit the shape or the ranks.
+        """
+        glob = self.pattern(name)
+        if glob is None:
+            ones = ",".join("1" * len(shape))
+            return Layout(shape, f"R({len(self.ranks)})V(1)D({ones})", self.ranks)
+        text = dict(self.layouts)[glob]
+        counts, _, rest = text.strip().partition(" ")
+        try:
+            full = f"{counts} shape({','.join(map(str, shape))}) {rest}".strip()
+            layout = Layout.parse(full)
+            if "ranks(" not in rest:
+                layout = Layout(shape, layout.rvd, self.ranks, layout.cuts)
+        except LayoutError as error:
+            raise LayoutError(
+                f"tensor {name!r} of shape {list(shape)}, rule {glob!r} = {text!r}: {error}"
+            ) from None
+        strangers = sorted(set(layout.ranks) - set(self.ranks))
+        if strangers:
+            raise LayoutError(
+                f"tensor {name!r}, rule {glob!r} = {text!r} names rank {strangers[0]}; the ranks "
+                f"are {quoted(self.ranks)}."
+            )
+        return layout

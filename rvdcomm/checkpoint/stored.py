@@ -1,0 +1,193 @@
+"""Stored tensors: where the bytes of every box of a tensor lie in the files of a checkpoint.
+
+Every kind of checkpoint is read into these values; what comes after knows no file format.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from rvdcomm.box import MAX_DIMS, Box
+from rvdcomm.dtypes import ITEM_BYTES
+from rvdcomm.errors import CheckpointError
+from rvdcomm.json_file import read_json
+from rvdcomm.text import MAX_INTEGER, quoted
+
+MAX_BOXES = 1 << 14
+"""Boxes of one tensor: 16,384 ranks. At worst, the time to check that they tile grows with their
+square."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """``box`` of value part ``part``, in bytes ``start`` to ``start + num_bytes`` of ``file``.
+
+    The bytes are the elements in row-major order, or, if ``is_archive``, a file in the file as
+    ``torch.save`` writes it. ``sha256`` is of the bytes, where the checkpoint says it.
+    """
+
+    file: str
+    start: int
+    num_bytes: int
+    box: Box
+    part: int = 0
+    is_archive: bool = False
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor of a checkpoint. Blocks with the same part and box are replicas.
+
+    Law (tests/checkpoint/test_stored.py): for every part, the boxes of its blocks tile the tensor.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    num_parts: int = 1
+
+    def __post_init__(self) -> None:
+        check_shape(self.name, self.shape)
+        for part in range(self.num_parts):
+            self._check_tiling({b.box for b in self.blocks if b.part == part})
+
+    def _check_tiling(self, boxes: set[Box]) -> None:
+        whole = Box.of_shape(self.shape)
+        boxes = {box for box in boxes if not box.is_empty}
+        if len(boxes) > MAX_BOXES:
+            raise CheckpointError(
+                f"tensor {self.name!r} is in {len(boxes)} boxes; up to {MAX_BOXES} are read."
+            )
+        for box in boxes:
+            if not whole.contains(box):
+                raise CheckpointError(
+                    f"tensor {self.name!r} of shape {self.shape} has a shard {box} outside of it; "
+                    "its files or their description are damaged."
+                )
+        found = sum(box.num_elements for box in boxes)
+        if found != whole.num_elements or not are_disjoint(boxes):
+            raise CheckpointError(
+                f"tensor {self.name!r}: {len(boxes)} shards of {found} elements do not tile shape "
+                f"{self.shape} ({whole.num_elements} elements); shards are missing or doubled."
+            )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the whole tensor, one part."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    @cached_property
+    def chosen(self) -> tuple[Block, ...]:
+        """One replica of every part and box, parts ascending; which one differs by tensor.
+
+        So the reads of many tensors are spread over the files of all replicas.
+        """
+        replicas: dict[tuple[int, Box], list[Block]] = {}
+        for block in self.blocks:
+            if not block.box.is_empty:
+                replicas.setdefault((block.part, block.box), []).append(block)
+        turn = crc32(self.name.encode())
+        return tuple(
+            sorted(replicas[key], key=lambda b: (b.file, b.start))[turn % len(replicas[key])]
+            for key in sorted(replicas)
+        )
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """A checkpoint that can be read: its tensors by name, and the files that hold them.
+
+    ``others`` are names of entries that are no tensors (a step count, say): they are pickles, so
+    nothing here reads them.
+    """
+
+    root: Path
+    kind: str
+    tensors: dict[str, StoredTensor]
+    others: tuple[str, ...] = ()
+
+    @cached_property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that hold tensors, sorted."""
+        return tuple(sorted({b.file for t in self.tensors.values() for b in t.blocks}))
+
+
+def are_disjoint(boxes: Iterable[Box]) -> bool:
+    """Whether no two of these boxes, none of them empty, have an element in common."""
+    ordered = sorted(boxes)
+    if len(ordered) < 2 or not ordered[0].lo:
+        return len(ordered) < 2
+    lo = np.array([box.lo for box in ordered])
+    hi = np.array([box.hi for box in ordered])
+    # Sorted along the dim that tells most of them apart: only those that start before a box ends
+    # can meet it.
+    dim = int(np.argmax([len(np.unique(lo[:, d])) for d in range(lo.shape[1])]))
+    order = np.argsort(lo[:, dim], kind="stable")
+    lo, hi = lo[order], hi[order]
+    last = np.searchsorted(lo[:, dim], hi[:, dim], side="left")
+    return not any(
+        ((lo[i + 1 : last[i]] < hi[i]) & (hi[i + 1 : last[i]] > lo[i])).all(axis=1).any()
+        for i in range(len(ordered))
+    )
+
+
+def check_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Raise a CheckpointError if no tensor can have this shape."""
+    too_many = len(shape) > MAX_DIMS
+    if (
+        too_many
+        or any(size < 0 for size in shape)
+        or prod(map(max, shape, [1] * len(shape))) > (MAX_INTEGER // 16)
+    ):
+        raise CheckpointError(
+            f"tensor {quoted(name)} has shape {quoted(shape)}; expected up to {MAX_DIMS} sizes of "
+            "at least 0 whose product is a 64-bit number of bytes."
+        )
+
+
+def read_bounded(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a file, or a CheckpointError if there are more than ``max_bytes``.
+
+    No more memory is taken than the file has bytes: ``read(n)`` takes n at once.
+    """
+    size = size_of(path)
+    if size > max_bytes:
+        raise CheckpointError(f"it has {size} bytes, and up to {max_bytes} are read")
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def read_values(path: Path, max_bytes: int) -> Any:
+    """The value of a JSON file, as ``read_json`` reads it, in no more memory than that takes."""
+    return read_json(path, min(max_bytes, size_of(path)))
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; to open anything else, such as a pipe, might wait for ever."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path} is no regular file")
+    return found.st_size
+
+
+def check_file_name(name: object, said_by: str) -> str:
+    """The name of a file in the checkpoint's own folder, or a CheckpointError."""
+    if not isinstance(name, str) or Path(name).name != name or name in ("", "..") or "\0" in name:
+        raise CheckpointError(
+            f"{said_by} names the file {quoted(name)}; expected a plain name in the same folder."
+        )
+    return name

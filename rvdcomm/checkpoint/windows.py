@@ -1,0 +1,45 @@
+"""Windows: boxes of bounded size that tile a tensor, such that every read and write is one run.
+
+A window fixes the indices of the outer dims, takes a range of one dim, and is whole in those
+inside. What it has in common with any box is contiguous in a file that stores that box in row-major
+order, and comes there after what the window before it has. So a tensor of any size goes from any
+shards to any others in one pass, by reads and writes of contiguous bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rvdcomm.box import Box
+
+
+def windows(shape: tuple[int, ...], max_elements: int) -> Iterator[Box]:
+    """Boxes of up to ``max_elements`` that tile a tensor, in row-major order; none if it is empty.
+
+    Laws (tests/checkpoint/test_windows.py): they tile the tensor; what each has in common with a
+    box is one run of that box, right behind the run before.
+
+    >>> [str(window) for window in windows((2, 3), max_elements=2)]
+    ['[0:1,0:2]', '[0:1,2:3]', '[1:2,0:2]', '[1:2,2:3]']
+    """
+    whole = Box.of_shape(shape)
+    if whole.is_empty:
+        return
+    d, row = len(shape), 1
+    while d and row * shape[d - 1] <= max_elements:
+        d -= 1
+        row *= shape[d]
+    if d == 0:
+        yield whole
+        return
+    # Dims from d on fit as a whole, dim d - 1 does not: it is cut in ranges of so many rows.
+    cut, num_rows = d - 1, max_elements // row
+    for index in np.ndindex(*shape[:cut]):
+        for start in range(0, shape[cut], num_rows):
+            stop = min(start + num_rows, shape[cut])
+            yield Box(
+                (*index, start, *(0,) * (len(shape) - d)),
+                (*(i + 1 for i in index), stop, *shape[d:]),
+            )

@@ -1,0 +1,125 @@
+"""``rvdcomm calibrate``: measure the links of this cluster into a topology file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from datetime import timedelta
+from pathlib import Path as FilePath
+
+from rvdcomm.cli.arguments import UsageError, parse_bytes
+from rvdcomm.cli.command import FAILED, OK, Command
+from rvdcomm.errors import CommError
+from rvdcomm.topology import Topology
+
+BACKENDS = ("gloo", "nccl")
+EXECUTORS = ("auto", "dist", "peer")
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    """Measure as the rank that a launcher started, or start processes here that do."""
+    is_launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    _check(args, is_launched)
+    from rvdcomm.calibration import worlds  # It needs torch.
+
+    timeout = timedelta(seconds=args.timeout)
+    try:
+        if is_launched:
+            worlds.joined(args.backend, timeout, lambda: measure_and_write(args))
+        else:
+            num_ranks = args.ranks or max(2, os.cpu_count() or 2)
+            worlds.spawned(num_ranks, timeout, args.limit, measure_and_write, args)
+    except CommError as error:
+        print(f"rvdcomm: error: {error}", file=sys.stderr)
+        return FAILED
+    return OK
+
+
+def _check(args: argparse.Namespace, is_launched: bool) -> None:
+    """Refuse before minutes are spent."""
+    if is_launched and args.ranks is not None:
+        raise UsageError("a launcher started this rank already; leave out --ranks.")
+    if not is_launched and args.backend != "gloo":
+        raise UsageError(f"{args.backend} ranks are started by a launcher, such as torchrun.")
+    if args.ranks is not None and args.ranks < 2:
+        raise UsageError(f"--ranks {args.ranks}: links are between ranks; start at least 2.")
+    folder = FilePath(args.out).resolve().parent
+    if os.environ.get("RANK", "0") == "0" and not folder.is_dir():
+        raise UsageError(f"--out {args.out}: there is no folder {folder}.")
+
+
+def measure_and_write(args: argparse.Namespace) -> None:
+    """What every rank does; rank 0 prints and writes."""
+    import torch.distributed as dist
+    from tqdm import tqdm
+
+    from rvdcomm.calibration.measure import Effort, measured
+    from rvdcomm.calibration.report import table
+
+    is_first = dist.get_rank() == 0
+    like = None if args.like is None else Topology.load(args.like)
+    effort = Effort(secs=args.secs, max_bytes=args.max_bytes)
+    # No bar where nobody looks; None lets tqdm find out.
+    with tqdm(bar_format="{desc} [{elapsed}]", disable=None if is_first else True) as bar:
+        topology, fit = measured(None, args.executor, like, effort, bar.set_description)
+    if is_first:
+        topology.save(args.out, notes=fit.notes())
+        print(table(fit), f"\nwrote {args.out}", flush=True)
+
+
+def _add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", metavar="FILE", default="topology.json", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ranks", type=int, metavar="N", help="processes to start here (default: one a core)"
+    )
+    parser.add_argument(
+        "--executor", choices=EXECUTORS, help="whose transfers (default: RVDCOMM_EXECUTOR or auto)"
+    )
+    parser.add_argument("--backend", choices=BACKENDS, default="gloo", help="(default: gloo)")
+    parser.add_argument(
+        "--like", metavar="FILE", help="a topology JSON whose groups to measure, such as racks"
+    )
+    parser.add_argument(
+        "--secs", type=float, default=0.3, help="for a transfer of one size (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-bytes",
+        type=parse_bytes,
+        default="64MiB",
+        metavar="BYTES",
+        help="largest tensor (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECS",
+        help="to wait for another rank (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=600.0,
+        metavar="SECS",
+        help="for all, where it starts the processes (default: %(default)g)",
+    )
+
+
+COMMAND = Command(
+    "measure the links between ranks and between hosts into a topology file",
+    """\
+Hosts are found by the ranks themselves. Prints every transfer with the time that the fitted links
+give it, and the links; 'rvdcomm plan --topology' and Topology.load read the file.
+
+examples:
+  Processes of this machine:
+    rvdcomm calibrate --ranks 4 --out here.json
+  A cluster: on every host, with its own --node-rank:
+    torchrun --nnodes 2 --node-rank 0 --nproc-per-node 4 --master-addr host0 -m rvdcomm calibrate
+""",
+    _add_calibrate,
+    _calibrate,
+)

@@ -1,0 +1,99 @@
+"""``rvdcomm reshard``: a checkpoint in other shards, layouts, dtypes, names or another form."""
+
+from __future__ import annotations
+
+import argparse
+
+from rvdcomm.cli.arguments import parse_bytes
+from rvdcomm.cli.command import OK, Command
+
+
+def _reshard(args: argparse.Namespace) -> int:
+    """Reshard a checkpoint, or print what that would do."""
+    # What it needs is imported late: it imports torch.
+    from rvdcomm.checkpoint import Rules, plan_reshard, reshard
+
+    rules = Rules.load(args.rules) if args.rules else Rules()
+    options = {
+        name: value
+        for name in ("to", "dtype", "memory_limit", "max_file_bytes", "tensors_only")
+        if (value := getattr(args, name)) is not None
+    }
+    if args.dry_run:
+        print(plan_reshard(args.src_dir, rules, **options))
+        return OK
+    progress = not args.no_progress
+    print(
+        reshard(args.src_dir, args.dst_dir, rules, verify=args.verify, progress=progress, **options)
+    )
+    return OK
+
+
+def _add_reshard(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("src_dir", metavar="SRC_DIR", help="the folder of the checkpoint")
+    parser.add_argument(
+        "dst_dir",
+        metavar="DST_DIR",
+        help="a folder that is new, empty, or left by the same command when it was interrupted",
+    )
+    parser.add_argument(
+        "--rules", metavar="FILE", help="layouts and names, as .toml or .json (see below)"
+    )
+    parser.add_argument(
+        "--to",
+        choices=("sharded", "whole", "dcp"),
+        help="sharded (default): safetensors files of each rank and a manifest; whole: as Hugging "
+        "Face's; dcp: as torch.distributed.checkpoint's",
+    )
+    parser.add_argument(
+        "--dtype", help="convert tensors of floats (float16 to float64) to this dtype"
+    )
+    parser.add_argument(
+        "--memory-limit",
+        metavar="BYTES",
+        type=parse_bytes,
+        help="most that buffers of tensors may take together (default 256MiB)",
+    )
+    parser.add_argument(
+        "--max-file-bytes",
+        metavar="BYTES",
+        type=parse_bytes,
+        help="most bytes of tensors in a file (default 5GB); after a crash, files that are "
+        "complete are kept",
+    )
+    parser.add_argument(
+        "--tensors-only", action="store_true", help="leave out what is no tensor, of a DCP source"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be read and written, and stop"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="read the result again and compare checksums"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
+
+
+COMMAND = Command(
+    "write a checkpoint in other shards, layouts, dtypes, names or another form",
+    """sources (found out by what is in SRC_DIR):
+  Hugging Face-style safetensors, with an index or without; what --to writes, or save_shards;
+  what torch.distributed.checkpoint saves, in .distcp or safetensors files. Nothing is unpickled.
+rules:
+  ranks = "0:4"                          the ranks of the result; by default rank 0 alone
+  [layouts]                              a glob on names = a layout; the first that matches counts
+  "*.[qkv]_proj.weight" = "R(1)V(1)D(4,1)"
+  "*.o_proj.weight" = "R(1)V(1)D(1,4)"   what no glob matches is on all ranks
+  "*.experts.0.*" = "R(1)V(1)D(2,1) ranks(0:2) cuts(balanced)"
+  [rename]                               regular expression = replacement, applied in this order
+  '^model\\.' = ""
+examples:
+  What it takes, first; then do it:
+    rvdcomm reshard llama tp4 --rules tp4.toml --dry-run
+    rvdcomm reshard llama tp4 --rules tp4.toml --dtype bfloat16 --verify
+  From a training run's checkpoint to files that everybody reads:
+    rvdcomm reshard step-9000 release --to whole --tensors-only
+  It stopped (a full disk, a crash): the same command goes on from there.
+""",
+    _add_reshard,
+    _reshard,
+)

@@ -1,0 +1,169 @@
+"""planned: a context in which DTensor's own redistributions run our plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from threading import Lock
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+
+from rvdcomm.errors import LayoutError, ShapeMismatchError
+from rvdcomm.executors.world import World
+from rvdcomm.interop.dtensor import private
+from rvdcomm.interop.dtensor.move import Draft, Move, Options
+from rvdcomm.interop.dtensor.placements import is_masked
+from rvdcomm.interop.dtensor.redistribute import redistribute
+from rvdcomm.topology import Topology
+
+MAX_SLABS = 16
+"""Above this DTensor's one gather is as fast: of 64 KiB it takes as long as 18 of ours
+(bench/results/local-4.json)."""
+
+
+@dataclass
+class Tally:
+    """Redistributions of one ``planned`` context."""
+
+    planned: int = 0
+    """Run by our plans."""
+    fallbacks: Counter[str] = field(default_factory=Counter)
+    """Left to DTensor, by reason."""
+
+
+@dataclass
+class _Patches:
+    """What torch had before, while any context is entered; the innermost one's options count."""
+
+    contexts: tuple[tuple[Tally, Options], ...] = ()
+    originals: list[tuple[Any, str, Any]] = field(default_factory=list)
+    lock: Lock = field(default_factory=Lock)
+
+    def enter(self, tally: Tally, options: Options) -> None:
+        with self.lock:
+            if not self.contexts:
+                for module in private.callers():
+                    self._replace(module, private.HOOK, _instead_of_local)
+                self._replace(DTensor, "redistribute", _instead_of_redistribute)
+            self.contexts = (*self.contexts, (tally, options))
+
+    def leave(self, tally: Tally) -> None:
+        with self.lock:
+            # Not always the innermost: contexts that generators hold are left in any order.
+            self.contexts = tuple(known for known in self.contexts if known[0] is not tally)
+            while not self.contexts and self.originals:
+                setattr(*self.originals.pop())
+
+    def _replace(self, owner: Any, name: str, instead_of: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        self.originals.append((owner, name, original))
+        setattr(owner, name, instead_of(original))
+
+
+_patches = _Patches()
+
+
+@contextmanager
+def planned(*, topology: Topology | None = None, executor: str | None = None) -> Iterator[Tally]:
+    """In this context DTensor redistributes by our plans, asked for or implied by an operator.
+
+    That holds for what runs inside, forward or backward. What we cannot plan runs as it would
+    outside, and is counted with its reason: under torch.compile, for reductions that are neither a
+    sum nor an average, for masked embeddings, for strided shards with many gaps.
+    ``DTensor.redistribute`` to another mesh, which DTensor cannot do, runs ours too. ``async_op``
+    is a permission: what we run is done when the call returns.
+
+    It holds for the whole process, other threads included, may be nested, and torch is as it was
+    when the outermost context is left. All ranks must enter it alike.
+
+    Args:
+        topology, executor: as of ``rvdcomm.redistribute``.
+
+    Yields:
+        A ``Tally`` of what ran inside.
+    """
+    tally = Tally()
+    _patches.enter(tally, Options(topology, executor, MAX_SLABS))
+    try:
+        yield tally
+    finally:
+        _patches.leave(tally)
+
+
+def _instead_of_local(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What every redistribution of DTensor passes, in place of ``original``."""
+
+    def redistribute_local_tensor(
+        local_tensor: Tensor, current_spec: Any, target_spec: Any, **kwargs: Any
+    ) -> Tensor:
+        # Other threads may leave the last context meanwhile.
+        contexts = _patches.contexts
+        if not contexts:
+            return original(local_tensor, current_spec, target_spec, **kwargs)
+        options = contexts[-1][1]
+        found = _move_or_reason(local_tensor, current_spec, target_spec, options)
+        if isinstance(found, Move):
+            for tally, _ in contexts:
+                tally.planned += 1
+            return found(private.waited(local_tensor))
+        for tally, _ in contexts:
+            tally.fallbacks[found] += 1
+        return original(local_tensor, current_spec, target_spec, **kwargs)
+
+    return redistribute_local_tensor
+
+
+def _instead_of_redistribute(original: Callable[..., DTensor]) -> Callable[..., DTensor]:
+    """``DTensor.redistribute``, but to another mesh too, where ``original`` would not move."""
+
+    @wraps(original)
+    def to_any_mesh(
+        self: DTensor, device_mesh: Any = None, placements: Any = None, **kwargs: Any
+    ) -> DTensor:
+        contexts = _patches.contexts
+        if not contexts or device_mesh is None or device_mesh == self.device_mesh:
+            return original(self, device_mesh, placements, **kwargs)
+        asked = [name for name, value in kwargs.items() if name != "async_op" and value is not None]
+        if asked:
+            raise LayoutError(f"redistribute to another mesh does not know {', '.join(asked)}.")
+        for tally, _ in contexts:
+            tally.planned += 1
+        options = contexts[-1][1]
+        return redistribute(
+            self, device_mesh, placements, topology=options.topology, executor=options.executor
+        )
+
+    return to_any_mesh
+
+
+def _move_or_reason(shard: Tensor, src: Any, dst: Any, options: Options) -> Move | str:
+    """Our way of doing it, or why there is none. All ranks come to the same conclusion."""
+    if private.are_tracing():
+        return "torch.compile is tracing"
+    shard = private.waited(shard)
+    if type(shard) not in (Tensor, Parameter):
+        return f"the local tensor is a {type(shard).__name__}"
+    masked = [p for p in (*src.placements, *dst.placements) if is_masked(p)]
+    if masked:
+        # Every call of an embedding has a mask of its own, which must not stay as a key.
+        return f"{masked[0]!r} makes summands only when it is reduced"
+
+    def make() -> Move | str:
+        try:
+            draft = Draft.of(src, dst, shard.dtype, options)
+        except LayoutError as error:
+            return str(error)
+        try:
+            return Move(draft, tuple(shard.shape))
+        except ShapeMismatchError as error:
+            return str(error)
+
+    key = ("dtensor", private.key_of(src), private.key_of(dst), shard.dtype, options)
+    found: Move | str = World.of().once(key, make)
+    return found

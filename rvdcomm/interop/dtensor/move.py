@@ -1,0 +1,164 @@
+"""Move: a transition of placed tensors, planned, agreed on and compiled for this rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rvdcomm.api.redistributor import Redistributor
+from rvdcomm.dtypes import dtype_name
+from rvdcomm.errors import LayoutError, ShapeMismatchError
+from rvdcomm.executors.agreement import exchange_posts
+from rvdcomm.executors.choice import executor_name
+from rvdcomm.executors.world import World
+from rvdcomm.interop.dtensor.slabs import slices_of
+from rvdcomm.interop.dtensor.transition import Transition, shard_shape, transition_of
+from rvdcomm.planner import Plan, plan
+from rvdcomm.topology import Topology
+
+_SERVED = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
+"""Devices whose tensors a backend of the default group moves."""
+
+
+Slices = tuple[slice, ...] | None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to plan and to run: as of ``rvdcomm.redistribute``; ``max_slabs`` refuses those above."""
+
+    topology: Topology | None = None
+    executor: str | None = None
+    max_slabs: int | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What is to move, and a plan for every slab: alike on all ranks that take part."""
+
+    transition: Transition
+    plans: tuple[Plan, ...]
+    dtype: torch.dtype
+    options: Options
+
+    @classmethod
+    def of(cls, src: Any, dst: Any, dtype: torch.dtype, options: Options) -> Draft:
+        """Plan from one spec to another, without a message to anyone.
+
+        Args:
+            src, dst: DTensorSpecs, or what has a mesh, placements and a shape; of one shape. Mesh
+                ranks are those of the default group.
+
+        Raises:
+            LayoutError: there is no such transition.
+        """
+        world = World.of()
+        device = src.device_mesh.device_type
+        if device not in _SERVED.get(world.backend, ()):
+            raise LayoutError(f"backend {world.backend!r} moves no tensors of a {device} mesh.")
+        transition = transition_of(src, dst, dtype, world.rank)
+        if options.max_slabs is not None and len(transition.slabs) > options.max_slabs:
+            raise LayoutError(
+                f"{transition} takes {len(transition.slabs)} slabs, more than {options.max_slabs}."
+            )
+        plans = tuple(
+            plan(
+                transition.src.layout(slab),
+                transition.dst.layout(slab),
+                dtype_name(dtype),
+                options.topology,
+            )
+            for slab in transition.slabs
+        )
+        return cls(transition, plans, dtype, options)
+
+
+class Move:
+    """Takes this rank's shard under ``src`` to that under ``dst``; every call is collective.
+
+    Making it is collective over the ranks of both meshes: they compare what they were asked for,
+    and trust each other from then on. A rank in neither has nothing to do.
+
+    Args:
+        draft: what to do.
+        shape: of this rank's shard of ``src``; of no meaning outside that mesh.
+
+    Raises:
+        LayoutError: ranks disagree about what to do.
+        ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both on all of them.
+        CommError: a rank did not join.
+    """
+
+    def __init__(self, draft: Draft, shape: tuple[int, ...]) -> None:
+        world = World.of()
+        src, dst = draft.transition.src, draft.transition.dst
+        self._divisor = draft.transition.divisor
+        self._has_src = world.rank in src.ranks
+        self._dst_shape = shard_shape(dst, world.rank)
+        self._steps: list[tuple[Redistributor, Slices, Slices]] = []
+        if world.rank in draft.transition.members:
+            _agree(world, draft, shape)
+            for slab, made in zip(draft.transition.slabs, draft.plans, strict=True):
+                src_slices, dst_slices = (slices_of(s, world.rank, slab) for s in (src, dst))
+                step = _compiled(world, made, draft.options), src_slices, dst_slices
+                self._steps.append(step)
+
+    def __call__(self, shard: Tensor) -> Tensor:
+        """This rank's shard under ``dst``; a tensor without elements outside that mesh."""
+        if shard.requires_grad:
+            shard = shard.detach()
+        result: Tensor | None
+        if len(self._steps) == 1 and self._has_src:
+            result = self._steps[0][0](shard)
+        else:
+            result = self._in_slabs(shard)
+        if result is None:
+            return shard.new_empty(0)
+        return result.div_(self._divisor) if self._divisor > 1 else result
+
+    def _in_slabs(self, shard: Tensor) -> Tensor | None:
+        """Allocates the result itself: only ``shard`` says on which device, also outside src."""
+        result = None if self._dst_shape is None else shard.new_empty(self._dst_shape)
+        for redistributor, src_slices, dst_slices in self._steps:
+            redistributor(
+                None if src_slices is None else shard[src_slices],
+                out=None if result is None or dst_slices is None else result[dst_slices],
+            )
+        return result
+
+
+def _compiled(world: World, made: Plan, options: Options) -> Redistributor:
+    """Made once for all transitions that come down to these layouts."""
+    key = ("dtensor", made.src, made.dst, made.dtype, options)
+    found: Redistributor = world.once(key, lambda: Redistributor(made, executor=options.executor))
+    return found
+
+
+def _agree(world: World, draft: Draft, shape: tuple[int, ...]) -> None:
+    """Raise, on all members, if they were asked for different things or a shard is not theirs."""
+    transition = draft.transition
+    asked = {
+        "transition": str(transition),
+        "dtype": dtype_name(draft.dtype),
+        "topology": repr(draft.options.topology),
+        "executor": executor_name(draft.options.executor),
+    }
+    post = {**asked, "shard": list(shape)}
+    posts = exchange_posts(world, transition.members, post, str(transition))
+    for rank, other in posts.items():
+        for name, mine in asked.items():
+            if other[name] != mine:
+                raise LayoutError(
+                    f"{transition}: ranks disagree about {name}: rank {world.rank} asks for "
+                    f"{mine}, rank {rank} for {other[name]}."
+                )
+    for rank, other in posts.items():
+        want = shard_shape(transition.src, rank)
+        if want is not None and other["shard"] != list(want):
+            raise ShapeMismatchError(
+                f"{transition}: rank {rank} passed a local tensor {other['shard']}, its shard is "
+                f"{list(want)}."
+            )

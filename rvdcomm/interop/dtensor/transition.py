@@ -1,0 +1,124 @@
+"""Transition: what has to move between two placements of a tensor, in terms of layouts.
+
+What DTensor can say beyond layouts is dealt with here:
+
+- Mesh dims along which both sides hold parts of one kind are *kept*: every coordinate there is a
+  tensor of its own, and nothing is reduced. So parts of a maximum may pass.
+- An average is a sum, divided by the number of its parts.
+- A target that is partial by average, minimum or maximum holds replicas: they reduce to themselves.
+- Strided shards with gaps are moved in slabs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import Partial
+
+from rvdcomm.box import Box
+from rvdcomm.errors import LayoutError
+from rvdcomm.interop.dtensor.placements import is_masked, is_sum, sharding_of_dtensor
+from rvdcomm.interop.dtensor.runs import length
+from rvdcomm.interop.dtensor.sharding import Sharding
+from rvdcomm.interop.dtensor.slabs import slabs_of
+
+_AVERAGES = ("avg",)
+_IDEMPOTENT = ("avg", "min", "max")
+"""Reductions of equal values that give the value."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """From ``src`` to ``dst``, both summed over their parts, then divided by ``divisor``."""
+
+    src: Sharding
+    dst: Sharding
+    divisor: int = 1
+
+    @cached_property
+    def slabs(self) -> list[Box]:
+        """Regions that are redistributed one by one; mostly one."""
+        return slabs_of(self.src, self.dst)
+
+    @cached_property
+    def members(self) -> tuple[int, ...]:
+        """Ranks that take part, ascending."""
+        return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
+
+    def __str__(self) -> str:
+        return f"redistribute {self.src} -> {self.dst}"
+
+
+def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> Transition:
+    """What ``rank`` takes part in, where what is placed as ``src`` is to be placed as ``dst``.
+
+    Args:
+        src, dst: DTensors or DTensorSpecs, of one shape.
+        dtype: of the tensor.
+        rank: in the default group.
+
+    Raises:
+        LayoutError: the meshes do not fit each other, or a reduction is none that can be planned.
+    """
+    if src.device_mesh.device_type != dst.device_mesh.device_type:
+        raise LayoutError(
+            f"the src mesh has {src.device_mesh.device_type} devices, the dst mesh "
+            f"{dst.device_mesh.device_type} devices; use meshes of one type."
+        )
+    kept = _kept(src, dst)
+    src_sharding, dst_sharding = (
+        _sliced(sharding_of_dtensor(side), kept, rank) for side in (src, dst)
+    )
+    averaged = _not_summed(src.placements, src_sharding.parts, _AVERAGES, "to sum and divide")
+    if averaged and not (dtype.is_floating_point or dtype.is_complex):
+        raise LayoutError(f"{src.placements[averaged[0]]}: an average of {dtype} is no {dtype}.")
+    whole = _not_summed(dst.placements, dst_sharding.parts, _IDEMPOTENT, "to make from replicas")
+    parts = tuple(m for m in dst_sharding.parts if m not in whole)
+    divisor = prod(src_sharding.mesh[m] for m in averaged)
+    return Transition(src_sharding, replace(dst_sharding, parts=parts), divisor)
+
+
+def shard_shape(sharding: Sharding, rank: int) -> tuple[int, ...] | None:
+    """Shape of what ``rank`` holds; None outside the mesh."""
+    return tuple(map(length, sharding.held(rank))) if rank in sharding.ranks else None
+
+
+def _kept(src: Any, dst: Any) -> list[int]:
+    """Mesh dims along which the parts stay as they are."""
+    if src.device_mesh != dst.device_mesh:
+        return []
+    pairs = enumerate(zip(src.placements, dst.placements, strict=True))
+    return [m for m, (a, b) in pairs if type(a) is Partial and a == b]
+
+
+def _sliced(sharding: Sharding, kept: list[int], rank: int) -> Sharding:
+    """The mesh of the ranks with this rank's coordinates along the dims ``kept``."""
+    if not kept or rank not in sharding.ranks:
+        return sharding
+    coordinate = np.unravel_index(sharding.ranks.index(rank), sharding.mesh)
+    index = tuple(
+        slice(c, c + 1) if m in kept else slice(None) for m, c in enumerate(map(int, coordinate))
+    )
+    ranks = np.array(sharding.ranks).reshape(sharding.mesh)[index]
+    parts = tuple(m for m in sharding.parts if m not in kept)
+    return replace(sharding, mesh=ranks.shape, ranks=tuple(ranks.reshape(-1).tolist()), parts=parts)
+
+
+def _not_summed(
+    placements: Any, parts: Iterable[int], known: tuple[str, ...], what: str
+) -> list[int]:
+    """Mesh dims whose parts are reduced otherwise than by a sum, all of ``known`` reductions."""
+    found = [m for m in parts if not is_sum(placements[m])]
+    for m in found:
+        if is_masked(placements[m]) or placements[m].reduce_op not in known:
+            raise LayoutError(
+                f"{placements[m]!r} of mesh dim {m} is no reduction {what}; those are "
+                f"{', '.join(('sum', *known))}."
+            )
+    return found

@@ -1,0 +1,113 @@
+"""JSON files: read in bounded time and memory, whoever wrote them; written all or not at all.
+
+Nothing that a file says is trusted: ``read_json`` bounds its size, ``entry`` checks the type of
+every value that is taken from it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path as FilePath
+from typing import Any, NoReturn, TypeVar
+
+from rvdcomm.errors import LayoutError
+from rvdcomm.text import quoted
+
+_Type = TypeVar("_Type")
+
+_NAMES: dict[type, str] = {
+    bool: "a truth value",
+    dict: "an object",
+    float: "a finite number",
+    int: "an integer",
+    list: "a list",
+    str: "a text",
+}
+
+
+def read_json(path: str | FilePath, max_bytes: int) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        LayoutError: it is longer than ``max_bytes``, no UTF-8, no JSON, nested too deeply, or has a
+            NaN, an infinity or an integer of thousands of digits.
+        OSError: it cannot be read.
+    """
+    with FilePath(path).open("rb") as file:
+        # One more than may be there, so that what never ends (a device, a pipe) is refused too.
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise LayoutError(f"it is longer than {max_bytes} bytes")
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse)
+    except RecursionError:
+        raise LayoutError("it is nested too deeply") from None
+    except ValueError as error:
+        # UnicodeDecodeError, JSONDecodeError and integers beyond Python's limit are all of them.
+        raise LayoutError(f"it is no JSON: {error}") from None
+
+
+def write_json(path: str | FilePath, value: Any) -> None:
+    """Write a JSON file: readers see the old one or the new one, never a part.
+
+    Raises:
+        LayoutError: the value has a NaN or an infinity, which JSON cannot say.
+        OSError: it cannot be written; what was there is as before.
+    """
+    path = FilePath(path)
+    try:
+        text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise LayoutError(f"{path} cannot be written: {error}.") from None
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")  # A device or a pipe cannot be replaced.
+        return
+    path = path.resolve()
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def entry(values: Any, name: str, kind: type[_Type]) -> _Type:
+    """``values[name]``, of type ``kind``; an integer is a float, too.
+
+    >>> entry({"secs": 3}, "secs", float)
+    3.0
+
+    Raises:
+        LayoutError: ``values`` is no object, has no such entry, or one of another type.
+    """
+    if not isinstance(values, dict):
+        raise LayoutError(f"expected an object with {name!r}, got {quoted(values)}")
+    if name not in values:
+        raise LayoutError(f"{name!r} is missing")
+    found = values[name]
+    if kind is float and type(found) is int:
+        with suppress(OverflowError):
+            found = float(found)
+    # Exact types: True is no number of anything.
+    if type(found) is not kind or (isinstance(found, float) and not math.isfinite(found)):
+        raise LayoutError(f"{name!r} must be {_NAMES[kind]}, got {quoted(found)}")
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def _umask() -> int:
+    # There is no way to ask without setting it.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,78 @@
+"""Laws of the comparison of predicted and measured times: what is counted, printed and drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import prediction
+from bench.cases import IN_GROUP
+
+
+def row(error: float, size: str = "1 MiB", relation: str = "n->n", category: str = "V->R") -> Any:
+    return {
+        "category": category,
+        "relation": relation,
+        "size": size,
+        "steps": ["reduce_scatter", "transfer"],
+        "predicted_secs": 2e-3 * (1 + error),
+        "measured_secs": 2e-3,
+        "error": error,
+    }
+
+
+RESULT = {
+    "title": "Predicted and measured: a test",
+    "rows": [
+        row(0.1),
+        row(-0.3, category="D->R"),
+        row(0.2, category="D->D'"),
+        row(-0.02, size="16 MiB"),
+        row(0.9, relation=IN_GROUP),
+    ],
+}
+
+
+def test_errors_are_relative_to_the_median_of_what_was_measured() -> None:
+    measured = {**row(0), "src": "a", "dst": "b", "cost_secs": 3e-3}
+    measured["samples"] = {"ours": [1e-3, 2e-3, 9e-3], "dist": [7.0]}
+    found = prediction._compared(measured, "ours")
+    assert (found["measured_secs"], found["predicted_secs"]) == (2e-3, 3e-3)
+    assert found["error"] == pytest.approx(0.5)
+    assert found["samples"] == [1e-3, 2e-3, 9e-3]
+
+
+def test_the_summary_keeps_cases_between_groups_and_sizes_apart() -> None:
+    assert prediction.summary(RESULT) == (
+        "median error of the cases between groups 15.0% (1 MiB 20.0%, 16 MiB 2.0%); "
+        "in one group 90.0%"
+    )
+
+
+def test_the_table_has_a_line_a_case_with_both_times_and_the_error() -> None:
+    head, *lines = prediction.table(RESULT).splitlines()
+    assert len(lines) == 5
+    assert head.split() == ["case", "size", "predicted", "measured", "error", "steps"]
+    assert lines[1].split() == [
+        *("D->R", "n->n", "1", "MiB", "1.4", "ms", "2", "ms", "-30%"),
+        *("reduce_scatter,", "transfer"),
+    ]
+
+
+def test_the_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    prediction.plot(RESULT, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_a_machine_without_root_or_tc_is_told_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(args: object) -> None:
+        raise prediction.ClusterUnavailableError("no root")
+
+    monkeypatch.setattr(prediction, "_run", refuse)
+    assert prediction.main([]) == 2
+    assert "prediction: no root" in capsys.readouterr().err

@@ -1,0 +1,131 @@
+"""Laws of the benchmark at scale: its models are what counting gives, and what torch does."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._redistribute import DTensorRedistributePlanner
+
+from bench import scale
+from bench.cases import definitions, local_groups
+from bench.methods import _pulls
+from bench.scale import Modelled, World, dtensor, mesh_order, point_to_point, rows_of, table
+from rvdcomm import Layout, Topology, plan
+from rvdcomm.cost import step_cost
+
+CASES = list(product(["in group", "n->n", "n->2n", "2n->n"], definitions()["categories"]))
+TOPOLOGY = Topology.preset("dgx-h100", 3, 2, 2)
+
+
+def layouts_of(relation: str, category: str) -> tuple[Layout, Layout]:
+    src_ranks, dst_ranks = local_groups(4)[relation]
+    counts = {"n": len(src_ranks), "m": len(dst_ranks)}
+    src, dst = (text.format(**counts) for text in definitions()["categories"][category])
+    return Layout((32, 48), src, src_ranks), Layout((32, 48), dst, dst_ranks)
+
+
+@pytest.mark.parametrize("relation, category", CASES)
+def test_point_to_point_is_what_counting_its_messages_gives(relation: str, category: str) -> None:
+    src, dst = layouts_of(relation, category)
+    traffic: dict[tuple[int, int], int] = {}
+    for writer, reader, box in _pulls(src, dst):
+        traffic[writer, reader] = traffic.get((writer, reader), 0) + 4 * box.num_elements
+    counted = step_cost(traffic, TOPOLOGY)
+    found = point_to_point(src, dst, TOPOLOGY)
+    assert found.secs == pytest.approx(counted.secs, rel=1e-12)  # floats, added in another order
+    assert (found.wire_bytes, found.host_bytes, found.rounds) == (
+        counted.wire_bytes,
+        counted.host_bytes,
+        counted.rounds,
+    )
+
+
+# --- DTensor ------------------------------------------------------------------------------------
+
+PLACEMENTS = {"R": Replicate(), "P": Partial(), "S0": Shard(0), "S1": Shard(1)}
+
+
+def order_of_torch(src: tuple[str, ...], dst: tuple[str, ...]) -> list[tuple[int, str, str]]:
+    """What torch itself answers, for a mesh without processes."""
+    mesh = SimpleNamespace(
+        ndim=len(src), size=lambda mesh_dim: 2, _sym_get_coordinate=lambda mesh_dim: 0
+    )
+    specs = [
+        SimpleNamespace(
+            placements=tuple(PLACEMENTS[name] for name in names),
+            shape=(64, 64),
+            num_shards=2 ** sum(name.startswith("S") for name in names),
+        )
+        for names in (src, dst)
+    ]
+    steps = DTensorRedistributePlanner.generate_greedy_transform_infos(
+        SimpleNamespace(device_mesh=mesh), *specs
+    )
+    name_of = {placement: name for name, placement in PLACEMENTS.items()}
+    return [(s.mesh_dim, *(name_of[p] for p in s.src_dst_placements)) for s in steps]
+
+
+@pytest.mark.parametrize("num_dims", [2, 3])
+def test_mesh_order_is_that_of_torch(num_dims: int) -> None:
+    names = list(product(PLACEMENTS, repeat=num_dims))
+    wrong = [
+        (src, dst)
+        for src, dst in product(names, names)
+        # Into a partial sum from elsewhere is refused by torch.
+        if not any(b == "P" != a for a, b in zip(src, dst, strict=True))
+        and mesh_order(src, dst) != order_of_torch(src, dst)
+    ]
+    assert wrong == []
+
+
+def test_dtensor_gathers_the_inner_dim_first_and_sends_replicas_across() -> None:
+    topology = Topology.preset("dgx-h100", 2, 4)
+    src, dst = Layout((32, 48), "R(1)V(1)D(8,1)"), Layout((32, 48), "R(8)V(1)D(1,1)")
+    found, num_bytes = dtensor(src, dst, topology), 4 * 32 * 48
+    assert found is not None
+    # Each of 8 ranks takes the other host's half; ours takes it once a host.
+    assert (found.wire_bytes, found.host_bytes) == (7 * num_bytes, 4 * num_bytes)
+    assert plan(src, dst, "float32", topology).cost.host_bytes == num_bytes
+
+
+def test_dtensor_has_no_order_between_groups() -> None:
+    assert dtensor(*layouts_of("n->n", "D->R"), TOPOLOGY) is None
+
+
+# --- the result ---------------------------------------------------------------------------------
+
+
+def test_no_method_beats_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "SHAPE", (512, 512))
+    rows = rows_of(World("96 H100", "dgx-h100", (3, 4, 8), 32))
+    methods = [name for name in scale.METHODS if name != "bound"]
+    beaten = [
+        (row["category"], row["relation"], name)
+        for row, name in product(rows, methods)
+        if row[name] and row[name]["secs"] < row["bound"]["secs"] * (1 - 1e-9)
+    ]
+    assert (len(rows), beaten) == (24, [])
+
+
+def test_table_fits_a_screen() -> None:
+    zero = {"secs": 1234.5, "wire_bytes": 0, "host_bytes": 0, "rounds": 0}
+    kinds = ["reduce_scatter"] * 3 + ["transfer"] + ["all_gather"] * 3
+    row = {"world": "w", "category": "D->D'", "relation": "in group", "steps": kinds}
+    text = table([row | dict.fromkeys(scale.METHODS, zero) | {"dtensor": None}])
+    assert max(map(len, text.splitlines())) <= 100
+    assert "  -  " in text
+
+
+@pytest.mark.parametrize("world", scale.WORLDS, ids=lambda world: world.name)
+def test_groups_of_every_world_fit_it(world: World) -> None:
+    num_ranks = int(np.prod(world.counts))
+    assert max(max(*src, *dst) for src, dst in scale.groups_of(world).values()) < num_ranks
+
+
+def test_modelled_keeps_what_a_cost_says() -> None:
+    cost = plan(*layouts_of("n->2n", "V->R"), "float32", TOPOLOGY).cost
+    assert Modelled.of(cost).secs == cost.secs

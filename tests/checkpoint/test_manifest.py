@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from rvdcomm.checkpoint import Manifest
+from rvdcomm.checkpoint.manifest import Shard, ShardedTensor
+from rvdcomm.dtypes import ITEM_BYTES
+from tests.checkpoint.models import make
+from tests.strategies import layouts
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    names = draw(st.lists(st.text(max_size=8), unique=True, max_size=4))
+    return Manifest({name: draw(tensors()) for name in names})
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> ShardedTensor:
+    layout = draw(layouts())
+    files = st.sampled_from(["a.safetensors", "b", "ä c"])
+    checksums = st.text("0123456789abcdef", min_size=64, max_size=64)
+    shards = {rank: Shard(draw(files), draw(checksums)) for rank in layout.ranks}
+    return ShardedTensor(draw(st.sampled_from(sorted(ITEM_BYTES))), layout, shards)
+
+
+@settings(max_examples=40)
+@given(manifests())
+def test_json_reads_back(manifest: Manifest) -> None:
+    assert Manifest.from_json(manifest.to_json()) == manifest
+    assert json.loads(manifest.to_text()) == manifest.to_json()
+
+
+def test_checksums_are_of_the_bytes(tmp_path: Path) -> None:
+    src = make("sharded", tmp_path)
+    tensor = Manifest.load(src).tensors["embed.weight"]
+    for shard in tensor.shards.values():
+        data = load_file(src / shard.file)["embed.weight"].numpy().tobytes()
+        assert hashlib.sha256(data).hexdigest() == shard.sha256

@@ -1,0 +1,331 @@
+"""A reshard that is interrupted anywhere goes on, and ends as if it had never been interrupted."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rvdcomm as rv
+from rvdcomm.checkpoint import Rules, files, forms, journal, open_checkpoint, reshard
+from rvdcomm.checkpoint.forms import FORMS
+from rvdcomm.checkpoint.journal import FILE_NAME, Journal
+from tests.checkpoint.models import RULES, are_equal, files_of, load_sharded, make, model
+
+OPTIONS: dict[str, Any] = {"max_file_bytes": 150}
+"""Several batches."""
+
+JOIN_SECS = 60.0
+
+
+def rules_of(to: str) -> Rules | None:
+    return None if to == "whole" else RULES
+
+
+def do(src: Path, dst: Path, to: str = "sharded", **options: Any) -> Any:
+    return reshard(src, dst, rules_of(to), to=to, **{**OPTIONS, **options})
+
+
+@pytest.fixture(scope="module")
+def src(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("sharded", tmp_path_factory.mktemp("src"))
+
+
+@pytest.fixture(scope="module")
+def whole_run(src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """For each form, the files of a run that nobody interrupted."""
+    root = tmp_path_factory.mktemp("whole")
+    for to in FORMS:
+        do(src, root / to, to)
+    return {to: files_of(root / to) for to in FORMS}
+
+
+# --- points at which a run can end --------------------------------------------------------------
+
+
+class Points:
+    """Counts the calls that change the disk, and ends the run in the middle of one of them."""
+
+    def __init__(self, last: int | None, end: Callable[[], None]) -> None:
+        self.count, self.last, self.end = 0, last, end
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        append, record = files.PartFile.append, Journal._append
+
+        def half_append(part: files.PartFile, data: Any) -> None:
+            half = len(data) // 2
+            append(part, data[:half])
+            self.reached()
+            append(part, data[half:])
+
+        def torn_record(log: Journal, value: Any) -> None:
+            self.reached(before=lambda: log.file.write(b'{"files":{"rank'))
+            record(log, value)
+            self.reached()
+
+        patch.setattr(files.PartFile, "append", half_append)
+        patch.setattr(Journal, "_append", torn_record)
+        for owner, name in (
+            (files.PartFile, "commit"),
+            (files, "sync_folder"),
+            (forms, "write_file"),
+        ):
+            patch.setattr(owner, name, self._around(getattr(owner, name)))
+        patch.setattr("rvdcomm.checkpoint.engine.sync_folder", files.sync_folder)
+
+    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def around(*args: Any) -> Any:
+            self.reached()
+            value = function(*args)
+            self.reached()
+            return value
+
+        return around
+
+    def reached(self, before: Callable[[], Any] = lambda: None) -> None:
+        self.count += 1
+        if self.count == self.last:
+            before()
+            self.end()
+
+
+def num_points(src: Path, dst: Path, to: str) -> int:
+    points = Points(None, lambda: None)
+    with pytest.MonkeyPatch.context() as patch:
+        points.install(patch)
+        do(src, dst, to)
+    return points.count
+
+
+def run_to_its_death(src: Path, dst: Path, to: str, point: int) -> None:
+    """The target of a process that kills itself."""
+    torch.set_num_threads(1)
+    points = Points(point, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    points.install(pytest.MonkeyPatch())
+    do(src, dst, to)
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("seed", range(10))
+def test_a_run_that_is_killed_goes_on(
+    seed: int, src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    to = list(FORMS)[seed % len(FORMS)]
+    point = random.Random(seed).randint(1, num_points(src, tmp_path / "count", to))
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "rvdcomm.checkpoint"])
+    dst = tmp_path / "dst"
+    process = context.Process(target=run_to_its_death, args=(src, dst, to, point))
+    process.start()
+    process.join(JOIN_SECS)
+    assert process.exitcode == -signal.SIGKILL
+    do(src, dst, to, verify=True)
+    assert files_of(dst) == whole_run[to]
+
+
+class EndError(Exception):
+    """What a test raises in the middle of a run."""
+
+
+def end() -> None:
+    raise EndError
+
+
+def do_until(point: int, src: Path, dst: Path, to: str = "sharded", **options: Any) -> None:
+    """Reshard, but end at a point."""
+    with pytest.MonkeyPatch.context() as patch:
+        Points(point, end).install(patch)
+        with pytest.raises(EndError):
+            do(src, dst, to, **options)
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_a_run_that_ends_anywhere_goes_on(
+    to: str, src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    # Killed processes take time; here every point is tried, one after another in one folder.
+    last = num_points(src, tmp_path / "count", to)
+    dst, point = tmp_path / "dst", 0
+    while True:
+        point += 7 if to == "dcp" else 1  # An archive is written by many small calls.
+        with pytest.MonkeyPatch.context() as patch:
+            points = Points(point, end)
+            points.install(patch)
+            try:
+                do(src, dst, to)
+                break
+            except EndError:
+                # A reader takes what is there for a checkpoint when it is one, and not before.
+                if files_of(dst) == whole_run[to]:
+                    continue
+                with pytest.raises(rv.CheckpointError, match=r"has not finished|holds no check"):
+                    open_checkpoint(dst)
+    assert 10 < point <= last + 7
+    assert files_of(dst) == whole_run[to]
+
+
+def test_complete_files_are_kept(src: Path, tmp_path: Path) -> None:
+    total = num_points(src, tmp_path / "count", "sharded")
+    do_until(2 * total // 3, src, tmp_path / "dst")
+    kept = {path: path.stat().st_ino for path in (tmp_path / "dst").glob("*.safetensors")}
+    report = do(src, tmp_path / "dst")
+    assert 0 < report.num_files_kept <= len(kept)
+    assert sum(report.read_bytes.values()) < report.plan.read_bytes
+    again = do(src, tmp_path / "dst")
+    assert (again.num_files_kept, again.read_bytes) == (report.plan.num_files, {})
+
+
+def test_what_is_kept_is_read_again(
+    src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    total = num_points(src, tmp_path / "count", "sharded")
+    do_until(total - 12, src, tmp_path / "dst")
+    damaged = sorted((tmp_path / "dst").glob("*.safetensors"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    do(src, tmp_path / "dst")
+    assert files_of(tmp_path / "dst") == whole_run["sharded"]
+
+
+def test_verify_finds_what_became_damaged(src: Path, tmp_path: Path) -> None:
+    do(src, tmp_path / "dst")
+    damaged = sorted((tmp_path / "dst").glob("*.safetensors"))[0]
+    data = bytearray(damaged.read_bytes())
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    assert do(src, tmp_path / "dst").num_files_kept > 0  # Sizes alone are compared.
+    with pytest.raises(rv.CheckpointError, match=rf"{damaged.name} is damaged in bytes \d+ to \d+"):
+        do(src, tmp_path / "dst", verify=True)
+    damaged.unlink()
+    do(src, tmp_path / "dst", verify=True)
+    assert are_equal(load_sharded(tmp_path / "dst", model()), model())
+
+
+# --- other requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"dtype": "float32"}, "dtypes was .* and is now"),
+        ({"to": "dcp"}, "to was 'sharded' and is now 'dcp'"),
+        ({"rules": Rules({"ids": "R(1)V(1)D(4)"}, ranks=range(4))}, "its layouts or names differ"),
+        ({"rules": Rules(ranks=range(3))}, "ranks was .* and is now"),
+        ({"max_file_bytes": 10_000}, "its size of files or windows differ"),
+    ],
+)
+def test_another_request_never_mixes_with_the_first(
+    options: dict[str, Any], message: str, src: Path, tmp_path: Path
+) -> None:
+    first = {"rules": RULES, **OPTIONS}
+    reshard(src, tmp_path / "dst", **first)
+    before = files_of(tmp_path / "dst")
+    with pytest.raises(rv.CheckpointError, match=message):
+        reshard(src, tmp_path / "dst", **{**first, **options})
+    assert files_of(tmp_path / "dst") == before
+
+
+def test_a_source_that_changed_is_another_request(tmp_path: Path) -> None:
+    tensors = model()
+    src = make("whole", tmp_path, tensors)
+    do(src, tmp_path / "dst")
+    os.utime(src / "model.safetensors", (1, 1))
+    with pytest.raises(rv.CheckpointError, match="its files of the source differ"):
+        do(src, tmp_path / "dst")
+
+
+def test_the_memory_limit_may_change_on_the_way(
+    src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    do_until(30, src, tmp_path / "dst", memory_limit=1 << 20)
+    do(src, tmp_path / "dst", memory_limit=1 << 16)
+    assert files_of(tmp_path / "dst") == whole_run["sharded"]
+
+
+def test_two_runs_do_not_work_in_one_folder(src: Path, tmp_path: Path) -> None:
+    reshard(src, tmp_path / "dst", RULES, **OPTIONS)
+    request = journal.read_lines(tmp_path / "dst" / FILE_NAME)[0][0]
+    log = Journal(tmp_path / "dst", request)
+    with pytest.raises(rv.CheckpointError, match="another process is resharding into"):
+        do(src, tmp_path / "dst")
+    log.close()
+    do(src, tmp_path / "dst")
+
+
+# --- full disks ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("to", FORMS)
+def test_a_full_disk_is_a_named_error_and_a_rerun_succeeds(
+    to: str, small_disk: Path, tmp_path: Path
+) -> None:
+    tensors = {f"w{i}": torch.arange(10_000) + i for i in range(6)}  # 80 kB each
+    src = make("whole", tmp_path, tensors)
+    options: dict[str, Any] = {"to": to, "max_file_bytes": 100_000}
+    with pytest.raises(rv.CheckpointError, match=r"No space left on device; make room \(.* free"):
+        reshard(src, small_disk / "dst", **options)
+    # What was not complete is gone, what was is there.
+    kept = [name for name in files_of(small_disk / "dst") if name != FILE_NAME]
+    assert len(kept) == 3
+    assert not any(name.endswith(journal.TEMPORARY_SUFFIX) for name in kept)
+    with pytest.raises(rv.CheckpointError, match="No space left on device"):
+        reshard(src, small_disk / "dst", **options)
+    larger = ["mount", "-o", "remount,size=2m", str(small_disk)]
+    subprocess.run(larger, check=True, timeout=30)
+    report = reshard(src, small_disk / "dst", **options, verify=True)
+    assert report.num_files_kept == 3
+    reshard(src, tmp_path / "dst", **options)
+    assert files_of(small_disk / "dst") == files_of(tmp_path / "dst")
+
+
+def test_a_journal_that_does_not_fit_is_an_error_and_not_torn(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src = make("whole", tmp_path, {"w": torch.arange(10)})
+    record = Journal._append
+
+    def on_a_full_disk(log: Journal, value: Any) -> None:
+        if "files" in value:
+            with (small_disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+                while file.write(b"x" * 4096):
+                    pass
+        record(log, value)
+
+    monkeypatch.setattr(Journal, "_append", on_a_full_disk)
+    # The first line leaves a few bytes of its page, so that some of the second can be written.
+    request = {"x": "y" * 4050}
+    monkeypatch.setattr("rvdcomm.checkpoint.engine._request", lambda plan: request)
+    with pytest.raises(rv.CheckpointError, match="No space left"):
+        reshard(src, small_disk / "dst")
+    assert journal.read_lines(small_disk / "dst" / FILE_NAME) == ([request], 4059)
+    assert (small_disk / "dst" / FILE_NAME).stat().st_size == 4059
+    (small_disk / "filler").unlink()
+    monkeypatch.setattr(Journal, "_append", record)
+    reshard(src, small_disk / "dst", verify=True)

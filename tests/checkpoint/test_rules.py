@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.checkpoint import Rules
+
+TOML = """
+ranks = "0:4"
+[layouts]
+"*.up.*" = "R(1)V(1)D(4,1)"
+"*.weight" = "R(2)V(1)D(1,2) ranks(3,2,1,0) cuts(0,4;0,1,6)"
+[rename]
+'^model\\.' = ""
+"layers" = "blocks"
+"""
+VALUES = {
+    "ranks": "0:4",
+    "layouts": {
+        "*.up.*": "R(1)V(1)D(4,1)",
+        "*.weight": "R(2)V(1)D(1,2) ranks(3,2,1,0) cuts(0,4;0,1,6)",
+    },
+    "rename": {r"^model\.": "", "layers": "blocks"},
+}
+
+
+@pytest.mark.parametrize(
+    "name, layout",
+    [
+        ("a.up.weight", "R(1)V(1)D(4,1) shape(4,6) ranks(0:4)"),
+        ("a.weight", "R(2)V(1)D(1,2) shape(4,6) ranks(1,0,3,2) cuts(0,4;0,1,6)"),
+        ("A.WEIGHT", "R(4)V(1)D(1,1) shape(4,6) ranks(0:4)"),
+    ],
+)
+def test_the_first_glob_that_matches_counts(name: str, layout: str) -> None:
+    rules = Rules(VALUES["layouts"], ranks=range(4))
+    assert rules.layout(name, (4, 6)) == rv.Layout.parse(layout)
+
+
+def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text(TOML)
+    (tmp_path / "rules.json").write_text(json.dumps(VALUES))
+    expected = Rules(VALUES["layouts"], VALUES["rename"], range(4))
+    assert Rules.load(tmp_path / "rules.toml") == Rules.load(tmp_path / "rules.json") == expected
+
+
+def test_renames_are_applied_one_after_another() -> None:
+    rules = Rules(rename={r"^model\.": "", r"^layers\.(\d+)": r"h.\1", "h": "H"})
+    assert rules.name("model.layers.12.up") == "H.12.up"
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("r.toml", "ranks = 4", "'ranks' is 4; expected ranks = '0:4'"),
+        ("r.toml", "layouts = 4", "'layouts' is 4; expected"),
+        ("r.toml", "[layouts]\na = 4", "'layouts' is .*; expected"),
+        ("r.toml", "layout = 4", r"expected ranks, layouts, rename, got \['layout'\]"),
+        ("r.toml", "ranks = '0:'", "cannot parse ranks '0:'"),
+        ("r.toml", "ranks = '3:3'", "rules need at least one rank"),
+        ("r.toml", "[rename]\n'(' = 'a'", r"cannot rename '\(' to 'a'"),
+        ("r.toml", "[rename]\n'a' = '\\2'", "cannot rename 'a'"),
+        ("r.toml", "ranks = ", "r.toml has no rules"),
+        ("r.json", "[" * 100_000, "r.json has no rules"),
+        ("r.json", "[]", "expected ranks, layouts, rename"),
+    ],
+)
+def test_files_without_rules_are_refused(
+    name: str, text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(rv.LayoutError, match=message):
+        Rules.load(tmp_path / name)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import rvdcomm as rv
+from rvdcomm.checkpoint.safetensors_file import DTYPES, header_bytes, read_header
+from rvdcomm.dtypes import ITEM_BYTES
+from tests.checkpoint.models import bits, model
+
+
+@pytest.mark.parametrize("code", DTYPES)
+def test_headers_read_as_the_library_reads_them(code: str, tmp_path: Path) -> None:
+    dtype, shape = DTYPES[code], (3, 5)
+    path = tmp_path / "one.safetensors"
+    shards = {"w": (dtype, shape), "ä": (dtype, ()), "e": (dtype, (0, 2))}
+    data = bytes(16 * ITEM_BYTES[dtype])
+    path.write_bytes(header_bytes(shards, {"a": "b"}) + data)
+    header = read_header(path)
+    assert {n: (e.dtype, e.shape) for n, e in header.entries.items()} == shards
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == header.metadata == {"a": "b"}
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in shards}
+        assert shapes == {name: shape for name, (_, shape) in shards.items()}
+        assert set(file.keys()) == set(shards)
+        assert file.get_slice("w").get_dtype() == code
+
+
+def test_we_read_what_the_library_writes(tmp_path: Path) -> None:
+    save_file(model(), tmp_path / "one.safetensors", {"who": "me"})
+    header = read_header(tmp_path / "one.safetensors")
+    data = (tmp_path / "one.safetensors").read_bytes()
+    expected = {
+        name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), bits(t))
+        for name, t in model().items()
+    }
+    found = {
+        name: (e.dtype, e.shape, data[e.start : e.start + e.num_bytes])
+        for name, e in header.entries.items()
+    }
+    assert found == expected
+    assert header.metadata == {"who": "me"}
+
+
+def test_a_dtype_that_the_format_lacks_is_refused() -> None:
+    with pytest.raises(rv.CheckpointError, match="'w' complex128: safetensors has no such tensor"):
+        header_bytes({"w": ("complex128", (2,))}, {})

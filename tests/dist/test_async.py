@@ -1,0 +1,252 @@
+"""A call with ``async_op=True`` is under way while its caller computes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from rvdcomm.api.pending import Pending, Side, drain
+from rvdcomm.executors.world import World
+from tests.dist.shards import error_of, faults_of, shard_of
+from tests.dist.world import Worlds
+
+pytestmark = pytest.mark.dist
+
+ROWS, COLUMNS = rv.Layout((4, 6), "R(1)V(1)D(2,1)"), rv.Layout((4, 6), "R(1)V(1)D(1,2)")
+
+
+def move(rank: int, seed: int = 0, **options: Any) -> Any:
+    return rv.redistribute(shard_of(rank, ROWS, seed), ROWS, COLUMNS, **options)
+
+
+# --- overlap ------------------------------------------------------------------------------------
+
+
+def compute_meanwhile(rank: int, num_steps: int, executor: str) -> tuple[Any, list[Any]]:
+    """Rank 1 joins the call only when it hears that rank 0 has computed while it was under way."""
+    move(rank, executor=executor)
+    store, done = World.of().store, f"computed/{executor}"
+    seen: list[Any] = []
+    if rank == 0:
+        pending = move(rank, 1, executor=executor, async_op=True)
+        values = torch.arange(5.0)
+        for _ in range(num_steps):
+            values = values * 2
+        seen = [pending.is_completed(), values.sum().item()]
+        store.set(done, "yes")
+    else:
+        store.wait([done])
+        pending = move(rank, 1, executor=executor, async_op=True)
+    result = pending.wait()
+    return result.numpy(), [*seen, pending.is_completed()]
+
+
+@pytest.mark.parametrize("executor", ["dist", "peer"])
+def test_the_caller_computes_while_a_call_is_under_way(worlds: Worlds, executor: str) -> None:
+    results, seen = zip(*worlds(2).run(compute_meanwhile, 10, executor), strict=True)
+    assert faults_of(results, ROWS, COLUMNS, seed=1) == []
+    assert seen == ([False, 10.0 * 2**10, True], [True])
+
+
+# --- order --------------------------------------------------------------------------------------
+
+
+def finish_in_order(rank: int, num_calls: int) -> list[int]:
+    finished: list[int] = []
+    pending = [move(rank, seed, async_op=True) for seed in range(num_calls)]
+    for number, call in enumerate(pending):
+        call.future.add_done_callback(lambda _, number=number: finished.append(number))
+    for call in reversed(pending):
+        call.wait()
+    drain()
+    return finished
+
+
+def test_calls_finish_in_the_order_in_which_they_were_made(worlds: Worlds) -> None:
+    assert worlds(2).run(finish_in_order, 20) == [list(range(20))] * 2
+
+
+def gather_futures(rank: int, num_calls: int) -> list[Any]:
+    async def wait_for_all() -> list[Tensor]:
+        pending = [move(rank, seed, async_op=True) for seed in range(num_calls)]
+        return await asyncio.gather(*(asyncio.wrap_future(call.future) for call in pending))
+
+    return [result.numpy() for result in asyncio.run(wait_for_all())]
+
+
+def test_futures_can_be_awaited(worlds: Worlds) -> None:
+    calls = zip(*worlds(2).run(gather_futures, 4), strict=True)
+    faults = [faults_of(results, ROWS, COLUMNS, seed) for seed, results in enumerate(calls)]
+    assert faults == [[]] * 4
+
+
+def wait_twice(rank: int) -> bool:
+    pending = rv.redistribute(shard_of(rank, ROWS).requires_grad_(), ROWS, COLUMNS, async_op=True)
+    return pending.wait() is pending.wait() is pending.future.result()
+
+
+def test_every_wait_returns_the_same_tensor(worlds: Worlds) -> None:
+    assert worlds(2).run(wait_twice) == [True] * 2
+
+
+# --- errors and ends ----------------------------------------------------------------------------
+
+
+def pass_a_wrong_shard(rank: int) -> tuple[str, Any]:
+    move(rank)
+    error = error_of(lambda: rv.redistribute(torch.zeros(3, 6), ROWS, COLUMNS, async_op=True))
+    return error, move(rank, 2, async_op=True).wait().numpy()
+
+
+def test_what_is_known_to_be_wrong_is_raised_at_once(worlds: Worlds) -> None:
+    # The layouts are known, the shape is not: all ranks ask the others, and all of them hear of it.
+    errors, results = zip(*worlds(2).run(pass_a_wrong_shard), strict=True)
+    what = f"redistribute {ROWS.rvd} -> {COLUMNS.rvd}"
+    assert (
+        errors == (f"ShapeMismatchError: {what}: rank 0 passed [3, 6], its shard is [2, 6].",) * 2
+    )
+    assert faults_of(results, ROWS, COLUMNS, seed=2) == []
+
+
+def fail_in_the_background(rank: int) -> tuple[list[str], Any]:
+    """A call fails before it sends; its handle is dropped, and later calls go on."""
+    call = rv.Redistributor(rv.plan(ROWS, COLUMNS))
+    program = call._program
+    call._program = None
+    pending = call(shard_of(rank, ROWS), async_op=True)
+    drain()
+    call._program = program
+    errors = [error_of(pending.wait) for _ in range(2)]
+    return errors, call(shard_of(rank, ROWS, 3)).numpy()
+
+
+def test_an_error_stays_with_its_call(worlds: Worlds) -> None:
+    errors, results = zip(*worlds(2).run(fail_in_the_background), strict=True)
+    assert {error.partition(":")[0] for pair in errors for error in pair} == {"AttributeError"}
+    assert faults_of(results, ROWS, COLUMNS, seed=3) == []
+
+
+DROPPING = """
+    import sys, time
+    import torch, torch.distributed as dist
+    import rvdcomm as rv
+
+    rank = int(sys.argv[1])
+    store = dist.FileStore(sys.argv[2], 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    src, dst = rv.Layout((4,), "R(1)V(1)D(2)"), rv.Layout((4,), "R(2)V(1)D(1)")
+    shard = torch.arange(2.0) + 2 * rank
+    rv.redistribute(shard, src, dst)
+    if rank == 0:
+        rv.redistribute(shard + 1, src, dst, async_op=True)
+    else:
+        time.sleep(0.5)
+        print(rv.redistribute(shard + 1, src, dst).tolist())
+"""
+
+
+def test_a_process_that_ends_lets_dropped_calls_finish(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(DROPPING)]
+    started = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=100)[0].decode() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0]
+    assert printed == ["", "[1.0, 2.0, 3.0, 4.0]\n"]
+
+
+# --- the stream of a GPU ------------------------------------------------------------------------
+
+
+class FakeStream:
+    """Writes down what is asked of a stream."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.log.append(f"{self.name} waits for the event on {event.recorded_on}")
+
+
+class FakeEvent:
+    recorded_on = "no stream"
+
+    def record(self, stream: FakeStream) -> None:
+        self.recorded_on = stream.name
+
+
+class FakeTensor:
+    is_cuda = True
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def record_stream(self, stream: FakeStream) -> None:
+        self.log.append(f"{self.name} is used on {stream.name}")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens on a GPU that is not there: the caller's stream is named ``caller``."""
+    log: list[str] = []
+    current = [FakeStream("caller", log)]
+
+    @contextmanager
+    def stream(side: FakeStream) -> Iterator[None]:
+        current.append(side)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream("side", log))
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    return log
+
+
+def started(log: list[str]) -> tuple[Side, Pending]:
+    side = Side(torch.device("cuda", 0))
+
+    def job() -> Any:
+        log.append(f"job on {torch.cuda.current_stream(None).name}")
+        return FakeTensor("dst", log)
+
+    return side, side.submit(job, [FakeTensor("src", log)])
+
+
+def test_a_gpu_call_runs_on_a_side_stream_after_what_made_its_tensors(log: list[str]) -> None:
+    _, pending = started(log)
+    pending.future.result()
+    assert log == ["side waits for caller", "src is used on side", "job on side"]
+
+
+def test_wait_lets_the_callers_stream_wait_and_not_the_caller(log: list[str]) -> None:
+    _, pending = started(log)
+    pending.wait()
+    assert log[3:] == ["caller waits for the event on side", "dst is used on caller"]
+
+
+def test_a_later_call_of_the_caller_waits_for_the_side(log: list[str]) -> None:
+    side, pending = started(log)
+    pending.future.result()
+    side.drain()
+    assert log[3:] == ["caller waits for side"]

@@ -1,0 +1,164 @@
+"""Calibration on real processes: hosts are found, links come out equal on all ranks, and load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rvdcomm as rv
+from bench import netns
+from bench.cluster import Cluster
+from rvdcomm import cli
+from rvdcomm.calibration import Fit, calibrate, measure
+from rvdcomm.calibration.measure import Effort
+from tests.dist.shards import error_of
+from tests.dist.world import Worlds
+
+pytestmark = pytest.mark.dist
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = Effort(secs=0.01, max_bytes=64 << 10)
+LINK = rv.Link(1e-5, 1e9)
+HOSTS = rv.Topology.hosts([[2, 0], [3, 1]], LINK, LINK)
+
+
+def calibrated(rank: int, executor: str, like: rv.Topology | None) -> tuple[rv.Topology, Fit]:
+    return calibrate(executor=executor, like=like, effort=QUICK)
+
+
+@pytest.mark.parametrize("executor", ["auto", "dist"])
+def test_ranks_of_one_machine_are_one_host_and_agree_on_its_links(
+    worlds: Worlds, executor: str
+) -> None:
+    found = worlds(4).run(calibrated, executor, None)
+    assert len({repr(answer) for answer in found}) == 1
+    topology, fit = found[0]
+    assert [level.groups for level in topology.levels] == [((0,), (1,), (2,), (3,))]
+    assert topology.levels[0].link == fit.levels[0].link
+    assert 1e-7 < topology.levels[0].link.alpha_secs < 0.1
+    assert 1e5 < topology.levels[0].link.bytes_per_sec < 1e12
+    assert dict(fit.about)["executor"] == executor
+
+
+def test_groups_that_are_given_are_measured(worlds: Worlds) -> None:
+    topology, fit = worlds(4).run(calibrated, "dist", HOSTS)[0]
+    assert [level.name for level in topology.levels] == ["rank", "host"]
+    assert topology.levels[1].groups == ((0, 2), (1, 3))
+    assert {sample.kind for sample in fit.levels[1].samples} == {"swap", "transfer"}
+    rv.plan(
+        rv.Layout((8, 8), "R(1)V(1)D(4,1)"), rv.Layout((8, 8), "R(4)V(1)D(1,1)"), topology=topology
+    ).verify()
+
+
+def disagree(rank: int) -> Any:
+    effort = Effort(secs=0.01, max_bytes=(1 + rank // 3) << 16)
+    return error_of(lambda: calibrate(effort=effort))
+
+
+def test_ranks_that_disagree_all_hear_of_it(worlds: Worlds) -> None:
+    for error in worlds(4).run(disagree):
+        assert "calibrate: effort is" in error
+        assert "on rank 3" in error
+
+
+def too_few(rank: int) -> Any:
+    return error_of(lambda: calibrate(like=rv.Topology.single_host(3, 1e-5, 1e9), effort=QUICK))
+
+
+def test_a_topology_of_other_ranks_is_rejected(worlds: Worlds) -> None:
+    for error in worlds(4).run(too_few):
+        assert "the topology has 3 ranks, the group has ranks 0 to 3" in error
+
+
+def die_in_the_middle(rank: int) -> Any:
+    if rank == 2:
+        measure._repeated = lambda *args: os._exit(7)
+    return error_of(lambda: calibrate(effort=QUICK, executor="dist"))
+
+
+def test_a_rank_that_dies_is_an_error_that_names_the_transfer(worlds: Worlds) -> None:
+    errors = worlds(4, 5.0).run(die_in_the_middle, dying=[2])
+    for rank in (0, 1, 3):
+        assert "CommError: calibrate all_to_all of 4096 bytes: a rank failed" in errors[rank]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"secs": 0}, {"secs": float("nan")}, {"max_bytes": 4096}, {"min_bytes": 0}, {"long_secs": -1}],
+)
+def test_efforts_that_measure_nothing_are_rejected(values: dict[str, Any]) -> None:
+    with pytest.raises(rv.LayoutError, match="Effort"):
+        Effort(**values)
+
+
+# --- command line -------------------------------------------------------------------------------
+
+
+def test_the_command_starts_ranks_prints_a_table_and_writes_a_topology(tmp_path: Path) -> None:
+    out = tmp_path / "topology.json"
+    command = [sys.executable, "-m", "rvdcomm", "calibrate", "--ranks", "2", "--secs", "0.01"]
+    environment = {name: value for name, value in os.environ.items() if name != "RANK"}
+    done = subprocess.run(
+        [*command, "--max-bytes", "64KiB", "--out", str(out)],
+        **{"cwd": ROOT, "env": environment, "timeout": 100},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "reduce_scatter" in done.stdout
+    assert f"wrote {out}" in done.stdout
+    link = rv.Topology.load(out).levels[0].link
+    notes = json.loads(out.read_text())["calibration"]
+    assert notes["levels"][0]["alpha_secs"] == link.alpha_secs
+    assert notes["ranks"] == "2"
+    assert len(notes["levels"][0]["samples"]) == 9
+    pair = ["R(1)V(1)D(2,1)", "R(2)V(1)D(1,1)", "--shape", "6,6", "--topology", str(out)]
+    assert cli.main(["plan", *pair]) == 0
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--ranks", "1"], "links are between ranks; start at least 2"),
+        (["--out", "nowhere/topology.json"], "--out nowhere/topology.json: there is no folder"),
+        (["--backend", "nccl"], "nccl ranks are started by a launcher, such as torchrun"),
+        (["--max-bytes", "many"], "cannot parse bytes 'many'"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["calibrate", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_processes_that_fail_are_an_error_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    like = tmp_path / "like.json"
+    rv.Topology.single_host(3, 1e-5, 1e9).save(like)
+    words = ["calibrate", "--ranks", "2", "--like", str(like), "--out", str(tmp_path / "out.json")]
+    assert cli.main(words) == 1
+    assert "the topology has 3 ranks, the group has ranks 0 to 1" in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.cluster
+@pytest.mark.skipif(bool(netns.missing_requirements()), reason="needs root, ip and tc")
+def test_hosts_of_an_emulated_cluster_are_found_and_their_rate(tmp_path: Path) -> None:
+    out = tmp_path / "topology.json"
+    command = [sys.executable, "-m", "rvdcomm", "calibrate", "--out", str(out), "--secs", "0.05"]
+    with Cluster(2, 2, 100e6) as cluster:
+        env = {"PYTHONPATH": str(ROOT)}
+        cluster.run([*command, "--max-bytes", "1MiB"], timeout_secs=90, env=env, echo=False)
+    topology = rv.Topology.load(out)
+    assert [level.groups for level in topology.levels][1:] == [((0, 1), (2, 3))]
+    # 95.7 % of 12.5 MB/s is payload; a busy machine may add latency, a burst is 12 kB.
+    assert topology.levels[1].link.bytes_per_sec == pytest.approx(0.957 * 12.5e6, rel=0.2)

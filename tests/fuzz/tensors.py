@@ -1,0 +1,84 @@
+"""Tensors: what a rank passes to a call and gets from it, in every dtype, strided or not.
+
+Values are small integers, so that no sum of them is rounded in any dtype, a float8 included.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tests.fuzz.draw import Case
+from tests.oracle import Array, sliced
+
+TOPS = {"bool": 2, "float8_e5m2": 2, "float8_e5m2fnuz": 2, "float8_e4m3fn": 2, "float8_e4m3fnuz": 2}
+"""Values are below this. A float8_e5m2 has 3 digits: sums up to 8 are exact."""
+
+
+def whole_parts(case: Case) -> list[Array]:
+    """Whole tensors, as int64 or complex128, that add up to the tensor."""
+    rng = np.random.default_rng(case.index)
+    top, count = TOPS.get(case.dtype, 12), case.src.rvd.v
+    low = 0 if case.dtype.startswith(("u", "bool", "float8")) else 1 - top
+    if case.dtype == "float8_e8m0fnu":
+        low, top = 1, 2  # It has powers of 2 alone, no zero; and no sum.
+    parts = [rng.integers(low, top, case.src.shape) for _ in range(count)]
+    if case.dtype.startswith("complex"):
+        return [part + 1j * rng.integers(low, top, case.src.shape) for part in parts]
+    return parts
+
+
+def tensor_of(rank: int, case: Case, parts: list[Array], rng: random.Random) -> Tensor | None:
+    """The shard of ``rank``, contiguous or strided; None outside src."""
+    if rank not in case.src:
+        return None
+    cell = case.src.cell(rank)
+    shard = torch.from_numpy(np.array(sliced(parts[cell.part], cell.box)))
+    return strided(as_dtype(shard, case.dtype), rng)
+
+
+def as_dtype(wide: Tensor, dtype: str) -> Tensor:
+    if dtype == "complex32":
+        wide = wide.to(torch.complex64)
+    if dtype.startswith("float8"):
+        wide = wide.to(torch.float32)
+    return wide.to(getattr(torch, dtype))
+
+
+def as_wide(tensor: Tensor) -> Array:
+    """The values as int64 or complex128."""
+    if tensor.is_complex():
+        return tensor.to(torch.complex64 if tensor.itemsize == 4 else torch.complex128).numpy()
+    if tensor.itemsize == 1 and tensor.is_floating_point():
+        tensor = tensor.to(torch.float32)
+    return tensor.to(torch.int64).numpy()
+
+
+def strided(tensor: Tensor, rng: random.Random) -> Tensor:
+    """The same values with any strides."""
+    kind = rng.choice(["contiguous", "contiguous", "transposed", "gaps"])
+    if tensor.dim() == 0 or kind == "contiguous":
+        return tensor.contiguous()
+    if kind == "transposed":
+        return (
+            _empty_like(tensor, tensor.shape[::-1])
+            .permute(*reversed(range(tensor.dim())))
+            .copy_(tensor)
+        )
+    wide = _empty_like(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1] + 1))
+    return wide[..., 1::2].copy_(tensor)
+
+
+def out_of(rank: int, case: Case, rng: random.Random) -> Tensor | None:
+    """Somewhere for the result to go, or None."""
+    if rank not in case.dst or rng.random() < 0.5:
+        return None
+    shape = case.dst.cell(rank).box.shape
+    return strided(torch.zeros(shape, dtype=getattr(torch, case.dtype)), rng)
+
+
+def _empty_like(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=tensor.dtype)

@@ -1,0 +1,126 @@
+"""Small slices of the fuzzers, the same in every run; the commands of this folder take longer ones.
+
+``python -m tests.fuzz.pairs --pairs 10000`` and the like are in CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import rvdcomm as rv
+from tests.dist.world import GlooWorld
+from tests.fuzz import pairs, parsers, processes, soak
+from tests.fuzz.command import Report
+from tests.fuzz.draw import draw
+from tests.fuzz.soak import Held, thirds
+from tests.fuzz.tensors import whole_parts
+from tests.fuzz.texts import TARGETS
+from tests.oracle import shards_of, sliced
+
+SEED = 1
+NUM_PAIRS = 200
+PAIRS_A_TEST = 50
+
+
+@pytest.mark.parametrize("first", range(0, NUM_PAIRS, PAIRS_A_TEST))
+def test_random_pairs_are_right_and_count_true(first: int) -> None:
+    report = pairs.fuzz(SEED, range(first, first + PAIRS_A_TEST))
+    assert report.findings == []
+    assert report.counts["pairs"] == PAIRS_A_TEST
+
+
+def test_random_pairs_are_of_every_kind() -> None:
+    kinds = sum((pairs.kinds_of(draw(SEED, i)) for i in range(NUM_PAIRS)), start=pairs.Counter())
+    wanted = [
+        *("on the same ranks", "on disjoint ranks", "on overlapping ranks", "even", "uneven"),
+        *(f"of {num_dims} dims" for num_dims in range(5)),
+        *(f"on {num_levels} levels" for num_levels in (1, 2, 3)),
+        *("with parts", "without parts", "with a memory limit"),
+        "lowered for islands and slices, too",
+    ]
+    assert [kind for kind in wanted if not kinds[kind]] == []
+
+
+@pytest.mark.dist
+def test_random_pairs_run_on_processes_with_every_executor() -> None:
+    world = GlooWorld(6, processes.TIMEOUT_SECS)
+    try:
+        report = processes.fuzz(world, SEED, range(60))
+    finally:
+        world.stop()
+    assert report.findings == []
+    assert report.counts["pairs"] == 60
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_damaged_texts_raise_only_what_is_documented(target: str) -> None:
+    report = parsers.fuzz(SEED, 0.7, target)
+    assert report.findings == []
+    assert sum(count for name, count in report.counts.items() if "slowest" not in name) > 0
+
+
+@pytest.mark.dist
+def test_a_loop_of_calls_holds_no_more_in_the_end() -> None:
+    world = GlooWorld(soak.NUM_RANKS)
+    try:
+        report = soak.soak(world, 5.0)
+    finally:
+        world.stop()
+    assert report.findings == []
+    assert report.counts["looks"] >= 3
+
+
+def test_growth_is_seen_in_the_thirds() -> None:
+    held = [Held(rss_bytes=1000 * i, fds=7, threads=2, shm_files=0) for i in range(16)]
+    first, last = thirds(held)
+    assert (first["rss_bytes"], last["rss_bytes"]) == (5500, 13500)
+    assert (first["fds"], last["fds"]) == (7, 7)
+
+
+# --- the fuzzers see what is wrong ---------------------------------------------------------------
+
+
+def test_a_lost_instruction_is_found() -> None:
+    case = next(case for case in (draw(SEED, i) for i in range(99)) if len(case.src.ranks) > 2)
+    program = rv.plan(case.src, case.dst, case.dtype, case.topology).program
+    broken = replace(program, instructions=program.instructions[:-1])
+    shards = shards_of(case.src, case.parts())
+    assert pairs.faults_of_program(case, program, shards) == []
+    assert len(pairs.faults_of_program(case, broken, shards)) >= 2
+
+
+def test_a_wrong_result_of_one_rank_is_found() -> None:
+    case = next(case for case in (draw(SEED, i, 4) for i in range(99)) if case.dst.rvd.v == 1)
+    whole = sum(whole_parts(case))
+    right: list[processes.Results | None] = [None] * 4
+    for rank in {*case.src.ranks, *case.dst.ranks}:
+        cell = case.dst.cell(rank) if rank in case.dst else None
+        right[rank] = {"a call": None if cell is None else sliced(whole, cell.box).copy()}
+    assert processes.faults_of(case, right) == []
+    victim = next(rank for rank in case.dst.ranks if case.dst.cell(rank).box.num_elements)
+    right[victim]["a call"] = right[victim]["a call"] + 1  # type: ignore[index]
+    assert processes.faults_of(case, right) != []
+
+
+def test_a_reader_that_raises_something_else_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Report("a reader that is broken")
+    broken = replace(TARGETS["box"], check=lambda text: text[99])
+    monkeypatch.setitem(TARGETS, "box", broken)
+    parsers.try_text(report, "box", "[0:4]")
+    parsers.try_text(report, "box", "[0:5]")
+    assert len(report.findings) == 1
+    assert report.findings[0].startswith("box: IndexError at ")
+
+
+def test_a_text_that_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spin(text: str) -> str:
+        while True:
+            pass
+
+    monkeypatch.setitem(TARGETS, "box", replace(TARGETS["box"], check=spin))
+    monkeypatch.setattr(parsers, "CPU_SECS", 0.05)
+    report = Report("a reader that hangs")
+    parsers.try_text(report, "box", "[0:4]")
+    assert report.findings[0].startswith("box: TooSlowError at ")

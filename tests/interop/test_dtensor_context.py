@@ -1,0 +1,62 @@
+"""Laws of the context that need no processes: what it replaces, and that it puts it back."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+from torch.distributed.tensor import DTensor
+
+import rvdcomm as rv
+from rvdcomm.interop.dtensor import Tally, planned, private
+
+
+def hooked() -> list[Any]:
+    """All that the context replaces."""
+    return [*(getattr(module, private.HOOK) for module in private.callers()), DTensor.redistribute]
+
+
+def test_the_context_replaces_every_way_into_dtensor() -> None:
+    before = hooked()
+    with planned() as tally:
+        assert all(a is not b for a, b in zip(hooked(), before, strict=True))
+    assert tally == Tally()
+
+
+def test_torch_is_as_it_was_when_the_outermost_context_is_left() -> None:
+    before = hooked()
+    with planned():
+        outer = hooked()
+        with planned(executor="dist"):
+            assert hooked() == outer
+        assert hooked() == outer
+    assert hooked() == before
+
+
+def test_torch_is_as_it_was_after_an_error() -> None:
+    before = hooked()
+    with pytest.raises(KeyError), planned(), planned():
+        raise KeyError
+    assert hooked() == before
+
+
+def test_contexts_may_be_left_in_any_order() -> None:
+    before = hooked()
+    first, second = planned(), planned()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert hooked() != before
+    second.__exit__(None, None, None)
+    assert hooked() == before
+
+
+def test_a_torch_without_the_hook_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = hooked()
+    module = importlib.import_module("torch.distributed.tensor._dispatch")
+    monkeypatch.delattr(module, private.HOOK)
+    with pytest.raises(rv.LayoutError, match=r"has no torch.distributed.tensor._dispatch.redist"):
+        planned().__enter__()
+    monkeypatch.undo()
+    assert hooked() == before

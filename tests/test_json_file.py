@@ -1,0 +1,111 @@
+"""Laws of JSON files: reading is bounded, writing is all or nothing, entries have their type."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm import json_file
+from rvdcomm.json_file import entry, read_json, write_json
+
+
+def test_read_undoes_write(tmp_path: Path) -> None:
+    values = {"a": [1, 2.5, None, "ü"], "b": {"c": True}}
+    write_json(tmp_path / "file", values)
+    assert read_json(tmp_path / "file", 1000) == values
+
+
+@pytest.mark.parametrize("max_bytes, is_read", [(5, True), (4, False)])
+def test_a_file_may_be_as_long_as_the_bound_and_no_longer(
+    max_bytes: int, is_read: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("[1,2]")
+    if is_read:
+        assert read_json(tmp_path / "file", max_bytes) == [1, 2]
+    else:
+        with pytest.raises(rv.LayoutError, match="it is longer than 4 bytes"):
+            read_json(tmp_path / "file", max_bytes)
+
+
+def test_a_missing_file_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "file", 1000)
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": float("inf")}])
+def test_a_value_that_json_cannot_say_leaves_the_file_as_it_was(value: Any, tmp_path: Path) -> None:
+    write_json(tmp_path / "file", "before")
+    with pytest.raises(rv.LayoutError, match="file cannot be written"):
+        write_json(tmp_path / "file", value)
+    assert read_json(tmp_path / "file", 1000) == "before"
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    write_json(tmp_path / "file", "before")
+    monkeypatch.setattr(json_file.os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_json(tmp_path / "file", "after")
+    assert read_json(tmp_path / "file", 1000) == "before"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_new_file_has_the_rights_of_any_new_file_and_an_old_one_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plain").touch()
+    write_json(tmp_path / "new", 1)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == stat.S_IMODE(
+        (tmp_path / "plain").stat().st_mode
+    )
+    (tmp_path / "new").chmod(0o640)
+    write_json(tmp_path / "new", 2)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_json(tmp_path / "link", 1)
+    assert (tmp_path / "link").is_symlink()
+    assert read_json(tmp_path / "file", 10) == 1
+
+
+def test_a_device_is_written_to(tmp_path: Path) -> None:
+    write_json("/dev/null", 1)
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    "value, kind, found",
+    [("a", str, "a"), (3, int, 3), (3, float, 3.0), ([1], list, [1]), (True, bool, True)],
+)
+def test_entries_are_values_of_their_type(value: Any, kind: type, found: Any) -> None:
+    assert entry({"name": value}, "name", kind) == found
+
+
+@pytest.mark.parametrize(
+    "values, kind, message",
+    [
+        ([], str, "expected an object with 'name', got"),
+        ({}, str, "'name' is missing"),
+        ({"name": 1}, str, "'name' must be a text, got 1"),
+        ({"name": True}, int, "'name' must be an integer, got True"),
+        ({"name": True}, float, "'name' must be a finite number, got True"),
+        ({"name": float("inf")}, float, "'name' must be a finite number, got inf"),
+        ({"name": 10**400}, float, "'name' must be a finite number, got 1000"),
+        ({"name": "a" * 10**6}, list, "'name' must be a list, got 'aaa"),
+    ],
+)
+def test_entries_of_another_type_are_rejected(values: Any, kind: type, message: str) -> None:
+    with pytest.raises(rv.LayoutError, match=message) as error:
+        entry(values, "name", kind)
+    assert len(str(error.value)) < 300
