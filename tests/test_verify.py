@@ -138,13 +138,13 @@ CORRUPTIONS = [
         "dst is not the shard",
         MASK,
         [("buffer dst rank 1: [0:4]", "buffer dst rank 1: [0:5]")],
-        "^buffer dst of rank 1 is not its shard",
+        "^instruction 3: rank 1 has no buffer dst",
     ),
     (
         "no dst",
         SUM,
         [("buffer dst rank 1: [2:4]\n", "")],
-        "^buffer dst of rank 1 is not its shard",
+        "^instruction 3: rank 1 has no buffer dst",
     ),
     # What is read and written.
     (
@@ -290,7 +290,7 @@ CORRUPTIONS = [
         "no such buffer in a copy",
         MASK,
         [("copy rank 0 src dst", "copy rank 0 s9 dst")],
-        r"^instruction 0: rank 0 has no piece 0 of buffer s9\.",
+        r"^instruction 0: rank 0 has no buffer s9\.",
     ),
     (
         "no such piece in a copy",
