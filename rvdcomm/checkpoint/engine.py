@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rvdcomm.box import Box
 from rvdcomm.checkpoint import journal
 from rvdcomm.checkpoint.files import PartFile, fault_of, sync_folder
 from rvdcomm.checkpoint.forms import FORMS, Form, Piece, pieces_of
@@ -29,14 +30,13 @@ from rvdcomm.checkpoint.plan import (
     Target,
     plan_reshard,
 )
+from rvdcomm.checkpoint.progress import Bar
 from rvdcomm.checkpoint.reader import Reader, tensor_of
 from rvdcomm.checkpoint.rules import Rules
 from rvdcomm.errors import CheckpointError
 from rvdcomm.units import bytes_text, secs_text
 
 _ALIGNMENT = 64
-PROGRESS_SECS = 2.0
-"""A run that is shorter shows no progress bar."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _run(
         all(fault_of(root / name, done, read=not log.is_done) is None for name, done in b.items())
         for b in log.batches
     ]
-    with _Bar(plan.read_bytes if progress else None) as advance:
+    with Bar(plan.read_bytes if progress else None) as advance:
         for i, batch in enumerate(plan.batches):
             if i < len(kept) and kept[i]:
                 advance(sum(target.read_bytes for target in batch.targets))
@@ -204,29 +204,6 @@ def _verify(root: Path, log: Journal) -> None:
                     f"{root / name} {fault}: what was read again is not what was written; the "
                     "disk or the memory is faulty. Remove the file and run the same again."
                 )
-
-
-class _Bar:
-    """A progress bar in bytes that are read; does nothing where no total is given."""
-
-    def __init__(self, total: int | None) -> None:
-        self.total = total
-        self.bar: Any = None
-
-    def __enter__(self) -> Callable[[int], None]:
-        if self.total is None:
-            return lambda num_bytes: None
-        from tqdm import tqdm
-
-        # disable=None: no bar where stderr is no terminal.
-        self.bar = tqdm(
-            total=self.total, unit="B", unit_scale=True, delay=PROGRESS_SECS, disable=None
-        )
-        return lambda num_bytes: self.bar.update(num_bytes)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
 
 def _move_batch(
@@ -263,25 +240,24 @@ def _move(
         if dst_dtype != src_dtype:
             found = buffers.tensor(2, dst_dtype, window.shape).copy_(found)
         for cell, box in pieces:
-            form.put((cell, box), _packed((cell, box), found, window.lo, buffers), files)
+            form.put((cell, box), _packed((cell, box), window, found, buffers), files)
         advance(window.num_elements * src_dtype.itemsize * target.source.num_parts)
     reader.check(target.source)
     form.end(target, files)
 
 
-def _packed(piece: Piece, window: Tensor, origin: tuple[int, ...], buffers: _Buffers) -> Tensor:
+def _packed(piece: Piece, window: Box, found: Tensor, buffers: _Buffers) -> Tensor:
     """A piece of a window, contiguous and in a storage of its own size.
 
     Value part 0 has the tensor, the other parts are zeros: together they sum to it.
     """
     cell, box = piece
-    if cell.part == 0 and box.shape == tuple(window.shape):
-        return window
-    out = buffers.tensor(3, window.dtype, box.shape)
+    if cell.part == 0 and box == window:
+        return found
+    out = buffers.tensor(3, found.dtype, box.shape)
     if cell.part:
         return out.zero_()
-    slices = (slice(a - o, b - o) for a, b, o in zip(box.lo, box.hi, origin, strict=True))
-    return out.copy_(window[tuple(slices)])
+    return out.copy_(found[box.slices_within(window)])
 
 
 class _Buffers:

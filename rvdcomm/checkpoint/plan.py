@@ -151,7 +151,9 @@ class ReshardPlan:
         )
 
     def __str__(self) -> str:
-        rows = [("tensor", "dtype", "shape", "layout", "read", "written", "peak")]
+        rows: list[tuple[str, ...]] = [
+            ("tensor", "dtype", "shape", "layout", "read", "written", "peak")
+        ]
         rows += map(self._row, self.targets)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         # Long names are shortened, so that the line is not.

@@ -36,7 +36,7 @@ WARM_UP = 0.25
 
 SLACK = {"rss_bytes": 4 << 20, "fds": 0, "threads": 0, "shm_files": 0}
 """How much more the last third may hold than the first: two results of 2 MB, for at a look there
-are one or two free in the pool. In 5,000 calls that is what a leak of 800 bytes a call adds up to."""
+are one or two free in the pool. In 5,000 calls a leak of 800 bytes a call adds up to that."""
 
 TRANSITIONS = (
     ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"),
