@@ -144,7 +144,7 @@ CORRUPTIONS = [
         "no dst",
         SUM,
         [("buffer dst rank 1: [2:4]\n", "")],
-        "^instruction 3: rank 1 has no buffer dst",
+        "^buffer dst of rank 1 is not its shard",
     ),
     # What is read and written.
     (
