@@ -138,13 +138,13 @@ CORRUPTIONS = [
         "dst is not the shard",
         MASK,
         [("buffer dst rank 1: [0:4]", "buffer dst rank 1: [0:5]")],
-        "^instruction 3: rank 1 has no buffer dst",
+        "^buffer dst of rank 1 is not its shard",
     ),
     (
         "no dst",
         SUM,
         [("buffer dst rank 1: [2:4]\n", "")],
-        "^buffer dst of rank 1 is not its shard",
+        "^instruction 3: rank 1 has no buffer dst",
     ),
     # What is read and written.
     (
