@@ -27,14 +27,20 @@ from rvdcomm.units import bytes_text, secs_text
 JOIN_BYTES = 1 << 20
 """Tensors with larger messages keep their collectives: a round costs less than their bytes do."""
 
-BUCKET_BYTES = 4 << 20
-"""Staging of a bucket where no limit was given."""
+BUCKET_BYTES = 32 << 20
+"""Staging of a bucket, unless a limit is lower: its messages are long then, and it goes round."""
+
+NEAR_BUCKET_BYTES = 4 << 20
+"""The same where all ranks read from each other: it should still be in the caches then."""
 
 BATCH_BYTES = 256 << 20
 """Shards that a rank gets or gives in one program, about; a program takes time to compile."""
 
 NUM_SLICES = (1, 2, 4, 8, 16, 32, 64)
 """Into how many slices a tensor is cut whose staging is larger than a bucket."""
+
+MAX_RETREAT = 16
+"""Buckets are made smaller until staging, with its gaps, fits a limit; to this part of it."""
 
 
 @dataclass(frozen=True)
@@ -152,17 +158,19 @@ class Bundle:
             return cache[key]
 
         chosen = [self.members[i] for i in members]
-        limit = BUCKET_BYTES if self.memory_limit is None else self.memory_limit
-        share = limit
+        is_near = any(set(self.ranks) <= set(island) for island in islands)
+        share = bucket = NEAR_BUCKET_BYTES if is_near else BUCKET_BYTES
+        if self.memory_limit is not None:
+            share = bucket = min(bucket, self.memory_limit)
         while True:
             program = _joined(chosen, share, lowered)
             staging = max(program.arena(rank).num_bytes for rank in program.ranks)
-            if self.memory_limit is None or staging <= limit:
+            if self.memory_limit is None or staging <= self.memory_limit:
                 return program
-            if share * len(NUM_SLICES) ** 2 < limit:
+            if share < bucket // MAX_RETREAT:
                 raise MemoryLimitError(
-                    f"redistribute_many of {len(chosen)} tensors: memory_limit={limit} bytes of "
-                    f"staging a rank, but the least that was found is {staging}."
+                    f"redistribute_many of {len(chosen)} tensors: memory_limit={self.memory_limit} "
+                    f"bytes of staging a rank, but the least that was found is {staging}."
                 )
             share = share * 2 // 3
 
@@ -175,8 +183,12 @@ def _joined(
     cap = limit // max(len(phases) for lanes in whole for phases in lanes.lanes)
     tensors: list[Lanes] = []
     staging: dict[Unit, dict[int, int]] = {}
+    alike: dict[tuple[Plan, Transition], tuple[Lanes, dict[int, int]]] = {}
     for t, member in enumerate(members):
-        found, sizes = _fitting(member, cap, lowered)
+        kind = member.plan, member.transition
+        if kind not in alike:
+            alike[kind] = _fitting(member, cap, lowered)
+        found, sizes = alike[kind]
         tensors.append(found)
         staging |= {(t, lane): sizes for lane in range(len(found.lanes))}
     return join(tensors, list(_buckets(_in_turn(members, staging), staging, cap)))
