@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rvdcomm.bundle import Bundle, plan_many
 from rvdcomm.cost import Cost
 from rvdcomm.errors import (
     CheckpointError,
@@ -33,6 +34,7 @@ _NEEDS_TORCH = frozenset({"Redistributor", "redistribute", "redistribute_many"})
 
 __all__ = [
     "RVD",
+    "Bundle",
     "Cell",
     "CheckpointError",
     "CommError",
@@ -52,6 +54,7 @@ __all__ = [
     "Topology",
     "best_ranks",
     "plan",
+    "plan_many",
     "redistribute",
     "redistribute_many",
     "simulate",

@@ -364,8 +364,6 @@ def _table(bundle: Bundle) -> Iterator[str]:
     for member in bundle.members:
         cost, transition = member.plan.cost, member.transition
         text = f"{transition.src.rvd} -> {transition.dst.rvd}"
-        if transition.src_dtype != transition.dst_dtype:
-            text += f" {transition.dst_dtype}"
         figures = (
             bytes_text(cost.wire_bytes),
             str(len(member.plan.path.steps)),
@@ -382,8 +380,10 @@ def _totals(bundle: Bundle) -> Iterator[str]:
     shards = max(bundle.shard_bytes(rank) for rank in bundle.ranks)
     num_calls = sum(len(batch.program.collectives) for batch in bundle.batches)
     alone = sum(len(member.plan.program.collectives) for member in bundle.members)
+    ways = {(m.transition.src_dtype, m.transition.dst_dtype): None for m in bundle.members}
+    dtypes = ", ".join(a if a == b else f"{a} -> {b}" for a, b in ways)
     yield (
-        f"total  {len(bundle.members)} tensors on {len(bundle.ranks)} ranks: "
+        f"total  {len(bundle.members)} tensors ({dtypes}) on {len(bundle.ranks)} ranks: "
         f"{bytes_text(cost.wire_bytes)} sent ({bytes_text(cost.host_bytes)} between hosts)"
     )
     yield (

@@ -26,8 +26,8 @@ DOCUMENTS = sorted(
     for path in ROOT.glob(pattern)
 )
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-"""A fenced block: its language and its text. Blocks that need a process group are excerpts."""
-NEEDS_PROCESSES = "init_process_group"
+"""A fenced block: its language and its text. Blocks that need a launcher are excerpts."""
+NEEDS_PROCESSES = 'init_process_group("gloo")'
 
 
 # --- printouts ----------------------------------------------------------------------------------
