@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rvdcomm.bundle import Bundle, plan_many
+from rvdcomm.bundle import Bundle
+from rvdcomm.bundle.planning import plan_many
 from rvdcomm.cost import Cost
 from rvdcomm.errors import (
     CheckpointError,

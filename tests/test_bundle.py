@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.bundle import BUCKET_BYTES, Bundle, matched, plan_many
+from rvdcomm.bundle import BUCKET_BYTES, Bundle
+from rvdcomm.bundle.planning import matched, plan_many
 from rvdcomm.executors.simulate import simulate_many
 from rvdcomm.program import Program
 from rvdcomm.verify import verify

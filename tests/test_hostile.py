@@ -23,7 +23,8 @@ from rvdcomm.errors import CommError, LayoutError, ProgramError
 from rvdcomm.executors.agreement import read_post
 from rvdcomm.executors.rendezvous import Link, unix_socket
 from rvdcomm.layout import MAX_RANK, MAX_RANKS, parse_ranges
-from rvdcomm.program import MAX_BOXES, Program
+from rvdcomm.program import Program
+from rvdcomm.program.reader import MAX_BOXES
 from rvdcomm.request import Request
 from rvdcomm.text import MAX_INTEGER, integer, quoted
 from rvdcomm.verify import MAX_SYMBOLS, verify

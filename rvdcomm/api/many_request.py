@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, is_float8
-from rvdcomm.bundle import Bundle, matched, plan_many
+from rvdcomm.bundle import Bundle
+from rvdcomm.bundle.planning import matched, plan_many
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.executors.agreement import exchange_posts
 from rvdcomm.executors.choice import executor_name

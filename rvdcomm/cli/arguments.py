@@ -13,7 +13,8 @@ from typing import NoReturn
 from rvdcomm.layout import CUT_RULES, Layout, parse_ranges
 from rvdcomm.planner import Plan, plan
 from rvdcomm.presets import PRESETS
-from rvdcomm.program import MAX_CHARS, Program
+from rvdcomm.program import Program
+from rvdcomm.program.reader import MAX_CHARS
 from rvdcomm.rvd import RVD
 from rvdcomm.text import quoted
 from rvdcomm.topology import Topology

@@ -1,0 +1,73 @@
+"""Shards: the buffers of a program that are the caller's, and the boxes in which they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rvdcomm.box import Box
+from rvdcomm.layout import Layout
+
+SRC, DST = "src", "dst"
+"""The buffers of the caller: a rank's shard under either layout; of tensor 2 of several, src2."""
+
+
+def shard_name(side: str, index: int, num_tensors: int) -> str:
+    """The name of a caller's buffer.
+
+    >>> shard_name("src", 0, 1), shard_name("dst", 2, 5)
+    ('src', 'dst2')
+    """
+    return side if num_tensors == 1 else f"{side}{index}"
+
+
+def is_src(name: str) -> bool:
+    """Whether a buffer is a caller's shard that the program may only read."""
+    return name.startswith(SRC)
+
+
+def is_shard(name: str) -> bool:
+    """Whether a buffer is a caller's; all others are staging."""
+    return name.startswith((SRC, DST))
+
+
+def shard_index(name: str) -> int:
+    """Which of the tensors a caller's buffer is a shard of."""
+    return int(name[len(SRC) :] or 0)
+
+
+def lift(box: Box, index: int, num_dims: int) -> Box:
+    """A box of tensor ``index`` as a box of all tensors of a program, which has ``num_dims`` dims.
+
+    >>> str(lift(Box((1,), (3,)), 4, 3))
+    '[4:5,1:3,0:1]'
+    """
+    rest = num_dims - 1 - len(box.lo)
+    return Box((index, *box.lo, *(0,) * rest), (index + 1, *box.hi, *(1,) * rest))
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One tensor of a program: the layouts that it has and gets, and its dtype under each."""
+
+    src: Layout
+    dst: Layout
+    src_dtype: str
+    dst_dtype: str
+
+    def layout(self, name: str) -> Layout:
+        """The layout of the buffer ``name``."""
+        return self.src if is_src(name) else self.dst
+
+    def dtype(self, name: str) -> str:
+        """The dtype of the buffer ``name``."""
+        return self.src_dtype if is_src(name) else self.dst_dtype
+
+    def lines(self, dtype: str) -> list[str]:
+        """The text form in a program of ``dtype``."""
+        return [
+            f"{side} {layout}" + (f" as {own}" if own != dtype else "")
+            for side, layout, own in (
+                (SRC, self.src, self.src_dtype),
+                (DST, self.dst, self.dst_dtype),
+            )
+        ]
