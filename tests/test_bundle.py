@@ -74,16 +74,20 @@ def run(bundle: Bundle, near: str) -> tuple[list[str], int]:
     return faults, wire_bytes
 
 
+@pytest.fixture(params=[1 << 20, 64, 0], ids=lambda size: f"join{size}")
+def join_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Messages up to which tensors share their collectives: here all, some or none do."""
+    monkeypatch.setattr("rvdcomm.bundle.member.JOIN_BYTES", request.param)
+    return int(request.param)
+
+
+@pytest.mark.usefixtures("join_bytes")
 @seeds
 @islands
 def test_a_bundle_gives_every_tensor_what_its_own_plan_gives(seed: int, near: str) -> None:
-    assert run(random_bundle(seed), near)[0] == []
-
-
-@seeds
-@islands
-def test_a_bundle_is_proved(seed: int, near: str) -> None:
-    for batch in random_bundle(seed).lowered(ISLANDS[near]):
+    bundle = random_bundle(seed)
+    assert run(bundle, near)[0] == []
+    for batch in bundle.lowered(ISLANDS[near]):
         verify(batch.program)
 
 
@@ -170,6 +174,18 @@ def test_parts_are_summed_before_they_are_rounded() -> None:
     parts = {("src", 0): np.full(4, 2049, np.float32), ("src", 1): np.ones(4, np.float32)}
     results, _ = simulate_many(batch.program, parts)
     assert results["dst", 0].tolist() == results["dst", 1].tolist() == [2050.0] * 4
+
+
+def test_large_tensors_may_take_several_steps() -> None:
+    # A transfer between hosts whose result is gathered in place, beside another one.
+    cluster = rv.Topology.preset("dgx-h100", 2, 8)
+    src = rv.Layout((4096, 1024), "R(2)V(1)D(4,1)", range(8))
+    dst = rv.Layout((4096, 1024), "R(2)V(1)D(2,1)", range(8, 12))
+    layouts = dict.fromkeys("ab", src), dict.fromkeys("ab", dst)
+    bundle = plan_many(*layouts, "float32", dst_dtype="bfloat16", topology=cluster)
+    assert not any(one.is_small for one in bundle.members)
+    for batch in bundle.batches:
+        verify(batch.program)
 
 
 def test_stages_of_a_pipeline_send_in_turn() -> None:

@@ -69,10 +69,12 @@ class Lanes:
     """A path as instructions: lanes, one a slice of the tensor, of phases.
 
     Lanes are independent of each other. A phase ends where ranks begin to wait for others.
+    ``staged`` says that every collective has buffers of its own.
     """
 
     transition: Transition
     dtype: str
+    staged: bool
     buffers: tuple[Buffer, ...]
     lanes: tuple[tuple[tuple[Instruction, ...], ...], ...]
 
@@ -126,6 +128,7 @@ def lanes(
     return Lanes(
         transition,
         dtype,
+        staged,
         tuple(memory.buffers.values()),
         tuple(tuple(map(tuple, phases)) for phases in found),
     )

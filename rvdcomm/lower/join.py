@@ -35,6 +35,9 @@ Unit = tuple[int, int]
 Home = tuple[str, int]
 """(buffer, rank)."""
 
+_Phase = tuple[list[Instruction], list[Collective], list[Collective]]
+"""Copies, then the collectives that stay alone, then those that may be joined."""
+
 
 def join(tensors: Sequence[Lanes], buckets: Sequence[Sequence[Unit]]) -> Program:
     """One program for all tensors.
@@ -48,7 +51,7 @@ def join(tensors: Sequence[Lanes], buckets: Sequence[Sequence[Unit]]) -> Program
     """
     joint = _Joint(tensors)
     lanes = [
-        [joint.phase(parts, bucket + i) for i, parts in enumerate(joint.phases(units))]
+        [joint.phase(*parts, bucket + i) for i, parts in enumerate(joint.phases(units))]
         for bucket, units in enumerate(buckets)
     ]
     instructions = tuple(map(joint.settled, interleaved(lanes)))
@@ -69,28 +72,35 @@ class _Joint:
         # Where the pieces of a buffer that was joined with others are now.
         self.moved: dict[Home, tuple[str, list[int]]] = {}
 
-    def phases(self, units: Iterable[Unit]) -> Iterator[list[Instruction]]:
-        """What the units do, phase by phase: copies first, then collectives, tensor by tensor."""
+    def phases(self, units: Iterable[Unit]) -> Iterator[_Phase]:
+        """What the units do, phase by phase."""
         lanes = [(t, self.tensors[t].lanes[lane]) for t, lane in units]
         for parts in zip_longest(*(phases for _, phases in lanes), fillvalue=()):
-            named = [
-                self._lifted(instruction, t)
-                for (t, _), part in zip(lanes, parts, strict=True)
-                for instruction in part
-            ]
-            yield sorted(named, key=lambda instruction: isinstance(instruction, Collective))
+            copies: list[Instruction] = []
+            alone: list[Collective] = []
+            staged: list[Collective] = []
+            for (t, _), part in zip(lanes, parts, strict=True):
+                for instruction in part:
+                    found = self._lifted(instruction, t)
+                    if not isinstance(found, Collective):
+                        copies.append(found)
+                    else:
+                        (staged if self.tensors[t].staged else alone).append(found)
+            yield copies, alone, staged
 
-    def phase(self, instructions: Iterable[Instruction], step: int) -> list[Instruction]:
-        """The same with joint collectives, which all belong to ``step``."""
-        copies: list[Instruction] = []
+    def phase(
+        self,
+        copies: list[Instruction],
+        alone: list[Collective],
+        staged: list[Collective],
+        step: int,
+    ) -> list[Instruction]:
+        """A phase in its order, with joint collectives; all of them belong to ``step``."""
         alike: dict[tuple[str, tuple[int, ...]], list[Collective]] = {}
-        for instruction in instructions:
-            if isinstance(instruction, Collective):
-                key = instruction.kind, instruction.ranks
-                alike.setdefault(key, []).append(replace(instruction, step=step))
-            else:
-                copies.append(instruction)
-        return copies + [one for found in alike.values() for one in self._joined(found)]
+        for one in staged:
+            alike.setdefault((one.kind, one.ranks), []).append(one)
+        joined = (found[0] if len(found) == 1 else self._one(found) for found in alike.values())
+        return [*copies, *(replace(one, step=step) for one in (*alone, *joined))]
 
     def settled(self, instruction: Instruction) -> Instruction:
         """The instruction with the buffers and pieces that there are in the end."""
@@ -154,18 +164,10 @@ class _Joint:
 
     # --- joint collectives ----------------------------------------------------------------------
 
-    def _joined(self, alike: list[Collective]) -> Iterator[Collective]:
-        """Collectives of one kind and group: those on staging of their own become one."""
-        staged = [one for one in alike if not any(map(is_shard, (*one.src, *one.dst)))]
-        yield from (one for one in alike if one not in staged)
-        if len(staged) > 1:
-            yield self._one(staged)
-        else:
-            yield from staged
-
     def _one(self, staged: list[Collective]) -> Collective:
+        """Collectives of one kind and group, each on staging of its own, as one."""
         first = staged[0]
-        name = f"{first.step}.{len(self.made)}"
+        name = f"all{len(self.made)}"
         if first.kind == "all_reduce":
             src = dst = self._memory(staged, f"x.{name}", is_dst=True)
         else:
