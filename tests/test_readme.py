@@ -9,6 +9,7 @@ import contextlib
 import io
 import re
 import shlex
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,9 @@ def main() -> None:
     """Write every printout and every picture anew."""
     for document in DOCUMENTS:
         path = ROOT / document
-        path.write_text(rendered(path.read_text(encoding="utf-8")), encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            text = rendered(path.read_text(encoding="utf-8"))
+        path.write_text(text, encoding="utf-8")
     for name, plan in pictures().items():
         (ROOT / "docs/img" / name).write_text(svg(plan), encoding="utf-8")
 
