@@ -134,7 +134,7 @@ class Bundle:
             staging = max(program.arena(rank).num_bytes for rank in program.ranks)
             if self.memory_limit is None or staging <= self.memory_limit:
                 return program
-            if share < bucket // MAX_RETREAT:
+            if share <= bucket // MAX_RETREAT:
                 raise MemoryLimitError(
                     f"redistribute_many of {len(chosen)} tensors: memory_limit={self.memory_limit} "
                     f"bytes of staging a rank, but the least that was found is {staging}."
