@@ -3,7 +3,9 @@
 Regular pairs over one rank set are searched as bindings (``search.py``). All other pairs (ragged
 cuts that do not nest, groups that differ, overlap in part or are disjoint) are an exchange between
 two planes: the src group may first sum its parts over flat pieces, the dst group may take flat
-pieces and gather its replicas. The direct exchange is always a candidate, so every pair has a plan.
+pieces and gather its replicas; and where only the cuts differ, the smaller group may change to the
+other's, so that a rank meets few of the other group. The direct exchange is always a candidate, so
+every pair has a plan.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from rvdcomm.binding import Binding, R, V, refine
 from rvdcomm.layout import Layout
 from rvdcomm.path import Path, State, Step, exchange_step, steps_of_bindings
 from rvdcomm.primitives import RebindPricer, Targets
+from rvdcomm.rvd import RVD
 from rvdcomm.search import cheapest_rebinds
 from rvdcomm.topology import Topology
 
@@ -58,14 +61,50 @@ class _PlanePath:
 
 def _across_planes(src: Layout, dst: Layout, num_bytes: int, topology: Topology) -> Iterator[Path]:
     heads, tails = _heads(src, num_bytes, topology), _tails(dst, num_bytes, topology)
-    for head, tail in product(heads, tails):
+    for head, tail in [*product(heads, tails), *_recut(src, dst, num_bytes, topology)]:
         yield Path(src, dst, (*head.steps, exchange_step(head.dst, tail.src), *tail.steps))
+
+
+def _recut(
+    src: Layout, dst: Layout, num_bytes: int, topology: Topology
+) -> Iterator[tuple[_PlanePath, _PlanePath]]:
+    """The smaller group has the other's cuts on its side of the exchange.
+
+    The same bytes cross, in a few large messages instead of one for every pair of ranks.
+    """
+    if src.rvd.v * src.rvd.r * dst.rvd.v * dst.rvd.r > 1 or not (src.is_even and dst.is_even):
+        return
+    if len(src.ranks) <= len(dst.ranks):
+        middle = _cut_as(dst, src)
+        pair = middle and refine(src, middle, topology)
+        if pair:
+            yield _plane_path(*pair, num_bytes, topology), _stay(dst)
+    else:
+        middle = _cut_as(src, dst)
+        pair = middle and refine(middle, dst, topology)
+        if pair:
+            yield _stay(src), _plane_path(*pair, num_bytes, topology)
+
+
+def _cut_as(pattern: Layout, layout: Layout) -> Layout | None:
+    """The ranks of ``layout``, cut like ``pattern`` but k times as coarse in one dim."""
+    factor, rest = divmod(len(pattern.ranks), len(layout.ranks))
+    for d, count in enumerate(pattern.rvd.d):
+        if rest == 0 and count % factor == 0:
+            counts = (*pattern.rvd.d[:d], count // factor, *pattern.rvd.d[d + 1 :])
+            middle = Layout(layout.shape, RVD(1, 1, counts), layout.ranks)
+            if middle != layout and middle.is_even:
+                return middle
+    return None
+
+
+def _stay(layout: Layout) -> _PlanePath:
+    return _PlanePath(State.of(layout), State.of(layout), ())
 
 
 def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
     """Before the exchange parts may be summed, with or without the replicas sharing the work."""
-    own = State.of(layout)
-    yield _PlanePath(own, own, ())
+    yield _stay(layout)
     pair = refine(layout, layout, topology)
     if pair is None or layout.rvd.v == 1:
         return
@@ -75,8 +114,7 @@ def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_Plan
 
 def _tails(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
     """After the exchange replicas may be gathered: all of them, or those inside a host."""
-    own = State.of(layout)
-    yield _PlanePath(own, own, ())
+    yield _stay(layout)
     pair = refine(layout, layout, topology)
     if pair is None or layout.rvd.r == 1:
         return

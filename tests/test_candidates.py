@@ -9,7 +9,7 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.candidates import candidate_paths, direct_path
 from rvdcomm.planner import Plan
-from tests.oracle import random_pair, random_topology
+from tests.oracle import plan_faults, random_pair, random_topology
 
 SHAPE = (16, 24)
 NUM_BYTES = 16 * 24 * 4
@@ -130,3 +130,22 @@ def test_ranks_that_do_not_factor_are_exchanged() -> None:
 def test_direct_path_may_run_in_windows() -> None:
     ends = rv.Layout(SHAPE, "R(1)V(1)D(8,1)"), rv.Layout(SHAPE, "R(8)V(1)D(1,1)")
     assert [step.num_slices for step in direct_path(*ends, 4).steps] == [4]
+
+
+# --- other cuts in another group ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(32, 32), (16, 32), (32, 16)])
+def test_cuts_change_inside_the_smaller_group_where_messages_are_short(
+    sizes: tuple[int, int],
+) -> None:
+    num_src, num_dst = sizes
+    cluster = rv.Topology.preset("h100", sum(sizes) // 8, 8)
+    src = rv.Layout((128, 128), f"R(1)V(1)D({num_src},1)", range(num_src))
+    dst = rv.Layout((128, 128), f"R(1)V(1)D(1,{num_dst})", range(num_src, sum(sizes)))
+    plan = rv.plan(src, dst, "float32", cluster)
+    kinds = [step.kind for step in plan.path.steps]
+    assert kinds.count("transfer") == 1
+    assert kinds[0 if num_src <= num_dst else -1] == "all_to_all"
+    assert plan.cost.rounds < min(sizes)
+    assert plan_faults(plan) == []
