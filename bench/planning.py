@@ -80,10 +80,11 @@ def rvds(num_ranks: int) -> list[str]:
 
 
 def topology(num_ranks: int, num_levels: int) -> Topology:
-    """Runs of ranks, hosts and racks."""
+    """Runs of ranks, hosts and racks, with at least so many ranks: the last rack is whole."""
     sizes = (1, min(HOST, num_ranks), min(RACK, num_ranks))[:num_levels]
+    whole = -(-num_ranks // sizes[-1]) * sizes[-1]
     levels = [
-        Level(name, tuple(tuple(range(i, i + size)) for i in range(0, num_ranks, size)), link)
+        Level(name, tuple(tuple(range(i, i + size)) for i in range(0, whole, size)), link)
         for name, size, link in zip(NAMES, sizes, LINKS, strict=False)
     ]
     return Topology(tuple(levels))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -90,8 +90,8 @@ def redistribute_many(
     call: _Call | None = world.agreed.get(request.key)
     if call is None:
         call = world.agreed[request.key] = _Call(request, agree(world, request), world)
-    else:
-        request.check(world.rank)
+    elif not call.fits(request):
+        call.refuse(request)
     drain()
     return call.run(request, progress)
 
@@ -124,13 +124,42 @@ class _Call:
             (program, [self._slot(batch, program, name) for name in program.names])
             for batch, program in compiled_many(self._bundle, world, request.executor)
         ]
+        slots = [slot for _, found in self._batches for slot in found]
+        self._src = {slot.name: slot.shape for slot in slots if slot.is_src}
+        self._dst = {slot.name: slot.shape for slot in slots if not slot.is_src}
+        self._sizes = [
+            sum(prod(slot.shape) * slot.dtype.itemsize for slot in found)
+            for _, found in self._batches
+        ]
+
+    def fits(self, request: ManyRequest) -> bool:
+        """Whether the tensors of a later call are what this was made for; no layout is asked.
+
+        Their dtypes are, since they are in the request's key.
+        """
+        tensors, out, src, dst = request.tensors, request.out, self._src, self._dst
+        return (
+            len(tensors) == len(src)
+            and all(name in src and src[name] == t.shape for name, t in tensors.items())
+            and all(name in dst and dst[name] == t.shape for name, t in out.items())
+            and all(self._becomes[name] == t.dtype for name, t in out.items())
+            and not request.misused()
+        )
+
+    def refuse(self, request: ManyRequest) -> NoReturn:
+        """Raise, on this rank alone, for tensors that do not fit."""
+        request.check(self._rank)
+        request.check_out_dtypes(
+            self._rank, {n: t.dtype for n, t in request.out.items()}, self._becomes
+        )
+        raise AssertionError("tensors that do not fit have something wrong")
 
     def run(self, request: ManyRequest, progress: bool) -> dict[str, Tensor | None]:
         """Move all tensors, batch by batch."""
         found: dict[str, Tensor | None] = dict.fromkeys(request.dst)
         given = next(iter((*request.tensors.values(), *request.out.values())), None)
         device = self._device if given is None else given.device
-        sizes = [sum(prod(s.shape) * s.dtype.itemsize for s in slots) for _, slots in self._batches]
+        sizes = self._sizes
         with (
             torch.no_grad(),
             tqdm(total=sum(sizes), unit="B", unit_scale=True, disable=not progress) as bar,

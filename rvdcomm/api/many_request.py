@@ -26,6 +26,11 @@ from rvdcomm.request import check_in_group, shard_shape
 from rvdcomm.topology import Topology
 
 WHAT = "redistribute_many"
+SHARES_MEMORY = "an out shares memory with the tensor; give another out."
+NO_GRADIENT = (
+    "the tensor requires grad, and redistribute_many carries no gradient; pass tensor.detach(), or "
+    "call it under torch.no_grad()."
+)
 _ERRORS = {error.__name__: error for error in (LayoutError, ShapeMismatchError)}
 
 
@@ -138,15 +143,38 @@ class ManyRequest:
             odd = sorted(set(given) - set(side))
             if odd:
                 raise LayoutError(f"{WHAT}: {noun} has the unknown names {odd[:5]}.")
-        storages = {_storage(out) for out in self.out.values() if out.numel()}
         for name, layout in src.items():
-            tensor = self.tensors.get(name)
-            _check_shape(f"{WHAT}: tensor {name!r}", rank, "shard", tensor, layout)
-            misuse = None if tensor is None else _misuse(tensor, storages)
-            if misuse:
-                raise LayoutError(f"{WHAT}: tensor {name!r}: rank {rank}: {misuse}")
+            _check_shape(name, rank, "shard", self.tensors.get(name), layout)
         for name, out in self.out.items():
-            _check_shape(f"{WHAT}: tensor {name!r}", rank, "out", out, dst[name])
+            _check_shape(name, rank, "out", out, dst[name])
+        for name, misuse in self.misused().items():
+            raise LayoutError(f"{WHAT}: tensor {name!r}: rank {rank}: {misuse}")
+
+    def misused(self) -> dict[str, str]:
+        """What is wrong with tensors that would lose a gradient or be overwritten, by name."""
+        found = {}
+        if torch.is_grad_enabled():
+            found = {name: NO_GRADIENT for name, t in self.tensors.items() if t.requires_grad}
+        if self.out:
+            storages = {_storage(out) for out in self.out.values() if out.numel()}
+            found |= {
+                name: SHARES_MEMORY
+                for name, t in self.tensors.items()
+                if t.numel() and _storage(t) in storages
+            }
+        return found
+
+    @staticmethod
+    def check_out_dtypes(
+        rank: int, given: Mapping[str, object], becomes: Mapping[str, object]
+    ) -> None:
+        """Raise for an ``out`` of another dtype than its tensor becomes."""
+        for name, dtype in given.items():
+            if dtype != becomes[name]:
+                raise ShapeMismatchError(
+                    f"{WHAT}: tensor {name!r}: rank {rank} passed out of {_name(dtype)}, it "
+                    f"becomes {_name(becomes[name])}."
+                )
 
     def ranks(self) -> tuple[int, ...]:
         """All ranks that have to join."""
@@ -214,12 +242,7 @@ def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:
     dtypes = {name: dtype for name, (_, dtype) in found.items()}
     wanted = {name: request.dst_dtype(name, dtypes[s]) for s, name in request.pairs}
     for rank, post in posts.items():
-        for name, dtype in post["out"].items():
-            if dtype != wanted[name]:
-                raise ShapeMismatchError(
-                    f"{WHAT}: tensor {name!r}: rank {rank} passed out of {dtype}, it becomes "
-                    f"{wanted[name]}."
-                )
+        request.check_out_dtypes(rank, post["out"], wanted)
     for s, name in request.pairs:
         turns = is_float8(dtypes[s]) != is_float8(wanted[name])
         if isinstance(request.scale, Mapping) and name in request.scale and not turns:
@@ -246,12 +269,13 @@ def _layouts(given: Mapping[str, Layout | str]) -> dict[str, Layout]:
     return found
 
 
-def _check_shape(what: str, rank: int, noun: str, tensor: Tensor | None, layout: Layout) -> None:
+def _check_shape(name: str, rank: int, noun: str, tensor: Tensor | None, layout: Layout) -> None:
     want = shard_shape(layout, rank)
     got = None if tensor is None else tuple(tensor.shape)
     if got != want:
         raise ShapeMismatchError(
-            f"{what}: rank {rank} passed {_text(got)}, its {noun} is {_text(want)}."
+            f"{WHAT}: tensor {name!r}: rank {rank} passed {_text(got)}, its {noun} is "
+            f"{_text(want)}."
         )
 
 
@@ -259,20 +283,8 @@ def _text(shape: Iterable[int] | None) -> str:
     return "None" if shape is None else str(list(shape))
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _misuse(tensor: Tensor, storages: set[int]) -> str | None:
-    """What is wrong with a tensor that would lose a gradient or be overwritten."""
-    if tensor.requires_grad and torch.is_grad_enabled():
-        return (
-            "the tensor requires grad, and redistribute_many carries no gradient; pass "
-            "tensor.detach(), or call it under torch.no_grad()."
-        )
-    if tensor.numel() and _storage(tensor) in storages:
-        return "an out shares memory with the tensor; give another out."
-    return None
 
 
 def _storage(tensor: Tensor) -> int:

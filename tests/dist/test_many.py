@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -276,8 +277,6 @@ def one_is_wrong(rank: int, fault: str) -> tuple[str, bool]:
 def test_disagreement_is_a_named_error_on_every_rank_and_a_rerun_succeeds(
     worlds: Worlds, fault: str
 ) -> None:
-    import re
-
     for error, is_right in worlds(2).run(one_is_wrong, fault):
         assert re.match(FAULTS[fault][1], error), error
         assert is_right
@@ -316,8 +315,6 @@ def needs_grad() -> dict[str, Any]:
 def test_illegal_requests_are_errors(
     worlds: Worlds, make: Callable[[], dict[str, Any]], message: str
 ) -> None:
-    import re
-
     for error in worlds(2).run(all_are_wrong, make):
         assert re.match(message, error), error
 
@@ -336,3 +333,42 @@ def with_progress(rank: int) -> str:
 
 def test_a_bar_is_shown_on_request(worlds: Worlds) -> None:
     assert all("100%" in text for text in worlds(2).run(with_progress))
+
+
+LATER: dict[str, tuple[dict[str, Any], str]] = {
+    "a shape": (
+        {"tensors": {"a": torch.ones(4, 6), "b": torch.ones(4, 5)}},
+        r"ShapeMismatchError: .*tensor 'b': rank \d passed \[4, 5\], its shard is \[4, 6\]",
+    ),
+    "a missing tensor": (
+        {"tensors": {"a": torch.ones(4, 6)}},
+        r"ShapeMismatchError: .*tensor 'b': rank \d passed None",
+    ),
+    "an out's shape": (
+        {"out": {"a": torch.ones(8, 2)}},
+        r"ShapeMismatchError: .*tensor 'a': rank \d passed \[8, 2\], its out is \[8, 3\]",
+    ),
+    "an out's dtype": (
+        {"out": {"a": torch.ones(8, 3).half()}},
+        r"ShapeMismatchError: .*tensor 'a': rank \d passed out of float16, it becomes float32",
+    ),
+    "an out's name": (
+        {"out": {"z": torch.ones(8, 3)}},
+        r"LayoutError: .*out has the unknown names \['z'\]",
+    ),
+}
+
+
+def later_is_wrong(rank: int, fault: str) -> tuple[str, bool]:
+    """The first call is right, the second is not, the third is again."""
+    salt = f"later {fault}"
+    _call(rank, salt)
+    error = error_of(lambda: _call(rank, salt, **LATER[fault][0]))
+    return error, bool((_call(rank, salt)["b"] == 1).all())
+
+
+@pytest.mark.parametrize("fault", LATER)
+def test_a_later_call_with_other_tensors_is_an_error(worlds: Worlds, fault: str) -> None:
+    for error, is_right in worlds(2).run(later_is_wrong, fault):
+        assert re.match(LATER[fault][1], error), error
+        assert is_right
