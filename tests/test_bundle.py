@@ -188,6 +188,16 @@ def test_large_tensors_may_take_several_steps() -> None:
         verify(batch.program)
 
 
+def test_replicas_cross_the_slow_link_once() -> None:
+    hosts = rv.Topology.hosts([range(4), range(4, 8)], rv.Link(1e-6, 1e10), rv.Link(1e-5, 1e9))
+    src = rv.Layout((64, 96), "R(2)V(1)D(2,1)", range(4))
+    dst = rv.Layout((64, 96), "R(4)V(1)D(1,1)", range(4, 8))
+    names = [f"w{i}" for i in range(6)]
+    layouts = dict.fromkeys(names, src), dict.fromkeys(names, dst)
+    bundle = plan_many(*layouts, "float32", topology=hosts)
+    assert bundle.cost.host_bytes == 6 * 64 * 96 * 4
+
+
 def test_stages_of_a_pipeline_send_in_turn() -> None:
     stages = [rv.Layout((64, 64), "R(1)V(1)D(2,1)", ranks) for ranks in ((0, 1), (2, 3))]
     dst = rv.Layout((64, 64), "R(1)V(1)D(2,1)", (4, 5))
