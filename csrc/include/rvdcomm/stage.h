@@ -39,7 +39,8 @@ struct Action {
   uint32_t count;  ///< events of the peer to wait for, since the call began
 };
 
-/// Actions in order. The first buffers are the caller's shards, the others those of the last `bind`.
+/// Actions in order. The first buffers are the caller's shards, the others those of the last
+/// `bind`.
 class Stage {
  public:
   /// @throws std::invalid_argument if an action names a program that there is not
