@@ -61,14 +61,17 @@ class ManyRequest:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """All that decides which call this is, as far as this rank knows."""
-        dtype = self.dtype
+        """All that decides which call this is, as far as this rank knows.
+
+        In what order tensors, dtypes and scales were put in their mappings does not.
+        """
+        dtype, mine = self.dtype, self.tensors
         return (
             *(tuple(side.items()) for side in (self.src, self.dst)),
             None if self.names is None else tuple(self.pairs),
-            tuple(dtype.items()) if isinstance(dtype, Mapping) else dtype,
-            tuple(self.scale) if isinstance(self.scale, Mapping) else self.scale is not None,
-            tuple((name, tensor.dtype) for name, tensor in self.tensors.items()),
+            frozenset(dtype.items()) if isinstance(dtype, Mapping) else dtype,
+            frozenset(self.scale) if isinstance(self.scale, Mapping) else self.scale is not None,
+            tuple(mine[name].dtype if name in mine else None for name in self.src),
             self.memory_limit,
             self.topology,
             self.executor,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
+from rvdcomm.executors.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
 from tests.oracle import random_layout, random_shape
@@ -218,7 +219,7 @@ def _call(rank: int, salt: str = "", **changed: Any) -> Any:
     } | changed
     if salt:
         for side, value in (("tensors", torch.ones(4, 6)), ("src", ROWS), ("dst", COLUMNS)):
-            arguments[side] = {salt: value, **arguments[side]}
+            arguments[side] = {salt: value} | arguments[side]
     return rv.redistribute_many(**arguments)
 
 
@@ -372,3 +373,18 @@ def test_a_later_call_with_other_tensors_is_an_error(worlds: Worlds, fault: str)
     for error, is_right in worlds(2).run(later_is_wrong, fault):
         assert re.match(LATER[fault][1], error), error
         assert is_right
+
+
+def in_another_order(rank: int) -> int:
+    """Rank 1 turns its mappings round in the second call, which is the same call all the same."""
+    before = len(World.of().agreed)
+    _call(rank, "order", dtype={"a": torch.float64, "b": torch.float64})
+    tensors = {"b": torch.ones(4, 6), "a": torch.ones(4, 6)}
+    dtypes = {"b": torch.float64, "a": torch.float64}
+    turned = {"tensors": tensors, "dtype": dtypes} if rank == 1 else {"dtype": dtypes}
+    _call(rank, "order", **turned)
+    return len(World.of().agreed) - before
+
+
+def test_the_order_of_tensors_makes_no_other_call(worlds: Worlds) -> None:
+    assert worlds(2).run(in_another_order) == [1, 1]
