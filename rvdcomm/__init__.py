@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rvdcomm.box import Box
 from rvdcomm.bundle import Bundle
 from rvdcomm.bundle.planning import plan_many
 from rvdcomm.cost import Cost
@@ -35,6 +36,7 @@ _NEEDS_TORCH = frozenset({"Redistributor", "redistribute", "redistribute_many"})
 
 __all__ = [
     "RVD",
+    "Box",
     "Bundle",
     "Cell",
     "CheckpointError",

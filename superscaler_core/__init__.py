@@ -1,0 +1,83 @@
+"""superscaler_core: a PyTorch model and an sProgram become a running parallel program.
+
+The communication between parts is planned and run by ``rvdcomm``; nothing here speaks to a network.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from superscaler_core.annotation import Annotation
+from superscaler_core.compiled import Compiled, compile
+from superscaler_core.dims import DimClass, Dims
+from superscaler_core.errors import (
+    AnnotationError,
+    CaptureError,
+    CoverageError,
+    DeviceMemoryError,
+    OrderError,
+    PlanError,
+)
+from superscaler_core.graph import Graph, GraphBuilder, Op
+from superscaler_core.op_trans import pieces, replicate, split
+from superscaler_core.part import Part
+from superscaler_core.plan import Axis, Plan, Stage
+from superscaler_core.schedules import SCHEDULES, Schedule, ScheduleError
+from superscaler_core.tensor import PTensor, VTensor
+
+if TYPE_CHECKING:
+    from superscaler_core.capture import capture
+    from superscaler_core.register import register_op
+    from superscaler_core.run.load import load
+    from superscaler_core.run.threads import run_threads
+    from superscaler_core.run.trainer import Trainer
+
+_NEEDS_TORCH = {
+    "Trainer": "superscaler_core.run.trainer",
+    "capture": "superscaler_core.capture",
+    "load": "superscaler_core.run.load",
+    "register_op": "superscaler_core.register",
+    "run_threads": "superscaler_core.run.threads",
+}
+
+__all__ = [
+    "SCHEDULES",
+    "Annotation",
+    "AnnotationError",
+    "Axis",
+    "CaptureError",
+    "Compiled",
+    "CoverageError",
+    "DeviceMemoryError",
+    "DimClass",
+    "Dims",
+    "Graph",
+    "GraphBuilder",
+    "Op",
+    "OrderError",
+    "PTensor",
+    "Part",
+    "Plan",
+    "PlanError",
+    "Schedule",
+    "ScheduleError",
+    "Stage",
+    "Trainer",
+    "VTensor",
+    "capture",
+    "compile",
+    "load",
+    "pieces",
+    "register_op",
+    "replicate",
+    "run_threads",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEEDS_TORCH:
+        raise AttributeError(f"module 'superscaler_core' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)

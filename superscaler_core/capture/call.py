@@ -1,0 +1,188 @@
+"""Call: what a rule sees of one traced call, and how it adds ops to the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+import torch
+
+from superscaler_core.capture.records import Node
+from superscaler_core.errors import CaptureError
+from superscaler_core.graph import GraphBuilder
+from superscaler_core.tensor import CONSTANT, PARAMETER, PTensor
+
+_KEPT_ANYWAY = (PARAMETER, CONSTANT)
+
+_NAMES = ("b", "s", "h", "d", "e", "f", "g", "i")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the traced program, its tensors being those of the graph.
+
+    Attributes:
+        node: the call.
+        args: its arguments by name.
+        builder: of the graph.
+    """
+
+    node: Node
+    args: dict[str, Any]
+    builder: GraphBuilder
+
+    def __getitem__(self, name: str) -> Any:
+        return self.args[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An argument that not every overload has."""
+        return self.args.get(name, default)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the (first) result."""
+        return self.node.outputs[0].shape
+
+    @property
+    def kind(self) -> str:
+        """Plain name of what is called: ``softmax`` of ``aten.softmax.int``."""
+        return self.node.base.rpartition(".")[2].strip("_")
+
+    @property
+    def tensors(self) -> list[PTensor]:
+        """All tensors among the arguments, in order, each use of one counted."""
+        return list(_tensors(self.args.values()))
+
+    def op(
+        self,
+        kind: str,
+        annotation: str,
+        inputs: Sequence[PTensor],
+        code: str,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: str | None = None,
+        saves: Sequence[int] | None = None,
+        flops: float = 1.0,
+        differentiable: bool = True,
+        sizes: Mapping[str, int] | None = None,
+    ) -> PTensor:
+        """Add an op of one result, of the call's shape and dtype if not given.
+
+        ``saves`` is as of ``graph.Op``; parameters and constants are left out of it here, and all
+        if no gradient flows.
+        """
+        value = self.node.outputs[0]
+        output = (value.shape if shape is None else tuple(shape), dtype or value.dtype)
+        return self.op_of_many(
+            kind, annotation, inputs, code, [output],
+            saves=saves, flops=flops, differentiable=differentiable, sizes=sizes,
+        )[0]  # fmt: skip
+
+    def op_of_many(
+        self,
+        kind: str,
+        annotation: str,
+        inputs: Sequence[PTensor],
+        code: str,
+        outputs: Sequence[tuple[Sequence[int], str]],
+        *,
+        saves: Sequence[int] | None = None,
+        flops: float = 1.0,
+        differentiable: bool = True,
+        sizes: Mapping[str, int] | None = None,
+    ) -> tuple[PTensor, ...]:
+        """Add an op of several results; as ``op``."""
+        grad = differentiable and self.node.with_grad and any(t.requires_grad for t in inputs)
+        wanted = range(len(inputs)) if saves is None else saves
+        kept = [i for i in wanted if i >= len(inputs) or inputs[i].kind not in _KEPT_ANYWAY]
+        return self.builder.op(
+            kind, annotation, inputs, outputs, code,
+            module=self.node.module, saves=kept if grad else (), flops=flops, differentiable=grad,
+            sizes=sizes,
+        )  # fmt: skip
+
+    def written(self, template: str, inputs: Sequence[PTensor]) -> str:
+        """Fill the arguments of the call into a template such as ``F.gelu({self})``."""
+        names = [field for _, field, _, _ in Formatter().parse(template) if field]
+        return template.format(**{n: literal(self.args[n], inputs) for n in names})
+
+    def fallback(self, inputs: Sequence[PTensor]) -> str:
+        """The call as it was traced, such as ``torch.ops.aten.elu.default({x0}, 1.0)``."""
+        words: list[str] = []
+        by_name = False
+        given = dict(self.node.given)
+        for name, value in self.args.items():
+            # Behind an argument that is left out, the others go by name.
+            by_name = by_name or given.get(name, True)
+            if name in given and name not in ("device", "layout", "pin_memory"):
+                words.append(f"{name}=" * by_name + literal(value, inputs))
+        return f"torch.ops.{self.node.target}({', '.join(words)})"
+
+    def error(self, why: str) -> CaptureError:
+        """What to raise if the call cannot be a part of a graph."""
+        shapes = ", ".join(map(str, self.tensors)) or "no tensor"
+        return CaptureError(f"{self.node.target} in {self.node.place}, of {shapes}: {why}")
+
+
+def literal(value: Any, inputs: Sequence[PTensor]) -> str:
+    """A value as Python text in a code template; a tensor as the field of its position.
+
+    >>> literal([1, float("-inf"), torch.float32], [])
+    '[1, float("-inf"), torch.float32]'
+    """
+    if isinstance(value, PTensor):
+        position = next(i for i, t in enumerate(inputs) if t is value)
+        return f"{{x{position}}}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(literal(v, inputs) for v in value) + "]"
+    if isinstance(value, float) and value - value != 0:
+        return f'float("{value}")'
+    if isinstance(value, str):
+        return f'"{value}"'
+    return repr(value)
+
+
+def names(rank: int) -> list[str]:
+    """Identifiers for the dims of a tensor, outermost first."""
+    return [*_NAMES[:rank], *(f"d{i}" for i in range(len(_NAMES), rank))]
+
+
+def text(dims: Iterable[str]) -> str:
+    """Dims as one operand of an annotation."""
+    return " ".join(dims) or "()"
+
+
+def dim_of(dim: int, rank: int) -> int:
+    """A dim counted from the front."""
+    return dim % max(rank, 1)
+
+
+def dims_of(dims: Any, rank: int) -> list[int]:
+    """Dims of a reduction, counted from the front and sorted; all if none are given."""
+    if dims is None or dims == []:
+        return list(range(rank))
+    return sorted(dim_of(d, rank) for d in (dims if isinstance(dims, list) else [dims]))
+
+
+def fixed(dims: Sequence[str], which: Iterable[int]) -> list[str]:
+    """The dims with those at ``which`` marked as fixed."""
+    chosen = set(which)
+    return [f"{d}^" if i in chosen else d for i, d in enumerate(dims)]
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[PTensor]:
+    for value in values:
+        if isinstance(value, PTensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a name such as ``float32``."""
+    found = getattr(torch, name)
+    assert isinstance(found, torch.dtype)
+    return found

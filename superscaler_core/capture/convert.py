@@ -1,0 +1,197 @@
+"""From a traced program to a graph: constants are folded, every other call goes to its rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from superscaler_core.capture.call import Call
+from superscaler_core.capture.records import Node, Program, Ref
+from superscaler_core.capture.rules import rule_of
+from superscaler_core.errors import AnnotationError, CaptureError
+from superscaler_core.graph import Graph, GraphBuilder
+from superscaler_core.tensor import PTensor
+
+# Of these only the shape and dtype of the argument matter, so that their results are constants.
+_LIKE = {
+    "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like",
+    "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_tensor",
+}  # fmt: skip
+
+
+def graph_of(program: Program, model: nn.Module, name: str) -> Graph:
+    """Turn a traced program into a graph.
+
+    Raises:
+        CaptureError: an op has no rule, or does what cannot be split; the message names it.
+    """
+    return _Conversion(program, model, name).graph()
+
+
+class _Conversion:
+    """Walks a program; ``values`` holds what every ref is: a pTensor, or a real constant."""
+
+    def __init__(self, program: Program, model: nn.Module, name: str) -> None:
+        self.program, self.model = program, model
+        self.builder = GraphBuilder(name)
+        self.values: dict[Ref, PTensor | Tensor] = {}
+        self.constants: dict[Ref, PTensor] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self.views: set[Ref] = set()
+
+    def graph(self) -> Graph:
+        for name, value in self.program.inputs:
+            self.values[Ref(name)] = self.builder.input(name, value.shape, value.dtype)
+        self._add_parameters()
+        self._add_constants()
+        for node in self.program.nodes:
+            self._convert(node)
+        return self.builder.build(self._loss())
+
+    def _add_parameters(self) -> None:
+        """Every parameter of the model under its first name, tied ones as aliases of it."""
+        made: dict[int, PTensor] = {}
+        by_name: dict[str, PTensor] = {}
+        for name, tensor in self.model.named_parameters(remove_duplicate=False):
+            if id(tensor) in made:
+                self.builder.alias(name, made[id(tensor)].name)
+            else:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                made[id(tensor)] = self.builder.parameter(
+                    name, tensor.shape, dtype, tensor.requires_grad
+                )
+            by_name[name] = made[id(tensor)]
+        for place, name in self.program.parameters.items():
+            self.values[Ref(place)] = by_name[name]
+
+    def _add_constants(self) -> None:
+        for place, name in self.program.buffers.items():
+            self.buffers[name] = self.model.get_buffer(name).detach().clone()
+            self.values[Ref(place)] = self.buffers[name]
+        for place, value in self.program.constants.items():
+            self.values[Ref(place)] = value.detach().clone()
+
+    def _convert(self, node: Node) -> None:
+        if node.base in _LIKE:
+            node = replace(node, args={**node.args, "self": self._stand_in(node.args["self"])})
+        refs = list(_refs(node.args.values()))
+        if not any(isinstance(self.values[ref], PTensor) for ref in refs):
+            results: Sequence[PTensor | Tensor] = self._folded(node)
+        else:
+            results = self._ruled(node)
+        for i, result in enumerate(results):
+            self.values[Ref(node.name, i)] = result
+            if node.is_view or node.mutates:
+                self.views.add(Ref(node.name, i))
+        if node.is_view:
+            self.views.update(refs)
+
+    def _stand_in(self, ref: Ref) -> Tensor:
+        """A constant of a tensor's shape and dtype that takes no memory."""
+        like = self.values[ref]
+        dtype = getattr(torch, like.dtype) if isinstance(like, PTensor) else like.dtype
+        return torch.zeros((), dtype=dtype).expand(like.shape)
+
+    def _folded(self, node: Node) -> Sequence[Tensor]:
+        if node.is_random:
+            raise CaptureError(
+                f"{node.target} in {node.place} draws random numbers when it runs, which parts "
+                "would draw differently; pass them to the model as an input, or use dropout."
+            )
+        args = {name: self._filled(value, self.values) for name, value in node.args.items()}
+        before = {name: buffer._version for name, buffer in self.buffers.items()}
+        results = node.run(args)
+        for name, buffer in self.buffers.items():
+            if buffer._version != before[name]:
+                raise _mutates(node, name)
+        return results
+
+    def _ruled(self, node: Node) -> Sequence[PTensor]:
+        target = node.target
+        if node.mutates:
+            node = self._functional(node)
+        known = {ref: self._tensor(ref, node) for ref in _refs(node.args.values())}
+        args = {name: self._filled(value, known) for name, value in node.args.items()}
+        call = Call(node, args, self.builder)
+        try:
+            result = rule_of(call)(call)
+        except AnnotationError as error:
+            raise call.error(str(error)) from None
+        results = (result,) if isinstance(result, PTensor) else tuple(result)
+        if target != node.target:
+            self.values |= {ref: results[0] for ref in _refs([node.args[node.mutates[0]]])}
+        return results
+
+    def _functional(self, node: Node) -> Node:
+        """The call of the same name that writes a new tensor; later readers get that one."""
+        (name, *_) = node.mutates
+        ref = node.args[name]
+        if isinstance(self.values[ref], Tensor):
+            for buffer, value in self.buffers.items():
+                if value is self.values[ref]:
+                    raise _mutates(node, buffer)
+        if ref in self.views or ref.name not in {n.name for n in self.program.nodes}:
+            raise CaptureError(
+                f"{node.target} in {node.place} writes in place what other tensors share memory "
+                "with; use the form that returns a new tensor."
+            )
+        base, _, overload = node.target.rpartition(".")
+        return replace(node, target=f"{base.rstrip('_')}.{overload}")
+
+    def _tensor(self, ref: Ref, node: Node) -> PTensor:
+        """What a ref is in the graph; a constant becomes one of the graph's when it is read."""
+        value = self.values[ref]
+        if isinstance(value, PTensor):
+            return value
+        if ref not in self.constants:
+            if value.is_meta:
+                raise CaptureError(
+                    f"{node.target} in {node.place} reads a constant that is on the meta device; "
+                    "give the model's buffers values before it is captured: "
+                    f"{', '.join(n for n, b in self.buffers.items() if b.is_meta)}."
+                )
+            dtype = str(value.dtype).removeprefix("torch.")
+            name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
+            self.constants[ref] = self.builder.constant(name, value.clone(), value.shape, dtype)
+        return self.constants[ref]
+
+    def _filled(self, value: Any, known: Mapping[Ref, Any]) -> Any:
+        if isinstance(value, Ref):
+            return known[value]
+        if isinstance(value, list):
+            return [self._filled(v, known) for v in value]
+        return value
+
+    def _loss(self) -> PTensor:
+        if len(self.program.outputs) != 1:
+            raise CaptureError(
+                f"{self.builder.name} returns {len(self.program.outputs)} tensors; a model to be "
+                "captured returns the loss alone, such as a mean over the microbatch."
+            )
+        loss = self.values[self.program.outputs[0]]
+        if not isinstance(loss, PTensor) or loss.kind != "activation":
+            raise CaptureError(
+                f"{self.builder.name} returns a value that no op computes from its inputs; "
+                "it has to return the loss."
+            )
+        return loss
+
+
+def _refs(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, Ref):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _refs(value)
+
+
+def _mutates(node: Node, buffer: str) -> CaptureError:
+    return CaptureError(
+        f"{node.target} in {node.place} changes buffer {buffer!r} in the forward pass, which "
+        "parts of a split batch would do differently; a batch norm is captured with "
+        "track_running_stats=False, another module without that buffer."
+    )

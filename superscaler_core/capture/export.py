@@ -1,0 +1,204 @@
+"""The one file that knows ``torch.export``: from a module to plain records."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind
+
+from superscaler_core.capture.records import Node, Program, Ref, Value
+from superscaler_core.errors import CaptureError
+
+# Left by export as a check of its own; it computes nothing.
+_CHECKS = ("aten._assert_tensor_metadata.default",)
+
+
+def trace(model: nn.Module, inputs: Sequence[Any]) -> Program:
+    """Trace a forward pass; nothing is computed, so meta tensors do.
+
+    Raises:
+        CaptureError: tracing cannot follow the model.
+    """
+    try:
+        exported = torch.export.export(model, tuple(inputs), strict=False)
+    except Exception as error:
+        raise CaptureError(_why(model, error)) from error
+    return _Reader(exported).program()
+
+
+class _Reader:
+    """Reads one exported program; ``refs`` says what each fx node's name stands for."""
+
+    def __init__(self, exported: Any) -> None:
+        self.exported = exported
+        self.refs: dict[str, Any] = {}
+
+    def program(self) -> Program:
+        module: fx.GraphModule = self.exported.graph_module
+        found = {n.name: n for n in module.graph.nodes if n.op == "placeholder"}
+        specs = {s.arg.name: s for s in self.exported.graph_signature.input_specs}
+        named: dict[InputKind, dict[str, str]] = {kind: {} for kind in InputKind}
+        for name, spec in specs.items():
+            named[spec.kind][name] = spec.target or name
+        inputs = [
+            (name, _value(found[name].meta["val"]))
+            for name in named[InputKind.USER_INPUT]
+            if isinstance(found[name].meta["val"], Tensor)
+        ]
+        self.refs |= {name: Ref(name) for name in found}
+        nodes = tuple(self._nodes(module, with_grad=True))
+        returned = next(n for n in module.graph.nodes if n.op == "output").args[0]
+        return Program(
+            tuple(inputs),
+            named[InputKind.PARAMETER],
+            named[InputKind.BUFFER],
+            {
+                name: self.exported.constants[target]
+                for name, target in named[InputKind.CONSTANT_TENSOR].items()
+            },
+            nodes,
+            tuple(self.refs[n.name] for n in returned if isinstance(n, fx.Node)),
+        )
+
+    def _nodes(self, module: fx.GraphModule, with_grad: bool) -> Iterator[Node]:
+        for node in module.graph.nodes:
+            if node.op != "call_function":
+                continue
+            if node.target is operator.getitem:
+                base = self.refs[node.args[0].name]
+                made = (
+                    base[node.args[1]] if isinstance(base, list) else Ref(base.name, node.args[1])
+                )
+                self.refs[node.name] = made
+            elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+                yield from self._inlined(module, node)
+            elif str(node.target) in _CHECKS:
+                continue
+            elif isinstance(node.target, torch._ops.OpOverload):
+                yield self._node(node, with_grad)
+            else:
+                path, kind = _module(node)
+                raise CaptureError(
+                    f"{node.target} in module {path!r} ({kind}) holds a program of its own, which "
+                    "is not supported; call what it does directly, or put it behind @register_op."
+                )
+
+    def _inlined(self, module: fx.GraphModule, node: fx.Node) -> Iterator[Node]:
+        """The body of a ``torch.no_grad()`` or ``enable_grad()`` block, in place."""
+        with_grad, body, *args = node.args
+        inner: fx.GraphModule = getattr(module, str(body.target))  # type: ignore[union-attr]
+        places = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        outside = dict(self.refs)
+        self.refs |= {p.name: self._read(a) for p, a in zip(places, args, strict=True)}
+        prefix = f"{node.name}."
+        for made in self._nodes(inner, bool(with_grad)):
+            self.refs[made.name] = Ref(prefix + made.name)
+            yield Node(
+                **{f: getattr(made, f) for f in made.__slots__} | {"name": prefix + made.name}
+            )
+        returned = next(n for n in inner.graph.nodes if n.op == "output").args[0]
+        results = [self.refs[n.name] for n in returned]
+        self.refs = outside | {node.name: results}
+
+    def _node(self, node: fx.Node, with_grad: bool) -> Node:
+        target: Any = node.target
+        schema = target._schema.arguments
+        positional = [a.name for a in schema if not a.kwarg_only]
+        given = dict(zip(positional, node.args, strict=False)) | node.kwargs
+        args = {
+            a.name: self._read(given[a.name]) if a.name in given else a.default_value
+            for a in schema
+        }
+        self.refs[node.name] = Ref(node.name)
+        path, kind = _module(node)
+        return Node(
+            name=node.name,
+            target=str(target),
+            args=args,
+            given=tuple((a.name, a.kwarg_only) for a in schema if a.name in given),
+            outputs=self._outputs(node),
+            module=path,
+            module_type=kind,
+            is_pointwise=torch.Tag.pointwise in target.tags,
+            is_random=torch.Tag.nondeterministic_seeded in target.tags,
+            mutates=tuple(a.name for a in schema if a.alias_info and a.alias_info.is_write),
+            is_view=any(r.alias_info is not None for r in target._schema.returns),
+            with_grad=with_grad,
+            run=_Runner(target),
+        )
+
+    def _outputs(self, node: fx.Node) -> tuple[Value, ...]:
+        fakes = node.meta["val"]
+        tensors = [
+            t
+            for t in (fakes if isinstance(fakes, list | tuple) else [fakes])
+            if isinstance(t, Tensor)
+        ]
+        if any(not isinstance(size, int) for t in tensors for size in t.shape):
+            path, kind = _module(node)
+            raise CaptureError(
+                f"{node.target} in module {path!r} ({kind}) makes a tensor whose shape depends on "
+                "values; put what calls it, up to fixed shapes, into a function under @register_op."
+            )
+        return tuple(map(_value, tensors))
+
+    def _read(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return self.refs[value.name]
+        if isinstance(value, list | tuple):
+            return [self._read(v) for v in value]
+        return value
+
+
+class _Runner:
+    """Computes an ATen op on the CPU from all its arguments by name."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __call__(self, args: Mapping[str, Any]) -> tuple[Any, ...]:
+        values = {n: "cpu" if isinstance(v, torch.device) else v for n, v in args.items()}
+        schema = self.target._schema.arguments
+        positional = [values[a.name] for a in schema if not a.kwarg_only]
+        keywords = {a.name: values[a.name] for a in schema if a.kwarg_only}
+        with torch.no_grad():
+            result = self.target(*positional, **keywords)
+        return tuple(result) if isinstance(result, list | tuple) else (result,)
+
+
+def _value(fake: Tensor) -> Value:
+    return Value(tuple(fake.shape), str(fake.dtype).removeprefix("torch."))
+
+
+def _module(node: fx.Node) -> tuple[str, str]:
+    """Path and class of the innermost module; a module that is called again has ``@1``."""
+    stack = node.meta.get("nn_module_stack") or {"": ("", "")}
+    path, kind = list(stack.values())[-1]
+    name = kind if isinstance(kind, str) else kind.__name__
+    return re.sub(r"@\d+", "", path), name.rpartition(".")[2]
+
+
+def _why(model: nn.Module, error: Exception) -> str:
+    """What tracing could not follow, and in which module: the last one whose code was running."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    place, at = "the model itself", error.__traceback__
+    while at is not None:
+        place = _place(model, at, paths) or place
+        at = at.tb_next
+    reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+    return (
+        f"tracing cannot follow {place}: {type(error).__name__}: {reason.strip()} If what it does "
+        "depends on the values of tensors, put that into a function under @register_op."
+    )
+
+
+def _place(model: nn.Module, at: TracebackType, paths: Mapping[int, str]) -> str | None:
+    running = at.tb_frame.f_locals.get("self")
+    path = paths.get(id(running))
+    return f"module {path!r} ({type(running).__name__})" if path else None

@@ -1,0 +1,89 @@
+"""Records: what a traced program is to us, whichever front end traced it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Output ``index`` of the node or argument ``name``."""
+
+    name: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What is known of a tensor before it exists."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One call of a traced program.
+
+    Attributes:
+        name: unique in its program.
+        target: what is called, such as ``aten.linear.default``.
+        args: all arguments by the names of the schema, defaults filled in; tensors are ``Ref``s.
+        given: names of the arguments that the model gave, and whether by keyword only.
+        outputs: of each tensor that it returns.
+        module: path of the module that called it, ``""`` for the model itself.
+        module_type: class of that module.
+        is_pointwise: every output element depends on the input elements at its place only.
+        is_random: it draws random numbers.
+        mutates: arguments that it writes in place.
+        is_view: an output may share memory with an input.
+        with_grad: gradients are recorded here.
+        run: really computes it, on the CPU, from all arguments by name.
+    """
+
+    name: str
+    target: str
+    args: Mapping[str, Any]
+    given: tuple[tuple[str, bool], ...]
+    outputs: tuple[Value, ...]
+    module: str
+    module_type: str
+    is_pointwise: bool
+    is_random: bool
+    mutates: tuple[str, ...]
+    is_view: bool
+    with_grad: bool
+    run: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+
+    @property
+    def base(self) -> str:
+        """The target without its overload: ``aten.add`` of ``aten.add.Tensor``."""
+        return self.target.rpartition(".")[0]
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return f"module {self.module!r} ({self.module_type})" if self.module else "the model itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A traced model: ``nodes`` compute ``outputs`` from what is named in the other fields.
+
+    Attributes:
+        inputs: arguments of the model, in their order.
+        parameters: names of arguments that stand for a parameter -> its name in the model.
+        buffers: likewise for buffers.
+        constants: other tensors that tracing found, with their values.
+        nodes: in an order that data flow allows.
+        outputs: what the model returns.
+    """
+
+    inputs: tuple[tuple[str, Value], ...]
+    parameters: Mapping[str, str]
+    buffers: Mapping[str, str]
+    constants: Mapping[str, Any]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Ref, ...]

@@ -1,0 +1,17 @@
+"""Rules: for every ATen op that we know, what it is in a graph."""
+
+from superscaler_core.capture.rules import (  # noqa: F401 - each adds its rules to the table
+    attention,
+    elementwise,
+    image,
+    index,
+    linear,
+    loss,
+    norm,
+    reduce,
+    registered,
+    shape,
+)
+from superscaler_core.capture.rules.table import RULES, rule, rule_of
+
+__all__ = ["RULES", "rule", "rule_of"]

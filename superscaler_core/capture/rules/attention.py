@@ -1,0 +1,57 @@
+"""Attention: batch, heads and queries are cut freely, keys never."""
+
+from __future__ import annotations
+
+from superscaler_core.capture.call import Call, names, text
+from superscaler_core.capture.rules.table import rule
+from superscaler_core.tensor import PTensor
+
+
+@rule("aten.scaled_dot_product_attention")
+def attention(call: Call) -> PTensor:
+    q, k, v, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
+    batch = ["b", "h", *names(len(q.shape))[3:]][: len(q.shape) - 2]
+    if any(t.shape[:-3] != q.shape[:-3] for t in (k, v)):
+        raise call.error("batch dims that broadcast are not supported; expand them first.")
+    q_batch, kv_batch = list(batch), list(batch)
+    if call["enable_gqa"]:
+        # Query head (g r) reads key head g: cut by groups, each part has its own.
+        q_batch[-1], kv_batch[-1] = "(g r)", "g"
+    inputs = [q, k, v]
+    operands = [[*q_batch, "l", "e^"], [*kv_batch, "t^", "e^"], [*kv_batch, "t^", "d"]]
+    if mask is not None:
+        inputs.append(mask)
+        operands.append(_mask_dims(mask, [*q_batch, "l", "t^"], (*q.shape[:-1], k.shape[-2])))
+    annotation = f"{', '.join(map(text, operands))} -> {text([*q_batch, 'l', 'd'])}"
+    # Two products over keys: 2 (e + d) operations where the loops e and d make e * d iterations.
+    width, value_width = q.shape[-1], v.shape[-1]
+    flops = 2.0 * (1 / width + 1 / value_width) / (2 if call["is_causal"] else 1)
+    return call.op(
+        "attention", annotation, inputs, _code(call, inputs), flops=flops,
+        saves=(*range(len(inputs)), len(inputs)),
+    )  # fmt: skip
+
+
+def _code(call: Call, inputs: list[PTensor]) -> str:
+    q, k = inputs[:2]
+    words = [f"{{x{i}}}" for i in range(len(inputs))]
+    given = {
+        name: call[name] for name in ("scale", "enable_gqa") if call[name] not in (None, False)
+    }
+    if not call["is_causal"] and call["dropout_p"] == 0:
+        words += [f"{name}={value}" for name, value in given.items()]
+        return f"F.scaled_dot_product_attention({', '.join(words)})"
+    if call["is_causal"]:
+        words += ["first={start[l]}", "is_causal=True"]
+    words += [f"{name}={value}" for name, value in given.items()]
+    if call["dropout_p"] > 0:
+        shape = (*q.shape[:-1], k.shape[-2])
+        words += [f"p={call['dropout_p']}", "seed={seed}",
+                  "lo=(*{in0.lo}[:-1], 0)", f"shape={shape}"]  # fmt: skip
+    return f"ops.attention({', '.join(words)})"
+
+
+def _mask_dims(mask: PTensor, dims: list[str], sizes: tuple[int, ...]) -> list[str]:
+    skipped = len(dims) - len(mask.shape)
+    pairs = zip(dims[skipped:], mask.shape, sizes[skipped:], strict=True)
+    return ["1" if size != wanted else dim for dim, size, wanted in pairs]

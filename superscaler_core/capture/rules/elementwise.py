@@ -1,0 +1,147 @@
+"""Ops of which every output element depends on the input elements at its place: no loop is bound.
+
+Which they are is told by the traced program; the tables here only make their code readable and say
+what autograd keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import Formatter
+
+from superscaler_core.capture.call import Call, names, text
+from superscaler_core.capture.rules.table import rule
+from superscaler_core.tensor import PTensor
+
+# The first template that has a field for every argument that is given is taken.
+_TEMPLATES: dict[str, tuple[str, ...]] = {
+    "aten.add.Tensor": ("{self} + {other}", "{self} + {alpha} * {other}"),
+    "aten.sub.Tensor": ("{self} - {other}", "{self} - {alpha} * {other}"),
+    "aten.rsub.Scalar": ("{other} - {self}",),
+    "aten.mul.Tensor": ("{self} * {other}",),
+    "aten.div.Tensor": ("{self} / {other}",),
+    "aten.pow.Tensor_Scalar": ("{self} ** {exponent}",),
+    "aten.neg.default": ("-{self}",),
+    "aten.relu.default": ("torch.relu({self})",),
+    "aten.gelu.default": ("F.gelu({self})", "F.gelu({self}, approximate={approximate})"),
+    "aten.silu.default": ("F.silu({self})",),
+    "aten.sigmoid.default": ("torch.sigmoid({self})",),
+    "aten.tanh.default": ("torch.tanh({self})",),
+    "aten.exp.default": ("torch.exp({self})",),
+    "aten.log.default": ("torch.log({self})",),
+    "aten.sqrt.default": ("torch.sqrt({self})",),
+    "aten.rsqrt.default": ("torch.rsqrt({self})",),
+    "aten.abs.default": ("{self}.abs()",),
+    "aten.sin.default": ("torch.sin({self})",),
+    "aten.cos.default": ("torch.cos({self})",),
+    "aten.where.self": ("torch.where({condition}, {self}, {other})",),
+    "aten.where.ScalarOther": ("torch.where({condition}, {self}, {other})",),
+    "aten.where.ScalarSelf": ("torch.where({condition}, {self}, {other})",),
+    "aten.masked_fill.Scalar": ("{self}.masked_fill({mask}, {value})",),
+    "aten.maximum.default": ("torch.maximum({self}, {other})",),
+    "aten.minimum.default": ("torch.minimum({self}, {other})",),
+    "aten.log_sigmoid.default": ("F.logsigmoid({self})",),
+    "aten.hardswish.default": ("F.hardswish({self})",),
+} | {
+    f"aten.{name}.{overload}": (f"{{self}} {sign} {{other}}",)
+    for name, sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items()
+    for overload in ("Tensor", "Scalar")
+}
+
+_SAVES_NOTHING = {"add", "sub", "rsub", "neg", "floor", "ceil", "round", "sign", "alias"}
+_SAVES_RESULT = {"relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "reciprocal"}
+_SAVES_MASK = {"where", "masked_fill"}
+
+# Pointwise too, though the tag is missing.
+_UNTAGGED = ("aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar",
+             "aten.log_sigmoid.default", "aten.hardswish.default", "aten.selu.default",
+             "aten.celu.default", "aten.clamp.Tensor", "aten.square.default")  # fmt: skip
+
+
+@rule("pointwise", *_UNTAGGED)
+def pointwise(call: Call) -> PTensor:
+    inputs = list(dict.fromkeys(call.tensors))
+    return call.op(
+        call.kind, broadcast(inputs, call.shape), inputs, _code(call, inputs),
+        saves=_saves(call, inputs),
+    )  # fmt: skip
+
+
+def broadcast(inputs: Sequence[PTensor], out: tuple[int, ...]) -> str:
+    """The annotation of an op whose inputs broadcast to the output."""
+    dims = names(len(out))
+    operands = []
+    for tensor in inputs:
+        skipped = len(out) - len(tensor.shape)
+        pairs = zip(dims[skipped:], tensor.shape, out[skipped:], strict=True)
+        operands.append(text("1" if size != wanted else dim for dim, size, wanted in pairs))
+    return f"{', '.join(operands)} -> {text(dims)}"
+
+
+def _code(call: Call, inputs: Sequence[PTensor]) -> str:
+    given = {name for name, _ in call.node.given}
+    for template in _TEMPLATES.get(call.node.target, ()):
+        if given <= {field for _, field, _, _ in Formatter().parse(template)}:
+            return call.written(template, inputs)
+    return call.fallback(inputs)
+
+
+def _saves(call: Call, inputs: Sequence[PTensor]) -> Sequence[int]:
+    if call.kind in _SAVES_NOTHING:
+        return ()
+    if call.kind in _SAVES_RESULT:
+        return (len(inputs),)
+    if call.kind in _SAVES_MASK:
+        return (inputs.index(call.get("condition") or call.get("mask")),)
+    if call.kind in ("mul", "div") and len(inputs) <= 2:
+        # The gradient of each operand reads the other; a quotient's divisor reads both.
+        needs = [t.requires_grad for t in inputs]
+        if len(inputs) == 1:
+            return (0,) if len(call.tensors) == 2 else ()
+        kept = {1} if needs[0] else set()
+        kept |= {0} if needs[1] else set()
+        return sorted(kept | ({1} if call.kind == "div" and needs[1] else set()))
+    return range(len(inputs))
+
+
+@rule("aten.to", "aten._to_copy", "aten.type_as")
+def to(call: Call) -> PTensor:
+    """A type conversion; to another device is where plans say, so it is nothing here."""
+    x: PTensor = call["self"]
+    dtype = call.node.outputs[0].dtype
+    if dtype == x.dtype:
+        return x
+    dims = text(names(len(x.shape)))
+    return call.op("to", f"{dims} -> {dims}", (x,), f"{{x0}}.to(torch.{dtype})", saves=())
+
+
+@rule("aten.contiguous", "aten.clone", "aten.alias", "aten.lift_fresh_copy", "aten.positive",
+      "aten.view_as_real_copy")  # fmt: skip
+def identity(call: Call) -> PTensor:
+    """What changes memory but no value is nothing in a graph."""
+    x: PTensor = call["self"]
+    return x
+
+
+@rule("aten.detach")
+def detach(call: Call) -> PTensor:
+    x = call["self"]
+    dims = text(names(len(x.shape)))
+    return call.op(
+        "detach", f"{dims} -> {dims}", (x,), "{x0}.detach()", differentiable=False, flops=0.0
+    )
+
+
+@rule("aten.dropout")
+def dropout(call: Call) -> PTensor:
+    """Random by the element's place in the whole tensor: the same on every part and every rerun."""
+    x: PTensor = call["input"]
+    if not call["train"] or call["p"] == 0:
+        return x
+    dims = text(names(len(x.shape)))
+    return call.op(
+        "dropout", f"{dims} -> {dims}", (x,),
+        f"ops.dropout({{x0}}, {call['p']}, {{seed}}, lo={{in0.lo}}, shape={x.shape})",
+        # The mask that it keeps is as large as its result, of one byte an element.
+        saves=(1,),
+    )  # fmt: skip

@@ -1,0 +1,117 @@
+"""Matrix products: every loop of them can be cut; a bias is an op of its own.
+
+A bias inside the product would be added once by every part of the reduction loop.
+"""
+
+from __future__ import annotations
+
+from superscaler_core.capture.call import Call, names, text
+from superscaler_core.capture.rules.table import rule
+from superscaler_core.tensor import PTensor
+
+
+@rule("aten.linear.default")
+def linear(call: Call) -> PTensor:
+    x, weight, bias = call["input"], call["weight"], call["bias"]
+    lead = text(names(len(x.shape) - 1)) if len(x.shape) > 1 else ""
+    out = "n" if len(weight.shape) == 2 else ""
+    made = call.op(
+        "linear", f"{lead} k+, {out} k+ -> {f'{lead} {out}'.strip() or '()'}", (x, weight),
+        "F.linear({x0}, {x1})", flops=2.0,
+    )  # fmt: skip
+    return made if bias is None else add_bias(call, made, bias)
+
+
+def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
+    """Add a vector along one dim of ``x``; a matrix or scalar is added as broadcasting says."""
+    rank = len(x.shape)
+    dims = names(rank)
+    if len(bias.shape) != 1 or dim == -1:
+        return call.op("add_bias", f"{text(dims)}, {_lined_up(bias, x)} -> {text(dims)}", (x, bias),
+                       "{x0} + {x1}", shape=x.shape, saves=())  # fmt: skip
+    after = ", None" * (rank - 1 - dim % rank)
+    return call.op(
+        "add_bias", f"{text(dims)}, {dims[dim]} -> {text(dims)}", (x, bias),
+        f"{{x0}} + {{x1}}[:{after}]", shape=x.shape, saves=(),
+    )  # fmt: skip
+
+
+def _lined_up(tensor: PTensor, out: PTensor) -> str:
+    """The dims of a tensor that broadcasts to ``out``."""
+    dims = names(len(out.shape))[len(out.shape) - len(tensor.shape) :]
+    sizes = out.shape[len(out.shape) - len(tensor.shape) :]
+    pairs = zip(dims, tensor.shape, sizes, strict=True)
+    return text("1" if size != wanted else dim for dim, size, wanted in pairs)
+
+
+@rule("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default",
+      "aten.dot.default")  # fmt: skip
+def matmul(call: Call) -> PTensor:
+    x, y = (t for t in call.args.values() if isinstance(t, PTensor))
+    return product(call, x, y)
+
+
+def product(call: Call, x: PTensor, y: PTensor) -> PTensor:
+    """``x @ y``, batch dims broadcast."""
+    rows = ["m"] if len(x.shape) > 1 else []
+    columns = ["n"] if len(y.shape) > 1 else []
+    batch = names(max(len(x.shape), len(y.shape), 2) - 2)
+    x_batch = _batch(batch, x.shape[:-2], y.shape[:-2])
+    y_batch = _batch(batch, y.shape[:-2], x.shape[:-2])
+    out = text([*batch, *rows, *columns])
+    return call.op(
+        "matmul",
+        f"{text([*x_batch, *rows, 'k+'])}, {text([*y_batch, 'k+', *columns])} -> {out}",
+        (x, y), "{x0} @ {x1}", flops=2.0,
+    )  # fmt: skip
+
+
+def _batch(batch: list[str], mine: tuple[int, ...], other: tuple[int, ...]) -> list[str]:
+    """My batch dims, those that broadcast against the other's as ``1``."""
+    padded = (1,) * (len(mine) - len(other)) + other
+    against = padded[len(padded) - len(mine) :] if mine else ()
+    dims = batch[len(batch) - len(mine) :]
+    sizes = zip(dims, mine, against, strict=True)
+    return ["1" if size == 1 and wanted != 1 else dim for dim, size, wanted in sizes]
+
+
+@rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
+def added_matmul(call: Call) -> PTensor:
+    bias, x, y = (t for t in call.args.values() if isinstance(t, PTensor))
+    if (call["beta"], call["alpha"]) != (1, 1):
+        raise call.error("beta and alpha other than 1 are not supported; scale the operands.")
+    return add_bias(call, product(call, x, y), bias)
+
+
+@rule("aten.einsum.default")
+def einsum(call: Call) -> PTensor:
+    equation, operands = call["equation"].replace(" ", ""), call["tensors"]
+    left, arrow, right = equation.partition("->")
+    terms = left.split(",")
+    if not arrow or "." in equation or any(len(set(t)) < len(t) for t in [*terms, right]):
+        raise call.error(
+            f"equation {equation!r} is not supported: write '->' and every dim, each once."
+        )
+    marked = [text(i if i in right else f"{i}+" for i in term) for term in terms]
+    fields = ", ".join(f"{{x{i}}}" for i in range(len(operands)))
+    return call.op(
+        "einsum", f"{', '.join(marked)} -> {text(right)}", operands,
+        f'torch.einsum("{equation}", {fields})', flops=2.0 * max(1, len(operands) - 1),
+    )  # fmt: skip
+
+
+@rule("aten.embedding")
+def embedding(call: Call) -> PTensor:
+    """Rows by number: parts of the rows give zero for the numbers they have not, and add up."""
+    rows, ids = call["weight"], call["indices"]
+    if call["scale_grad_by_freq"] or call["sparse"]:
+        raise call.error("scale_grad_by_freq and sparse are not supported.")
+    dims = text(names(len(ids.shape)))
+    padding = f", padding_idx={call['padding_idx']}" if call["padding_idx"] >= 0 else ""
+    where = "" if dims == "()" else f"{dims} "
+    return call.op(
+        "embedding", f"{dims}, v+ w -> {where}w", (ids, rows),
+        f"ops.embedding({{x0}}, {{x1}}, first={{start[v]}}, num_rows={rows.shape[0]}{padding})",
+        # Nothing is computed for a row that is not looked up.
+        flops=1.0 / rows.shape[0],
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""Reductions: sums and means are cut and add up; all others keep the reduced dims whole."""
+
+from __future__ import annotations
+
+from math import prod
+
+from superscaler_core.capture.call import Call, dim_of, dims_of, fixed, names, text
+from superscaler_core.capture.rules.table import rule
+from superscaler_core.tensor import PTensor
+
+
+@rule("aten.sum", "aten.mean")
+def sums(call: Call) -> PTensor:
+    """A mean divides by the count of the whole, so that the parts of it add up."""
+    x: PTensor = call["self"]
+    rank = len(x.shape)
+    over = dims_of(call.get("dim"), rank)
+    dims = names(rank)
+    keep = call.get("keepdim", False)
+    source = [f"{d}+" if i in over else d for i, d in enumerate(dims)]
+    out = [("1" if i in over else d) for i, d in enumerate(dims) if keep or i not in over]
+    words = [] if len(over) == rank and not keep else [str(tuple(over))]
+    words += ["keepdim=True"] if keep else []
+    dtype = call.node.outputs[0].dtype
+    words += [f"dtype=torch.{dtype}"] if dtype != x.dtype else []
+    divisor = f" / {prod(x.shape[d] for d in over)}" if call.kind == "mean" else ""
+    return call.op(
+        call.kind, f"{text(source)} -> {text(out)}", (x,),
+        f"{{x0}}.sum({', '.join(words)}){divisor}", saves=(),
+    )  # fmt: skip
+
+
+@rule("aten.amax", "aten.amin", "aten.var", "aten.std", "aten.logsumexp", "aten.prod", "aten.all",
+      "aten.any", "aten.argmax", "aten.argmin", "aten.linalg_vector_norm", "aten.norm",
+      "aten.max.default", "aten.min.default", "aten.count_nonzero", "aten.median")  # fmt: skip
+def whole(call: Call) -> PTensor:
+    x: PTensor = call["self"]
+    dims = names(len(x.shape))
+    over = dims_of(call.get("dim"), len(dims))
+    keep = call.get("keepdim", False)
+    out = [("1" if i in over else d) for i, d in enumerate(dims) if keep or i not in over]
+    return call.op(
+        call.kind, f"{text(fixed(dims, over))} -> {text(out)}", (x,), call.fallback((x,))
+    )
+
+
+@rule("aten.softmax", "aten.log_softmax", "aten._softmax", "aten._log_softmax")
+def softmax(call: Call) -> PTensor:
+    x: PTensor = call["self"]
+    dims = names(len(x.shape))
+    dim = dim_of(call["dim"], len(dims))
+    dtype = call.node.outputs[0].dtype
+    more = f", dtype=torch.{dtype}" if dtype != x.dtype else ""
+    return call.op(
+        call.kind, f"{text(fixed(dims, [dim]))} -> {text(dims)}", (x,),
+        f"torch.{call.kind}({{x0}}, dim={dim}{more})", saves=(1,),
+    )  # fmt: skip
+
+
+@rule("aten.cumsum", "aten.cumprod", "aten.logcumsumexp")
+def scan(call: Call) -> PTensor:
+    x: PTensor = call["self"]
+    dims = names(len(x.shape))
+    annotation = f"{text(fixed(dims, [dim_of(call['dim'], len(dims))]))} -> {text(dims)}"
+    return call.op(call.kind, annotation, (x,), call.fallback((x,)), saves=())
+
+
+@rule("aten.sort", "aten.topk", "aten.max.dim", "aten.min.dim")
+def ordered(call: Call) -> tuple[PTensor, ...]:
+    """Values and places along one dim."""
+    x: PTensor = call["self"]
+    dims = names(len(x.shape))
+    dim = dim_of(call["dim"], len(dims))
+    out = [*dims[:dim], "o^", *dims[dim + 1 :]]
+    if len(call.shape) < len(dims):
+        del out[dim]
+    annotation = f"{text(fixed(dims, [dim]))} -> {text(out)}, {text(out)}"
+    outputs = [(value.shape, value.dtype) for value in call.node.outputs]
+    # Of it autograd keeps the places.
+    return call.op_of_many(call.kind, annotation, (x,), call.fallback((x,)), outputs, saves=(2,))

@@ -1,0 +1,29 @@
+"""Functions under ``@register_op``: one op each, called by its import path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from superscaler_core.capture.call import Call, literal
+from superscaler_core.capture.rules.table import rule
+from superscaler_core.register import REGISTERED
+from superscaler_core.tensor import PTensor
+
+
+@rule("registered")
+def registered(call: Call) -> Sequence[PTensor]:
+    known = REGISTERED[call.node.base]
+    if not known.is_importable():
+        raise call.error(
+            f"generated code cannot import {known.path}; define it at the top of a module that is "
+            "not the script itself."
+        )
+    inputs = [v for v in call.args.values() if isinstance(v, PTensor)]
+    words = [f"{{x{i}}}" for i in range(len(inputs))]
+    words += [f"{name}={literal(call[name], ())}" for name in known.attributes]
+    return call.op_of_many(
+        known.function.__name__, str(known.annotation), inputs,
+        f"{known.path}({', '.join(words)})",
+        [(value.shape, value.dtype) for value in call.node.outputs],
+        saves=known.saves, flops=known.flops, sizes=known.sizes_of(call.args),
+    )  # fmt: skip

@@ -1,0 +1,222 @@
+"""Ops that only move elements: views, permutations, slices, joins."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from superscaler_core.capture.call import Call, dim_of, dims_of, fixed, literal, names, text
+from superscaler_core.capture.rules.table import rule
+from superscaler_core.capture.views import view_annotation
+from superscaler_core.tensor import PTensor
+
+
+def move(call: Call, annotation: str, inputs: Any, code: str, **more: Any) -> PTensor:
+    """An op that computes nothing and keeps nothing for the backward."""
+    return call.op(call.kind, annotation, inputs, code, saves=(), flops=0.0, **more)
+
+
+@rule("aten.view.default", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten",
+      "aten.unsqueeze", "aten.squeeze", "aten.view_as", "aten.reshape_as")  # fmt: skip
+def view(call: Call) -> PTensor:
+    x: PTensor = call["self"]
+    if x.shape == call.shape:
+        return x
+    annotation, sizes = view_annotation(x.shape, call.shape)
+    return move(call, annotation, (x,), "{x0}.reshape({out0.shape})", sizes=sizes)
+
+
+def permuted(call: Call, order: list[int], code: str) -> PTensor:
+    x: PTensor = call["self"]
+    dims = names(len(x.shape))
+    if order == sorted(order):
+        return x
+    return move(call, f"{text(dims)} -> {text(dims[d] for d in order)}", (x,), code)
+
+
+@rule("aten.permute")
+def permute(call: Call) -> PTensor:
+    order = [dim_of(d, len(call.shape)) for d in call["dims"]]
+    return permuted(call, order, f"{{x0}}.permute({order})")
+
+
+@rule("aten.transpose.int", "aten.swapaxes", "aten.swapdims")
+def transpose(call: Call) -> PTensor:
+    rank = len(call.shape)
+    a, b = (dim_of(d, rank) for d in list(call.args.values())[1:])
+    order = list(range(rank))
+    order[a], order[b] = b, a
+    return permuted(call, order, f"{{x0}}.transpose({a}, {b})")
+
+
+@rule("aten.t", "aten.numpy_T", "aten.mT")
+def t(call: Call) -> PTensor:
+    rank = len(call.shape)
+    order = [*range(rank - 2), rank - 1, rank - 2] if rank > 1 else [0]
+    return permuted(call, order, f"{{x0}}.transpose({rank - 2}, {rank - 1})")
+
+
+@rule("aten.movedim.int", "aten.movedim.intlist", "aten.moveaxis")
+def movedim(call: Call) -> PTensor:
+    x, rank = call["self"], len(call.shape)
+    pairs = [[v] if isinstance(v, int) else v for v in (call["source"], call["destination"])]
+    src, dst = ([dim_of(d, rank) for d in dims] for dims in pairs)
+    order = [d for d in range(rank) if d not in src]
+    for at, d in sorted(zip(dst, src, strict=True)):
+        order.insert(at, d)
+    return permuted(call, order, f"{{x0}}.permute({order})") if x.shape else x
+
+
+@rule("aten.expand", "aten.expand_as")
+def expand(call: Call) -> PTensor:
+    x: PTensor = call["self"]
+    dims = names(len(call.shape))
+    skipped = len(dims) - len(x.shape)
+    pairs = zip(dims[skipped:], x.shape, call.shape[skipped:], strict=True)
+    source = text("1" if size != wanted else dim for dim, size, wanted in pairs)
+    if x.shape == call.shape:
+        return x
+    return move(call, f"{source} -> {text(dims)}", (x,), "{x0}.expand({out0.shape})")
+
+
+@rule("aten.broadcast_tensors")
+def broadcast_tensors(call: Call) -> list[PTensor]:
+    if any(t.shape != call.shape for t in call.tensors):
+        raise call.error("expand the tensors to one shape first.")
+    return call.tensors
+
+
+@rule("aten.repeat")
+def repeat(call: Call) -> PTensor:
+    """Copies are a loop of their own, the outer one of each dim."""
+    x, repeats = call["self"], call["repeats"]
+    skipped = len(repeats) - len(x.shape)
+    inner = names(len(x.shape))
+    dims = [f"r{i}" if i < skipped else f"(r{i} {inner[i - skipped]})" for i in range(len(repeats))]
+    counts = ", ".join(f"{{size[r{i}]}}" for i in range(len(repeats)))
+    return move(call, f"{text(inner)} -> {text(dims)}", (x,), f"{{x0}}.repeat({counts})")
+
+
+@rule("aten.slice.Tensor")
+def slice_(call: Call) -> PTensor:
+    x: PTensor = call["self"]
+    if x.shape == call.shape:
+        return x
+    dim = dim_of(call["dim"], len(x.shape))
+    start, stop, step = slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])
+    index = ", ".join([":"] * dim + [f"{start}:{stop}" + (f":{step}" if step != 1 else "")])
+    return _along(call, x, dim, f"{{x0}}[{index}]")
+
+
+@rule("aten.narrow.default")
+def narrow(call: Call) -> PTensor:
+    return piece(call, call["self"], call["dim"], call["start"], call["length"])
+
+
+def piece(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor:
+    """A run of indices of one dim."""
+    dim = dim_of(dim, len(x.shape))
+    if length == x.shape[dim]:
+        return x
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    return _along(call, x, dim, f"{{x0}}.narrow({dim}, {start}, {length})", shape=shape)
+
+
+def _along(call: Call, x: PTensor, dim: int, code: str, **more: Any) -> PTensor:
+    """An op that mixes the indices of one dim: it stays whole, and may change its size."""
+    dims = names(len(x.shape))
+    out = [*dims[:dim], "o^", *dims[dim + 1 :]]
+    return move(call, f"{text(fixed(dims, [dim]))} -> {text(out)}", (x,), code, **more)
+
+
+@rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split")
+def split(call: Call) -> list[PTensor]:
+    """An op for each piece, so that one is computed only if it is read."""
+    dim = dim_of(call["dim"], len(call.shape))
+    lengths = [value.shape[dim] for value in call.node.outputs]
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    pairs = zip(starts, lengths, strict=True)
+    return [piece(call, call["self"], dim, start, length) for start, length in pairs]
+
+
+@rule("aten.select.int")
+def select(call: Call) -> PTensor:
+    x = call["self"]
+    dim = dim_of(call["dim"], len(x.shape))
+    return _selected(call, x, dim, call["index"] % x.shape[dim])
+
+
+@rule("aten.unbind")
+def unbind(call: Call) -> list[PTensor]:
+    x = call["self"]
+    dim = dim_of(call["dim"], len(x.shape))
+    return [_selected(call, x, dim, i) for i in range(x.shape[dim])]
+
+
+def _selected(call: Call, x: PTensor, dim: int, index: int) -> PTensor:
+    dims = names(len(x.shape))
+    rest = text(dims[:dim] + dims[dim + 1 :])
+    return move(
+        call, f"{text(fixed(dims, [dim]))} -> {rest}", (x,), f"{{x0}}.select({dim}, {index})"
+    )
+
+
+@rule("aten.cat")
+def cat(call: Call) -> PTensor:
+    tensors = [x for x in call["tensors"] if prod(x.shape) or len(x.shape) > 1]
+    dim = dim_of(call["dim"], len(call.shape))
+    dims = names(len(call.shape))
+    pieces = [text([*dims[:dim], f"c{i}^", *dims[dim + 1 :]]) for i in range(len(tensors))]
+    out = text([*dims[:dim], "o^", *dims[dim + 1 :]])
+    fields = ", ".join(f"{{x{i}}}" for i in range(len(tensors)))
+    return move(call, f"{', '.join(pieces)} -> {out}", tensors, f"torch.cat([{fields}], {dim})")
+
+
+@rule("aten.stack")
+def stack(call: Call) -> PTensor:
+    tensors = call["tensors"]
+    dim = dim_of(call["dim"], len(call.shape))
+    dims = names(len(call.shape) - 1)
+    out = text([*dims[:dim], "o^", *dims[dim:]])
+    fields = ", ".join(f"{{x{i}}}" for i in range(len(tensors)))
+    return move(
+        call, f"{', '.join([text(dims)] * len(tensors))} -> {out}", tensors,
+        f"torch.stack([{fields}], {dim})",
+    )  # fmt: skip
+
+
+@rule("aten.pad", "aten.constant_pad_nd")
+def pad(call: Call) -> PTensor:
+    x: PTensor = call["self"]
+    amounts = call["pad"]
+    rank = len(x.shape)
+    touched = [rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount]
+    dims = names(rank)
+    out = [f"o{i}^" if i in touched else d for i, d in enumerate(dims)]
+    more = [f'"{call["mode"]}"'] if call.get("mode", "constant") != "constant" else []
+    more += [f"value={literal(call['value'], ())}"] if call["value"] else []
+    code = f"F.pad({', '.join(['{x0}', str(amounts), *more])})"
+    return move(call, f"{text(fixed(dims, touched))} -> {text(out)}", (x,), code)
+
+
+@rule("aten.roll", "aten.flip")
+def reordered(call: Call) -> PTensor:
+    x: PTensor = call["self"]
+    dims = names(len(x.shape))
+    if not call["dims"]:
+        raise call.error("name the dims.")
+    whole = fixed(dims, dims_of(call["dims"], len(dims)))
+    shifts = f"{call['shifts']}, " if "shifts" in call.args else ""
+    code = f"torch.{call.kind}({{x0}}, {shifts}{call['dims']})"
+    return move(call, f"{text(whole)} -> {text(dims)}", (x,), code)
+
+
+@rule("aten.tril", "aten.triu")
+def triangle(call: Call) -> PTensor:
+    """Cut anywhere: the diagonal of a part is the whole's, seen from its corner."""
+    x: PTensor = call["self"]
+    *_, row, column = dims = names(len(x.shape))
+    diagonal = f"{{start[{row}]}} - {{start[{column}]}} + {call['diagonal']}"
+    return move(
+        call, f"{text(dims)} -> {text(dims)}", (x,), f"torch.{call.kind}({{x0}}, {diagonal})"
+    )

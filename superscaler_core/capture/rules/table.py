@@ -1,0 +1,50 @@
+"""The table of rules, by the names of ATen ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from superscaler_core.capture.call import Call
+from superscaler_core.register import REGISTERED
+from superscaler_core.tensor import PTensor
+
+Rule = Callable[[Call], PTensor | Sequence[PTensor]]
+"""Adds the ops of one call to the graph and returns its results."""
+
+RULES: dict[str, Rule] = {}
+"""By ``aten.name`` or, where overloads differ, ``aten.name.overload``."""
+
+
+def rule(*targets: str) -> Callable[[Rule], Rule]:
+    """Enter a function as the rule of these targets.
+
+    The function gets a ``Call`` and returns the results of the call, as tensors of the graph. Parts
+    of the ops that it adds have to be exact: if a loop marked ``+`` is cut, each part computes its
+    summand of the output, and autograd through it gives its share of the gradients.
+    """
+
+    def enter(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(targets, function))
+        return function
+
+    return enter
+
+
+def rule_of(call: Call) -> Rule:
+    """The rule of a call.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    node = call.node
+    found = RULES.get(node.target) or RULES.get(node.base)
+    if node.base in REGISTERED:
+        found = RULES["registered"]
+    if found is None and node.is_pointwise and not node.is_random:
+        found = RULES["pointwise"]
+    if found is None:
+        raise call.error(
+            "there is no rule that says how it splits; put what calls it into a function under "
+            '@register_op("..."), or add one with superscaler_core.capture.rules.rule.'
+        )
+    return found

@@ -1,0 +1,33 @@
+"""Names: Python identifiers for tensors, unique in one generated file."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Hashable
+
+_NO_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
+
+RESERVED = frozenset({"run", "rng", "mb", "torch", "F", "ops", "join"})
+"""What generated code calls by these names."""
+
+
+class Names:
+    """The name of every value of one file; a value keeps the name that it got first."""
+
+    def __init__(self) -> None:
+        self._of: dict[Hashable, str] = {}
+        self._taken: set[str] = set(RESERVED)
+
+    def of(self, value: Hashable, wish: str) -> str:
+        """The name of a value, made from a wish such as ``layers.0.attn.q.linear``."""
+        if value not in self._of:
+            base = _NO_IDENTIFIER.sub("_", wish).strip("_") or "x"
+            base = f"x_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
+            name, count = base, 1
+            while name in self._taken:
+                count += 1
+                name = f"{base}_{count}"
+            self._taken.add(name)
+            self._of[value] = name
+        return self._of[value]

@@ -1,0 +1,91 @@
+"""Rank file: the Python text that one rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.segments import Step, stage_steps
+from superscaler_core.codegen.stage_writer import INDENT, StageWriter
+from superscaler_core.codegen.table_text import tables_text
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.side import Device
+from superscaler_core.materialize.steps import Carry, Event, Run, schedule_of
+from superscaler_core.register import registered_modules
+
+_HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
+
+Generated; it can be read, imported and stepped through. A *segment* is what runs between
+communication; stages call segments and communicate; ``step`` calls stages by the schedule
+{schedule}.{notes}
+"""
+
+import torch
+import torch.nn.functional as F
+{imports}
+from superscaler_core import ops
+from superscaler_core.run.tables import Edge, Leg, Stored, Tables, Weight
+'''
+
+
+def rank_files(made: Materialized) -> dict[Device, str]:
+    """The text of every device's file."""
+    steps = [stage_steps(made, stage.index) for stage in made.plan.stages]
+    return {
+        device: _rank_file(made, device, steps, made.events_on[device])
+        for device in made.plan.devices
+    }
+
+
+def _rank_file(
+    made: Materialized,
+    device: Device,
+    steps: Sequence[Mapping[Device, tuple[Step, ...]]],
+    events: Sequence[Event],
+) -> str:
+    names = Names()
+    writers = [
+        StageWriter(made, stage, device, by_device[device], names)
+        for stage, by_device in enumerate(steps)
+        if device in by_device
+    ]
+    recomputed = [name for writer in writers for name in writer.recomputed]
+    texts = [
+        _head(made, device),
+        *(text for writer in writers for text in writer.functions()),
+        _step(events),
+        tables_text(made, device, events, recomputed),
+    ]
+    return "\n\n\n".join(text.rstrip("\n") for text in texts) + "\n"
+
+
+def _head(made: Materialized, device: Device) -> str:
+    modules = sorted({m for op in made.plan.graph.ops for m in registered_modules(op)})
+    notes = "".join(f"\n\nNot what the model says: {note}." for note in made.plan.notes)
+    return _HEAD.format(
+        name=made.plan.graph.name,
+        device=device,
+        num_devices=len(made.plan.devices),
+        schedule=schedule_of(made.plan).name,
+        notes=notes,
+        imports="".join(f"import {module}\n" for module in modules),
+    )
+
+
+_CALLS = {"F": "stage{}_forward", "B": "stage{}_backward"}
+
+
+def _step(events: Sequence[Event]) -> str:
+    """The function ``step``: the schedule, call by call."""
+    lines = ["def step(run):", f"{INDENT}run.begin()"]
+    lines += [INDENT + _event(event) for event in events]
+    lines.append(f"{INDENT}run.end()")
+    return "\n".join(lines)
+
+
+def _event(event: Event) -> str:
+    if isinstance(event, Run):
+        return f"{_CALLS[event.kind].format(event.stage)}(run, {event.microbatch})"
+    assert isinstance(event, Carry)
+    which = "carry_back" if event.is_back else "carry"
+    return f'run.{which}("{event.edge.name}", {event.microbatch})'

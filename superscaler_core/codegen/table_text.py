@@ -1,0 +1,142 @@
+"""Table text: the tables of a rank's file, as Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import rvdcomm as rv
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.sequence import Move
+from superscaler_core.materialize.side import Device, Side
+from superscaler_core.materialize.steps import Carry, Event
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.materialize.weights import Use
+
+
+def tables_text(
+    made: Materialized, device: Device, events: Sequence[Event], recomputed: Sequence[str]
+) -> str:
+    """The assignment of ``TABLES`` for one device."""
+    plan = made.plan
+    lines = [
+        "TABLES = Tables(",
+        f"    rank={device},",
+        f"    num_ranks={max(plan.devices) + 1},",
+        f"    num_microbatches={plan.num_microbatches},",
+        "    inputs={",
+        *(f"        {t.name!r}: ({t.shape!r}, {t.dtype!r})," for t in plan.graph.inputs),
+        "    },",
+        f"    loss_dtype={plan.graph.loss.dtype!r},",
+        f"    loss={_legs(made.loss, device)},",
+        "    edges={",
+        *_indented(_edge_lines(edge, device) for edge in _edges_on(made, device, events)),
+        "    },",
+        "    weights={",
+        *_indented(_weight_lines(use, device) for use in _uses_on(made, device)),
+        "    },",
+        "    parameters={",
+        *_indented(_stored_lines(made, name, device) for name in plan.graph.parameters),
+        "    },",
+        f"    aliases={dict(plan.graph.aliases)!r},",
+        f"    recomputed=frozenset({sorted(recomputed)!r}),",
+        ")",
+    ]
+    return "\n".join(lines)
+
+
+def _edges_on(made: Materialized, device: Device, events: Sequence[Event]) -> list[Edge]:
+    inside = [
+        item.edge
+        for items in made.items
+        for item in items
+        if isinstance(item, Move) and device in item.edge.devices
+    ]
+    crossing = {event.edge for event in events if isinstance(event, Carry)}
+    return sorted({*inside, *crossing}, key=lambda edge: edge.index)
+
+
+def _uses_on(made: Materialized, device: Device) -> list[Use]:
+    return [
+        use
+        for use in made.weights.uses
+        if device in use.side.shards or device in use.storage.shards
+    ]
+
+
+def _edge_lines(edge: Edge, device: Device) -> list[str]:
+    return [
+        f"# {edge.tensor}: {_route(edge)}",
+        f"{edge.name!r}: Edge(",
+        f"    src={_box(edge.src, device)},",
+        f"    dst={_box(edge.dst, device)},",
+        f"    dtype={edge.tensor.dtype!r},",
+        f"    forward={_legs(edge.forward, device)},",
+        f"    backward={_legs(edge.backward, device)},",
+        "),",
+    ]
+
+
+def _route(edge: Edge) -> str:
+    route = f"{_layouts(edge.forward)}"
+    return f"stage {edge.src_stage} to {edge.dst_stage}, {route}" if edge.crosses else route
+
+
+def _layouts(legs: Sequence[Transfer]) -> str:
+    if len(legs) != 1:
+        return f"{len(legs)} cells"
+    return f"{legs[0].src.rvd} -> {legs[0].dst.rvd}"
+
+
+def _weight_lines(use: Use, device: Device) -> list[str]:
+    windowed = "" if use.window is None else "gather" if use.window.gathers else "reduce"
+    return [
+        f"# {use.tensor}: gradient {_layouts(use.reduce)}",
+        f"{use.name!r}: Weight(",
+        f"    name={use.tensor.name!r},",
+        f"    box={_box(use.side, device)},",
+        f"    dtype={use.tensor.dtype!r},",
+        f"    fetch={_legs(use.fetch, device)},",
+        f"    reduce={_legs(use.reduce, device)},",
+        f"    windowed={windowed!r},",
+        "),",
+    ]
+
+
+def _stored_lines(made: Materialized, name: str, device: Device) -> list[str]:
+    tensor = made.plan.graph.parameters[name]
+    storage = made.weights.storage[tensor]
+    return [
+        f"{name!r}: Stored(",
+        f"    shape={tensor.shape!r},",
+        f"    dtype={tensor.dtype!r},",
+        f"    box={_box(storage, device)},",
+        f"    is_trained={tensor.requires_grad},",
+        f"    whole={_legs(made.whole[tensor], device)},",
+        "),",
+    ]
+
+
+def _box(side: Side, device: Device) -> str:
+    shard = side.shards.get(device)
+    return "None" if shard is None else repr(str(shard.box))
+
+
+def _legs(legs: Iterable[Transfer], device: Device) -> str:
+    """Those in which the device takes part."""
+    texts = [
+        f"Leg({str(leg.box)!r}, {_layout(leg.src)}, {_layout(leg.dst)}, {leg.dtype!r})"
+        for leg in legs
+        if device in leg.src or device in leg.dst
+    ]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+
+@cache
+def _layout(layout: rv.Layout) -> str:
+    return repr(str(layout))
+
+
+def _indented(entries: Iterable[Sequence[str]]) -> list[str]:
+    return [" " * 8 + line for entry in entries for line in entry]

@@ -1,0 +1,121 @@
+"""Dims: which dims of a model's tensors are one dim, such as the batch, or the heads of a layer.
+
+An op ties dims together: those that one identifier indexes. Followed through the whole graph this
+names every loop of every op by what it means: all that carries the batch, all that carries the
+features between two linears. GSPMD propagates splits along these ties; here a plan asks for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph import Graph, Op
+
+Node = tuple[str | int, str | int]
+"""A dim ``(tensor name, dim)`` or a loop ``(op index, identifier)``."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DimClass:
+    """Dims that are tied together; named after the first of them."""
+
+    tensor: str
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.tensor}.{self.dim}"
+
+
+@dataclass(frozen=True, eq=False)
+class Dims:
+    """The classes of a graph's dims."""
+
+    graph: Graph
+
+    def of(self, tensor: str, dim: int) -> DimClass:
+        """The class of dim ``dim`` of an input, parameter or activation.
+
+        Raises:
+            PlanError: there is no such tensor, or it has fewer dims.
+        """
+        name = self.graph.aliases.get(tensor, tensor)
+        found = self._classes.get((name, dim))
+        if found is None:
+            raise PlanError(
+                f"{self.graph.name} has no dim {dim} of a tensor {tensor!r}; parameters are named "
+                "as in its state_dict, inputs as the arguments of its forward."
+            )
+        return found
+
+    def of_params(self, *patterns: tuple[str, int]) -> frozenset[DimClass]:
+        """Classes of parameter dims: every pattern is a name with wildcards and a dim.
+
+        Raises:
+            PlanError: a pattern fits no parameter.
+        """
+        from fnmatch import fnmatchcase
+
+        found: set[DimClass] = set()
+        for pattern, dim in patterns:
+            names = [n for n in self.graph.parameters if fnmatchcase(n, pattern)]
+            if not names:
+                raise PlanError(f"{self.graph.name} has no parameter that fits {pattern!r}.")
+            found |= {self.of(name, dim) for name in names}
+        return frozenset(found)
+
+    @cached_property
+    def batch(self) -> DimClass:
+        """The class of dim 0 of the first input."""
+        return self.of(self.graph.inputs[0].name, 0)
+
+    def ids(self, op: Op, of: DimClass) -> tuple[str, ...]:
+        """Loops of an op that belong to a class and can be cut."""
+        return tuple(
+            i for i in op.sizes if self._classes[op.index, i] == of and op.is_splittable(i)
+        )
+
+    @cached_property
+    def _classes(self) -> dict[Node, DimClass]:
+        """By (tensor name, dim) and by (op index, identifier)."""
+        parents: dict[Node, Node] = {}
+
+        def root(node: Node) -> Node:
+            path = []
+            while (parent := parents.setdefault(node, node)) != node:
+                path.append(node)
+                node = parent
+            for passed in path:
+                parents[passed] = node
+            return node
+
+        for tensor in (*self.graph.inputs, *self.graph.parameters.values()):
+            for dim in range(len(tensor.shape)):
+                root((tensor.name, dim))
+        for op in self.graph.ops:
+            for identifier in op.sizes:
+                root((op.index, identifier))
+            tensors = (*op.inputs, *op.outputs)
+            for tensor, operand in zip(tensors, op.annotation.operands, strict=True):
+                for dim, ids in enumerate(operand):
+                    # To cut a dim is to cut its outermost loop.
+                    outer = next((i for i in ids if op.sizes[i] > 1), None)
+                    if outer is not None:
+                        # Earlier nodes stay roots, so that a class is named after its first dim.
+                        first, then = root((tensor.name, dim)), root((op.index, outer))
+                        parents[then] = first
+        names: dict[Node, DimClass] = {}
+        for node in parents:
+            names.setdefault(root(node), _named(node))
+        return {node: names[root(node)] for node in parents}
+
+
+def _named(node: Node) -> DimClass:
+    """A class by its first dim: of a tensor, or a loop that is in no dim of size above 1."""
+    where, which = node
+    return (
+        DimClass(where, which)
+        if isinstance(where, str) and isinstance(which, int)
+        else (DimClass(f"op {where} {which}", 0))
+    )

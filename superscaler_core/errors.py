@@ -1,0 +1,27 @@
+"""Errors of the plan engine; all are the caller's, and so ``ValueError``s."""
+
+from __future__ import annotations
+
+
+class AnnotationError(ValueError):
+    """An annotation cannot be read, or does not fit the shapes of its tensors."""
+
+
+class CaptureError(ValueError):
+    """A model cannot be captured: an op has no annotation, or tracing cannot follow it."""
+
+
+class PlanError(ValueError):
+    """An sProgram asks for what cannot be: a wrong split, an op without a device."""
+
+
+class CoverageError(PlanError):
+    """The parts of an op leave out some of its work, or do some of it twice."""
+
+
+class OrderError(PlanError):
+    """What runs before what forms a cycle."""
+
+
+class DeviceMemoryError(PlanError):
+    """A device needs more memory than it has."""

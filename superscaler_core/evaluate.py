@@ -1,0 +1,76 @@
+"""Evaluate: run a graph whole in one process; what every plan has to compute."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor
+
+from superscaler_core import ops
+from superscaler_core.graph import Graph, Op
+from superscaler_core.part import Part
+from superscaler_core.register import registered_modules
+from superscaler_core.tensor import PTensor
+
+
+def code_names(op: Op) -> dict[str, Any]:
+    """What the names in an op's code stand for."""
+    names: dict[str, Any] = {"torch": torch, "F": F, "ops": ops, "math": math}
+    for path in registered_modules(op):
+        importlib.import_module(path)
+        root = path.partition(".")[0]
+        names[root] = importlib.import_module(root)
+    return names
+
+
+def run_part(part: Part, inputs: Sequence[Tensor], seed: int = 0) -> tuple[Tensor, ...]:
+    """Compute the outputs of one part from its shards, in the order of its op.
+
+    Args:
+        part: of an op.
+        inputs: shards, of the boxes of ``part.inputs``.
+        seed: of the microbatch; the op's number is added, as in generated code.
+    """
+    fields = [f"x{i}" for i in range(len(inputs))]
+    code = part.call(fields, seed=f"seed + {part.op.index}")
+    names = code_names(part.op) | dict(zip(fields, inputs, strict=True)) | {"seed": seed}
+    result = eval(code, names)
+    return tuple(result) if len(part.op.outputs) > 1 else (result,)
+
+
+def evaluate(
+    graph: Graph,
+    inputs: Sequence[Tensor] | Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    seed: int = 0,
+) -> Tensor:
+    """The loss of one microbatch; differentiable with respect to the parameters.
+
+    Args:
+        graph: a captured model.
+        inputs: by position or name.
+        parameters: by the names of ``graph.parameters``; others are not read.
+        seed: of dropout.
+
+    Returns:
+        The scalar loss.
+    """
+    given = (
+        inputs
+        if isinstance(inputs, Mapping)
+        else dict(zip((t.name for t in graph.inputs), inputs, strict=True))
+    )
+    values: dict[PTensor, Tensor] = {t: given[t.name] for t in graph.inputs}
+    values |= {t: parameters[name] for name, t in graph.parameters.items()}
+    for op in graph.ops:
+        for tensor in op.inputs:
+            if tensor.kind == "constant":
+                values[tensor] = graph.constants[tensor.name]
+        results = run_part(Part(op), [values[t] for t in op.inputs], seed)
+        values |= dict(zip(op.outputs, results, strict=True))
+    return values[graph.loss]

@@ -1,0 +1,1 @@
+"""Materialize: every producer that does not fit its consumer becomes an rvdcomm plan."""

@@ -1,0 +1,179 @@
+"""Edges: data dependencies between parts that do not fit, or lie in different stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from superscaler_core.graph import Op
+from superscaler_core.materialize.side import Device, Side, View, covers
+from superscaler_core.materialize.transfer import Transfer, transfers
+from superscaler_core.part import Part
+from superscaler_core.plan import Plan
+from superscaler_core.tensor import PTensor
+
+Reader = tuple[Op, int]
+"""An op, and which of its inputs the tensor is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edge:
+    """A tensor on its way from those who write it to some of its readers, and its gradient back.
+
+    Attributes:
+        index: unique in the plan.
+        tensor: what moves.
+        src_stage, dst_stage: where it is written and read.
+        src, dst: both ends.
+        readers: the ops that read it at the dst end.
+        parent: the edge whose readers pass it on; None if it comes from those who compute it.
+    """
+
+    index: int
+    tensor: PTensor
+    src_stage: int
+    dst_stage: int
+    src: Side
+    dst: Side
+    readers: tuple[Reader, ...]
+    parent: Edge | None = None
+
+    @property
+    def name(self) -> str:
+        """For people and for generated code."""
+        return f"e{self.index}"
+
+    @cached_property
+    def forward(self) -> tuple[Transfer, ...]:
+        """What takes the value there."""
+        return transfers(self.src, self.dst.whole, self.tensor.shape, self.tensor.dtype)
+
+    @cached_property
+    def backward(self) -> tuple[Transfer, ...]:
+        """What takes the gradient back; nothing if there is none."""
+        if not self.tensor.requires_grad:
+            return ()
+        return transfers(self.dst, self.src.whole, self.tensor.shape, self.tensor.dtype)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """All that write or read."""
+        return tuple(sorted({*self.src.shards, *self.dst.shards}))
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it leads to another stage."""
+        return self.src_stage != self.dst_stage
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """How every reader of every activation gets it."""
+
+    all: tuple[Edge, ...]
+    of_reader: Mapping[Reader, Edge]
+    """The edge that a reader reads from; one that is not there reads from parts on its device."""
+
+    def of_stage(self, stage: int) -> tuple[Edge, ...]:
+        """Edges inside a stage."""
+        return tuple(e for e in self.all if e.src_stage == stage == e.dst_stage)
+
+
+def find_edges(plan: Plan) -> Edges:
+    """Compare all readers of all activations with those who write them."""
+    stage_of = {op.index: stage.index for stage in plan.stages for op in stage.ops}
+    made: list[Edge] = []
+    of_reader: dict[Reader, Edge] = {}
+    for tensor, op in plan.graph.producer.items():
+        readers = plan.graph.readers.get(tensor, ())
+        if not readers:
+            continue
+        src = output_side(plan, op, op.outputs.index(tensor))
+        groups: dict[tuple[int, Side], list[Reader]] = {}
+        for reader in readers:
+            end = stage_of[reader[0].index], input_side(plan, *reader)
+            groups.setdefault(end, []).append(reader)
+        new = _edges_of(tensor, stage_of[op.index], src, groups, len(made))
+        made += new
+        of_reader |= {reader: edge for edge in new for reader in edge.readers}
+    return Edges(tuple(made), of_reader)
+
+
+def _edges_of(
+    tensor: PTensor,
+    stage: int,
+    src: Side,
+    groups: Mapping[tuple[int, Side], list[Reader]],
+    first: int,
+) -> list[Edge]:
+    """The edges of one tensor, numbered from ``first``."""
+    left = {
+        end: readers
+        for end, readers in groups.items()
+        if end[0] != stage or not is_inline(src, end[1], tensor.requires_grad)
+    }
+    made: list[Edge] = []
+    parent = None
+    if src.num_summands > 1 and len(left) > 1:
+        # It is summed once, for the reader that wants it simplest; the others start from there.
+        whole = min(left, key=lambda end: (end[0] != stage, end[1].num_summands, end[0]))
+        side = whole[1].whole
+        direct = left.pop((whole[0], side), [])
+        parent = Edge(first, tensor, stage, whole[0], src, side, tuple(direct))
+        made.append(parent)
+        src, stage = side, whole[0]
+    for (dst_stage, dst), readers in left.items():
+        made.append(
+            Edge(first + len(made), tensor, stage, dst_stage, src, dst, tuple(readers), parent)
+        )
+    return made
+
+
+def output_side(plan: Plan, op: Op, position: int) -> Side:
+    """The end at which an op writes its output ``position``."""
+    return Side.of((_device(plan, part), part.outputs[position]) for part in plan.parts(op))
+
+
+def input_side(plan: Plan, op: Op, position: int) -> Side:
+    """The end at which an op reads its input ``position``."""
+    return Side.of((_device(plan, part), part.inputs[position]) for part in plan.parts(op))
+
+
+def _device(plan: Plan, part: Part) -> Device:
+    device = plan.device(part)
+    assert device is not None, f"{part} has no device; validate comes before"
+    return device
+
+
+@cache
+def is_inline(src: Side, dst: Side, has_grad: bool) -> bool:
+    """Whether every device can compute what it reads, and its gradients, from what it wrote.
+
+    Values have to be there with all summands, and so have the gradients of what was written.
+    """
+    written, read = _by_device(src.views), _by_device(dst.views)
+    if written.keys() != read.keys():
+        return has_grad is False and read.keys() <= written.keys() and _has_all(written, src, read)
+    if src.num_summands == dst.num_summands == 1 and src.views == dst.views:
+        return True
+    return _has_all(written, src, read) and (not has_grad or _has_all(read, dst, written))
+
+
+def _has_all(
+    there: Mapping[Device, list[View]], side: Side, wanted: Mapping[Device, list[View]]
+) -> bool:
+    """Whether ``there`` every device holds all summands of the boxes that are wanted on it."""
+    return all(
+        covers(view.box, [v.box for v in there[device] if v.summand == summand])
+        for device, views in wanted.items()
+        for view in views
+        for summand in range(side.num_summands)
+    )
+
+
+def _by_device(views: Iterable[View]) -> dict[Device, list[View]]:
+    found: dict[Device, list[View]] = {}
+    for view in views:
+        found.setdefault(view.device, []).append(view)
+    return found

@@ -1,0 +1,133 @@
+"""Materialized: a plan with all its communication decided; what code is generated from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from superscaler_core.graph import Op
+from superscaler_core.materialize.edges import Edge, Edges, find_edges, output_side
+from superscaler_core.materialize.sequence import Item, stage_items
+from superscaler_core.materialize.side import Device, Side, View
+from superscaler_core.materialize.steps import Event, Run, step_events
+from superscaler_core.materialize.transfer import Transfer, transfers
+from superscaler_core.materialize.weights import Use, Weights, find_weights
+from superscaler_core.part import Part
+from superscaler_core.plan import Plan, Window
+from superscaler_core.tensor import PTensor
+
+
+@dataclass(frozen=True, eq=False)
+class Materialized:
+    """A validated plan, and how every mismatch in it is mended.
+
+    Attributes:
+        plan: the sProgram's decisions.
+        edges: of activations.
+        weights: of parameters.
+        items: what every stage does in its forward, in one order for all devices.
+        events: what a step does, in one order for all devices.
+    """
+
+    plan: Plan
+    edges: Edges
+    weights: Weights
+    items: tuple[tuple[Item, ...], ...]
+    events: tuple[Event, ...]
+
+    @cached_property
+    def loss(self) -> tuple[Transfer, ...]:
+        """What takes the loss to all devices, once a step."""
+        loss = self.plan.graph.loss
+        src = output_side(self.plan, self.plan.graph.producer[loss], 0)
+        return transfers(src, self._everyone(loss), loss.shape, loss.dtype)
+
+    @cached_property
+    def whole(self) -> Mapping[PTensor, tuple[Transfer, ...]]:
+        """What takes all of every parameter to all devices, when it is saved."""
+        return {
+            tensor: transfers(storage, self._everyone(tensor), tensor.shape, tensor.dtype)
+            for tensor, storage in self.weights.storage.items()
+        }
+
+    def _everyone(self, tensor: PTensor) -> Side:
+        box = tensor.box
+        return Side(1, tuple(View(device, box, 0) for device in sorted(self.plan.devices)))
+
+    @cached_property
+    def stage_devices(self) -> tuple[frozenset[Device], ...]:
+        """Where every stage runs."""
+        return tuple(
+            frozenset(
+                device
+                for op in stage.ops
+                for part in self.plan.parts(op)
+                if (device := self.plan.device(part)) is not None
+            )
+            for stage in self.plan.stages
+        )
+
+    def parts_on(self, op: Op, device: Device) -> tuple[Part, ...]:
+        """The parts of an op that run on a device."""
+        return self._parts_on.get((op.index, device), ())
+
+    @cached_property
+    def _parts_on(self) -> Mapping[tuple[int, Device], tuple[Part, ...]]:
+        found: dict[tuple[int, Device], tuple[Part, ...]] = {}
+        for op in self.plan.graph.ops:
+            for part in self.plan.parts(op):
+                device = self.plan.device(part)
+                if device is not None:
+                    found[op.index, device] = (*found.get((op.index, device), ()), part)
+        return found
+
+    @cached_property
+    def events_on(self) -> Mapping[Device, tuple[Event, ...]]:
+        """What every device does of a step."""
+        found: dict[Device, list[Event]] = {device: [] for device in self.plan.devices}
+        for event in self.events:
+            for device in self._taking_part(event):
+                found[device].append(event)
+        return {device: tuple(events) for device, events in found.items()}
+
+    def _taking_part(self, event: Event) -> Iterable[Device]:
+        return self.stage_devices[event.stage] if isinstance(event, Run) else event.edge.devices
+
+    def crossing_from(self, stage: int) -> tuple[Edge, ...]:
+        """Edges from a stage to others."""
+        return self._crossing[0].get(stage, ())
+
+    def crossing_to(self, stage: int) -> tuple[Edge, ...]:
+        """Edges from other stages to a stage."""
+        return self._crossing[1].get(stage, ())
+
+    @cached_property
+    def _crossing(self) -> tuple[Mapping[int, tuple[Edge, ...]], Mapping[int, tuple[Edge, ...]]]:
+        outgoing: dict[int, tuple[Edge, ...]] = {}
+        incoming: dict[int, tuple[Edge, ...]] = {}
+        for edge in self.edges.all:
+            if edge.crosses:
+                outgoing[edge.src_stage] = (*outgoing.get(edge.src_stage, ()), edge)
+                incoming[edge.dst_stage] = (*incoming.get(edge.dst_stage, ()), edge)
+        return outgoing, incoming
+
+    @cached_property
+    def uses_of(self) -> Mapping[Window | None, tuple[Use, ...]]:
+        """Copies of weights by the window in which they are."""
+        found: dict[Window | None, tuple[Use, ...]] = {}
+        for use in self.weights.uses:
+            found[use.window] = (*found.get(use.window, ()), use)
+        return found
+
+
+def materialize(plan: Plan) -> Materialized:
+    """Decide all communication of a plan whose parts are complete (``validate`` says so).
+
+    Raises:
+        OrderError: data and ``op_order`` form a cycle, or the schedule cannot be run.
+        PlanError: devices hold sums that do not make a value.
+    """
+    edges = find_edges(plan)
+    items = tuple(stage_items(plan, stage, edges) for stage in plan.stages)
+    return Materialized(plan, edges, find_weights(plan), items, step_events(plan, edges))

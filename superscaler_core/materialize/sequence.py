@@ -1,0 +1,223 @@
+"""Sequence: one order of all that a stage does, which every device keeps.
+
+Parts compute, edges and windows communicate. Since all devices take what concerns them from one
+list, they issue their collectives in one order, and no two can wait for each other. The backward
+runs the same list from its end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from superscaler_core.errors import OrderError
+from superscaler_core.materialize.edges import Edge, Edges
+from superscaler_core.materialize.side import Device
+from superscaler_core.part import Part
+from superscaler_core.plan import Plan, Stage, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A part runs on its device."""
+
+    part: Part
+    device: Device
+
+    def __str__(self) -> str:
+        return f"{self.part} on {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An edge inside the stage takes place."""
+
+    edge: Edge
+
+    def __str__(self) -> str:
+        return f"communication of {self.edge.tensor.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """The weights of a window are gathered; in the backward their gradients are reduced."""
+
+    window: Window
+
+    def __str__(self) -> str:
+        return f"weights of {self.window.ops[0].name} come"
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The weights of a window are dropped; in the backward they are gathered."""
+
+    window: Window
+
+    def __str__(self) -> str:
+        return f"weights of {self.window.ops[0].name} go"
+
+
+Item = Compute | Move | Open | Close
+Key = tuple[int, int, int]
+
+
+def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
+    """What a stage does in its forward, in one order for all devices.
+
+    Ops run in the graph's order, an edge as late as its first reader allows, but for what
+    ``op_order`` says.
+
+    Raises:
+        OrderError: data and ``op_order`` form a cycle; the message goes round it.
+    """
+    keys: dict[Item, Key] = {}
+    computes: dict[Part, Compute] = {}
+    for op in stage.ops:
+        for i, part in enumerate(plan.parts(op)):
+            device = plan.device(part)
+            assert device is not None
+            computes[part] = Compute(part, device)
+            keys[computes[part]] = op.index, 1, i
+    moves = {edge: Move(edge) for edge in edges.of_stage(stage.index)}
+    first_read = _first_read(moves)
+    for edge, move in moves.items():
+        keys[move] = first_read[edge], 0, edge.index
+    for i, window in enumerate(plan.windows):
+        mine = [op.index for op in window.ops if stage.ops[0].index <= op.index]
+        mine = [index for index in mine if index <= stage.ops[-1].index]
+        if mine:
+            keys[Open(window)] = min(mine), -1, i
+            keys[Close(window)] = max(mine), 2, i
+    orders = _orders_of(plan, stage)
+    if not orders:
+        return tuple(sorted(keys, key=keys.__getitem__))
+    before = _data_order(plan, edges, computes, moves, keys)
+    for first, then in orders:
+        before[computes[then]].append(computes[first])
+    return _sorted(keys, before)
+
+
+def _first_read(moves: Mapping[Edge, Move]) -> dict[Edge, int]:
+    """The first op that waits for an edge, by itself or by an edge that passes it on."""
+    found = {edge: min((op.index for op, _ in edge.readers), default=1 << 60) for edge in moves}
+    for edge in moves:
+        parent = edge.parent
+        while parent in found:
+            found[parent] = min(found[parent], found[edge])
+            parent = parent.parent
+    return found
+
+
+def _orders_of(plan: Plan, stage: Stage) -> list[tuple[Part, Part]]:
+    """What ``op_order`` says inside a stage.
+
+    Raises:
+        OrderError: it wants an op of a later stage before one of an earlier stage.
+    """
+    stage_of = {op.index: other.index for other in plan.stages for op in other.ops}
+    found = []
+    for first, then in plan.orders:
+        src, dst = stage_of[first.op.index], stage_of[then.op.index]
+        if src > dst and stage.index == dst:
+            raise OrderError(
+                f"op_order wants {first} before {then}, but stage {src} runs after stage {dst} in "
+                f"every microbatch: {first} -> {then} -> (data) -> {first}."
+            )
+        if src == stage.index == dst:
+            found.append((first, then))
+    return found
+
+
+def _data_order(
+    plan: Plan,
+    edges: Edges,
+    computes: Mapping[Part, Compute],
+    moves: Mapping[Edge, Move],
+    keys: Iterable[Item],
+) -> dict[Item, list[Item]]:
+    """What every item waits for."""
+    before: dict[Item, list[Item]] = {item: [] for item in keys}
+    for part, item in computes.items():
+        for position in range(len(part.op.inputs)):
+            edge = edges.of_reader.get((part.op, position))
+            if edge is not None and edge in moves:
+                before[item].append(moves[edge])
+            elif edge is None:
+                before[item] += _writers(plan, part, position, computes)
+    for edge, move in moves.items():
+        if edge.parent is not None:
+            before[move] += [moves[edge.parent]] if edge.parent in moves else []
+            continue
+        op = plan.graph.producer[edge.tensor]
+        before[move] += [computes[part] for part in plan.parts(op)]
+    for window in plan.windows:
+        if Open(window) in before:
+            inside = [computes[p] for op in window.ops for p in plan.parts(op) if p in computes]
+            for compute in inside:
+                before[compute].append(Open(window))
+            before[Close(window)] += inside
+    return before
+
+
+def _writers(
+    plan: Plan, part: Part, position: int, computes: Mapping[Part, Compute]
+) -> list[Compute]:
+    """Parts on the same device that write what a part reads."""
+    view = part.inputs[position]
+    op = plan.graph.producer.get(view.tensor)
+    if op is None:
+        return []
+    output = op.outputs.index(view.tensor)
+    device = plan.device(part)
+    return [
+        computes[writer]
+        for writer in plan.parts(op)
+        if plan.device(writer) == device
+        and writer in computes
+        and writer.outputs[output].box.intersect(view.box) is not None
+    ]
+
+
+def _sorted(keys: Mapping[Item, Key], before: Mapping[Item, Sequence[Item]]) -> tuple[Item, ...]:
+    """A topological order that follows the keys where it can (Kahn)."""
+    after: dict[Item, list[Item]] = {item: [] for item in keys}
+    left = {item: 0 for item in keys}
+    for item, first in before.items():
+        for other in first:
+            after[other].append(item)
+            left[item] += 1
+    numbered = {item: i for i, item in enumerate(keys)}
+    items = list(keys)
+    ready = [(keys[item], numbered[item]) for item, count in left.items() if count == 0]
+    heapq.heapify(ready)
+    found: list[Item] = []
+    while ready:
+        item = items[heapq.heappop(ready)[1]]
+        found.append(item)
+        for other in after[item]:
+            left[other] -= 1
+            if left[other] == 0:
+                heapq.heappush(ready, (keys[other], numbered[other]))
+    if len(found) < len(items):
+        stuck = {item for item, count in left.items() if count > 0}
+        raise OrderError(cycle_text(stuck, before))
+    return tuple(found)
+
+
+def cycle_text(stuck: set[Item], before: Mapping[Item, Sequence[Item]]) -> str:
+    """The words of an error: one cycle among items that wait for each other."""
+    item = min(stuck, key=str)
+    seen: dict[Item, int] = {}
+    path: list[Item] = []
+    while item not in seen:
+        seen[item] = len(path)
+        path.append(item)
+        item = min((other for other in before[item] if other in stuck), key=str)
+    cycle = [*path[seen[item] :], item][::-1]
+    return (
+        "what runs before what forms a cycle, so nothing of it can start: "
+        + " -> ".join(map(str, cycle))
+        + "; take back one op_order of it."
+    )

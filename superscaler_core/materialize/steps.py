@@ -1,0 +1,67 @@
+"""Steps: one order of all actions and transfers of a training step, which every device keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from superscaler_core.errors import OrderError
+from superscaler_core.materialize.edges import Edge, Edges
+from superscaler_core.plan import Plan
+from superscaler_core.schedules import Schedule, ScheduleError, one_f_one_b, timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A stage's forward ("F") or backward ("B") of a microbatch; "f" keeps nothing."""
+
+    kind: str
+    stage: int
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """An edge between stages takes a microbatch's tensor along, or its gradient back."""
+
+    edge: Edge
+    microbatch: int
+    is_back: bool
+
+
+Event = Run | Carry
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """The plan's schedule; if it has none, one microbatch through all stages."""
+    return plan.schedule or one_f_one_b(plan.num_stages, 1)
+
+
+def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
+    """All events of a step in the order in which they would end if every action took one unit.
+
+    A transfer comes right after the action whose result it takes. As every device keeps this
+    order, none waits for what can only come later.
+
+    Raises:
+        OrderError: the schedule's rows and the stages' data wait for each other.
+    """
+    schedule = schedule_of(plan)
+    crossing = [edge for edge in edges.all if edge.crosses]
+    try:
+        flow = sorted({(edge.src_stage, edge.dst_stage) for edge in crossing})
+        spans = timeline(schedule, edges=flow).spans
+    except ScheduleError as error:
+        raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
+    carried: dict[tuple[str, int], list[Edge]] = {}
+    for edge in crossing:
+        carried.setdefault(("F", edge.src_stage), []).append(edge)
+        if edge.backward:
+            carried.setdefault(("B", edge.dst_stage), []).append(edge)
+    timed: list[tuple[tuple[int, ...], Event]] = []
+    for action, span in spans.items():
+        start, end, mb = int(span.start), int(span.end), action.microbatch
+        timed.append(((start, 1, action.stage, mb), Run(action.kind, action.stage, mb)))
+        is_back = action.kind == "B"
+        for edge in carried.get((action.kind, action.stage), ()):
+            timed.append(((end, 0, int(is_back), edge.index, mb), Carry(edge, mb, is_back)))
+    return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))

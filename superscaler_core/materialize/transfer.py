@@ -1,0 +1,193 @@
+"""Transfers: what takes a tensor from those who write it to those who read it, as rvdcomm plans.
+
+Where the shards of an end form a layout, the tensor moves as one. Where they do not, it is cut at
+every edge of a shard, and every cell moves from those who hold it to those who want it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise, product
+
+import rvdcomm as rv
+from superscaler_core.errors import PlanError
+from superscaler_core.materialize.side import Device, Shard, Side
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A region of a tensor that moves between two layouts (whose shape is the region's).
+
+    Attributes:
+        box: the region.
+        src, dst: layouts over devices.
+        dtype: of what moves.
+    """
+
+    box: rv.Box
+    src: rv.Layout
+    dst: rv.Layout
+    dtype: str
+
+    def plan(self, topology: rv.Topology | None = None) -> rv.Plan:
+        """The cheapest way."""
+        return rv.plan(self.src, self.dst, self.dtype, topology)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All that take part."""
+        return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every reader holds what it wants."""
+        return self.src == self.dst
+
+
+@cache
+def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple[Transfer, ...]:
+    """What takes the value that ``src`` writes to all boxes that ``dst`` reads.
+
+    Raises:
+        PlanError: summands overlap, so that no sum of what devices hold is the value.
+    """
+    wants = {device: shard.box for device, shard in dst.shards.items()}
+    whole = rv.Box.of_shape(shape)
+    src_layout = _src_layout(whole, src.shards, src.num_summands)
+    dst_layout = _dst_layout(whole, wants)
+    if src_layout is not None and dst_layout is not None:
+        return (Transfer(whole, src_layout, dst_layout, dtype),)
+    found = []
+    for cell in _cells(shape, src, wants.values()):
+        readers = sorted(device for device, box in wants.items() if box.contains(cell))
+        if readers:
+            made = _cell_layouts(cell, src, readers)
+            found.append(Transfer(cell, *made, dtype))
+    return tuple(found)
+
+
+# --- one layout ---------------------------------------------------------------------------------
+
+
+def _src_layout(
+    whole: rv.Box, shards: Mapping[Device, Shard], num_summands: int
+) -> rv.Layout | None:
+    """The layout of what is written, if there is one."""
+    holders: dict[rv.Box, dict[frozenset[tuple[rv.Box, int]], list[Device]]] = {}
+    for device, shard in shards.items():
+        holders.setdefault(shard.box, {}).setdefault(shard.held, []).append(device)
+    for box, by_held in holders.items():
+        # Distinct holdings are parts of the sum if together they are all of it, each once.
+        held = sum(part.num_elements for held in by_held for part, _ in held)
+        distinct = {pair for held in by_held for pair in held}
+        if held != num_summands * box.num_elements or held != _volume(distinct):
+            return None
+    parts = {box: [sorted(ranks) for ranks in by_held.values()] for box, by_held in holders.items()}
+    return _layout(whole, {box: sorted(ranks) for box, ranks in parts.items()})
+
+
+def _volume(held: Iterable[tuple[rv.Box, int]]) -> int:
+    return sum(box.num_elements for box, _ in held)
+
+
+def _dst_layout(whole: rv.Box, wants: Mapping[Device, rv.Box]) -> rv.Layout | None:
+    """The layout of what is read, if there is one."""
+    readers: dict[rv.Box, list[Device]] = {}
+    for device, box in wants.items():
+        readers.setdefault(box, []).append(device)
+    return _layout(whole, {box: [sorted(devices)] for box, devices in readers.items()})
+
+
+def _layout(whole: rv.Box, parts: Mapping[rv.Box, Sequence[Sequence[Device]]]) -> rv.Layout | None:
+    """The layout of ``box -> [replicas of every part]``, if boxes form a grid of equal counts."""
+    num_parts = {len(found) for found in parts.values()}
+    num_replicas = {len(replicas) for found in parts.values() for replicas in found}
+    cuts = _grid(whole, parts)
+    if cuts is None or len(num_parts) != 1 or len(num_replicas) != 1:
+        return None
+    counts = [len(cut) - 1 for cut in cuts]
+    boxes = [
+        rv.Box(tuple(lo for lo, _ in index), tuple(hi for _, hi in index))
+        for index in product(*(list(pairwise(cut)) for cut in cuts))
+    ]
+    v, r = num_parts.pop(), num_replicas.pop()
+    ranks = [
+        parts[box][part][replica] for replica in range(r) for part in range(v) for box in boxes
+    ]
+    rvd = f"R({r})V({v})D({','.join(map(str, counts))})"
+    return rv.Layout(whole.shape, rvd, ranks, cuts)
+
+
+def _grid(whole: rv.Box, boxes: Iterable[rv.Box]) -> list[tuple[int, ...]] | None:
+    """The cut points of a grid of boxes; None if they are no grid."""
+    given = list(boxes)
+    cuts, count = [], 1
+    for dim, size in enumerate(whole.shape):
+        ranges = sorted({(box.lo[dim], box.hi[dim]) for box in given})
+        if ranges[0][0] != 0 or ranges[-1][1] != size or size == 0:
+            return None
+        if any(a[1] != b[0] for a, b in pairwise(ranges)):
+            return None
+        cuts.append((*(lo for lo, _ in ranges), size))
+        count *= len(ranges)
+    return cuts if count == len(given) else None
+
+
+# --- cells --------------------------------------------------------------------------------------
+
+
+def _cells(shape: tuple[int, ...], src: Side, wants: Iterable[rv.Box]) -> Iterable[rv.Box]:
+    """The boxes that all edges together cut the tensor into."""
+    boxes = [view.box for view in src.views] + list(wants)
+    ranges = []
+    for dim, size in enumerate(shape):
+        points = {0, size} | {box.lo[dim] for box in boxes} | {box.hi[dim] for box in boxes}
+        ranges.append(list(pairwise(sorted(points))))
+    for index in product(*ranges):
+        yield rv.Box(tuple(lo for lo, _ in index), tuple(hi for _, hi in index))
+
+
+def _cell_layouts(
+    cell: rv.Box, src: Side, readers: Sequence[Device]
+) -> tuple[rv.Layout, rv.Layout]:
+    holders: dict[frozenset[int], list[Device]] = {}
+    for device, shard in sorted(src.shards.items()):
+        held = shard.summands_at(cell)
+        if held:
+            holders.setdefault(held, []).append(device)
+    chosen = _exact_cover(holders, src.num_summands)
+    if chosen is None:
+        sums = ", ".join(
+            f"{'+'.join(map(str, sorted(held)))} on {devices}" for held, devices in holders.items()
+        )
+        raise PlanError(
+            f"region {cell} is the sum of {src.num_summands} summands, and devices hold sums of "
+            f"them that do not make the whole: {sums}; put parts of one sum on distinct devices."
+        )
+    r = min(len(holders[held]) for held in chosen)
+    ranks = [_near(holders[held], readers)[i] for i in range(r) for held in chosen]
+    ones = ",".join("1" * len(cell.shape))
+    return (
+        rv.Layout(cell.shape, f"R({r})V({len(chosen)})D({ones})", ranks),
+        rv.Layout(cell.shape, f"R({len(readers)})V(1)D({ones})", readers),
+    )
+
+
+def _near(holders: Sequence[Device], readers: Sequence[Device]) -> list[Device]:
+    """Holders that read too come first: what they hold need not move."""
+    return sorted(holders, key=lambda device: (device not in readers, device))
+
+
+def _exact_cover(
+    holders: Mapping[frozenset[int], list[Device]], num_summands: int
+) -> list[frozenset[int]] | None:
+    """Disjoint sums that make the whole: the largest first, each of the rest that fits."""
+    chosen: list[frozenset[int]] = []
+    left = set(range(num_summands))
+    for held in sorted(holders, key=lambda held: (-len(held), sorted(held))):
+        if held <= left:
+            chosen.append(held)
+            left -= held
+    return None if left else chosen

@@ -1,0 +1,128 @@
+"""Weights: where each parameter is stored, where it is used, and how its gradient comes home.
+
+Storage is what the optimizer's op was put on; where a plan says nothing, every device stores what
+it uses. A *use* is a set of ops that share one copy of the parameter on each device: all that are
+in no window, or those of one window (``Plan.gather_weights``, ``Plan.reduce_grads``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from superscaler_core.graph import Op
+from superscaler_core.materialize.edges import Reader, input_side
+from superscaler_core.materialize.side import Side, View
+from superscaler_core.materialize.transfer import Transfer, transfers
+from superscaler_core.part import Part
+from superscaler_core.plan import Plan, Window
+from superscaler_core.tensor import PTensor
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """A parameter as some ops read it.
+
+    Attributes:
+        index: unique in the plan.
+        tensor: the parameter.
+        storage: the end where it is stored.
+        side: the end where it is read; its summands are those of the gradient.
+        readers: the ops.
+        window: when it comes and goes; None if it is there all the time.
+    """
+
+    index: int
+    tensor: PTensor
+    storage: Side
+    side: Side
+    readers: tuple[Reader, ...]
+    window: Window | None
+
+    @property
+    def name(self) -> str:
+        """For generated code."""
+        return f"w{self.index}"
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether it is gathered for its window, and dropped after."""
+        return self.window is not None and self.window.gathers
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether every device that reads it stores just that."""
+        return not self.is_fetched and all(
+            device in self.storage.shards and self.storage.shards[device].box == shard.box
+            for device, shard in self.side.shards.items()
+        )
+
+    @cached_property
+    def fetch(self) -> tuple[Transfer, ...]:
+        """What takes it from storage to where it is read; nothing if it is there."""
+        if self.is_stored:
+            return ()
+        return transfers(self.storage, self.side.whole, self.tensor.shape, self.tensor.dtype)
+
+    @cached_property
+    def reduce(self) -> tuple[Transfer, ...]:
+        """What takes its gradient to storage; nothing if it is not trained."""
+        if not self.tensor.requires_grad:
+            return ()
+        return transfers(self.side, self.storage, self.tensor.shape, self.tensor.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """All parameters of a plan."""
+
+    storage: Mapping[PTensor, Side]
+    uses: tuple[Use, ...]
+
+    @cached_property
+    def of_reader(self) -> Mapping[Reader, Use]:
+        """The copy that a reader reads."""
+        return {reader: use for use in self.uses for reader in use.readers}
+
+
+def find_weights(plan: Plan) -> Weights:
+    """Where all parameters are stored and used."""
+    window_of: dict[Op, Window] = {op: w for w in plan.windows for op in w.ops}
+    uses: list[Use] = []
+    storage: dict[PTensor, Side] = {}
+    updates = plan.updates()
+    for tensor in plan.graph.parameters.values():
+        readers = plan.graph.readers.get(tensor, ())
+        groups: dict[Window | None, list[Reader]] = {}
+        for reader in readers:
+            groups.setdefault(window_of.get(reader[0]), []).append(reader)
+        sides = {
+            window: Side.joined(input_side(plan, *reader) for reader in group)
+            for window, group in groups.items()
+        }
+        storage[tensor] = _storage(plan, tensor, sides, updates)
+        for window, group in groups.items():
+            uses.append(
+                Use(len(uses), tensor, storage[tensor], sides[window], tuple(group), window)
+            )
+    return Weights(storage, tuple(uses))
+
+
+def _storage(
+    plan: Plan,
+    tensor: PTensor,
+    sides: Mapping[Window | None, Side],
+    updates: Mapping[PTensor, tuple[Part, ...]],
+) -> Side:
+    if tensor in updates:
+        op = plan.update(tensor.name)
+        return Side.of(
+            (device, part.outputs[0])
+            for part in plan.parts(op)
+            if (device := plan.device(part)) is not None
+        )
+    if sides:
+        return Side.joined(sides.values()).resident
+    # Nobody reads it: the first device keeps it, so that what is saved is whole.
+    return Side(1, (View(plan.devices[0], tensor.box, 0),))

@@ -1,0 +1,145 @@
+"""GPT-3 style decoder: pre-norm blocks of causal attention and a GELU MLP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Sizes of a GPT.
+
+    Attributes:
+        vocabulary: number of tokens.
+        sequence: length of a sequence, in tokens.
+        layers: number of blocks.
+        width: of the hidden state.
+        heads: of the attention; divides the width.
+        dropout: probability, of the embedding and of both branches of a block.
+        tied: whether the head shares the embedding's weight.
+    """
+
+    vocabulary: int = 50257
+    sequence: int = 2048
+    layers: int = 24
+    width: int = 2048
+    heads: int = 32
+    dropout: float = 0.0
+    tied: bool = False
+
+    @classmethod
+    def presets(cls) -> dict[str, GPTConfig]:
+        """``tiny`` for tests; the others are those of the paper's co-shard study."""
+        return {
+            "tiny": cls(vocabulary=40, sequence=8, layers=2, width=16, heads=4),
+            "1.3B": cls(layers=24, width=2048, heads=32),
+            "6.7B": cls(layers=32, width=4096, heads=32),
+            "15B": cls(layers=48, width=5120, heads=40),
+        }
+
+
+class Attention(nn.Module):
+    """Causal self-attention, ``[batch, sequence, width]`` to the same."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self._heads(line(x)) for line in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return joined
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """Two linear maps with GELU between them."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, inner)
+        self.down = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(F.gelu(self.up(x)))
+        return y
+
+
+class Block(nn.Module):
+    """One layer: attention, then MLP, each behind a norm and around a residual."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width)
+        self.attn = Attention(config.width, config.heads)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.mlp = MLP(config.width, 4 * config.width)
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self._dropped(self.attn(self.norm1(x)))
+        return x + self._dropped(self.mlp(self.norm2(x)))
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class GPT(nn.Module):
+    """Decoder with a language-model loss."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocabulary, config.width)
+        self.position = nn.Embedding(config.sequence, config.width)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        self.apply(initialize)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy, in float32 or wider.
+
+        Args:
+            tokens: int64 ``[batch, sequence]``.
+            targets: the same, the token that follows each.
+        """
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.embed(tokens) + self.position(places)
+        x = F.dropout(x, self.config.dropout, self.training)
+        for layer in self.layers:
+            x = layer(x)
+        scores = self.head(self.norm(x))
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        # Classes as dim 1, not flattened: so batch and sequence stay loops that can be cut.
+        return F.cross_entropy(scores.transpose(1, 2), targets)
+
+
+def initialize(module: nn.Module) -> None:
+    """GPT-2's start: weights of standard deviation 0.02, biases of zero."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def example_inputs(
+    config: GPTConfig, batch: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Random tokens and targets."""
+    shape = (batch, config.sequence)
+    tokens = torch.randint(config.vocabulary, shape, generator=generator)
+    return tokens, torch.randint(config.vocabulary, shape, generator=generator)

@@ -1,0 +1,18 @@
+"""Functions that generated code calls, beside those of torch: exact on any part of an op."""
+
+from superscaler_core.ops.attention import attention
+from superscaler_core.ops.join import join
+from superscaler_core.ops.lookup import embedding
+from superscaler_core.ops.loss import count_labels, cross_entropy
+from superscaler_core.ops.random import dropout, mix, uniform_bits
+
+__all__ = [
+    "attention",
+    "count_labels",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "join",
+    "mix",
+    "uniform_bits",
+]

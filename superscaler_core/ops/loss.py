@@ -1,0 +1,45 @@
+"""Losses as sums over the labels here, divided by the count of all labels: so parts add up."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor
+
+
+def cross_entropy(
+    scores: Tensor, labels: Tensor, *, num_labels: int, label_smoothing: float = 0.0
+) -> Tensor:
+    """Share of the mean cross entropy that these labels make.
+
+    Args:
+        scores: ``[n, classes, ...]``, or ``[classes]``.
+        labels: ``[n, ...]`` of class numbers, or probabilities shaped as the scores.
+        num_labels: of the whole microbatch.
+        label_smoothing: as of ``torch.nn.functional.cross_entropy``.
+
+    Raises:
+        ValueError: a label is -100, torch's default for "ignore": ``num_labels`` counts it. On a
+            device where looking would wait for it, the result is NaN instead.
+    """
+    total = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=label_smoothing)
+    return _all_counted(total, labels) / num_labels
+
+
+def count_labels(labels: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
+    """How many labels are not to be ignored, as a scalar of the loss's dtype."""
+    return (labels != ignore_index).sum().to(dtype)
+
+
+def _all_counted(total: Tensor, labels: Tensor) -> Tensor:
+    if labels.is_floating_point():
+        return total
+    ignored = (labels == -100).any()
+    if labels.device.type != "cpu":
+        return total.masked_fill(ignored, float("nan"))
+    if ignored:
+        raise ValueError(
+            "labels of -100 are ignored by default, but the mean was captured over all labels; "
+            "call cross_entropy with another ignore_index, such as -1, and the labels are counted."
+        )
+    return total

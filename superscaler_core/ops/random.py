@@ -1,0 +1,81 @@
+"""Random numbers by counter: an element's depend on a seed and its place in the whole tensor.
+
+So however a tensor is split, and however often a part is computed, the numbers are the same. The
+hash is SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_BITS = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FACTORS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+
+
+def mix(*numbers: int) -> int:
+    """One seed from several numbers, such as the run's seed, the step and the microbatch.
+
+    >>> mix(0, 1) == mix(0, 1), mix(0, 1) == mix(1, 0)
+    (True, False)
+    """
+    state = 0
+    for number in numbers:
+        state = (state + (number & _BITS) * _GOLDEN + _GOLDEN) & _BITS
+        for shift, factor in _FACTORS:
+            state = ((state ^ (state >> shift)) * factor) & _BITS
+        state ^= state >> 31
+    return state
+
+
+def uniform_bits(seed: int, lo: Sequence[int], extent: Sequence[int], shape: Sequence[int],
+                 device: torch.device | str = "cpu") -> Tensor:  # fmt: skip
+    """53 random bits for every element of a box.
+
+    Args:
+        seed: any integer.
+        lo: of the box in the whole tensor.
+        extent: shape of the box.
+        shape: of the whole tensor.
+        device: where to.
+
+    Returns:
+        int64 ``[*extent]``, uniform in ``[0, 2**53)``.
+    """
+    places = torch.zeros((), dtype=torch.int64, device=device)
+    for low, size, whole in zip(lo, extent, shape, strict=True):
+        index = torch.arange(low, low + size, device=device)
+        places = places.unsqueeze(-1) * whole + index
+    state = places.reshape(tuple(extent)) * _signed(_GOLDEN) + _signed(mix(seed))
+    for shift, factor in _FACTORS:
+        state = (state ^ _shifted(state, shift)) * _signed(factor)
+    return _shifted(state ^ _shifted(state, 31), 11)
+
+
+def dropout(x: Tensor, p: float, seed: int, *, lo: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Zero each element with probability ``p`` and scale the others by ``1 / (1 - p)``.
+
+    Args:
+        x: a box of the whole tensor.
+        p: in [0, 1].
+        seed: any integer.
+        lo: of the box.
+        shape: of the whole tensor.
+    """
+    if p >= 1:
+        return x * 0
+    keep = uniform_bits(seed, lo, x.shape, shape, x.device) >= int(p * (1 << 53))
+    return torch.where(keep, x * (1 / (1 - p)), torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def _signed(bits: int) -> int:
+    """The int64 of the same 64 bits."""
+    return bits - (1 << 64) if bits >> 63 else bits
+
+
+def _shifted(state: Tensor, by: int) -> Tensor:
+    """A shift to the right that fills with zeros."""
+    return (state >> by) & ((1 << (64 - by)) - 1)

@@ -1,0 +1,278 @@
+"""Plan: what an sProgram decides about a graph, by op_trans, op_assign and op_order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from math import prod
+
+from superscaler_core.dims import DimClass, Dims
+from superscaler_core.errors import PlanError
+from superscaler_core.graph import Graph, Op
+from superscaler_core.op_trans import Transformation, replicate, split
+from superscaler_core.part import Part
+from superscaler_core.schedules import Schedule
+from superscaler_core.tensor import PTensor
+
+Device = int
+"""A device is named by the rank of the process that drives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a grid of devices, and what is cut along it.
+
+    Attributes:
+        num: devices along it.
+        dims: classes of dims; of an op the first that it has is cut, and one that has none of them
+            is replicated.
+    """
+
+    num: int
+    dims: tuple[DimClass, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Ops that run together, forward and backward, for one microbatch at a time."""
+
+    index: int
+    ops: tuple[Op, ...]
+
+
+class Plan:
+    """The decisions of an sProgram about ``graph`` on ``devices``.
+
+    At first every op is one part without a device, all ops are one stage, and one microbatch is run
+    a step.
+    """
+
+    def __init__(self, graph: Graph, devices: Sequence[Device]) -> None:
+        if len(set(devices)) != len(devices) or not devices:
+            raise PlanError(f"devices {list(devices)}: they have to be distinct, and at least one.")
+        self.graph = graph
+        self.devices = tuple(devices)
+        self.dims = Dims(graph)
+        self.notes: list[str] = list(graph.notes)
+        """Where the plan computes something else than the model; empty if it does not."""
+        self.schedule: Schedule | None = None
+        self._parts: dict[int, tuple[Part, ...]] = {}
+        self._devices: dict[Part, Device] = {}
+        self._orders: list[tuple[Part, Part]] = []
+        self._recomputed: dict[Op | Part, int] = {}
+        self._windows: list[Window] = []
+        self._cuts: tuple[int, ...] = ()
+        self._num_groups = 0
+
+    # --- op_trans -------------------------------------------------------------------------------
+
+    def op_trans(self, what: Op | Part, how: Transformation) -> tuple[Part, ...]:
+        """Let parts do the work of an op, or of one of its parts; returns the new parts.
+
+        Of an op that has parts already every part is transformed.
+
+        Raises:
+            PlanError: the op cannot be cut that way, or the part is no longer one of the plan.
+        """
+        op = what if isinstance(what, Op) else what.op
+        now = self.parts(op)
+        if isinstance(what, Part) and what not in now:
+            raise PlanError(f"op_trans of {what}: it was transformed before; use its parts.")
+        made = {part: how(part) for part in (now if isinstance(what, Op) else (what,))}
+        for part in made:
+            self._devices.pop(part, None)
+        self._parts[op.index] = tuple(new for part in now for new in made.get(part, (part,)))
+        return tuple(new for parts in made.values() for new in parts)
+
+    def parts(self, op: Op) -> tuple[Part, ...]:
+        """The parts of an op now."""
+        return self._parts.get(op.index) or (Part(op),)
+
+    # --- op_assign ------------------------------------------------------------------------------
+
+    def op_assign(
+        self, what: Op | Part | Iterable[Part], device: Device | Sequence[Device]
+    ) -> None:
+        """Put parts on devices: all on one, or one after another on a sequence of as many.
+
+        Raises:
+            PlanError: the numbers differ, or a device is none of the plan's.
+        """
+        parts = (
+            self.parts(what)
+            if isinstance(what, Op)
+            else (what,)
+            if isinstance(what, Part)
+            else tuple(what)
+        )
+        devices = (device,) * len(parts) if isinstance(device, int) else tuple(device)
+        if len(devices) != len(parts):
+            raise PlanError(
+                f"op_assign of {len(parts)} parts of {parts[0].op.name} to {len(devices)} devices: "
+                "give one device, or as many as parts."
+            )
+        for part, chosen in zip(parts, devices, strict=True):
+            if chosen not in self.devices:
+                raise PlanError(
+                    f"op_assign of {part} to device {chosen}: the plan has {list(self.devices)}."
+                )
+            self._devices[part] = chosen
+
+    def device(self, part: Part) -> Device | None:
+        """Where a part runs; None while nothing was said."""
+        return self._devices.get(part)
+
+    # --- op_order -------------------------------------------------------------------------------
+
+    def op_order(self, first: Op | Part | Schedule, then: Op | Part | None = None) -> None:
+        """Say what runs before what: one op or part before another, or stages by a schedule.
+
+        Between parts on one device the order is kept as it is given. Parts on different devices
+        wait for data alone, so there it only has to be possible.
+
+        Raises:
+            PlanError: the schedule is not of this plan's stages.
+        """
+        if isinstance(first, Schedule):
+            if first.num_stages != self.num_stages:
+                raise PlanError(
+                    f"op_order by {first.name} of {first.num_stages} stages: the plan has "
+                    f"{self.num_stages}; cut it by pipeline(...) before."
+                )
+            self.schedule = first
+            return
+        if then is None:
+            raise PlanError(f"op_order of {first}: say before what it runs.")
+        self._orders += product(self._parts_of(first), self._parts_of(then))
+
+    @property
+    def orders(self) -> tuple[tuple[Part, Part], ...]:
+        """All pairs that ``op_order`` was given."""
+        return tuple(self._orders)
+
+    def _parts_of(self, what: Op | Part) -> tuple[Part, ...]:
+        return self.parts(what) if isinstance(what, Op) else (what,)
+
+    # --- stages ---------------------------------------------------------------------------------
+
+    def pipeline(self, cuts: Sequence[Op | int]) -> tuple[Stage, ...]:
+        """Cut the ops into stages, a new one at every op that is given; returns the stages.
+
+        Raises:
+            PlanError: the ops do not ascend, or a stage would be empty.
+        """
+        points = [cut.index if isinstance(cut, Op) else cut for cut in cuts]
+        ends = [0, *points, len(self.graph.ops)]
+        if any(a >= b for a, b in pairwise(ends)):
+            raise PlanError(
+                f"stages of {self.graph.name} cut at ops {points}: cut points have to ascend "
+                f"from 1 to {len(self.graph.ops) - 1}."
+            )
+        self._cuts = tuple(points)
+        self.__dict__.pop("stages", None)
+        return self.stages
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, in order; one if the plan has no pipeline."""
+        ends = (0, *self._cuts, len(self.graph.ops))
+        return tuple(Stage(i, self.graph.ops[ends[i] : ends[i + 1]]) for i in range(len(ends) - 1))
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self._cuts) + 1
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of a step."""
+        return 1 if self.schedule is None else self.schedule.num_microbatches
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def recompute(self, *groups: Iterable[Op | Part]) -> None:
+        """Keep of each group only what it reads, and compute it again in the backward.
+
+        Ops that communication separates are recomputed between it; nothing is sent twice.
+        """
+        for group in groups:
+            self._num_groups += 1
+            self._recomputed |= dict.fromkeys(group, self._num_groups)
+
+    def recompute_group(self, part: Part) -> int:
+        """The number of the group with which a part is recomputed; 0 if it is not."""
+        return self._recomputed.get(part) or self._recomputed.get(part.op, 0)
+
+    def gather_weights(self, *groups: Iterable[Op]) -> None:
+        """Let the weights that a group of ops reads be gathered before it and dropped after it.
+
+        In the forward and again in the backward, where their gradients are reduced: ZeRO 3.
+        """
+        self._windows += [Window(tuple(group), gathers=True) for group in groups]
+
+    def reduce_grads(self, *groups: Iterable[Op]) -> None:
+        """Let gradients of a group's weights be reduced as soon as its backward is done: ZeRO 2."""
+        self._windows += [Window(tuple(group), gathers=False) for group in groups]
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """All groups whose weights come and go."""
+        return tuple(self._windows)
+
+    # --- grids ----------------------------------------------------------------------------------
+
+    def spread(self, op: Op, devices: Sequence[Device], axes: Sequence[Axis]) -> tuple[Part, ...]:
+        """Cut or replicate an op along every axis of a grid of devices, and assign the parts.
+
+        Args:
+            op: one op.
+            devices: of the grid, the last axis innermost.
+            axes: what is cut along each.
+        """
+        if prod(axis.num for axis in axes) != len(devices):
+            raise PlanError(
+                f"a grid of {' x '.join(str(a.num) for a in axes)} needs "
+                f"{prod(a.num for a in axes)} devices, but {len(devices)} were given."
+            )
+        parts: tuple[Part, ...] = self.parts(op)
+        for axis in axes:
+            how = self._how(op, axis)
+            parts = tuple(new for part in parts for new in how(part))
+        self._parts[op.index] = parts
+        self.op_assign(parts, devices)
+        return parts
+
+    def _how(self, op: Op, axis: Axis) -> Transformation:
+        for dim in axis.dims:
+            ids = self.dims.ids(op, dim)
+            if ids and axis.num > 1:
+                return split(ids[0], axis.num)
+        return replicate(axis.num)
+
+    # --- weights --------------------------------------------------------------------------------
+
+    def update(self, name: str) -> Op:
+        """The op that applies the optimizer to a parameter: its parts say who stores what."""
+        return self.graph.updates[self.graph.parameter(name).name]
+
+    def updates(self) -> Mapping[PTensor, tuple[Part, ...]]:
+        """Parts of the optimizer's ops that the plan speaks of; others follow the weights' use."""
+        return {
+            op.outputs[0]: self.parts(op)
+            for op in self.graph.updates.values()
+            if op.index in self._parts
+        }
+
+    def note(self, text: str) -> None:
+        """Say what the plan computes differently from the model."""
+        self.notes.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Ops whose weights are gathered for them, or whose gradients are reduced right after them."""
+
+    ops: tuple[Op, ...]
+    gathers: bool

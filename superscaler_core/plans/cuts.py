@@ -1,0 +1,119 @@
+"""Cuts: which dims of a model plans mean by batch, sequence and inner features, and the cutting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from math import gcd
+
+from superscaler_core.dims import DimClass
+from superscaler_core.errors import PlanError
+from superscaler_core.graph import Op
+from superscaler_core.plan import Axis, Device, Plan
+
+INNER = (
+    (("*.attn.q.weight", 0), ("*.mlp.up.weight", 0), ("*.experts.up", 2)),
+    (("*.conv2.weight", 0),),
+    (("layers.*[02468].weight", 0),),
+)
+"""Dims that lie between two linear maps, by kind of model: transformer, bottleneck, MLP.
+
+A parameter's name with wildcards, and a dim; the first row that fits a model is meant.
+"""
+
+VOCABULARY = (("embed.weight", 0), ("head.weight", 0))
+"""Dims of the words in the embedding and in the head."""
+
+
+def spread_all(
+    plan: Plan, axes: Sequence[Axis], ops: Iterable[Op], devices: Sequence[Device]
+) -> None:
+    """Cut or replicate ops along every axis of a grid of devices.
+
+    Raises:
+        PlanError: a dim is too small, or cannot be cut alike in all ops; the message says into
+            how many it can.
+    """
+    chosen = tuple(ops)
+    for axis in axes:
+        for dim in axis.dims:
+            _check(plan, axis, dim, chosen)
+    for op in chosen:
+        plan.spread(op, devices, axes)
+
+
+def sequence(plan: Plan) -> DimClass:
+    """The dim of the tokens of a sequence: dim 1 of the first input.
+
+    Raises:
+        PlanError: few ops have it, so it is no sequence.
+    """
+    tensor = plan.graph.inputs[0]
+    if len(tensor.shape) > 1:
+        dim = plan.dims.of(tensor.name, 1)
+        having = sum(bool(plan.dims.ids(op, dim)) for op in plan.graph.ops)
+        if 2 * having > len(plan.graph.ops):
+            return dim
+    raise PlanError(
+        f"{plan.graph.name} has no sequence: its first input {tensor} should be [batch, sequence, "
+        "...] with a dim 1 that most ops keep; cut the batch instead (data_parallel)."
+    )
+
+
+def inner(plan: Plan, given: str = "") -> tuple[DimClass, ...]:
+    """The inner features of all blocks: heads, features of MLPs.
+
+    Args:
+        plan: for its graph.
+        given: parameters and dims to use, such as ``"blocks.*.fc1.weight:0,blocks.*.q.weight:0"``;
+            those of ``INNER`` if empty.
+
+    Raises:
+        PlanError: a pattern fits no parameter.
+    """
+    names = plan.graph.parameters
+    rows = [[p for p in row if any(fnmatchcase(n, p[0]) for n in names)] for row in INNER]
+    row = next((row for row in rows if row), [])
+    if given:
+        row = [_pattern(word) for word in given.split(",")]
+    if not row:
+        raise PlanError(
+            f"{plan.graph.name} has no parameters named as its inner features usually are; say "
+            "features='NAME:DIM,...', where NAME is a parameter, with wildcards, whose dim DIM is "
+            f"cut. It has {', '.join(list(names)[:8])}, ..."
+        )
+    return tuple(sorted(plan.dims.of_params(*row)))
+
+
+def vocabulary(plan: Plan) -> tuple[DimClass, ...]:
+    """The words, in the embedding and in the head.
+
+    Raises:
+        PlanError: the model has no such parameters.
+    """
+    names = {**plan.graph.parameters, **plan.graph.aliases}
+    return tuple(plan.dims.of(name, dim) for name, dim in VOCABULARY if name in names)
+
+
+def _pattern(word: str) -> tuple[str, int]:
+    name, _, dim = word.strip().rpartition(":")
+    if not name or not dim.isdecimal():
+        raise PlanError(f"features: {word.strip()!r} should be NAME:DIM, such as 'up.weight:0'.")
+    return name, int(dim)
+
+
+def _check(plan: Plan, axis: Axis, dim: DimClass, ops: Sequence[Op]) -> None:
+    """All loops of a dim can be cut at the same places."""
+    loops = {op.sizes[i]: op for op in reversed(ops) for i in plan.dims.ids(op, dim)[:1]}
+    if not loops:
+        return
+    # Loops of one size are cut alike wherever; of several, at multiples of the coarsest grain.
+    grain = gcd(*loops)
+    if axis.num <= grain and (len(loops) == 1 or grain % axis.num == 0):
+        return
+    fits = [str(n) for n in range(1, grain + 1) if len(loops) == 1 or grain % n == 0]
+    texts = " and ".join(f"{size} in {op.name}" for size, op in sorted(loops.items()))
+    raise PlanError(
+        f"{plan.graph.name} cut along {dim} into {axis.num}: it has {texts}; use "
+        f"{', '.join(fits[:-1])}{' or ' if fits[:-1] else ''}{fits[-1]} devices for it."
+    )

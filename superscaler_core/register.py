@@ -1,0 +1,229 @@
+"""Register: a Python function that tracing cannot follow becomes one op with an annotation."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from superscaler_core.annotation import Annotation
+from superscaler_core.errors import AnnotationError
+from superscaler_core.graph import Op
+
+NAMESPACE = "superscaler"
+"""Of the torch ops that stand for registered functions in a traced program."""
+
+_SCHEMA_TYPES = {"int": "int", "float": "float", "bool": "bool", "str": "str"}
+_CALL = re.compile(r"((?:[A-Za-z_]\w*\.)+)[A-Za-z_]\w*\(")
+_ALWAYS_THERE = {"torch", "F", "ops", "math"}
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A registered function.
+
+    Attributes:
+        function: of the tensors, then of attributes by keyword.
+        annotation: how the dims of its tensors relate.
+        sizes: of loops that the inputs do not say: a number, or the name of an attribute.
+        dtypes: of the outputs; None is the dtype of the first input of floating point.
+        saves, flops: as of ``graph.Op``.
+        attributes: names of the keyword arguments.
+    """
+
+    function: Callable[..., Any]
+    annotation: Annotation
+    sizes: Mapping[str, int | str] = field(default_factory=dict)
+    dtypes: tuple[str | None, ...] = ()
+    saves: tuple[int, ...] | None = None
+    flops: float = 1.0
+    attributes: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """Where generated code finds it: ``package.module.function``."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def is_importable(self) -> bool:
+        """Whether another process finds it under its path."""
+        module, name = self.function.__module__, self.function.__qualname__
+        if module == "__main__" or "." in name:
+            return False
+        found = getattr(importlib.import_module(module), name, None)
+        return getattr(found, "__wrapped__", None) is self.function
+
+    def sizes_of(self, attributes: Mapping[str, Any]) -> dict[str, int]:
+        """The sizes that shapes of inputs do not say."""
+        return {i: attributes[s] if isinstance(s, str) else s for i, s in self.sizes.items()}
+
+    def outputs(
+        self, inputs: Sequence[tuple[tuple[int, ...], str]], attributes: Mapping[str, Any]
+    ) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every output.
+
+        Raises:
+            AnnotationError: the inputs do not fit the annotation.
+        """
+        # Read without outputs, since their shapes are what is asked.
+        inner = Annotation(self.annotation.inputs, (), self.annotation.fixed)
+        sizes = inner.sizes([shape for shape, _ in inputs], (), self.sizes_of(attributes))
+        default = next((d for _, d in inputs if d.startswith(("float", "bfloat"))), inputs[0][1])
+        boxes = (self.annotation.box(out, {}, sizes) for out in self.annotation.outputs)
+        return [
+            (box.shape, dtype or default) for box, dtype in zip(boxes, self.dtypes, strict=True)
+        ]
+
+
+REGISTERED: dict[str, Registered] = {}
+"""By the name of the torch op: ``superscaler.name``."""
+
+
+def register_op(
+    annotation: str,
+    *,
+    sizes: Mapping[str, int | str] | None = None,
+    dtypes: Sequence[str | None] | None = None,
+    saves: Sequence[int] | None = None,
+    flops: float = 1.0,
+) -> Callable[[AnyFunction], AnyFunction]:
+    """Make a function one op for the capture; called without it, it is the same function.
+
+    The function takes its tensors by position and everything else by keyword, with annotations
+    ``int``, ``float``, ``bool`` or ``str``. It has to be right on parts: where a loop is neither
+    fixed nor a sum, on any piece of it; where it is marked ``+``, a piece gives a summand of the
+    output. It is a function at the top of a module that every process can import.
+
+    Args:
+        annotation: of its tensors; see ``Annotation``.
+        sizes: of loops that the inputs do not say: a number, or the keyword argument that says it.
+            Loops that only outputs have are fixed, since a part would not know which piece it is.
+        dtypes: of the outputs, such as ``"int64"``; None is that of the first input of floating
+            point.
+        saves, flops: as of ``graph.Op``.
+
+    Raises:
+        AnnotationError: the annotation does not fit the function.
+
+    Example::
+
+        @register_op("b s^ e^ -> b s^ k^", sizes={"k": "count"}, dtypes=["int64"])
+        def best(scores: Tensor, *, count: int) -> Tensor:
+            return scores.topk(count).indices
+    """
+    made = Annotation.parse(annotation)
+    given = dict(sizes or {})
+    types = tuple(dtypes) if dtypes is not None else (None,) * len(made.outputs)
+    _check_sizes(made, given, types)
+
+    def enter(function: AnyFunction) -> AnyFunction:
+        attributes = _attributes(function, len(made.inputs))
+        known = Registered(
+            function, made, given, types, None if saves is None else tuple(saves), flops,
+            tuple(attributes),
+        )  # fmt: skip
+        traced = _torch_op(known, attributes)
+
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            return (traced if torch.compiler.is_exporting() else function)(*args, **keywords)
+
+        return call  # type: ignore[return-value]
+
+    return enter
+
+
+def registered_modules(op: Op) -> tuple[str, ...]:
+    """Modules that the op's code calls functions of, beside torch and ``superscaler_core.ops``."""
+    found = (match[1].rstrip(".") for match in _CALL.finditer(op.code))
+    return tuple(dict.fromkeys(m for m in found if m.partition(".")[0] not in _ALWAYS_THERE))
+
+
+def _check_sizes(
+    annotation: Annotation, sizes: Mapping[str, object], dtypes: Sequence[object]
+) -> None:
+    held = {i for operand in annotation.inputs for dim in operand for i in dim}
+    for identifier in annotation.ids:
+        if identifier in held:
+            continue
+        if identifier not in sizes:
+            raise AnnotationError(
+                f"{annotation}: no input says how large {identifier} is; give "
+                f'sizes={{"{identifier}": ...}}, a number or the name of a keyword argument.'
+            )
+        if identifier not in annotation.fixed:
+            raise AnnotationError(
+                f"{annotation}: only outputs have {identifier}, so a part would not know which "
+                f"piece of it to make; write '{identifier}^'."
+            )
+    if len(dtypes) != len(annotation.outputs):
+        raise AnnotationError(
+            f"{annotation} has {len(annotation.outputs)} outputs, but {len(dtypes)} dtypes are "
+            "given."
+        )
+
+
+def _attributes(function: Callable[..., Any], num_inputs: int) -> dict[str, str]:
+    """The keyword arguments as a torch schema writes them."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if len(parameters) < num_inputs or any(
+        p.kind is not p.KEYWORD_ONLY for p in parameters[num_inputs:]
+    ):
+        raise AnnotationError(
+            f"{function.__qualname__} has to take {num_inputs} tensors, as its annotation says, "
+            "and everything else by keyword only (after '*')."
+        )
+    made = {}
+    for parameter in parameters[num_inputs:]:
+        name = getattr(parameter.annotation, "__name__", parameter.annotation)
+        if name not in _SCHEMA_TYPES:
+            raise AnnotationError(
+                f"{function.__qualname__}: argument {parameter.name!r} needs an annotation out of "
+                f"{', '.join(_SCHEMA_TYPES)}."
+            )
+        made[parameter.name] = f"{_SCHEMA_TYPES[name]} {parameter.name}"
+        if parameter.default is not parameter.empty:
+            value = parameter.default
+            made[parameter.name] += f'="{value}"' if isinstance(value, str) else f"={value}"
+    return made
+
+
+def _torch_op(known: Registered, attributes: Mapping[str, str]) -> Callable[..., Any]:
+    """The torch op that stands for the function while a model is traced."""
+    base = re.sub(r"\W", "_", known.path)
+    # A module that is loaded again registers its functions again.
+    name = next(n for n in _candidates(base) if f"{NAMESPACE}.{n}" not in REGISTERED)
+    tensors = [f"Tensor x{i}" for i in range(len(known.annotation.inputs))]
+    words = [*tensors, *(["*", *attributes.values()] if attributes else [])]
+    returns = ", ".join(["Tensor"] * len(known.annotation.outputs))
+    torch.library.define(f"{NAMESPACE}::{name}", f"({', '.join(words)}) -> ({returns})")
+
+    def shapes_only(*tensors: Tensor, **given: Any) -> Any:
+        inputs = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
+        made = [
+            tensors[0].new_empty(shape, dtype=getattr(torch, dtype))
+            for shape, dtype in known.outputs(inputs, given)
+        ]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shapes_only)
+    torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd", known.function)
+    REGISTERED[f"{NAMESPACE}.{name}"] = known
+    found: Callable[..., Any] = getattr(torch.ops.superscaler, name)
+    return found
+
+
+def _candidates(base: str) -> Any:
+    yield base
+    count = 2
+    while True:
+        yield f"{base}_{count}"
+        count += 1

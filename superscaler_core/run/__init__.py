@@ -1,0 +1,1 @@
+"""Run: a generated program on real ranks, or on threads of one process."""

@@ -1,0 +1,38 @@
+"""Constants: a model's values that depend on no input, in a file that nothing is unpickled from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FILE = "constants.npz"
+
+_WIDER = {torch.bfloat16: torch.float32}
+"""Numpy has no bfloat16; every one is a float32."""
+
+
+def save_constants(folder: Path, constants: Mapping[str, Tensor]) -> None:
+    """Write constants to a program's folder, each under its dtype and its name."""
+    arrays = {
+        f"{str(value.dtype).removeprefix('torch.')}:{name}": value.detach()
+        .to(_WIDER.get(value.dtype, value.dtype))
+        .cpu()
+        .numpy()
+        for name, value in constants.items()
+    }
+    with (folder / FILE).open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+
+
+def load_constants(folder: Path) -> dict[str, Tensor]:
+    """Read what ``save_constants`` wrote."""
+    found = {}
+    with np.load(folder / FILE, allow_pickle=False) as arrays:
+        for key in arrays.files:
+            dtype, _, name = key.partition(":")
+            found[name] = torch.from_numpy(arrays[key]).to(getattr(torch, dtype))
+    return found

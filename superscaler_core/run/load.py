@@ -1,0 +1,61 @@
+"""Load: a generated program from its folder."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+import rvdcomm as rv
+from superscaler_core.errors import PlanError
+from superscaler_core.run.constants import load_constants
+from superscaler_core.run.rank import Rank
+from superscaler_core.run.trainer import Trainer
+from superscaler_core.run.transport import DistTransport
+
+
+def load(
+    folder: str | Path, *, group: Any = None, topology: rv.Topology | None = None, **options: Any
+) -> Trainer:
+    """This rank's share of a program, over a process group that is there already.
+
+    Collective over the program's ranks: device ``d`` of the plan is rank ``d`` of the group.
+
+    Args:
+        folder: what ``Compiled.save`` wrote.
+        group: process group; the default group if None.
+        topology: who is near to whom; one host if None.
+        options: ``seed`` of dropout (an int), ``dtype`` of stored parameters (the model's if None:
+            float32 for a model in bfloat16 makes master weights), ``device``.
+
+    Raises:
+        PlanError: the program has no such rank.
+    """
+    rank = dist.get_rank(group)
+    transport = DistTransport(rank, group, topology)
+    made = Rank(module_of(folder, rank), transport, load_constants(Path(folder)), **options)
+    return Trainer(made, transport)
+
+
+def module_of(folder: str | Path, rank: int) -> ModuleType:
+    """The file of one rank, imported.
+
+    Raises:
+        PlanError: the program has no such rank.
+    """
+    path = Path(folder) / f"rank_{rank}.py"
+    if not path.exists():
+        have = sorted(int(p.stem[5:]) for p in Path(folder).glob("rank_*.py"))
+        raise PlanError(
+            f"{folder} has no program for rank {rank}; it has ranks {have}: start as many "
+            "processes as the plan has devices."
+        )
+    spec = importlib.util.spec_from_file_location(f"superscaler_program.rank_{rank}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,274 @@
+"""Rank: what the functions of a generated file call; one training step on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from superscaler_core.run.moves import Wait, move, start
+from superscaler_core.run.tables import Edge, Leg, Tables
+from superscaler_core.run.transport import Transport
+from superscaler_core.run.weights import WeightStore
+
+Segment = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What the backward of a segment needs; no outputs if it runs the forward again."""
+
+    leaves: tuple[Tensor, ...]
+    others: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...] | None
+
+
+class Rank:
+    """Runs a generated file.
+
+    Segments run under autograd on leaves of their own, so that all communication lies between
+    them, forward and backward, in the order that the file says.
+
+    Args:
+        module: the generated file, imported.
+        transport: moves tensors between ranks.
+        constants: values of the model that depend on no input.
+        seed: of dropout.
+        dtype: of stored parameters; the model's if None.
+        device: where tensors live.
+    """
+
+    def __init__(
+        self,
+        module: ModuleType,
+        transport: Transport,
+        constants: Mapping[str, Tensor],
+        *,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.tables: Tables = module.TABLES
+        self.weights = WeightStore(self.tables, transport, dtype, device)
+        self.device = torch.device(device)
+        self._step: Callable[[Rank], None] = module.step
+        self._transport = transport
+        self._constants = {name: value.to(device) for name, value in constants.items()}
+        self._seed, self._num_steps = seed, 0
+        loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
+        share = 1.0 / self.tables.num_microbatches
+        self.loss_grad = torch.tensor(share, dtype=loss_dtype, device=device)
+        self._batch: Mapping[str, Tensor] = {}
+        self._loss: Tensor | None = None
+        self._saved: dict[tuple[str, int], _Saved] = {}
+        self._mail: dict[tuple[str, str, int], Any] = {}
+        transport.prepare([leg for leg in self._legs() if not leg.is_idle])
+
+    def _legs(self) -> Iterable[Leg]:
+        """All that are moved one by one, in the order of the tables, which is that of all ranks."""
+        for edge in self.tables.edges.values():
+            yield from (*edge.forward, *edge.backward)
+        yield from self.tables.loss
+
+    # --- a step ---------------------------------------------------------------------------------
+
+    def step(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Run forward and backward of a global batch; returns the loss, the same on all ranks.
+
+        Args:
+            batch: every input, whole: ``num_microbatches`` times the captured batch along dim 0.
+        """
+        self._check(batch)
+        self._batch = batch
+        self._loss = None
+        self._num_steps += 1
+        self._step(self)
+        assert not self._saved, "every forward had its backward"
+        # A send of which nobody waited may still run; its error must not be lost.
+        for (kind, _, _), waits in list(self._mail.items()):
+            if kind.endswith("sent"):
+                waits()
+        self._mail.clear()
+        loss = None if self._loss is None else (self._loss, rv.Box((), ()))
+        total = move(self._transport, self.tables.loss, loss, rv.Box((), ()))
+        assert total is not None
+        return total
+
+    def _check(self, batch: Mapping[str, Tensor]) -> None:
+        for name, (shape, dtype) in self.tables.inputs.items():
+            want = (shape[0] * self.tables.num_microbatches, *shape[1:]) if shape else ()
+            given = batch.get(name)
+            if given is None or tuple(given.shape) != want:
+                got = "nothing" if given is None else list(given.shape)
+                raise ValueError(
+                    f"input {name!r} got {got}; a step takes {list(want)} {dtype}: "
+                    f"{self.tables.num_microbatches} microbatches of {list(shape)} along dim 0."
+                )
+
+    def begin(self) -> None:
+        """Bring weights to where they are read."""
+        self.weights.begin()
+
+    def end(self) -> None:
+        """Take gradients to where weights are stored."""
+        self.weights.end()
+
+    # --- what segments are given ----------------------------------------------------------------
+
+    def input(self, name: str, mb: int, box: str) -> Tensor:
+        """This rank's box of a microbatch's input."""
+        shape, _ = self.tables.inputs[name]
+        whole = self._batch[name]
+        part = whole[mb * shape[0] : (mb + 1) * shape[0]] if shape else whole
+        cut = part[rv.Box.parse(box).slices_within(rv.Box.of_shape(shape))]
+        return cut.to(self.device)
+
+    def constant(self, name: str) -> Tensor:
+        """A value that depends on no input."""
+        return self._constants[name]
+
+    def use(self, name: str) -> Tensor:
+        """A weight's copy."""
+        return self.weights.copy(name)
+
+    def gather(self, names: Sequence[str]) -> None:
+        """Fill the weights of a window."""
+        self.weights.gather(names)
+
+    def drop(self, names: Sequence[str]) -> None:
+        """Free the weights of a window."""
+        self.weights.drop(names)
+
+    def reduce(self, names: Sequence[str]) -> None:
+        """Reduce the gradients of a window's weights; those that were gathered are dropped."""
+        self.weights.reduce(names)
+        self.weights.drop(n for n in names if self.tables.weights[n].windowed == "gather")
+
+    def _rng(self, mb: int) -> int:
+        """The seed of a microbatch: the same on all ranks, and again in a recomputation."""
+        step = self._num_steps * self.tables.num_microbatches + mb
+        return (self._seed * 0x9E3779B1 + step * 0x85EBCA77) & 0x7FFFFFFF
+
+    # --- segments -------------------------------------------------------------------------------
+
+    def forward(
+        self, segment: Segment, mb: int, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Run a segment and keep what its backward needs.
+
+        Args:
+            segment: the function.
+            mb: the microbatch.
+            inputs: what its gradient is wanted of.
+            others: inputs, constants and weights.
+        """
+        name = segment.__name__
+        if name in self.tables.recomputed:
+            with torch.no_grad():
+                outputs = segment(self._rng(mb), *inputs, *others)
+            self._saved[name, mb] = _Saved(inputs, others, None)
+            return outputs
+        leaves = tuple(x.detach().requires_grad_() for x in inputs)
+        outputs = segment(self._rng(mb), *leaves, *others)
+        self._saved[name, mb] = _Saved(leaves, others, outputs)
+        return tuple(x.detach() for x in outputs)
+
+    def backward(
+        self, segment: Segment, mb: int, grads: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor, ...]:
+        """The gradients of a segment's inputs, given those of its outputs.
+
+        Gradients of weights are added to those of their copies.
+        """
+        saved = self._saved.pop((segment.__name__, mb))
+        leaves, outputs = saved.leaves, saved.outputs
+        if outputs is None:
+            leaves = tuple(x.detach().requires_grad_() for x in leaves)
+            outputs = segment(self._rng(mb), *leaves, *saved.others)
+        # Outputs that have gradients come first.
+        pairs = zip(outputs, grads, strict=False)
+        given = [(out, grad) for out, grad in pairs if grad is not None and out.requires_grad]
+        if given:
+            torch.autograd.backward([out for out, _ in given], [grad for _, grad in given])
+        return tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves)
+
+    def forget(self, segment: Segment, mb: int) -> None:
+        """Drop what was kept for a backward that will not come."""
+        self._saved.pop((segment.__name__, mb), None)
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Count a part of a microbatch's loss."""
+        share = loss * self.loss_grad
+        self._loss = share if self._loss is None else self._loss + share
+
+    # --- inside a stage -------------------------------------------------------------------------
+
+    def move(self, name: str, shard: Tensor | None) -> Any:
+        """Take an edge's value from those who write it to those who read it."""
+        edge = self.tables.edges[name]
+        return move(self._transport, edge.forward, _shard(shard, edge.src), _box(edge.dst))
+
+    def move_back(self, name: str, grad: Tensor | None) -> Any:
+        """Take the gradient back."""
+        edge = self.tables.edges[name]
+        given = self._grad(edge, grad)
+        return move(self._transport, edge.backward, given, _box(edge.src))
+
+    def _grad(self, edge: Edge, grad: Tensor | None) -> tuple[Tensor, rv.Box] | None:
+        """The gradient of what this rank read; zeros if none reached it."""
+        box = _box(edge.dst)
+        if box is None:
+            return None
+        if grad is None:
+            dtype: torch.dtype = getattr(torch, edge.dtype)
+            grad = torch.zeros(box.shape, dtype=dtype, device=self.device)
+        return grad, box
+
+    # --- between stages -------------------------------------------------------------------------
+
+    def send(self, name: str, mb: int, shard: Tensor | None) -> None:
+        """Leave a stage's result for ``carry``."""
+        self._mail["out", name, mb] = shard
+
+    def carry(self, name: str, mb: int) -> None:
+        """Let an edge to another stage take a microbatch along, while this rank goes on."""
+        edge = self.tables.edges[name]
+        shard = _shard(self._mail.pop(("out", name, mb), None), edge.src)
+        waits = start(self._transport, edge.forward, shard, _box(edge.dst))
+        self._mail["in" if edge.dst else "sent", name, mb] = waits
+
+    def receive(self, name: str, mb: int) -> Any:
+        """What ``carry`` brought."""
+        return self._received("in", name, mb)
+
+    def send_grad(self, name: str, mb: int, grad: Tensor | None) -> None:
+        """Leave a gradient for ``carry_back``."""
+        self._mail["grad out", name, mb] = grad
+
+    def carry_back(self, name: str, mb: int) -> None:
+        """Let the gradient of an edge go back to the stage that it came from."""
+        edge = self.tables.edges[name]
+        grad = self._grad(edge, self._mail.pop(("grad out", name, mb), None))
+        waits = start(self._transport, edge.backward, grad, _box(edge.src))
+        self._mail["grad in" if edge.src else "grad sent", name, mb] = waits
+
+    def receive_grad(self, name: str, mb: int) -> Any:
+        """What ``carry_back`` brought."""
+        return self._received("grad in", name, mb)
+
+    def _received(self, kind: str, name: str, mb: int) -> Tensor | None:
+        waits: Wait = self._mail.pop((kind, name, mb))
+        return waits()
+
+
+def _box(text: str | None) -> rv.Box | None:
+    return None if text is None else rv.Box.parse(text)
+
+
+def _shard(tensor: Tensor | None, box: str | None) -> tuple[Tensor, rv.Box] | None:
+    return None if tensor is None or box is None else (tensor, rv.Box.parse(box))

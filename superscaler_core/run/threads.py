@@ -1,0 +1,64 @@
+"""Threads: all ranks of a program in one process, for tests and for trying a plan."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from superscaler_core.run.constants import load_constants
+from superscaler_core.run.load import module_of
+from superscaler_core.run.rank import Rank
+from superscaler_core.run.trainer import Trainer
+from superscaler_core.run.transport import Board, ThreadTransport
+
+T = TypeVar("T")
+
+
+def run_threads(
+    folder: str | Path,
+    work: Callable[[Trainer], T],
+    ranks: Mapping[int, Any] | range,
+    *,
+    timeout_secs: float = 60.0,
+    **options: Any,
+) -> dict[int, T]:
+    """Call ``work(trainer)`` on every rank, a thread each; returns what they return.
+
+    Communication is that of ``rvdcomm.simulate``: right, counted, and slow.
+
+    Args:
+        folder: a program that ``Compiled.save`` wrote.
+        work: what every rank does; collective calls in one order on all.
+        ranks: of the program.
+        timeout_secs: after this long a rank that waits for another gives up.
+        options: of ``Rank``.
+
+    Raises:
+        Exception: what the first rank to fail raised.
+    """
+    board = Board(timeout_secs)
+    results: dict[int, T] = {}
+    constants = load_constants(Path(folder))
+
+    def serve(rank: int) -> None:
+        try:
+            transport = ThreadTransport(rank, board)
+            made = Rank(module_of(folder, rank), transport, constants, **options)
+            results[rank] = work(Trainer(made, transport))
+        except BaseException as error:
+            board.fail(error)
+
+    threads = [threading.Thread(target=serve, args=(rank,), daemon=True) for rank in ranks]
+    grad = torch.is_grad_enabled()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.set_grad_enabled(grad)
+    if board.error is not None:
+        raise board.error
+    return results

@@ -1,0 +1,93 @@
+"""Trainer: a program as the user of one rank sees it; what is around the step is ordinary torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+import rvdcomm as rv
+from superscaler_core.errors import PlanError
+from superscaler_core.run.moves import move_many
+from superscaler_core.run.rank import Rank
+from superscaler_core.run.transport import Transport
+
+
+class Trainer:
+    """One rank's share of the training of one model.
+
+    All calls but ``parameters`` are collective over the program's ranks.
+
+    >>> # trainer = superscaler_core.load("program")          # under torchrun
+    >>> # optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
+    >>> # loss = trainer.step(tokens, targets)
+    >>> # optimizer.step(); optimizer.zero_grad()
+    """
+
+    def __init__(self, rank: Rank, transport: Transport) -> None:
+        self._rank, self._transport = rank, transport
+
+    # --- training -------------------------------------------------------------------------------
+
+    def step(self, *batch: Tensor, **named: Tensor) -> Tensor:
+        """Forward and backward of a global batch; gradients are left where optimizers look.
+
+        Args:
+            batch: the model's inputs by position, whole and equal on all ranks: along dim 0
+                ``num_microbatches`` times what was captured. Each rank uses its share.
+            named: inputs by name.
+
+        Returns:
+            The mean loss of the microbatches, a scalar, the same on all ranks.
+
+        Raises:
+            ValueError: an input is missing or has another shape.
+        """
+        names = list(self._rank.tables.inputs)
+        if len(batch) > len(names):
+            raise ValueError(
+                f"step takes {len(names)} inputs ({', '.join(names)}), got {len(batch)}."
+            )
+        return self._rank.step({**dict(zip(names, batch, strict=False)), **named})
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What this rank stores: boxes of parameters, by their single-device names."""
+        yield from self._rank.weights.stored.items()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The same without names, as optimizers take it."""
+        yield from self._rank.weights.stored.values()
+
+    # --- parameters as on a single device -------------------------------------------------------
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take this rank's boxes out of whole parameters, by single-device names.
+
+        Raises:
+            PlanError: a parameter is missing or has another shape.
+        """
+        tables = self._rank.tables
+        for name, entry in tables.parameters.items():
+            given = state.get(name)
+            if given is None or tuple(given.shape) != entry.shape:
+                got = "is missing" if given is None else f"has shape {list(given.shape)}"
+                raise PlanError(
+                    f"load_state_dict: {name} {got}; the model has it with shape "
+                    f"{list(entry.shape)}."
+                )
+            if entry.box is not None:
+                box = rv.Box.parse(entry.box)
+                with torch.no_grad():
+                    index = box.slices_within(rv.Box.of_shape(entry.shape))
+                    self._rank.weights.stored[name].copy_(given[index])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All parameters whole, on every rank, by single-device names, tied weights by all."""
+        tables = self._rank.tables
+        moves = {
+            name: (entry.whole, self._rank.weights.shard(name))
+            for name, entry in tables.parameters.items()
+        }
+        found = {name: tensor for name, _, tensor in move_many(self._transport, moves)}
+        return {**found, **{alias: found[name] for alias, name in tables.aliases.items()}}

@@ -1,0 +1,187 @@
+"""Transports: who moves tensors between ranks; the engine itself speaks to no network."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from superscaler_core.run.tables import Leg
+
+
+class Handle(Protocol):
+    """A move that was started."""
+
+    def wait(self) -> Tensor | None:
+        """This rank's shard at the dst end; None if it has none."""
+
+
+class Transport(Protocol):
+    """Moves tensors along legs; collective over the ranks of each, in one order on all."""
+
+    rank: int
+
+    def prepare(self, legs: Sequence[Leg]) -> None:
+        """Make ready what will be called."""
+
+    def move(self, leg: Leg, tensor: Tensor | None) -> Tensor | None:
+        """Move a tensor and wait for it."""
+
+    def start(self, leg: Leg, tensor: Tensor | None) -> Handle:
+        """Move a tensor while the caller goes on."""
+
+    def move_many(
+        self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor | None]:
+        """Move tensors by name; all legs have the same ranks."""
+
+
+class DistTransport:
+    """By ``rvdcomm`` over ``torch.distributed``: one rank of a process group."""
+
+    def __init__(self, rank: int, group: Any = None, topology: rv.Topology | None = None) -> None:
+        self.rank, self._group, self._topology = rank, group, topology
+        self._calls: dict[Leg, rv.Redistributor] = {}
+
+    def prepare(self, legs: Sequence[Leg]) -> None:
+        for leg in legs:
+            self._call(leg)
+
+    def move(self, leg: Leg, tensor: Tensor | None) -> Tensor | None:
+        result: Tensor | None = self._call(leg)(tensor, requires_grad=False)
+        return result
+
+    def start(self, leg: Leg, tensor: Tensor | None) -> Handle:
+        handle: Handle = self._call(leg)(tensor, requires_grad=False, async_op=True)
+        return handle
+
+    def move_many(
+        self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor | None]:
+        if len(legs) == 1:
+            ((name, leg),) = legs.items()
+            return {name: self.move(leg, tensors.get(name))}
+        result: dict[str, Tensor | None] = rv.redistribute_many(
+            tensors,
+            {name: leg.layouts[0] for name, leg in legs.items()},
+            {name: leg.layouts[1] for name, leg in legs.items()},
+            group=self._group,
+            topology=self._topology,
+        )
+        return result
+
+    def _call(self, leg: Leg) -> rv.Redistributor:
+        # Legs of one transition share what they were compiled to, whatever region they move.
+        key = Leg("", leg.src, leg.dst, leg.dtype)
+        if key not in self._calls:
+            plan = rv.plan(*leg.layouts, leg.dtype, self._topology)
+            self._calls[key] = rv.Redistributor(plan, self._group)
+        return self._calls[key]
+
+
+@dataclass
+class _Meeting:
+    """One move: what ranks have brought so far, and what they take away."""
+
+    shards: dict[int, Any] = field(default_factory=dict)
+    num_present: int = 0
+    result: rv.SimulationResult | None = None
+
+
+class Board:
+    """Where the ranks of a ``ThreadTransport`` meet."""
+
+    def __init__(self, timeout_secs: float = 60.0) -> None:
+        self.timeout_secs = timeout_secs
+        self.changed = threading.Condition()
+        self.meetings: dict[tuple[Leg, int], _Meeting] = defaultdict(_Meeting)
+        self.error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """Let no rank wait for one that failed."""
+        with self.changed:
+            self.error = self.error or error
+            self.changed.notify_all()
+
+
+class ThreadTransport:
+    """By ``rvdcomm.simulate``: ranks are threads of one process, and bytes are counted.
+
+    For tests and for looking at a plan without a cluster; results are those of the plans.
+    """
+
+    def __init__(self, rank: int, board: Board) -> None:
+        self.rank, self._board = rank, board
+        self._counts: dict[Leg, int] = defaultdict(int)
+        self.sent_bytes = 0
+
+    def prepare(self, legs: Sequence[Leg]) -> None:
+        pass
+
+    def move(self, leg: Leg, tensor: Tensor | None) -> Tensor | None:
+        return self.start(leg, tensor).wait()
+
+    def start(self, leg: Leg, tensor: Tensor | None) -> Handle:
+        key = leg, self._counts[leg]
+        self._counts[leg] += 1
+        board = self._board
+        with board.changed:
+            meeting = board.meetings[key]
+            if tensor is not None:
+                meeting.shards[self.rank] = tensor.detach().contiguous().numpy().copy()
+            meeting.num_present += 1
+            if meeting.num_present == len(leg.ranks):
+                self._meet(leg, meeting)
+                board.changed.notify_all()
+        return _Visit(self, leg, key)
+
+    def move_many(
+        self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
+    ) -> dict[str, Tensor | None]:
+        return {name: self.move(leg, tensors.get(name)) for name, leg in legs.items()}
+
+    def _meet(self, leg: Leg, meeting: _Meeting) -> None:
+        try:
+            meeting.result = rv.simulate(rv.plan(*leg.layouts, leg.dtype), meeting.shards)
+        except BaseException as error:
+            self._board.fail(error)
+            raise
+
+    def take(self, leg: Leg, key: tuple[Leg, int]) -> Tensor | None:
+        """Wait for all ranks of a move, and take this one's shard."""
+        board = self._board
+        with board.changed:
+            meeting = board.meetings[key]
+            board.changed.wait_for(
+                lambda: meeting.result is not None or board.error is not None, board.timeout_secs
+            )
+            if meeting.result is None:
+                raise TimeoutError(
+                    f"rank {self.rank} waits for {leg.src} -> {leg.dst}: {meeting.num_present} of "
+                    f"{len(leg.ranks)} ranks came ({board.error or 'the others are late'})."
+                )
+            self.sent_bytes += meeting.result.sent_bytes.get(self.rank, 0)
+            shard = meeting.result.shards.get(self.rank)
+            meeting.num_present -= 1
+            if meeting.num_present == 0:
+                del board.meetings[key]
+        return None if shard is None else torch.from_numpy(shard.copy())
+
+
+@dataclass(frozen=True)
+class _Visit:
+    """A move that was started on a ``ThreadTransport``."""
+
+    transport: ThreadTransport
+    leg: Leg
+    key: tuple[Leg, int]
+
+    def wait(self) -> Tensor | None:
+        """This rank's shard at the dst end."""
+        return self.transport.take(self.leg, self.key)

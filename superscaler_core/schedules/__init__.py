@@ -1,0 +1,43 @@
+"""Pipeline schedules as values: who runs which stage on which microbatch, in which order.
+
+>>> print(SCHEDULES["gpipe"](2, 3).grid())
+gpipe: makespan 8, idle 1/4 of it, peak microbatches 3 3
+time      0  1  2  3  4  5  6  7
+worker 0 F0 F1 F2 -- -- B0 B1 B2
+worker 1 -- F0 F1 F2 B0 B1 B2 --
+"""
+
+from collections.abc import Callable
+
+from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules.gpipe import gpipe
+from superscaler_core.schedules.grid import grid
+from superscaler_core.schedules.interleaved import interleaved
+from superscaler_core.schedules.naive import naive
+from superscaler_core.schedules.one_f_one_b import one_f_one_b
+from superscaler_core.schedules.schedule import Schedule
+from superscaler_core.schedules.timeline import Span, Timeline, timeline
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+}
+"""Generators by the name of the schedules that they make."""
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Schedule",
+    "ScheduleError",
+    "Span",
+    "Timeline",
+    "gpipe",
+    "grid",
+    "interleaved",
+    "naive",
+    "one_f_one_b",
+    "timeline",
+]

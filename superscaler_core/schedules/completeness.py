@@ -1,0 +1,108 @@
+"""What every schedule must hold, checked when one is made: each action, once, where it belongs."""
+
+from __future__ import annotations
+
+from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.errors import ScheduleError
+
+Cell = dict[Action, list[int]]
+"""What happens to one microbatch at one stage: each action with the workers that run it."""
+
+Cells = dict[tuple[int, int], Cell]
+"""By stage and microbatch."""
+
+
+def check_complete(
+    what: str, num_stages: int, num_microbatches: int, rows: tuple[tuple[Action, ...], ...]
+) -> None:
+    """Refuse rows that are not one training step of all microbatches through all stages.
+
+    Args:
+        what: the schedule, for the error.
+        num_stages, num_microbatches: at least 1.
+        rows: one a worker, in its order.
+
+    Raises:
+        ScheduleError: names the action, the worker and what would be right.
+    """
+    cells: Cells = {}
+    for worker, row in enumerate(rows):
+        if not row:
+            raise ScheduleError(f"{what}: worker {worker} runs nothing; leave it out.")
+        for action in row:
+            _check_in_range(what, action, num_stages, num_microbatches)
+            cell = cells.setdefault((action.stage, action.microbatch), {})
+            workers = cell.setdefault(action, [])
+            if worker in workers:
+                raise ScheduleError(f"{what}: worker {worker} runs {action} twice; once is right.")
+            workers.append(worker)
+    _check_nothing_missing(what, num_stages, num_microbatches, cells)
+    _check_same_workers(what, cells)
+    _check_teams(what, cells)
+    _check_turns(what, cells)
+
+
+def _check_in_range(what: str, action: Action, num_stages: int, num_microbatches: int) -> None:
+    if action.stage >= num_stages or action.microbatch >= num_microbatches:
+        raise ScheduleError(
+            f"{what}: {action} is not one of its actions: stages are 0 to {num_stages - 1}, "
+            f"microbatches 0 to {num_microbatches - 1}."
+        )
+
+
+def _check_nothing_missing(what: str, num_stages: int, num_microbatches: int, cells: Cells) -> None:
+    # Ends at the first gap, so after at most one step more than there are actions.
+    for stage in range(num_stages):
+        for microbatch in range(num_microbatches):
+            for kind in "FB":
+                action = Action(kind, stage, microbatch)
+                if action not in cells.get((stage, microbatch), {}):
+                    raise ScheduleError(
+                        f"{what}: no worker runs {action}; every microbatch has one F and one B "
+                        "at every stage."
+                    )
+
+
+def _check_same_workers(what: str, cells: Cells) -> None:
+    for (stage, microbatch), cell in cells.items():
+        forward = Action("F", stage, microbatch)
+        for action, workers in cell.items():
+            if workers != cell[forward]:
+                raise ScheduleError(
+                    f"{what}: {forward} runs on workers {cell[forward]} and {action} on "
+                    f"{workers}; a stage runs all actions of a microbatch on the same workers."
+                )
+
+
+def _check_teams(what: str, cells: Cells) -> None:
+    """The workers of a stage fall into teams: copies of the stage that share no worker."""
+    teams: dict[tuple[int, int], tuple[int, list[int]]] = {}
+    for (stage, microbatch), cell in cells.items():
+        team = cell[Action("F", stage, microbatch)]
+        for worker in team:
+            earlier, expected = teams.setdefault((stage, worker), (microbatch, team))
+            if team != expected:
+                raise ScheduleError(
+                    f"{what}: stage {stage} runs microbatch {earlier} on workers {expected} and "
+                    f"microbatch {microbatch} on {team}; workers that share a stage run the same "
+                    "microbatches of it."
+                )
+
+
+def _check_turns(what: str, cells: Cells) -> None:
+    """A microbatch is recycled through all the stages, as often at each, or through none."""
+    seen: dict[int, tuple[int, list[int]]] = {}
+    for (stage, microbatch), cell in cells.items():
+        turns = sorted(action.turn for action in cell if action.kind == "f")
+        if turns != list(range(len(turns))):
+            raise ScheduleError(
+                f"{what}: stage {stage} runs microbatch {microbatch} without gradient in turns "
+                f"{turns}; turns count up from 0."
+            )
+        first, expected = seen.setdefault(microbatch, (stage, turns))
+        if turns != expected:
+            raise ScheduleError(
+                f"{what}: microbatch {microbatch} runs without gradient {len(expected)} times at "
+                f"stage {first} and {len(turns)} times at stage {stage}; all stages run it as "
+                "often."
+            )

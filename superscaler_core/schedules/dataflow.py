@@ -1,0 +1,87 @@
+"""What an action waits for: the data that it reads, and the order of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules.schedule import Schedule
+
+Edges = Iterable[tuple[int, int]]
+"""Stage graph: pairs ``(src, dst)``, where stage dst reads what stage src makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A reason why an action can not start yet.
+
+    Attributes:
+        on: the action that must end first.
+        worker: whose order asks for it; None if it makes data that the other reads.
+    """
+
+    on: Action
+    worker: int | None = None
+
+
+Waits = dict[Action, list[Wait]]
+"""For every action of a schedule, all that it waits for."""
+
+
+def waits_of(schedule: Schedule, edges: Edges | None = None) -> Waits:
+    """Everything that each action of ``schedule`` waits for.
+
+    A forward reads the forwards of the stages before it; a backward reads its own forward and the
+    backwards of the stages behind it. Forwards without gradient chain up: the first stages start
+    a turn with what the last stages made in the turn before, and the forward is the last turn.
+
+    Args:
+        schedule: the rows.
+        edges: the stage graph; stages in a chain, 0 first, if None.
+
+    Raises:
+        ScheduleError: an edge names a stage that the schedule does not have.
+    """
+    graph = _StageGraph(schedule, edges)
+    waits = {action: [Wait(on) for on in graph.reads(action)] for action in schedule.places}
+    for worker, row in enumerate(schedule.rows):
+        for earlier, later in pairwise(row):
+            waits[later].append(Wait(earlier, worker))
+    return waits
+
+
+class _StageGraph:
+    """Which stages, and so which actions, feed which."""
+
+    def __init__(self, schedule: Schedule, edges: Edges | None) -> None:
+        num_stages = schedule.num_stages
+        self._srcs: list[list[int]] = [[] for _ in range(num_stages)]
+        self._dsts: list[list[int]] = [[] for _ in range(num_stages)]
+        for src, dst in sorted(set(pairwise(range(num_stages)) if edges is None else edges)):
+            if not (0 <= src < num_stages and 0 <= dst < num_stages):
+                raise ScheduleError(
+                    f"edge {src} -> {dst}: schedule {schedule.name} has stages 0 to "
+                    f"{num_stages - 1}."
+                )
+            self._srcs[dst].append(src)
+            self._dsts[src].append(dst)
+        self._sinks = [stage for stage, dsts in enumerate(self._dsts) if not dsts]
+        self._num_turns = [0] * schedule.num_microbatches
+        for action in schedule.places:
+            if action.kind == "f":
+                turns = self._num_turns[action.microbatch]
+                self._num_turns[action.microbatch] = max(turns, action.turn + 1)
+
+    def reads(self, action: Action) -> Sequence[Action]:
+        """Actions whose result ``action`` reads."""
+        stage, microbatch = action.stage, action.microbatch
+        if action.kind == "B":
+            behind = [Action("B", dst, microbatch) for dst in self._dsts[stage]]
+            return [Action("F", stage, microbatch), *behind]
+        if self._srcs[stage]:
+            return [Action(action.kind, src, microbatch, action.turn) for src in self._srcs[stage]]
+        turn = self._num_turns[microbatch] if action.kind == "F" else action.turn
+        return [Action("f", sink, microbatch, turn - 1) for sink in self._sinks if turn]

@@ -1,0 +1,135 @@
+"""Schedule: which worker runs which actions, in which order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.completeness import check_complete
+from superscaler_core.schedules.errors import ScheduleError, require_counts
+
+_HEAD = re.compile(r"(\S+) stages=([0-9]{1,9}) microbatches=([0-9]{1,9})")
+_ROW = re.compile(r"worker ([0-9]{1,9}):(.*)")
+_HELD = {"F": 1, "f": 0, "B": -1}
+"""Microbatches that an action adds to those whose activations a worker holds."""
+
+
+# No slots: the index of places is built once.
+@dataclass(frozen=True)
+class Schedule:
+    """One training step of a pipeline: a row of actions for every worker, in its order.
+
+    A *worker* is what a stage runs on: one device, or a group of devices that split the stage.
+    A worker may hold several stages (interleaving). A stage may be on several workers: an action
+    in several rows is run by these workers together (interlaced pipelines), and microbatches may
+    be dealt out among workers that hold copies of the stage (Chimera).
+
+    Laws (tests/superscaler_core/test_schedules.py): ``Schedule.parse(str(s)) == s``; every
+    microbatch has one F and one B at every stage, on the same workers. Whether the rows can run
+    at all depends on the data flow: ``timeline`` says.
+
+    >>> from superscaler_core.schedules import one_f_one_b
+    >>> print(one_f_one_b(2, 3))
+    1f1b stages=2 microbatches=3
+    worker 0: 0F0 0F1 0B0 0F2 0B1 0B2
+    worker 1: 1F0 1B0 1F1 1B1 1F2 1B2
+
+    Raises:
+        ScheduleError: an action is missing, repeated, out of range or on the wrong workers.
+    """
+
+    name: str
+    num_stages: int
+    num_microbatches: int
+    rows: tuple[tuple[Action, ...], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
+        if not re.fullmatch(r"\S+", self.name):
+            raise ScheduleError(f"a schedule's name is one word, got {self.name!r}.")
+        what = f"schedule {self.name}"
+        require_counts(what, num_stages=self.num_stages, num_microbatches=self.num_microbatches)
+        check_complete(what, self.num_stages, self.num_microbatches, self.rows)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def places(self) -> dict[Action, tuple[int, ...]]:
+        """Every action with the workers that run it, ascending."""
+        places: dict[Action, tuple[int, ...]] = {}
+        for worker, row in enumerate(self.rows):
+            for action in row:
+                places[action] = (*places.get(action, ()), worker)
+        return places
+
+    def workers_of(self, stage: int, microbatch: int | None = None) -> tuple[int, ...]:
+        """Workers that hold ``stage``, or those that run ``microbatch`` through it; ascending."""
+        microbatches = range(self.num_microbatches) if microbatch is None else (microbatch,)
+        return tuple(sorted({w for m in microbatches for w in self.places[Action("F", stage, m)]}))
+
+    def stages_of(self, worker: int) -> tuple[int, ...]:
+        """Stages that ``worker`` holds, ascending."""
+        return tuple(sorted({action.stage for action in self.rows[worker]}))
+
+    @cached_property
+    def peak_microbatches(self) -> tuple[int, ...]:
+        """Activations that each worker must have room for, in microbatches of one stage.
+
+        The most forwards at one time whose backward has not ended, over all the stages of the
+        worker; a forward counts from its start, a forward without gradient not at all.
+        """
+        return tuple(max(accumulate(_HELD[a.kind] for a in row)) for row in self.rows)
+
+    def grid(self, *, width: int = 100) -> str:
+        """Picture of the schedule where every action lasts 1: see ``grid.grid``.
+
+        Raises:
+            ScheduleError: the rows wait for each other.
+        """
+        # Here, since both are built on schedules.
+        from superscaler_core.schedules.grid import grid
+        from superscaler_core.schedules.timeline import timeline
+
+        return grid(timeline(self), width=width)
+
+    def __str__(self) -> str:
+        head = f"{self.name} stages={self.num_stages} microbatches={self.num_microbatches}"
+        return "\n".join([head, *(f"worker {w}: {_text(row)}" for w, row in enumerate(self.rows))])
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Read the text that ``str`` writes.
+
+        Raises:
+            ScheduleError: a line has another form (the text names it), or ``Schedule`` refuses.
+        """
+        head, *lines = text.strip().splitlines() or [""]
+        found = _HEAD.fullmatch(head.strip())
+        if found is None:
+            raise _unreadable(1, head, "NAME stages=COUNT microbatches=COUNT")
+        name, num_stages, num_microbatches = found.groups()
+        rows = [_row(worker, line) for worker, line in enumerate(lines)]
+        return cls(name, int(num_stages), int(num_microbatches), tuple(rows))
+
+
+def _text(row: Iterable[Action]) -> str:
+    return " ".join(map(str, row))
+
+
+def _row(worker: int, line: str) -> tuple[Action, ...]:
+    found = _ROW.fullmatch(line.strip())
+    if found is None or int(found[1]) != worker:
+        raise _unreadable(worker + 2, line, f"worker {worker}: ACTION ACTION ...")
+    return tuple(Action.parse(word) for word in found[2].split())
+
+
+def _unreadable(number: int, line: str, expected: str) -> ScheduleError:
+    return ScheduleError(
+        f"cannot parse line {number} of a schedule, {line[:80]!r}: expected '{expected}'."
+    )

@@ -1,0 +1,54 @@
+"""Straight pipelines: worker d holds stage d, and fills with some forwards before it alternates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.errors import require_counts
+from superscaler_core.schedules.schedule import Schedule
+
+
+def straight(
+    name: str, num_stages: int, num_microbatches: int, num_warmup: Callable[[int], int]
+) -> Schedule:
+    """Schedule of one worker a stage that differs from others in the warm-up alone.
+
+    Args:
+        name: of the schedule.
+        num_stages, num_microbatches: at least 1.
+        num_warmup: from a stage, the forwards before its first forward-backward pair.
+
+    Raises:
+        ScheduleError: a count is below 1.
+    """
+    require_counts(name, num_stages=num_stages, num_microbatches=num_microbatches)
+    rows = tuple(
+        alternate(
+            [Action("F", stage, microbatch) for microbatch in range(num_microbatches)],
+            [Action("B", stage, microbatch) for microbatch in range(num_microbatches)],
+            num_warmup(stage),
+        )
+        for stage in range(num_stages)
+    )
+    return Schedule(name, num_stages, num_microbatches, rows)
+
+
+def alternate(
+    forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: int
+) -> tuple[Action, ...]:
+    """Fill, alternate, drain: ``num_warmup`` forwards, forward and backward in turn, the rest.
+
+    With no warm-up a backward follows every forward; with all of them, or more, the forwards
+    come first. What lies between trades the activations that are held for idle time.
+
+    >>> forwards = [Action.parse(word) for word in ("0F0", "0F1", "0F2")]
+    >>> backwards = [Action.parse(word) for word in ("0B0", "0B1", "0B2")]
+    >>> " ".join(map(str, alternate(forwards, backwards, 1)))
+    '0F0 0F1 0B0 0F2 0B1 0B2'
+    """
+    num_warmup = min(num_warmup, len(forwards))
+    num_pairs = len(forwards) - num_warmup
+    pairs = zip(forwards[num_warmup:], backwards[:num_pairs], strict=True)
+    return (*forwards[:num_warmup], *chain.from_iterable(pairs), *backwards[num_pairs:])

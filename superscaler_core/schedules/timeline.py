@@ -1,0 +1,156 @@
+"""Timeline: when each action of a schedule starts and ends, and what stays idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from graphlib import CycleError, TopologicalSorter
+
+from superscaler_core.schedules.action import KINDS, Action
+from superscaler_core.schedules.dataflow import Edges, Waits, waits_of
+from superscaler_core.schedules.deadlock import explain_deadlock
+from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules.schedule import Schedule
+
+Time = int | Fraction
+"""Exact, so that equal times are equal: use ``Fraction(secs)`` for a measured float."""
+
+Durations = Mapping[str | tuple[str, int], Time]
+"""Time of an action by kind, ``{"F": 1, "B": 2}``; ``("F", 3)`` overrides it for stage 3."""
+
+EQUAL: Durations = dict.fromkeys(KINDS, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An action and the time that it takes: from ``start`` up to, not including, ``end``."""
+
+    action: Action
+    start: Time
+    end: Time
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A schedule in time: every action starts as soon as its worker and its data allow.
+
+    There are three figures that people call "the bubble", and they differ; each property says
+    which one it is. All are exact.
+
+    Attributes:
+        schedule: what is run.
+        rows: one a worker, the spans of its actions in its order; time starts at 0.
+    """
+
+    schedule: Schedule
+    rows: tuple[tuple[Span, ...], ...]
+
+    @property
+    def spans(self) -> dict[Action, Span]:
+        """Every action with its span, built anew at each call."""
+        return {span.action: span for row in self.rows for span in row}
+
+    @property
+    def makespan(self) -> Time:
+        """From the start of the first action to the end of the last."""
+        return max(row[-1].end for row in self.rows)
+
+    @property
+    def busy(self) -> tuple[Time, ...]:
+        """Time that each worker runs actions."""
+        return tuple(sum(span.end - span.start for span in row) for row in self.rows)
+
+    @property
+    def idle(self) -> tuple[Time, ...]:
+        """Time of the makespan that each worker does not."""
+        return tuple(self.makespan - busy for busy in self.busy)
+
+    @property
+    def bubble_of_makespan(self) -> Fraction:
+        """Idle time over makespan, all workers together: a share, below 1.
+
+        Source: what the GPipe and Chimera papers call the bubble; 1F1B has
+        ``(D - 1) / (N + D - 1)``.
+        """
+        return Fraction(sum(self.idle)) / (self.makespan * len(self.rows))
+
+    @property
+    def bubble_of_ideal(self) -> Fraction:
+        """Idle time over busy time, all workers together: may be above 1.
+
+        Source: Narayanan et al. 2021 (Megatron-LM), "bubble time fraction"; 1F1B has
+        ``(D - 1) / N``.
+        """
+        return Fraction(sum(self.idle)) / sum(self.busy)
+
+    @property
+    def bubble_of_span(self) -> Fraction:
+        """``1 - most busy time / longest span``; a worker's span is its first start to last end.
+
+        Waiting before a worker's first and after its last action is left out, so 0 here may
+        still leave workers idle at the ends of a step.
+
+        Source: Qi et al. 2023 (zero bubble), ``1 - N (F + B) / longest span``, for equal stages;
+        with unequal ones the worker with most to do is what the span could be at best.
+        """
+        longest = max(row[-1].end - row[0].start for row in self.rows)
+        return 1 - Fraction(max(self.busy)) / longest
+
+    @property
+    def peak_microbatches(self) -> tuple[int, ...]:
+        """As ``Schedule.peak_microbatches``: it depends on the order alone."""
+        return self.schedule.peak_microbatches
+
+
+def timeline(
+    schedule: Schedule, durations: Durations = EQUAL, edges: Edges | None = None
+) -> Timeline:
+    """Run ``schedule`` on paper.
+
+    >>> from superscaler_core.schedules import one_f_one_b
+    >>> times = timeline(one_f_one_b(4, 8), {"F": 1, "B": 2})
+    >>> times.makespan, times.bubble_of_makespan, times.peak_microbatches
+    (33, Fraction(3, 11), (4, 3, 2, 1))
+
+    Args:
+        schedule: the rows.
+        durations: time of each action, in any unit; every action lasts 1 if left out.
+        edges: the stage graph, pairs ``(src, dst)``; stages in a chain if None.
+
+    Raises:
+        ScheduleError: actions wait for each other (the text tells the ring and which worker's
+            order makes it), a duration is missing or not above 0, or an edge names no stage.
+    """
+    waits = waits_of(schedule, edges)
+    spans: dict[Action, Span] = {}
+    for action in _in_order(schedule, waits):
+        start = max((spans[wait.on].end for wait in waits[action]), default=0)
+        spans[action] = Span(action, start, start + _duration(action, durations))
+    return Timeline(schedule, tuple(tuple(spans[a] for a in row) for row in schedule.rows))
+
+
+def _in_order(schedule: Schedule, waits: Waits) -> list[Action]:
+    """All actions, each behind those that it waits for."""
+    sorter = TopologicalSorter({a: [wait.on for wait in ws] for a, ws in waits.items()})
+    # With a cycle it still hands out what can run, and the rest says more than graphlib's error.
+    with suppress(CycleError):
+        sorter.prepare()
+    order: list[Action] = []
+    while ready := sorter.get_ready():
+        order += ready
+        sorter.done(*ready)
+    if len(order) < len(waits):
+        raise ScheduleError(explain_deadlock(schedule, waits, set(order)))
+    return order
+
+
+def _duration(action: Action, durations: Durations) -> Time:
+    duration = durations.get((action.kind, action.stage), durations.get(action.kind))
+    if not isinstance(duration, int | Fraction) or duration <= 0:
+        raise ScheduleError(
+            f"duration of {action.kind} at stage {action.stage} is an int or a Fraction above 0, "
+            f"got {duration!r} from {dict(durations)!r}."
+        )
+    return duration

@@ -1,0 +1,72 @@
+"""PTensor: a tensor of the model. VTensor: one op's view of it, a box and a summand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import rvdcomm as rv
+
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+"""Bytes of one element, by the names that torch has too."""
+
+INPUT, PARAMETER, CONSTANT, ACTIVATION = "input", "parameter", "constant", "activation"
+
+
+@dataclass(frozen=True, slots=True)
+class PTensor:
+    """A tensor of the single-device model; the plan never changes it.
+
+    Attributes:
+        name: unique in its graph; of a parameter, as in the model's ``state_dict``.
+        shape: sizes, in elements; of one microbatch if it depends on the batch.
+        dtype: name of the element type.
+        kind: "input", "parameter", "constant" or "activation".
+        requires_grad: whether the loss has a gradient with respect to it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    requires_grad: bool
+
+    @property
+    def box(self) -> rv.Box:
+        """All of it."""
+        return rv.Box.of_shape(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all elements."""
+        return prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.name}{list(self.shape)}"
+
+
+Summand = tuple[tuple[str, int, int], ...]
+"""Which pieces of the loops that a tensor lacks were summed: ``(identifier, lo, hi)`` each."""
+
+
+@dataclass(frozen=True, slots=True)
+class VTensor:
+    """What one part of an op reads or writes of a pTensor: the mask of the paper.
+
+    Attributes:
+        tensor: the pTensor.
+        box: region of it.
+        summand: of what is written, which share of the sum over the reduction loops it is; of what
+            is read, which share of the gradient this part gives back. ``()`` is all of it.
+    """
+
+    tensor: PTensor
+    box: rv.Box
+    summand: Summand
+
+    def __str__(self) -> str:
+        shares = "".join(f" sum over {i}[{lo}:{hi}]" for i, lo, hi in self.summand)
+        return f"{self.tensor.name}{self.box}{shares}"

@@ -1,0 +1,120 @@
+"""Coverage: the parts of every op do all of its work, each piece of it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import combinations, pairwise
+from math import prod
+
+import rvdcomm as rv
+from superscaler_core.errors import CoverageError, PlanError
+from superscaler_core.graph import Op
+from superscaler_core.part import Part, Piece
+from superscaler_core.plan import Plan
+
+
+def check_assigned(plan: Plan) -> None:
+    """Every part has a device.
+
+    Raises:
+        PlanError: some have none; the message names the first ones.
+    """
+    missing = [p for op in plan.graph.ops for p in plan.parts(op) if plan.device(p) is None]
+    missing += [p for parts in plan.updates().values() for p in parts if plan.device(p) is None]
+    if missing:
+        names = ", ".join(map(str, missing[:3])) + (", ..." if len(missing) > 3 else "")
+        raise PlanError(
+            f"{len(missing)} parts have no device: {names}; call op_assign for each of them."
+        )
+
+
+def check_coverage(plan: Plan) -> None:
+    """The parts of every op tile its iterations.
+
+    That is what "every element of a pTensor is produced once where it is read" comes to: an
+    output's boxes and summands are those of the iterations.
+
+    Raises:
+        CoverageError: two parts overlap, or iterations are left out; the message names both.
+    """
+    ops = [*plan.graph.ops, *(plan.graph.updates[t.name] for t in plan.updates())]
+    for op in ops:
+        parts = plan.parts(op)
+        loops = tuple(sorted({i for part in parts for i, _, _ in part.pieces}))
+        sizes = tuple(op.sizes[i] for i in loops)
+        fault = _fault(loops, sizes, frozenset(part.pieces for part in parts))
+        if fault is not None:
+            raise CoverageError(_message(op, parts, fault))
+
+
+Fault = tuple[Sequence[Piece], Sequence[Piece] | None]
+"""Two pieces that overlap, or a region that no part computes and None."""
+
+
+@cache
+def _fault(
+    loops: tuple[str, ...], sizes: tuple[int, ...], pieces: frozenset[tuple[Piece, ...]]
+) -> Fault | None:
+    """What is wrong with pieces of these loops; layers that are alike are looked at once."""
+    boxes = {_box(loops, sizes, given): given for given in pieces}
+    if _is_grid(sizes, list(boxes)):
+        return None
+    for (a, first), (b, second) in combinations(sorted(boxes.items()), 2):
+        if a.intersect(b) is not None:
+            return first, second
+    whole = rv.Box.of_shape(sizes)
+    if sum(box.num_elements for box in boxes) == whole.num_elements:
+        return None
+    gap = _uncovered(whole, list(boxes))
+    return tuple(zip(loops, gap.lo, gap.hi, strict=True)), None
+
+
+def _box(loops: Sequence[str], sizes: Sequence[int], pieces: Sequence[Piece]) -> rv.Box:
+    ranges = {i: (lo, hi) for i, lo, hi in pieces}
+    bounds = [ranges.get(i, (0, size)) for i, size in zip(loops, sizes, strict=True)]
+    return rv.Box(tuple(lo for lo, _ in bounds), tuple(hi for _, hi in bounds))
+
+
+def _is_grid(sizes: Sequence[int], boxes: Sequence[rv.Box]) -> bool:
+    """Whether boxes are all cells of a grid over the whole, as most splits make."""
+    count = 1
+    for dim, size in enumerate(sizes):
+        ranges = sorted({(box.lo[dim], box.hi[dim]) for box in boxes})
+        if ranges[0][0] != 0 or ranges[-1][1] != size:
+            return False
+        if any(a[1] != b[0] for a, b in pairwise(ranges)):
+            return False
+        count *= len(ranges)
+    return count == len(boxes)
+
+
+def _uncovered(whole: rv.Box, boxes: Iterable[rv.Box]) -> rv.Box:
+    """A region of ``whole`` outside all boxes, which there has to be."""
+    left = [whole]
+    for box in boxes:
+        left = [rest for piece in left for rest in piece.subtract(box)]
+    return max(left, key=lambda box: prod(box.shape))
+
+
+def _message(op: Op, parts: Sequence[Part], fault: Fault) -> str:
+    first, second = fault
+    if second is None:
+        missing = ", ".join(f"{i}[{lo}:{hi}]" for i, lo, hi in first)
+        return (
+            f"no part of {op.name} computes {missing} of {op.annotation}; its {len(parts)} parts "
+            "have to tile all its iterations."
+        )
+    common = []
+    others = {i: (lo, hi) for i, lo, hi in second}
+    for i, lo, hi in first:
+        start, stop = others.get(i, (0, op.sizes[i]))
+        common.append(f"{i}[{max(lo, start)}:{min(hi, stop)}]")
+    texts = [
+        ", ".join(f"{i}[{lo}:{hi}]" for i, lo, hi in pieces) or "all of it"
+        for pieces in (first, second)
+    ]
+    return (
+        f"two parts of {op.name} ({op.annotation}) do the same work: {texts[0]} and {texts[1]} "
+        f"overlap in {', '.join(common) or 'all of it'}; cut them at one point, or replicate."
+    )

@@ -1,0 +1,87 @@
+"""Run the parts of an op on slices, and put their results and gradients together again."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from superscaler_core.evaluate import run_part
+from superscaler_core.graph import Graph, Op
+from superscaler_core.part import Part
+
+
+def values_of(graph: Graph, inputs, parameters, seed: int = 0) -> dict:
+    """Every tensor of a graph, detached."""
+    values = dict(zip(graph.inputs, inputs, strict=True))
+    values |= {t: parameters[name].detach() for name, t in graph.parameters.items()}
+    for op in graph.ops:
+        for tensor in op.inputs:
+            values.setdefault(tensor, graph.constants.get(tensor.name))
+        results = run_part(Part(op), [values[t] for t in op.inputs], seed)
+        values |= dict(zip(op.outputs, (r.detach() for r in results), strict=True))
+    return values
+
+
+def pieces_of(op: Op, loops) -> list[tuple]:
+    """Every loop cut in two, unevenly where it can be: all combinations of the pieces."""
+    cuts = [(0, op.sizes[i] - op.sizes[i] // 3 - (op.sizes[i] < 3), op.sizes[i]) for i in loops]
+    halves = [[(i, a, b), (i, b, c)] for i, (a, b, c) in zip(loops, cuts, strict=True)]
+    return [tuple(sorted(combination)) for combination in product(*halves)]
+
+
+def loops_of(op: Op) -> list[str]:
+    return [i for i in op.sizes if op.is_splittable(i) and op.sizes[i] > 1]
+
+
+def run_split(op: Op, inputs: list[Tensor], pieces: list[tuple], seed: int = 0):
+    """Outputs and input gradients of the parts, added up at their places."""
+    torch.manual_seed(1)
+    outputs: list[Tensor | None] = [None] * len(op.outputs)
+    grads: list[Tensor] = [torch.zeros_like(x, dtype=torch.float64) for x in inputs]
+    weights = [torch.randn(t.shape, dtype=torch.float64) for t in op.outputs]
+    for piece in pieces:
+        part = Part(op, piece)
+        wholes = [range_slices(view.box) for view in part.inputs]
+        shards = [
+            x[at].clone().requires_grad_(t.requires_grad and x.is_floating_point())
+            for x, at, t in zip(inputs, wholes, op.inputs, strict=True)
+        ]
+        results = run_part(part, shards, seed)
+        total = torch.zeros((), dtype=torch.float64)
+        for i, (view, result) in enumerate(zip(part.outputs, results, strict=True)):
+            assert tuple(result.shape) == view.box.shape, (part, i)
+            assert str(result.dtype) == f"torch.{view.tensor.dtype}", (part, i)
+            if outputs[i] is None:
+                outputs[i] = torch.zeros(
+                    view.tensor.shape,
+                    dtype=torch.int64 if result.dtype == torch.bool else result.dtype,
+                )
+            outputs[i][range_slices(view.box)] += result.detach()
+            if result.requires_grad:
+                total = total + (result * weights[i][range_slices(view.box)]).sum()
+        if total.requires_grad:
+            wanted = [s for s in shards if s.requires_grad]
+            found = iter(torch.autograd.grad(total, wanted, allow_unused=True))
+            for grad, shard, at in zip(grads, shards, wholes, strict=True):
+                made = next(found) if shard.requires_grad else None
+                if made is not None:
+                    grad[at] += made
+    return outputs, grads
+
+
+def range_slices(box) -> tuple[slice, ...]:
+    return tuple(slice(lo, hi) for lo, hi in zip(box.lo, box.hi, strict=True))
+
+
+def check_splits(op: Op, inputs: list[Tensor], seed: int = 3) -> None:
+    """Every loop alone, then all of them: outputs and gradients are those of the whole."""
+    whole = run_split(op, inputs, [()], seed)
+    loops = loops_of(op)
+    for chosen in [*([i] for i in loops), loops[:4]]:
+        split = run_split(op, inputs, pieces_of(op, chosen), seed)
+        for kind, expected, found in zip(("output", "gradient"), whole, split, strict=True):
+            for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+                same = torch.allclose(b, a, rtol=1e-12, atol=1e-12)
+                assert same, f"{op} cut along {chosen}: {kind} {i}\n{a}\n{b}"

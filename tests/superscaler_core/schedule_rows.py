@@ -1,0 +1,29 @@
+"""Schedules that the tests of schedules share, and a short way to write one."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from superscaler_core.schedules import SCHEDULES, Schedule, interleaved
+from superscaler_core.schedules.timeline import Durations
+
+TWICE: Durations = {"F": 1, "B": 2}
+"""A backward takes as long as two forwards."""
+
+STRAIGHT = ("naive", "gpipe", "1f1b")
+"""Generators of one stage a worker."""
+
+_SIZES = [*product((1, 2, 3, 5), (1, 2, 4, 7))]
+SMALL = [SCHEDULES[name](d, n) for name in STRAIGHT for d, n in _SIZES]
+SMALL += [interleaved(d, n, v) for d, n in _SIZES for v in (1, 2, 3)]
+
+
+def text_of(*rows: str, stages: int, microbatches: int) -> str:
+    """Text of a schedule with these rows."""
+    lines = [f"worker {worker}: {row}" for worker, row in enumerate(rows)]
+    return "\n".join([f"own stages={stages} microbatches={microbatches}", *lines])
+
+
+def own(*rows: str, stages: int, microbatches: int) -> Schedule:
+    """Schedule with these rows."""
+    return Schedule.parse(text_of(*rows, stages=stages, microbatches=microbatches))

@@ -1,0 +1,324 @@
+"""Every rule: the graph computes what the model does, and so do the parts of every loop."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from superscaler_core.annotation import Annotation
+from superscaler_core.capture import capture
+from superscaler_core.capture.views import view_annotation
+from superscaler_core.errors import AnnotationError, CaptureError
+from superscaler_core.evaluate import evaluate
+from tests.superscaler_core.parts import check_splits, values_of
+
+
+class Apply(nn.Module):
+    """A function of parameters ``p0``, ... and integer inputs; its loss feels every element."""
+
+    def __init__(self, function, tensors):
+        super().__init__()
+        self.function = function
+        self.order = [(f"p{i}" if t.is_floating_point() else None) for i, t in enumerate(tensors)]
+        for name, tensor in zip(self.order, tensors, strict=True):
+            if name:
+                self.register_parameter(name, nn.Parameter(tensor))
+
+    def forward(self, *integers):
+        left = iter(integers)
+        args = [getattr(self, name) if name else next(left) for name in self.order]
+        made = self.function(*args)
+        results = made if isinstance(made, tuple | list) else (made,)
+        return sum((r.to(torch.float64) ** 2).sum() for r in results)
+
+
+def floats(*shape):
+    return torch.randn(shape, dtype=torch.float64, generator=GENERATOR)
+
+
+def positive(*shape):
+    return floats(*shape).abs() + 0.1
+
+
+def ints(top, *shape):
+    return torch.randint(top, shape, generator=GENERATOR)
+
+
+GENERATOR = torch.Generator().manual_seed(0)
+X, Y, ROW = floats(2, 3, 4), floats(2, 3, 4), floats(4)
+IMAGE = floats(2, 4, 6, 5)
+Q, K, V = floats(2, 4, 5, 6), floats(2, 4, 7, 6), floats(2, 4, 7, 3)
+
+# Name, function, its tensors, annotation of its first op, parts of the code of some op.
+CASES = [
+    # elementwise
+    ("add", lambda x, y: x + y, (X, ROW), "b s h, h -> b s h", "{x0} + {x1}"),
+    ("add alpha", lambda x, y: torch.add(x, y, alpha=3), (X, Y), "b s h, b s h -> b s h",
+     "{x0} + 3 * {x1}"),
+    ("add outer", lambda x, y: x + y, (floats(3, 1), floats(1, 4)), "b 1, 1 s -> b s",
+     "{x0} + {x1}"),
+    ("sub", lambda x: 1 - x, (X,), "b s h -> b s h", "1 - {x0}"),
+    ("mul itself", lambda x: x * x, (X,), "b s h -> b s h", "{x0} * {x0}"),
+    ("div", lambda x, y: x / y, (X, positive(4)), "b s h, h -> b s h", "{x0} / {x1}"),
+    ("pow", lambda x: x**3, (X,), "b s h -> b s h", "{x0} ** 3"),
+    ("scalar to the power", lambda x: (-2.0) ** x.detach().round() * x, (X,),
+     "b s h -> b s h", "torch.ops.aten.pow.Scalar(-2.0, {x0})"),
+    ("gelu", F.gelu, (X,), "b s h -> b s h", "F.gelu({x0})"),
+    ("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), (X,), "b s h -> b s h",
+     'F.gelu({x0}, approximate="tanh")'),
+    ("elu", lambda x: F.elu(x, 0.5), (X,), "b s h -> b s h",
+     "torch.ops.aten.elu.default({x0}, 0.5)"),
+    ("where", lambda x, y: torch.where(x > y, x, 0.0), (X, Y), "b s h, b s h -> b s h",
+     "torch.where({x0}, {x1}, 0.0)"),
+    ("masked_fill", lambda x: x.masked_fill(x > 0, float("-inf")).exp(), (X,), "b s h -> b s h",
+     '{x0}.masked_fill({x1}, float("-inf"))'),
+    ("clamp", lambda x: x.clamp(min=-0.5, max=0.5), (X,), "b s h -> b s h",
+     "torch.ops.aten.clamp.default({x0}, -0.5, 0.5)"),
+    ("relu in place", lambda x: (x + 1).relu_() * 2, (X,), "b s h -> b s h", "torch.relu({x0})"),
+    ("to", lambda x: x.float(), (X,), "b s h -> b s h", "{x0}.to(torch.float32)"),
+    ("detach", lambda x: x.detach() * x, (X,), "b s h -> b s h", "{x0}.detach()"),
+    ("log_sigmoid", F.logsigmoid, (X,), "b s h -> b s h", "F.logsigmoid({x0})"),
+    ("scalars", lambda x: x * x.exp(), (floats(),), "() -> ()", "torch.exp({x0})"),
+    # products
+    ("linear", F.linear, (X, floats(5, 4), floats(5)), "b s k+, n k+ -> b s n",
+     "F.linear({x0}, {x1})"),
+    ("linear vector", F.linear, (floats(4), floats(5, 4)), "k+, n k+ -> n", "F.linear"),
+    ("matmul", torch.matmul, (X, floats(4, 5)), "b m k+, k+ n -> b m n", "{x0} @ {x1}"),
+    ("matmul batches", torch.matmul, (floats(3, 1, 2, 4), floats(5, 4, 6)),
+     "b 1 m k+, s k+ n -> b s m n", "{x0} @ {x1}"),
+    ("matmul vector", torch.matmul, (X, floats(4)), "b m k+, k+ -> b m", "{x0} @ {x1}"),
+    ("dot", torch.dot, (floats(4), floats(4)), "k+, k+ -> ()", "{x0} @ {x1}"),
+    ("bmm", torch.bmm, (X, floats(2, 4, 5)), "b m k+, b k+ n -> b m n", "{x0} @ {x1}"),
+    ("addmm", torch.addmm, (floats(5), floats(3, 4), floats(4, 5)), "m k+, k+ n -> m n",
+     "{x0} + {x1}"),
+    ("baddbmm", torch.baddbmm, (floats(1, 3, 5), X, floats(2, 4, 5)), "b m k+, b k+ n -> b m n",
+     "{x0} + {x1}"),
+    ("einsum", lambda x, y: torch.einsum("gsec,gsm->egcm", x, y),
+     (floats(2, 3, 4, 5), floats(2, 3, 6)), "g s+ e c, g s+ m -> e g c m", "torch.einsum"),
+    ("einsum trace", lambda x: torch.einsum("bsh->sb", x), (X,), "b s h+ -> s b", "torch.einsum"),
+    ("embedding", lambda i, w: F.embedding(i, w), (ints(7, 2, 3), floats(7, 4)),
+     "b s, v+ w -> b s w", "first={start[v]}, num_rows=7"),
+    ("embedding padding", lambda i, w: F.embedding(i, w, padding_idx=1),
+     (ints(7, 9), floats(7, 4)), "b, v+ w -> b w", "padding_idx=1"),
+    # shapes
+    ("view", lambda x: x.view(2, 12), (X,), "b s h -> b (s h)", "{x0}.reshape({out0.shape})"),
+    ("unflatten", lambda x: x.unflatten(2, (2, -1)), (X,), "b s (h d) -> b s h d", "reshape"),
+    ("squeeze", lambda x: x.unsqueeze(1).squeeze(1), (X,), "b s h -> b 1 s h", "reshape"),
+    ("permute", lambda x: x.permute(2, 0, -2), (X,), "b s h -> h b s", "{x0}.permute([2, 0, 1])"),
+    ("transpose", lambda x: x.transpose(0, -1), (X,), "b s h -> h s b", "{x0}.transpose(0, 2)"),
+    ("t", lambda x: x.t(), (floats(3, 4),), "b s -> s b", "{x0}.transpose(0, 1)"),
+    ("mT", lambda x: x.mT, (X,), "b s h -> b h s", "transpose"),
+    ("movedim", lambda x: x.movedim(0, 2), (X,), "b s h -> s h b", "permute"),
+    ("expand", lambda x: x.expand(2, 3, 4), (floats(3, 1),), "s 1 -> b s h",
+     "{x0}.expand({out0.shape})"),
+    ("repeat", lambda x: x.repeat(3, 2, 1), (floats(3, 4),), "b s -> r0 (r1 b) (r2 s)",
+     "{x0}.repeat({size[r0]}, {size[r1]}, {size[r2]})"),
+    ("slice", lambda x: x[:, 1:], (X,), "b s^ h -> b o^ h", "{x0}[:, 1:3]"),
+    ("slice step", lambda x: x[..., ::2], (X,), "b s h^ -> b s o^", "{x0}[:, :, 0:4:2]"),
+    ("narrow", lambda x: x.narrow(2, 1, 2), (X,), "b s h^ -> b s o^", "narrow(2, 1, 2)"),
+    ("select", lambda x: x[:, -1], (X,), "b s^ h -> b h", "{x0}.select(1, 2)"),
+    ("unbind", lambda x: x.unbind(1)[2], (X,), "b s^ h -> b h", "{x0}.select(1, 2)"),
+    ("chunk", lambda x: x.chunk(2, -1)[1], (X,), "b s h^ -> b s o^", "{x0}.narrow(2, 2, 2)"),
+    ("split", lambda x: x.split([1, 2], 1), (X,), "b s^ h -> b o^ h", "{x0}.narrow(1, 0, 1)"),
+    ("cat", lambda x, y: torch.cat([x, y], 1), (X, floats(2, 5, 4)), "b c0^ h, b c1^ h -> b o^ h",
+     "torch.cat([{x0}, {x1}], 1)"),
+    ("stack", lambda x, y: torch.stack([x, y], -1), (X, Y), "b s h, b s h -> b s h o^",
+     "torch.stack([{x0}, {x1}], 3)"),
+    ("pad", lambda x: F.pad(x, (1, 2), value=1.5), (X,), "b s h^ -> b s o2^", "value=1.5"),
+    ("pad reflect", lambda x: F.pad(x, (1, 1), "reflect"), (X,), "b s h^ -> b s o2^", '"reflect"'),
+    ("roll", lambda x: x.roll((1, -1), (1, 2)), (X,), "b s^ h^ -> b s^ h^",
+     "torch.roll({x0}, [1, -1], [1, 2])"),
+    ("flip", lambda x: x.flip(1), (X,), "b s^ h -> b s^ h", "torch.flip({x0}, [1])"),
+    ("tril", lambda x: x.tril(), (floats(2, 5, 7),), "b s h -> b s h", "torch.tril"),
+    ("triu", lambda x: x.triu(2), (floats(5, 7),), "b s -> b s", "torch.triu"),
+    # reductions
+    ("sum", lambda x: x.sum((0, 2)), (X,), "b+ s h+ -> s", "{x0}.sum((0, 2))"),
+    ("sum all", lambda x: x.sum(), (X,), "b+ s+ h+ -> ()", "{x0}.sum()"),
+    ("sum keepdim", lambda x: x.sum(1, keepdim=True), (X,), "b s+ h -> b 1 h", "keepdim=True"),
+    ("sum dtype", lambda x: x.sum(0, dtype=torch.float32), (X,), "b+ s h -> s h",
+     "dtype=torch.float32"),
+    ("mean", lambda x: x.mean(-1), (X,), "b s h+ -> b s", "{x0}.sum((2,)) / 4"),
+    ("amax", lambda x: x.amax(-1), (X,), "b s h^ -> b s", "amax"),
+    ("var", lambda x: x.var(1, keepdim=True), (X,), "b s^ h -> b 1 h", "var"),
+    ("norm", lambda x: x.norm(dim=-1), (X,), "b s h^ -> b s", "norm"),
+    ("argmax", lambda x: x.argmax(1), (X,), "b s^ h -> b h", "argmax"),
+    ("softmax", lambda x: x.softmax(1), (X,), "b s^ h -> b s^ h", "torch.softmax({x0}, dim=1)"),
+    ("log_softmax", lambda x: x.log_softmax(-1), (X,), "b s h^ -> b s h^", "torch.log_softmax"),
+    ("cumsum", lambda x: x.cumsum(1), (X,), "b s^ h -> b s^ h", "cumsum"),
+    ("max", lambda x: x.max(1), (X,), "b s^ h -> b h, b h", "max"),
+    ("topk", lambda x: x.topk(2, 1), (X,), "b s^ h -> b o^ h, b o^ h", "topk"),
+    ("sort", lambda x: x.sort(0)[0], (X,), "b^ s h -> o^ s h, o^ s h", "sort"),
+    # look-ups
+    ("one_hot", lambda i: F.one_hot(i, 5), (ints(5, 2, 3),), "b s -> b s v^", "F.one_hot({x0}, 5)"),
+    ("gather", lambda x, i: x.gather(1, i), (X, ints(3, 2, 5, 4)), "b v^ h, b o h -> b o h",
+     "{x0}.gather(1, {x1})"),
+    ("gather shorter", lambda x, i: x.gather(1, i), (X, ints(3, 1, 5, 4)),
+     "b^ v^ h, o0^ o h -> o0^ o h", "gather"),
+    ("scatter_add", lambda x, i, y: x.scatter_add(1, i, y), (X, ints(3, 2, 5, 4), floats(2, 5, 4)),
+     "b s^ h, b s1^ h, b s2^ h -> b s^ h", "scatter_add"),
+    ("index_select", lambda x, i: x.index_select(1, i), (X, ints(3, 5)), "b s^ h, n0 -> b n0 h",
+     "{x0}[:, {x1}]"),
+    ("index", lambda x, i: x[i], (X, ints(2, 3, 2)), "b^ s h, n0 n1 -> n0 n1 s h", "{x0}[{x1}]"),
+    # norms
+    ("layer_norm", lambda x, w, b: F.layer_norm(x, (4,), w, b), (X, ROW, floats(4)),
+     "b s h^, h^, h^ -> b s h^", "F.layer_norm({x0}, (4,), weight={x1}, bias={x2}, eps=1e-05)"),
+    ("layer_norm of two dims", lambda x: F.layer_norm(x, (3, 4)), (X,), "b s^ h^ -> b s^ h^",
+     "F.layer_norm({x0}, (3, 4), eps=1e-05)"),
+    ("rms_norm", lambda x, w: F.rms_norm(x, (4,), w), (X, ROW), "b s h^, h^ -> b s h^",
+     "F.rms_norm({x0}, (4,), weight={x1})"),
+    ("group_norm", lambda x, w, b: F.group_norm(x, 2, w, b), (IMAGE, ROW, floats(4)),
+     "n (g c^) h^ d^, (g c^), (g c^) -> n (g c^) h^ d^", "F.group_norm({x0}, {size[g]}"),
+    ("batch_norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, True), (IMAGE, ROW, floats(4)),
+     "n+ c h+ d+ -> c", "{x0}.sum((0, 2, 3)) / 60"),
+    ("batch_norm eval", lambda x, m, v: F.batch_norm(x, m.detach(), v.detach()),
+     (floats(3, 4), ROW, positive(4)), "b -> b", "torch.rsqrt({x2} + 1e-05)"),
+    # losses
+    ("cross_entropy", F.cross_entropy, (floats(3, 5), ints(5, 3)), "b+ v^, b+ -> ()",
+     "ops.cross_entropy({x0}, {x1}, num_labels=3)"),
+    ("cross_entropy of images", lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1),
+     (floats(3, 5, 2, 4), ints(5, 3, 2, 4)), "b+ v^ s+ h+, b+ s+ h+ -> ()", "label_smoothing=0.1"),
+    ("cross_entropy none", lambda x, y: F.cross_entropy(x, y, reduction="none"),
+     (floats(3, 5), ints(5, 3)), "b v^, b -> b", 'reduction="none"'),
+    ("cross_entropy sum", lambda x, y: F.cross_entropy(x, y, reduction="sum"),
+     (floats(3, 5), ints(5, 3)), "b+ v^, b+ -> ()", 'reduction="sum"'),
+    ("cross_entropy ignoring", lambda x, y: F.cross_entropy(x, y, ignore_index=0),
+     (floats(9, 3), ints(3, 9)), "b+ v^, b+ -> ()", "ops.count_labels({x0}, 0, torch.float64)"),
+    ("cross_entropy of probabilities", lambda x, y: F.cross_entropy(x, y.softmax(1)),
+     (floats(3, 5), floats(3, 5)), "b s^ -> b s^", "num_labels=3"),
+    ("nll_loss", lambda x, y: F.nll_loss(x.log_softmax(1), y), (floats(3, 5), ints(5, 3)),
+     "b s^ -> b s^", "F.nll_loss"),
+    ("mse_loss", F.mse_loss, (X, Y), "b+ s+ h+, b+ s+ h+ -> ()", "/ 24"),
+    ("smooth_l1_loss", lambda x, y: F.smooth_l1_loss(x, y, beta=0.5), (X, Y),
+     "b+ s+ h+, b+ s+ h+ -> ()", "beta=0.5"),
+    ("bce", lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), (X, Y),
+     "b s h -> b s h", "F.binary_cross_entropy_with_logits"),
+    ("l1_loss none", lambda x, y: F.l1_loss(x, y, reduction="none"), (X, Y),
+     "b s h, b s h -> b s h", "F.l1_loss"),
+    # images
+    ("conv2d", lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
+     (IMAGE, floats(3, 4, 3, 3), floats(3)), "n c+ x0^ x1^, o c+ k0^ k1^ -> n o y0^ y1^",
+     "F.conv2d({x0}, {x1}, stride=[2, 2], padding=[1, 1])"),
+    ("conv2d groups", lambda x, w: F.conv2d(x, w, groups=2, padding="same"),
+     (IMAGE, floats(6, 2, 3, 3)), "n (g c+) x0^ x1^, (g o) c+ k0^ k1^ -> n (g o) y0^ y1^",
+     'padding="same"'),
+    ("conv1d", F.conv1d, (X, floats(5, 3, 2)), "n c+ x0^, o c+ k0^ -> n o y0^", "F.conv1d"),
+    ("max_pool2d", lambda x: F.max_pool2d(x, 2), (IMAGE,), "b s x0^ x1^ -> b s y0^ y1^",
+     "max_pool2d"),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 2, padding=1), (IMAGE,), "b s x0^ x1^ -> b s y0^ y1^",
+     "avg_pool2d"),
+    ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (2, 1)), (IMAGE,),
+     "b s x0^ x1^ -> b s y0^ y1^", "adaptive_avg_pool2d"),
+    ("interpolate", lambda x: F.interpolate(x, scale_factor=2.0), (IMAGE,),
+     "b s x0^ x1^ -> b s y0^ y1^", "upsample_nearest2d"),
+    # attention
+    ("attention", F.scaled_dot_product_attention, (Q, K, V),
+     "b h l e^, b h t^ e^, b h t^ d -> b h l d",
+     "F.scaled_dot_product_attention({x0}, {x1}, {x2})"),
+    ("attention causal", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+     (Q, K, V), "b h l e^, b h t^ e^, b h t^ d -> b h l d", "first={start[l]}, is_causal=True"),
+    ("attention causal with more queries",
+     lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.5),
+     (K, Q, floats(2, 4, 5, 3)), "b h l e^, b h t^ e^, b h t^ d -> b h l d", "scale=0.5"),
+    ("attention mask", lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
+     (Q, K, V, floats(5, 7)), "b h l e^, b h t^ e^, b h t^ d, l t^ -> b h l d", "{x3}"),
+    ("attention bool mask", lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m > -9),
+     (Q, K, V, floats(2, 1, 1, 7)), "b s h d -> b s h d", "{x3}"),
+    ("attention of groups",
+     lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+     (Q, K[:, :2].clone(), V[:, :2].clone()),
+     "b (g r) l e^, b g t^ e^, b g t^ d -> b (g r) l d", "enable_gqa=True"),
+    ("attention of three dims", F.scaled_dot_product_attention, (Q[0], K[0], V[0]),
+     "b l e^, b t^ e^, b t^ d -> b l d", "F.scaled_dot_product_attention"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, function, tensors, annotation, code", CASES, ids=[c[0] for c in CASES]
+)
+def test_rule_is_exact_on_the_whole_and_on_parts(name, function, tensors, annotation, code):
+    model = Apply(function, [t.clone() for t in tensors])
+    integers = [t for t in tensors if not t.is_floating_point()]
+    graph = capture(model, integers)
+    parameters = dict(model.named_parameters())
+    assert str(graph.ops[0].annotation) == str(Annotation.parse(annotation))
+    assert any(code in op.code for op in graph.ops), [op.code for op in graph.ops]
+    expected, found = model(*integers), evaluate(graph, integers, parameters)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    if expected.requires_grad:
+        wanted = list(parameters.values())
+        grads = [torch.autograd.grad(y, wanted, allow_unused=True) for y in (found, expected)]
+        torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-13)
+    values = values_of(graph, integers, parameters)
+    for op in graph.ops:
+        check_splits(op, [values[t] for t in op.inputs])
+
+
+@pytest.mark.parametrize(
+    "function, shape",
+    [
+        (lambda x: x.contiguous(), (2, 3)),
+        (lambda x: x.clone(), (2, 3)),
+        (lambda x: x.to(torch.float64), (2, 3)),
+        (lambda x: x.expand(2, 3), (2, 3)),
+        (lambda x: x.view(2, 3), (2, 3)),
+        (lambda x: F.dropout(x, 0.5, training=False), (2, 3)),
+        (lambda x: F.dropout(x, 0.0), (2, 3)),
+        (lambda x: x[:, :3], (2, 3)),
+        (lambda x: x.transpose(0, 0), (2, 3)),
+    ],
+)
+def test_what_changes_nothing_leaves_no_op(function, shape):
+    graph = capture(Apply(function, [floats(*shape)]), ())
+    assert [op.kind for op in graph.ops] == ["pow", "sum", "add"]
+
+
+@pytest.mark.parametrize(
+    "src, dst, annotation",
+    [
+        ((2, 3, 8), (2, 3, 8), "b s h -> b s h"),
+        ((2, 3, 8), (2, 3, 2, 4), "b s (h d) -> b s h d"),
+        ((2, 3, 8), (6, 8), "b s h -> (b s) h"),
+        ((2, 3, 8), (48,), "b s h -> (b s h)"),
+        ((48,), (2, 3, 8), "(b s h) -> b s h"),
+        ((2, 3), (2, 1, 3, 1), "b s -> b 1 s 1"),
+        ((1, 1), (), "1 1 -> ()"),
+        ((), (1,), "() -> 1"),
+        ((4, 6), (8, 3), "b (s h) -> (b s) h"),
+        ((6, 4), (4, 6), "(b s^) h^ -> (b d^) e^"),
+        ((3, 2), (2, 3), "b^ s^ -> h^ d^"),
+        ((5, 6, 4), (5, 4, 6), "b (s h^) d^ -> b (s e^) f^"),
+        ((2, 6, 35), (4, 3, 5, 7), "b (s h) (d e) -> (b s) h d e"),
+    ],
+)
+def test_view_names_the_loops_that_both_shapes_have(src, dst, annotation):
+    made, sizes = view_annotation(src, dst)
+    assert made == annotation
+    parsed = Annotation.parse(made)
+    assert parsed.sizes([src], [dst], sizes) == sizes
+
+
+def test_view_of_another_number_of_elements_is_an_error():
+    with pytest.raises(AnnotationError, match=r"shape \[2, 3\] has no view of shape \[7\]"):
+        view_annotation((2, 3), (7,))
+
+
+@pytest.mark.parametrize(
+    "function, tensors, message",
+    [
+        (torch.linalg.inv, (floats(3, 3),), "aten.linalg_inv.default in the model itself, of "
+         r"p0\[3, 3\]: there is no rule .* @register_op"),
+        (lambda x: torch.einsum("ii->i", x), (floats(3, 3),), "equation 'ii->i' is not supported"),
+        (lambda x: x.roll(1), (floats(3, 3),), "name the dims"),
+        (lambda x, i: x[i, i], (floats(3, 3), ints(3, 2)), "only one tensor of numbers"),
+        (lambda x: x + torch.rand(3), (floats(3),), "aten.rand.default .* draws random numbers"),
+        (lambda x: F.cross_entropy(x, x.argmax(1), weight=x[0].detach()), (floats(3, 4),), "class weights"),
+        (lambda x, m: F.batch_norm(x, m.detach(), m.detach(), training=True), (floats(3, 4), floats(4)),
+         "track_running_stats=False"),
+        (lambda x: torch.addmm(x, x, x, beta=2), (floats(3, 3),), "beta and alpha"),
+        (lambda x: (x * 1).view(9).mul_(2), (floats(3, 3),), "writes in place"),
+    ],
+)  # fmt: skip
+def test_what_has_no_rule_is_an_error_that_says_what_to_do(function, tensors, message):
+    integers = [t for t in tensors if not t.is_floating_point()]
+    with pytest.raises(CaptureError, match=message):
+        capture(Apply(function, list(tensors)), integers)

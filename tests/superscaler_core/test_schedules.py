@@ -1,0 +1,180 @@
+"""Laws of the schedule generators: published figures, and any number of microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+from superscaler_core.schedules import (
+    SCHEDULES,
+    Action,
+    Schedule,
+    gpipe,
+    interleaved,
+    naive,
+    one_f_one_b,
+    timeline,
+)
+from tests.superscaler_core.schedule_rows import STRAIGHT, TWICE, own
+
+# D stages, N microbatches, makespan if B = F and if B = 2F, idle share of it, peak of 1F1B.
+CLASSIC = [
+    (2, 4, 10, 15, Fraction(1, 5), (2, 1)),
+    (4, 4, 14, 21, Fraction(3, 7), (4, 3, 2, 1)),
+    (4, 8, 22, 33, Fraction(3, 11), (4, 3, 2, 1)),
+    (8, 8, 30, 45, Fraction(7, 15), (8, 7, 6, 5, 4, 3, 2, 1)),
+    (8, 32, 78, 117, Fraction(7, 39), (8, 7, 6, 5, 4, 3, 2, 1)),
+]
+
+# D workers, N microbatches, v chunks: makespan, busy, idle, its share, peak chunks; B = 2F.
+INTERLEAVED = [
+    (4, 8, 2, 57, 48, 9, Fraction(3, 19), (11, 9, 7, 5)),
+    (4, 8, 4, 105, 96, 9, Fraction(3, 35), (19, 17, 15, 13)),
+    (8, 16, 2, 117, 96, 21, Fraction(7, 39), (23, 21, 19, 17, 15, 13, 11, 9)),
+    (4, 4, 2, 33, 24, 9, Fraction(3, 11), (8, 8, 7, 5)),
+]
+
+
+@pytest.mark.parametrize("generator", [gpipe, one_f_one_b])
+@pytest.mark.parametrize("d, n, equal, twice, bubble, peak", CLASSIC)
+def test_makespan_and_bubble_of_gpipe_and_1f1b(
+    generator: Callable[[int, int], Schedule],
+    d: int,
+    n: int,
+    equal: int,
+    twice: int,
+    bubble: Fraction,
+    peak: tuple[int, ...],
+) -> None:
+    schedule = generator(d, n)
+    assert (timeline(schedule).makespan, timeline(schedule, TWICE).makespan) == (equal, twice)
+    assert timeline(schedule).bubble_of_makespan == bubble
+    assert timeline(schedule, TWICE).bubble_of_makespan == bubble
+
+
+@pytest.mark.parametrize("d, n, equal, twice, bubble, peak", CLASSIC)
+def test_peak_microbatches_of_gpipe_and_1f1b(
+    d: int, n: int, equal: int, twice: int, bubble: Fraction, peak: tuple[int, ...]
+) -> None:
+    assert gpipe(d, n).peak_microbatches == (n,) * d
+    assert one_f_one_b(d, n).peak_microbatches == peak
+    assert timeline(one_f_one_b(d, n)).peak_microbatches == peak
+
+
+@pytest.mark.parametrize("d, n, v, makespan, busy, idle, bubble, peak", INTERLEAVED)
+def test_figures_of_interleaved(
+    d: int,
+    n: int,
+    v: int,
+    makespan: int,
+    busy: int,
+    idle: int,
+    bubble: Fraction,
+    peak: tuple[int, ...],
+) -> None:
+    times = timeline(interleaved(d, n, v), TWICE)
+    assert times.makespan == makespan
+    assert times.busy == (busy,) * d
+    assert times.idle == (idle,) * d
+    assert times.bubble_of_makespan == bubble == Fraction(d - 1, v * n + d - 1)
+    assert times.peak_microbatches == peak
+
+
+@pytest.mark.parametrize("d, n, v", [(4, 8, 2), (4, 8, 4), (8, 16, 2), (2, 6, 3)])
+def test_interleaving_holds_the_share_more_that_megatron_estimates(d: int, n: int, v: int) -> None:
+    in_stages = Fraction(interleaved(d, n, v).peak_microbatches[0], v)
+    assert in_stages == one_f_one_b(d, n).peak_microbatches[0] * (1 + Fraction(d - 1, d * v))
+
+
+@pytest.mark.parametrize("d, n", [*product((1, 2, 4, 7), (1, 3, 8))])
+def test_naive_leaves_all_workers_but_one_idle(d: int, n: int) -> None:
+    times = timeline(naive(d, n), TWICE)
+    assert times.bubble_of_makespan == Fraction(d - 1, d)
+    assert times.makespan == 3 * d * n
+    assert times.peak_microbatches == (1,) * d
+
+
+@pytest.mark.parametrize("d, n", [*product(range(1, 9), range(1, 13))])
+def test_1f1b_is_the_two_phase_grid(d: int, n: int) -> None:
+    """nnScaler's closed rule: at step t >= s, stage s runs F if t - s is even, else B."""
+    num_steps = 2 * n + 2 * (d - 1)
+    rows: list[list[Action]] = [[] for _ in range(d)]
+    for step, stage in product(range(num_steps), range(d)):
+        kind = "FB"[(step - stage) % 2]
+        microbatch = (step - stage) // 2 - (d - 1 - stage if kind == "B" else 0)
+        if step >= stage and 0 <= microbatch < n:
+            rows[stage].append(Action(kind, stage, microbatch))
+    assert one_f_one_b(d, n).rows == tuple(map(tuple, rows))
+    assert timeline(one_f_one_b(d, n)).makespan == num_steps
+
+
+@pytest.mark.parametrize("d, n", [(4, 8), (8, 32)])
+def test_bubble_of_1f1b_by_each_definition(d: int, n: int) -> None:
+    times = timeline(one_f_one_b(d, n), TWICE)
+    assert times.bubble_of_makespan == Fraction(d - 1, n + d - 1)
+    assert times.bubble_of_ideal == Fraction(d - 1, n)
+    assert times.bubble_of_span == Fraction(d - 1, n + d - 1)
+
+
+def test_each_bubble_is_what_its_name_says() -> None:
+    """Busy 4 and 2 of a makespan of 6; worker 1 starts late and ends early, within a span of 4."""
+    times = timeline(own("0F0 2F0 2B0 0B0", "1F0 1B0", stages=3, microbatches=1))
+    assert (times.makespan, times.busy, times.idle) == (6, (4, 2), (2, 4))
+    assert times.bubble_of_makespan == Fraction(6, 12)
+    assert times.bubble_of_ideal == Fraction(6, 6)
+    assert times.bubble_of_span == Fraction(2, 6)
+
+
+# Any number of microbatches
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+@pytest.mark.parametrize("d, n", [(d, n) for d in range(2, 9) for n in range(1, d)])
+def test_fewer_microbatches_than_stages_run(name: str, d: int, n: int) -> None:
+    schedule = SCHEDULES[name](d, n)
+    num_turns = n * d if name == "naive" else n + d - 1
+    assert timeline(schedule, TWICE).makespan == 3 * num_turns
+    assert {action for row in schedule.rows for action in row} == {
+        Action(kind, stage, m) for kind in "FB" for stage in range(d) for m in range(n)
+    }
+
+
+@pytest.mark.parametrize("v", [2, 3])
+@pytest.mark.parametrize("d, n", [*product(range(1, 8), range(1, 16))])
+def test_interleaved_is_as_fast_as_any_schedule_for_any_number_of_microbatches(
+    d: int, n: int, v: int
+) -> None:
+    """The floor: a worker's work behind the filling, or the first microbatch's way and the rest."""
+    floor = max(v * n + d - 1, v * d + n - 1)
+    assert timeline(interleaved(d, n, v)).makespan == 2 * floor
+    assert timeline(interleaved(d, n, v), TWICE).makespan == 3 * floor
+
+
+@pytest.mark.parametrize("d, n", [*product(range(1, 7), range(1, 9))])
+def test_interleaved_with_one_chunk_is_1f1b(d: int, n: int) -> None:
+    assert interleaved(d, n, 1).rows == one_f_one_b(d, n).rows
+
+
+@pytest.mark.parametrize("d, n, v", [(4, 8, 2), (8, 16, 2), (4, 10, 3), (4, 3, 2), (5, 2, 3)])
+def test_interleaved_rows_are_torchs(d: int, n: int, v: int) -> None:
+    """Where torch takes the number of microbatches; its generator asks its stages for little."""
+    pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
+    same = {"group_size": d, "group_rank": 0, "num_stages": d * v, "submod": None, "group": None}
+    stages = [
+        SimpleNamespace(
+            stage_index=chunk * d,
+            is_first=chunk == 0,
+            is_last=False,
+            device="cpu",
+            has_backward=True,
+            **same,
+        )
+        for chunk in range(v)
+    ]
+    order = pipelining.get_schedule_class("Interleaved1F1B")(stages, n).pipeline_order
+    torchs = [[str(action) for action in order[rank] if action is not None] for rank in range(d)]
+    assert [[str(action) for action in row] for row in interleaved(d, n, v).rows] == torchs

@@ -1,0 +1,83 @@
+"""The plan engine is a client: public names of rvdcomm, and no collective of its own."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import rvdcomm as rv
+import rvdcomm.checkpoint
+import superscaler_core
+
+FILES = sorted(Path(superscaler_core.__file__).parent.rglob("*.py"))
+PUBLIC = {"rvdcomm": set(rv.__all__), "rvdcomm.checkpoint": set(rvdcomm.checkpoint.__all__)}
+# Starts and ends a group, and asks who is in it.
+SETUP = {
+    "destroy_process_group",
+    "get_backend",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "is_initialized",
+}
+
+
+def misuses(source: str) -> list[str]:
+    """Names of rvdcomm or torch.distributed that a client must not use."""
+    tree = ast.parse(source)
+    modules: dict[str, str] = {}
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                modules[alias.asname or alias.name.partition(".")[0]] = alias.name
+                if alias.name.startswith("rvdcomm.") and alias.name not in PUBLIC:
+                    found.append(alias.name)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {alias.name for alias in node.names}
+            if node.module.partition(".")[0] == "rvdcomm":
+                found += [f"{node.module}.{n}" for n in names - PUBLIC.get(node.module, set())]
+            if node.module == "torch" and "distributed" in names:
+                modules["distributed"] = "torch.distributed"
+            if node.module.startswith("torch.distributed"):
+                found += [f"{node.module}.{n}" for n in names - SETUP]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Attribute):
+            continue
+        owner = ast.unparse(node.value)
+        module = modules.get(owner, owner)
+        if module in PUBLIC and node.attr not in PUBLIC[module] and node.attr != "checkpoint":
+            found.append(f"{module}.{node.attr}")
+        if module == "torch.distributed" and node.attr not in SETUP:
+            found.append(f"{module}.{node.attr}")
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
+def test_the_engine_uses_public_names_and_no_collectives(file: Path) -> None:
+    assert misuses(file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from rvdcomm.box import Box",
+        "import rvdcomm.planner",
+        "import rvdcomm as rv\nrv.planner",
+        "import rvdcomm as rv\nrv._C",
+        "import torch.distributed as dist\ndist.all_reduce(x)",
+        "import torch\ntorch.distributed.broadcast(x, 0)",
+        "from torch import distributed\ndistributed.send(x, 1)",
+        "from torch.distributed import isend",
+        "from torch.distributed.nn.functional import all_gather",
+    ],
+)
+def test_the_linter_finds_what_it_is_for(source: str) -> None:
+    assert misuses(source)
+
+
+def test_the_linter_lets_public_names_pass() -> None:
+    source = "import rvdcomm as rv\nfrom rvdcomm.checkpoint import reshard\nrv.plan; rv.Box"
+    assert misuses(source) == []
