@@ -208,7 +208,7 @@ def _operands(text: str) -> Iterator[tuple[tuple[Dim, ...], bool]]:
         if found is None:
             raise AnnotationError(
                 f"cannot parse annotation {text!r}: unexpected {text[at:].strip()[:1]!r} at column "
-                f"{at + 1}."
+                f"{len(text) - len(text[at:].lstrip()) + 1}."
             )
         token, at = found[1], found.end()
         if token in (",", "->"):

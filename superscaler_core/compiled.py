@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import rvdcomm as rv
 from superscaler_core.codegen import rank_files
 from superscaler_core.materialize.materialized import Materialized, materialize
 from superscaler_core.plan import Plan
+from superscaler_core.report import Report, report_of
 from superscaler_core.run.constants import save_constants
-from superscaler_core.validate import check_assigned, check_coverage
+from superscaler_core.validate import (
+    DeviceMemory,
+    check_assigned,
+    check_coverage,
+    check_memory,
+    memory_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,14 +28,37 @@ class Compiled:
 
     Attributes:
         materialized: the plan and its communication.
+        optimizer: that it will be trained with, by its name in ``validate.STATES``.
+        master_dtype: of stored parameters; the model's if None.
     """
 
     materialized: Materialized
+    optimizer: str = "adam"
+    master_dtype: str | None = None
 
     @property
     def plan(self) -> Plan:
         """The sProgram's decisions."""
         return self.materialized.plan
+
+    @cached_property
+    def memory(self) -> Mapping[int, DeviceMemory]:
+        """What every device needs."""
+        return memory_of(
+            self.materialized, optimizer=self.optimizer, master_dtype=self.master_dtype
+        )
+
+    def report(self, topology: rv.Topology | None = None) -> Report:
+        """All communication and memory, in tables; print it.
+
+        Args:
+            topology: who is near to whom; one host with a port for every device if None.
+        """
+        return report_of(self.materialized, self.memory, topology)
+
+    def summary(self) -> str:
+        """The plan in a few lines."""
+        return self.report().summary()
 
     @cached_property
     def files(self) -> Mapping[int, str]:
@@ -47,12 +78,28 @@ class Compiled:
         return path
 
 
-def compile(plan: Plan) -> Compiled:
+def compile(
+    plan: Plan,
+    *,
+    memory_limit: int | None = None,
+    optimizer: str = "adam",
+    master_dtype: str | None = None,
+) -> Compiled:
     """Validate and materialize a plan.
+
+    Args:
+        plan: with a device for every part.
+        memory_limit: bytes that no device may need more than; not checked if None.
+        optimizer: that it will be trained with: "sgd", "momentum", "adam" or "adamw".
+        master_dtype: of stored parameters, as ``load`` takes it; the model's if None.
 
     Raises:
         PlanError: a part has no device; CoverageError, OrderError: what the names say.
+        DeviceMemoryError: a device needs more than the limit.
     """
     check_assigned(plan)
     check_coverage(plan)
-    return Compiled(materialize(plan))
+    made = materialize(plan)
+    if memory_limit is not None:
+        check_memory(made, memory_limit, optimizer=optimizer, master_dtype=master_dtype)
+    return Compiled(made, optimizer, master_dtype)

@@ -229,7 +229,7 @@ class GraphBuilder:
         Raises:
             AnnotationError: the shapes do not fit the annotation.
         """
-        name = self._unique(f"{module}:{kind}" if module else kind)
+        name = self._unique(f"{module}:{kind}" if module else kind, "op ")
         made = Annotation.parse(annotation) if isinstance(annotation, str) else annotation
         shapes = [tuple(shape) for shape, _ in outputs]
         try:
@@ -287,10 +287,10 @@ class GraphBuilder:
             tuple(self._notes),
         )
 
-    def _unique(self, name: str) -> str:
+    def _unique(self, name: str, among: str = "tensor ") -> str:
         found, count = name, 1
-        while found in self._names:
+        while among + found in self._names:
             count += 1
             found = f"{name}_{count}"
-        self._names.add(found)
+        self._names.add(among + found)
         return found

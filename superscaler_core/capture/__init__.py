@@ -22,7 +22,8 @@ def capture(
     """Capture a model's forward pass on one microbatch as a graph.
 
     The model is traced, not run: it may be on the meta device. It is captured in its present mode,
-    ``train()`` or ``eval()``.
+    ``train()`` or ``eval()``. A mean cross entropy is over all labels: one of -100, which torch
+    ignores, is an error when the graph runs (``ops.cross_entropy``).
 
     Args:
         model: its ``forward`` returns a scalar loss; no buffer may change in it.
@@ -34,6 +35,7 @@ def capture(
         CaptureError: tracing cannot follow the model, or an op cannot be part of a graph; the
             message names the op, its module and what to do.
 
+    >>> import torch
     >>> class Line(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()

@@ -95,7 +95,12 @@ class Call:
         sizes: Mapping[str, int] | None = None,
     ) -> tuple[PTensor, ...]:
         """Add an op of several results; as ``op``."""
-        grad = differentiable and self.node.with_grad and any(t.requires_grad for t in inputs)
+        grad = differentiable and any(t.requires_grad for t in inputs)
+        if grad and not self.node.with_grad:
+            grad = False
+            code = (
+                f"({code}).detach()" if len(outputs) == 1 else f"tuple(x.detach() for x in {code})"
+            )
         wanted = range(len(inputs)) if saves is None else saves
         kept = [i for i in wanted if i >= len(inputs) or inputs[i].kind not in _KEPT_ANYWAY]
         return self.builder.op(
@@ -171,6 +176,15 @@ def fixed(dims: Sequence[str], which: Iterable[int]) -> list[str]:
     """The dims with those at ``which`` marked as fixed."""
     chosen = set(which)
     return [f"{d}^" if i in chosen else d for i, d in enumerate(dims)]
+
+
+def share(loops: Sequence[str], count: int) -> str:
+    """Code of how much of ``count`` iterations is here: a mean here times it is a summand of it.
+
+    So no sum is larger than a mean, which half precision may not hold.
+    """
+    here = " * ".join(f"{{size[{i}]}}" for i in loops) or "1"
+    return f"({here} / {count})"
 
 
 def _tensors(values: Iterable[Any]) -> Iterable[PTensor]:

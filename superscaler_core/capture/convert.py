@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,9 @@ _LIKE = {
     "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_tensor",
 }  # fmt: skip
 
+# What they return shares no memory with what they read.
+_COPIES = {"aten.clone", "aten.lift_fresh_copy", "aten._to_copy"}
+
 
 def graph_of(program: Program, model: nn.Module, name: str) -> Graph:
     """Turn a traced program into a graph.
@@ -33,15 +36,22 @@ def graph_of(program: Program, model: nn.Module, name: str) -> Graph:
 
 
 class _Conversion:
-    """Walks a program; ``values`` holds what every ref is: a pTensor, or a real constant."""
+    """Walks a program.
+
+    Attributes:
+        values: what every ref is now: a pTensor, or a real constant.
+        memory: of the result of an op in place, the ref that it wrote.
+        shared: refs whose memory others, as views, may see.
+    """
 
     def __init__(self, program: Program, model: nn.Module, name: str) -> None:
         self.program, self.model = program, model
         self.builder = GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}
-        self.constants: dict[Ref, PTensor] = {}
+        self.constants: dict[tuple[Ref, int], PTensor] = {}
         self.buffers: dict[str, Tensor] = {}
-        self.views: set[Ref] = set()
+        self.memory: dict[Ref, Ref] = {}
+        self.shared: set[Ref] = set()
 
     def graph(self) -> Graph:
         for name, value in self.program.inputs:
@@ -83,12 +93,14 @@ class _Conversion:
             results: Sequence[PTensor | Tensor] = self._folded(node)
         else:
             results = self._ruled(node)
-        for i, result in enumerate(results):
-            self.values[Ref(node.name, i)] = result
-            if node.is_view or node.mutates:
-                self.views.add(Ref(node.name, i))
-        if node.is_view:
-            self.views.update(refs)
+        made = [Ref(node.name, i) for i in range(len(results))]
+        if node.mutates:
+            self.memory[made[0]] = self._written(node)
+        elif node.is_view or (
+            node.base not in _COPIES and _returns_input(results, refs, self.values)
+        ):
+            self.shared.update(self.memory.get(ref, ref) for ref in (*made, *refs))
+        self.values |= dict(zip(made, results, strict=True))
 
     def _stand_in(self, ref: Ref) -> Tensor:
         """A constant of a tensor's shape and dtype that takes no memory."""
@@ -123,18 +135,27 @@ class _Conversion:
             raise call.error(str(error)) from None
         results = (result,) if isinstance(result, PTensor) else tuple(result)
         if target != node.target:
-            self.values |= {ref: results[0] for ref in _refs([node.args[node.mutates[0]]])}
+            written = self._written(node)
+            self.values |= {
+                ref: results[0]
+                for ref in self.values
+                if ref == written or self.memory.get(ref) == written
+            }
         return results
+
+    def _written(self, node: Node) -> Ref:
+        """What an op in place writes; of several in a row on one tensor, the first."""
+        ref: Ref = node.args[node.mutates[0]]
+        return self.memory.get(ref, ref)
 
     def _functional(self, node: Node) -> Node:
         """The call of the same name that writes a new tensor; later readers get that one."""
-        (name, *_) = node.mutates
-        ref = node.args[name]
+        ref = self._written(node)
         if isinstance(self.values[ref], Tensor):
             for buffer, value in self.buffers.items():
                 if value is self.values[ref]:
                     raise _mutates(node, buffer)
-        if ref in self.views or ref.name not in {n.name for n in self.program.nodes}:
+        if ref in self.shared or ref.name not in {n.name for n in self.program.nodes}:
             raise CaptureError(
                 f"{node.target} in {node.place} writes in place what other tensors share memory "
                 "with; use the form that returns a new tensor."
@@ -147,7 +168,9 @@ class _Conversion:
         value = self.values[ref]
         if isinstance(value, PTensor):
             return value
-        if ref not in self.constants:
+        # One that is written in place after it was read is another constant from then on.
+        key = (ref, value._version)
+        if key not in self.constants:
             if value.is_meta:
                 raise CaptureError(
                     f"{node.target} in {node.place} reads a constant that is on the meta device; "
@@ -156,8 +179,8 @@ class _Conversion:
                 )
             dtype = str(value.dtype).removeprefix("torch.")
             name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
-            self.constants[ref] = self.builder.constant(name, value.clone(), value.shape, dtype)
-        return self.constants[ref]
+            self.constants[key] = self.builder.constant(name, value.clone(), value.shape, dtype)
+        return self.constants[key]
 
     def _filled(self, value: Any, known: Mapping[Ref, Any]) -> Any:
         if isinstance(value, Ref):
@@ -181,7 +204,11 @@ class _Conversion:
         return loss
 
 
-def _refs(values: Any) -> Any:
+def _returns_input(results: Sequence[Any], refs: Sequence[Ref], values: Mapping[Ref, Any]) -> bool:
+    return any(result is values[ref] for result in results for ref in refs)
+
+
+def _refs(values: Iterable[Any]) -> Iterator[Ref]:
     for value in values:
         if isinstance(value, Ref):
             yield value

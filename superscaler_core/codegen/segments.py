@@ -9,7 +9,6 @@ from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.sequence import Close, Compute, Item, Open
 from superscaler_core.materialize.side import Device
 from superscaler_core.part import Part
-from superscaler_core.plan import Window
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +67,6 @@ def stage_steps(made: Materialized, stage: int) -> Mapping[Device, tuple[Step, .
 def _devices(made: Materialized, item: Item) -> Iterable[Device]:
     """Who takes part in communication."""
     if isinstance(item, Open | Close):
-        return window_devices(made, item.window)
+        return made.window_devices(item.window)
     assert not isinstance(item, Compute)
     return item.edge.devices
-
-
-def window_devices(made: Materialized, window: Window) -> frozenset[Device]:
-    """Who stores or reads the weights of a window."""
-    uses = made.uses_of.get(window, ())
-    return frozenset(d for use in uses for side in (use.storage, use.side) for d in side.shards)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 from superscaler_core.graph import Op
-from superscaler_core.materialize.side import Device, Side, View, covers
+from superscaler_core.materialize.side import Device, Side
 from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.part import Part
 from superscaler_core.plan import Plan
@@ -152,28 +152,16 @@ def is_inline(src: Side, dst: Side, has_grad: bool) -> bool:
 
     Values have to be there with all summands, and so have the gradients of what was written.
     """
-    written, read = _by_device(src.views), _by_device(dst.views)
-    if written.keys() != read.keys():
-        return has_grad is False and read.keys() <= written.keys() and _has_all(written, src, read)
     if src.num_summands == dst.num_summands == 1 and src.views == dst.views:
         return True
-    return _has_all(written, src, read) and (not has_grad or _has_all(read, dst, written))
+    return _holds(src, dst) and (not has_grad or _holds(dst, src))
 
 
-def _has_all(
-    there: Mapping[Device, list[View]], side: Side, wanted: Mapping[Device, list[View]]
-) -> bool:
-    """Whether ``there`` every device holds all summands of the boxes that are wanted on it."""
-    return all(
-        covers(view.box, [v.box for v in there[device] if v.summand == summand])
-        for device, views in wanted.items()
-        for view in views
-        for summand in range(side.num_summands)
-    )
-
-
-def _by_device(views: Iterable[View]) -> dict[Device, list[View]]:
-    found: dict[Device, list[View]] = {}
-    for view in views:
-        found.setdefault(view.device, []).append(view)
-    return found
+def _holds(there: Side, wanted: Side) -> bool:
+    """Whether every device holds all summands of what is ``wanted`` of it."""
+    for device, shard in wanted.shards.items():
+        held = there.shards[device].held if device in there.shards else frozenset()
+        for want in {box for box, _ in shard.held}:
+            if any(pair not in held and pair[0].intersect(want) for pair in there.held):
+                return False
+    return True

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from superscaler_core.graph import Op
 from superscaler_core.materialize.edges import Edge, Edges, find_edges, output_side
-from superscaler_core.materialize.sequence import Item, stage_items
+from superscaler_core.materialize.sequence import Compute, Item, Open, stage_items
 from superscaler_core.materialize.side import Device, Side, View
 from superscaler_core.materialize.steps import Event, Run, step_events
 from superscaler_core.materialize.transfer import Transfer, transfers
@@ -57,16 +57,20 @@ class Materialized:
 
     @cached_property
     def stage_devices(self) -> tuple[frozenset[Device], ...]:
-        """Where every stage runs."""
-        return tuple(
-            frozenset(
-                device
-                for op in stage.ops
-                for part in self.plan.parts(op)
-                if (device := self.plan.device(part)) is not None
-            )
-            for stage in self.plan.stages
-        )
+        """Who runs parts of every stage, or stores weights that come and go in it."""
+        found = []
+        for items in self.items:
+            devices = {item.device for item in items if isinstance(item, Compute)}
+            for item in items:
+                if isinstance(item, Open):
+                    devices |= self.window_devices(item.window)
+            found.append(frozenset(devices))
+        return tuple(found)
+
+    def window_devices(self, window: Window) -> frozenset[Device]:
+        """Who stores or reads the weights of a window."""
+        uses = self.uses_of.get(window, ())
+        return frozenset(d for use in uses for side in (use.storage, use.side) for d in side.shards)
 
     def parts_on(self, op: Op, device: Device) -> tuple[Part, ...]:
         """The parts of an op that run on a device."""

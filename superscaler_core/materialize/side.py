@@ -63,6 +63,15 @@ class Side:
         return {device: Shard.of(views) for device, views in found.items()}
 
     @cached_property
+    def held(self) -> tuple[tuple[rv.Box, int], ...]:
+        """All distinct boxes and summands; those of one summand are disjoint."""
+        return tuple(sorted({(view.box, view.summand) for view in self.views}))
+
+    def summands_at(self, cell: rv.Box) -> frozenset[int]:
+        """The summands that make up the value of a cell that no view's edge cuts."""
+        return frozenset(summand for box, summand in self.held if box.contains(cell))
+
+    @cached_property
     def whole(self) -> Side:
         """The same boxes, each with all of its value: what is read, or what a gradient gets."""
         if self.num_summands == 1:
@@ -100,11 +109,6 @@ class Shard:
         held = frozenset((view.box, view.summand) for view in views)
         return cls(bounding(box for box, _ in held), held)
 
-    @property
-    def volume(self) -> int:
-        """Elements held, each once a summand."""
-        return sum(box.num_elements for box, _ in self.held)
-
     def summands_at(self, cell: rv.Box) -> frozenset[int]:
         """The summands that are held of all of a cell."""
         return frozenset(summand for box, summand in self.held if box.contains(cell))
@@ -117,9 +121,3 @@ def bounding(boxes: Iterable[rv.Box]) -> rv.Box:
         tuple(map(min, *(box.lo for box in given))) if len(given) > 1 else given[0].lo,
         tuple(map(max, *(box.hi for box in given))) if len(given) > 1 else given[0].hi,
     )
-
-
-def covers(box: rv.Box, by: Iterable[rv.Box]) -> bool:
-    """Whether boxes that are disjoint or equal cover ``box``."""
-    common = [part.intersect(box) for part in dict.fromkeys(by)]
-    return sum(part.num_elements for part in common if part) == box.num_elements

@@ -13,7 +13,7 @@ from itertools import pairwise, product
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
-from superscaler_core.materialize.side import Device, Shard, Side
+from superscaler_core.materialize.side import Device, Side
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple
     """
     wants = {device: shard.box for device, shard in dst.shards.items()}
     whole = rv.Box.of_shape(shape)
-    src_layout = _src_layout(whole, src.shards, src.num_summands)
+    src_layout = _src_layout(whole, src)
     dst_layout = _dst_layout(whole, wants)
     if src_layout is not None and dst_layout is not None:
         return (Transfer(whole, src_layout, dst_layout, dtype),)
@@ -71,25 +71,18 @@ def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple
 # --- one layout ---------------------------------------------------------------------------------
 
 
-def _src_layout(
-    whole: rv.Box, shards: Mapping[Device, Shard], num_summands: int
-) -> rv.Layout | None:
+def _src_layout(whole: rv.Box, src: Side) -> rv.Layout | None:
     """The layout of what is written, if there is one."""
     holders: dict[rv.Box, dict[frozenset[tuple[rv.Box, int]], list[Device]]] = {}
-    for device, shard in shards.items():
+    for device, shard in src.shards.items():
         holders.setdefault(shard.box, {}).setdefault(shard.held, []).append(device)
     for box, by_held in holders.items():
         # Distinct holdings are parts of the sum if together they are all of it, each once.
-        held = sum(part.num_elements for held in by_held for part, _ in held)
-        distinct = {pair for held in by_held for pair in held}
-        if held != num_summands * box.num_elements or held != _volume(distinct):
+        inside = {(part, k) for part, k in src.held if part.intersect(box) or part == box}
+        if sum(map(len, by_held)) != len(inside) or set().union(*by_held) != inside:
             return None
     parts = {box: [sorted(ranks) for ranks in by_held.values()] for box, by_held in holders.items()}
     return _layout(whole, {box: sorted(ranks) for box, ranks in parts.items()})
-
-
-def _volume(held: Iterable[tuple[rv.Box, int]]) -> int:
-    return sum(box.num_elements for box, _ in held)
 
 
 def _dst_layout(whole: rv.Box, wants: Mapping[Device, rv.Box]) -> rv.Layout | None:
@@ -157,14 +150,15 @@ def _cell_layouts(
         held = shard.summands_at(cell)
         if held:
             holders.setdefault(held, []).append(device)
-    chosen = _exact_cover(holders, src.num_summands)
+    needed = src.summands_at(cell)
+    chosen = _exact_cover(holders, needed)
     if chosen is None:
         sums = ", ".join(
             f"{'+'.join(map(str, sorted(held)))} on {devices}" for held, devices in holders.items()
         )
         raise PlanError(
-            f"region {cell} is the sum of {src.num_summands} summands, and devices hold sums of "
-            f"them that do not make the whole: {sums}; put parts of one sum on distinct devices."
+            f"region {cell} is the sum of {len(needed)} summands, and devices hold sums of them "
+            f"that do not make the whole: {sums}; put parts of one sum on distinct devices."
         )
     r = min(len(holders[held]) for held in chosen)
     ranks = [_near(holders[held], readers)[i] for i in range(r) for held in chosen]
@@ -181,11 +175,11 @@ def _near(holders: Sequence[Device], readers: Sequence[Device]) -> list[Device]:
 
 
 def _exact_cover(
-    holders: Mapping[frozenset[int], list[Device]], num_summands: int
+    holders: Mapping[frozenset[int], list[Device]], needed: frozenset[int]
 ) -> list[frozenset[int]] | None:
     """Disjoint sums that make the whole: the largest first, each of the rest that fits."""
     chosen: list[frozenset[int]] = []
-    left = set(range(num_summands))
+    left = set(needed)
     for held in sorted(holders, key=lambda held: (-len(held), sorted(held))):
         if held <= left:
             chosen.append(held)

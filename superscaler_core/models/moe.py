@@ -46,7 +46,7 @@ class MoEConfig:
 
     @classmethod
     def presets(cls) -> dict[str, MoEConfig]:
-        """``tiny`` and ``tiny-switch`` for tests; the others are HiDup's language models."""
+        """``tiny`` and ``tiny-switch`` for tests; the others have HiDup's experts and capacity."""
         tiny = {"vocabulary": 40, "sequence": 8, "layers": 2, "width": 16, "heads": 4, "experts": 4}
         return {
             "tiny": cls(**tiny, top=2, capacity_factor=2.5),

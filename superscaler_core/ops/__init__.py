@@ -3,7 +3,7 @@
 from superscaler_core.ops.attention import attention
 from superscaler_core.ops.join import join
 from superscaler_core.ops.lookup import embedding
-from superscaler_core.ops.loss import count_labels, cross_entropy
+from superscaler_core.ops.loss import count_labels, cross_entropy, nll_loss
 from superscaler_core.ops.random import dropout, mix, uniform_bits
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "embedding",
     "join",
     "mix",
+    "nll_loss",
     "uniform_bits",
 ]

@@ -1,4 +1,4 @@
-"""Losses as sums over the labels here, divided by the count of all labels: so parts add up."""
+"""Losses of the labels here, times their share of all labels: so parts add up."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ def cross_entropy(
         ValueError: a label is -100, torch's default for "ignore": ``num_labels`` counts it. On a
             device where looking would wait for it, the result is NaN instead.
     """
-    total = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=label_smoothing)
-    return _all_counted(total, labels) / num_labels
+    mean = F.cross_entropy(scores, labels, label_smoothing=label_smoothing)
+    classes = scores.shape[1 if scores.dim() > 1 else 0]
+    return _all_counted(mean, labels) * (scores.numel() // classes / num_labels)
+
+
+def nll_loss(scores: Tensor, labels: Tensor, *, num_labels: int) -> Tensor:
+    """Share of the mean negative log likelihood; as ``cross_entropy``, of log probabilities."""
+    return _all_counted(F.nll_loss(scores, labels), labels) * (labels.numel() / num_labels)
 
 
 def count_labels(labels: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
@@ -31,15 +37,15 @@ def count_labels(labels: Tensor, ignore_index: int, dtype: torch.dtype) -> Tenso
     return (labels != ignore_index).sum().to(dtype)
 
 
-def _all_counted(total: Tensor, labels: Tensor) -> Tensor:
+def _all_counted(loss: Tensor, labels: Tensor) -> Tensor:
     if labels.is_floating_point():
-        return total
+        return loss
     ignored = (labels == -100).any()
     if labels.device.type != "cpu":
-        return total.masked_fill(ignored, float("nan"))
+        return loss.masked_fill(ignored, float("nan"))
     if ignored:
         raise ValueError(
             "labels of -100 are ignored by default, but the mean was captured over all labels; "
             "call cross_entropy with another ignore_index, such as -1, and the labels are counted."
         )
-    return total
+    return loss

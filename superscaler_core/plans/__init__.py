@@ -1,0 +1,42 @@
+"""sPrograms: functions that fill a plan; a file each, by the names people use for them.
+
+An sProgram takes a ``Plan`` and decides, by ``op_trans``, ``op_assign`` and ``op_order``, what its
+devices do; further arguments are its *knobs*, numbers or words with a default.
+"""
+
+from collections.abc import Callable
+
+from superscaler_core.plans.accumulate import accumulate
+from superscaler_core.plans.data_parallel import data_parallel
+from superscaler_core.plans.expert_parallel import expert_parallel
+from superscaler_core.plans.gpipe import gpipe
+from superscaler_core.plans.hybrid import hybrid
+from superscaler_core.plans.interleaved import interleaved
+from superscaler_core.plans.megatron import megatron
+from superscaler_core.plans.megatron_sp import megatron_sp
+from superscaler_core.plans.one_f_one_b import one_f_one_b
+from superscaler_core.plans.recompute import recompute
+from superscaler_core.plans.sequence_parallel import sequence_parallel
+from superscaler_core.plans.zero1 import zero1
+from superscaler_core.plans.zero2 import zero2
+from superscaler_core.plans.zero3 import zero3
+
+PLANS: dict[str, Callable[..., None]] = {
+    "data_parallel": data_parallel,
+    "accumulate": accumulate,
+    "megatron": megatron,
+    "sequence_parallel": sequence_parallel,
+    "megatron_sp": megatron_sp,
+    "expert_parallel": expert_parallel,
+    "zero1": zero1,
+    "zero2": zero2,
+    "zero3": zero3,
+    "recompute": recompute,
+    "gpipe": gpipe,
+    "one_f_one_b": one_f_one_b,
+    "interleaved": interleaved,
+    "hybrid": hybrid,
+}
+"""All sPrograms by name."""
+
+__all__ = ["PLANS", *PLANS]

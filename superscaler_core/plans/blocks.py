@@ -33,18 +33,26 @@ def block_starts(graph: Graph, block: str = BLOCK) -> tuple[Op, ...]:
     return tuple(found.values())
 
 
-def block_groups(graph: Graph, block: str = BLOCK) -> tuple[tuple[Op, ...], ...]:
-    """All ops in groups: what is before the blocks, every block, and what is after them.
-
-    Ops between two blocks are in the first of them.
+def blocks_of(graph: Graph, block: str = BLOCK) -> tuple[tuple[Op, ...], ...]:
+    """The ops of every block; those between two blocks are in the first of them.
 
     Raises:
         PlanError: no module fits the pattern.
     """
     starts = [op.index for op in block_starts(graph, block)]
     last = max(op.index for op in graph.ops if is_in(op.module, [block]))
-    ends = [0, *starts, last + 1, len(graph.ops)]
-    return tuple(graph.ops[a:b] for a, b in pairwise(ends) if a < b)
+    return tuple(graph.ops[a:b] for a, b in pairwise([*starts, last + 1]))
+
+
+def block_groups(graph: Graph, block: str = BLOCK) -> tuple[tuple[Op, ...], ...]:
+    """All ops in groups: those before the blocks, every block, those after them.
+
+    Raises:
+        PlanError: no module fits the pattern.
+    """
+    blocks = blocks_of(graph, block)
+    before, after = graph.ops[: blocks[0][0].index], graph.ops[blocks[-1][-1].index + 1 :]
+    return tuple(group for group in (before, *blocks, after) if group)
 
 
 def stages_of_blocks(

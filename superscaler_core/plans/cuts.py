@@ -91,8 +91,12 @@ def vocabulary(plan: Plan) -> tuple[DimClass, ...]:
     Raises:
         PlanError: the model has no such parameters.
     """
-    names = {**plan.graph.parameters, **plan.graph.aliases}
-    return tuple(plan.dims.of(name, dim) for name, dim in VOCABULARY if name in names)
+    return tuple(dict.fromkeys(plan.dims.of(name, dim) for name, dim in VOCABULARY))
+
+
+def has(plan: Plan, op: Op, dims: Iterable[DimClass]) -> bool:
+    """Whether an op can be cut along one of these."""
+    return any(plan.dims.ids(op, dim) for dim in dims)
 
 
 def _pattern(word: str) -> tuple[str, int]:
@@ -111,9 +115,9 @@ def _check(plan: Plan, axis: Axis, dim: DimClass, ops: Sequence[Op]) -> None:
     grain = gcd(*loops)
     if axis.num <= grain and (len(loops) == 1 or grain % axis.num == 0):
         return
-    fits = [str(n) for n in range(1, grain + 1) if len(loops) == 1 or grain % n == 0]
-    texts = " and ".join(f"{size} in {op.name}" for size, op in sorted(loops.items()))
+    counts = " and ".join(f"{size} in {op.name}" for size, op in sorted(loops.items()))
+    right = f"at most {grain}" if len(loops) == 1 else f"a divisor of {grain}"
     raise PlanError(
-        f"{plan.graph.name} cut along {dim} into {axis.num}: it has {texts}; use "
-        f"{', '.join(fits[:-1])}{' or ' if fits[:-1] else ''}{fits[-1]} devices for it."
+        f"{plan.graph.name} cut along {dim} into {axis.num}: it has {counts}; cut it into "
+        f"{right}, or make it larger."
     )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import rvdcomm as rv
-from superscaler_core.op_trans import pieces
+from superscaler_core.op_trans import Transformation, pieces, replicate, split
 from superscaler_core.plan import Device, Plan
 
 
 def shard_storage(plan: Plan) -> None:
     """Let devices that read the same box of a parameter store a piece of it each.
 
-    A box that no dim of which has as many rows as there are readers stays whole on all of them.
     To be called when all ops that read parameters have their devices.
     """
     for name, tensor in plan.graph.parameters.items():
@@ -26,30 +23,21 @@ def shard_storage(plan: Plan) -> None:
             device = plan.device(part)
             assert device is not None, f"{part} has no device yet"
             holders.setdefault(part.inputs[position].box, []).append(device)
-        stored = [p for box, devices in holders.items() for p in _pieces(box, devices)]
-        ranges = [
-            {f"d{i}": bounds for i, bounds in enumerate(zip(box.lo, box.hi, strict=True))}
-            for box, _ in stored
-        ]
-        parts = plan.op_trans(plan.update(name), pieces(*ranges))
-        plan.op_assign(parts, [device for _, device in stored])
+        boxes = plan.op_trans(plan.update(name), pieces(*map(_ranges, holders)))
+        for part, (box, devices) in zip(boxes, holders.items(), strict=True):
+            plan.op_assign(plan.op_trans(part, _how(box, len(devices))), devices)
 
 
-def _pieces(box: rv.Box, devices: Sequence[Device]) -> list[tuple[rv.Box, Device]]:
-    num = len(devices)
-    # The first dim that can be cut evenly; if there is none, the largest.
-    even = [dim for dim, size in enumerate(box.shape) if size and size % num == 0]
-    dim = even[0] if even else max(range(len(box.shape)), key=lambda d: box.shape[d], default=0)
-    if not box.shape or box.shape[dim] < num:
-        return [(box, device) for device in devices]
-    cuts = [box.lo[dim] + box.shape[dim] * i // num for i in range(num + 1)]
-    return [
-        (
-            rv.Box(
-                (*box.lo[:dim], cuts[i], *box.lo[dim + 1 :]),
-                (*box.hi[:dim], cuts[i + 1], *box.hi[dim + 1 :]),
-            ),
-            device,
-        )
-        for i, device in enumerate(devices)
-    ]
+def _ranges(box: rv.Box) -> dict[str, tuple[int, int]]:
+    """The loops of an optimizer's op over a box."""
+    return {f"d{i}": bounds for i, bounds in enumerate(zip(box.lo, box.hi, strict=True))}
+
+
+def _how(box: rv.Box, num: int) -> Transformation:
+    """Cut the first dim that is even, else the largest; what has too few rows stays whole."""
+    sizes = box.shape
+    even = [dim for dim, size in enumerate(sizes) if size > 0 and size % num == 0]
+    dims = even or sorted(range(len(sizes)), key=lambda dim: -sizes[dim])
+    if not dims or sizes[dims[0]] < num:
+        return replicate(num)
+    return split(f"d{dims[0]}", num)

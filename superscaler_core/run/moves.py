@@ -50,11 +50,11 @@ def move_many(
     """
     groups: dict[tuple[int, ...], dict[str, tuple[str, Leg, Tensor | None]]] = {}
     for name, (legs, shard) in moves.items():
-        for i, leg in enumerate(legs):
+        for leg in legs:
             piece = _piece(transport.rank, leg, shard)
             box = leg.dst_box(transport.rank)
             if not leg.is_idle:
-                groups.setdefault(leg.ranks, {})[f"{name}/{i}"] = name, leg, piece
+                groups.setdefault(leg.ranks, {})[name + leg.box] = name, leg, piece
             elif piece is not None and box is not None:
                 yield name, box, piece
     # Every rank meets its groups in one order, so none waits for what comes later.

@@ -28,6 +28,16 @@ class Trainer:
     def __init__(self, rank: Rank, transport: Transport) -> None:
         self._rank, self._transport = rank, transport
 
+    @property
+    def rank(self) -> int:
+        """Which device of the plan this is."""
+        return self._rank.tables.rank
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of a step."""
+        return self._rank.tables.num_microbatches
+
     # --- training -------------------------------------------------------------------------------
 
     def step(self, *batch: Tensor, **named: Tensor) -> Tensor:
@@ -89,5 +99,8 @@ class Trainer:
             name: (entry.whole, self._rank.weights.shard(name))
             for name, entry in tables.parameters.items()
         }
-        found = {name: tensor for name, _, tensor in move_many(self._transport, moves)}
+        found: dict[str, Tensor] = {}
+        for name, box, tensor in move_many(self._transport, moves):
+            whole = found.setdefault(name, tensor.new_empty(tables.parameters[name].shape))
+            whole[box.slices_within(rv.Box.of_shape(whole.shape))] = tensor
         return {**found, **{alias: found[name] for alias, name in tables.aliases.items()}}

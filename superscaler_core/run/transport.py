@@ -134,7 +134,7 @@ class ThreadTransport:
         with board.changed:
             meeting = board.meetings[key]
             if tensor is not None:
-                meeting.shards[self.rank] = tensor.detach().contiguous().numpy().copy()
+                meeting.shards[self.rank] = tensor.detach().to(_numpy_dtype(leg)).numpy().copy()
             meeting.num_present += 1
             if meeting.num_present == len(leg.ranks):
                 self._meet(leg, meeting)
@@ -148,7 +148,8 @@ class ThreadTransport:
 
     def _meet(self, leg: Leg, meeting: _Meeting) -> None:
         try:
-            meeting.result = rv.simulate(rv.plan(*leg.layouts, leg.dtype), meeting.shards)
+            dtype = str(_numpy_dtype(leg)).removeprefix("torch.")
+            meeting.result = rv.simulate(rv.plan(*leg.layouts, dtype), meeting.shards)
         except BaseException as error:
             self._board.fail(error)
             raise
@@ -166,12 +167,23 @@ class ThreadTransport:
                     f"rank {self.rank} waits for {leg.src} -> {leg.dst}: {meeting.num_present} of "
                     f"{len(leg.ranks)} ranks came ({board.error or 'the others are late'})."
                 )
-            self.sent_bytes += meeting.result.sent_bytes.get(self.rank, 0)
+            sent = meeting.result.sent_bytes.get(self.rank, 0)
+            self.sent_bytes += sent * _dtype(leg).itemsize // _numpy_dtype(leg).itemsize
             shard = meeting.result.shards.get(self.rank)
             meeting.num_present -= 1
             if meeting.num_present == 0:
                 del board.meetings[key]
-        return None if shard is None else torch.from_numpy(shard.copy())
+        return None if shard is None else torch.from_numpy(shard.copy()).to(_dtype(leg))
+
+
+def _dtype(leg: Leg) -> torch.dtype:
+    found: torch.dtype = getattr(torch, leg.dtype)
+    return found
+
+
+def _numpy_dtype(leg: Leg) -> torch.dtype:
+    """In which threads move: numpy has no bfloat16, whose sums are made in float32 here."""
+    return torch.float32 if leg.dtype == "bfloat16" else _dtype(leg)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
 from superscaler_core.run.moves import Shard, move_many
-from superscaler_core.run.tables import Tables, Weight
+from superscaler_core.run.tables import Leg, Tables, Weight
 from superscaler_core.run.transport import Transport
 
 
@@ -17,8 +19,9 @@ class WeightStore:
     """The parameters of one rank.
 
     A *stored* parameter is what the optimizer sees: this rank's box of it, by its single-device
-    name. A *copy* is what segments read, and where autograd leaves gradients; it is the stored
-    tensor itself where box and dtype are the same.
+    name. A *copy* is what segments read, and where autograd leaves gradients; it shares the memory
+    of what is stored where box and dtype are the same. Gradients of copies in a narrower dtype are
+    added up, and reduced, in that of what is stored.
 
     Args:
         tables: of the rank's file.
@@ -34,34 +37,54 @@ class WeightStore:
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._tables, self._transport = tables, transport
+        self._tables, self._transport, self._dtype = tables, transport, dtype
         self.stored: dict[str, nn.Parameter] = {}
         for name, entry in tables.parameters.items():
             if entry.box is not None:
-                kind = _dtype(entry.dtype) if dtype is None else dtype
-                shard = torch.zeros(rv.Box.parse(entry.box).shape, dtype=kind, device=device)
+                shape = rv.Box.parse(entry.box).shape
+                shard = torch.zeros(shape, dtype=self._stored_dtype(name), device=device)
                 self.stored[name] = nn.Parameter(shard, requires_grad=entry.is_trained)
         self._copies: dict[str, Tensor] = {
-            name: self._made(weight, device)
+            name: self._made(name, weight, device)
             for name, weight in tables.weights.items()
             if weight.box
         }
+        self._wide: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
         self._resting = [n for n, w in tables.weights.items() if w.windowed != "gather"]
         self._unwindowed = [n for n, w in tables.weights.items() if not w.windowed]
         for name in set(tables.weights) - set(self._resting):
             self.drop([name])
 
-    def _made(self, weight: Weight, device: torch.device | str) -> Tensor:
-        entry = self._tables.parameters[weight.name]
-        dtype = _dtype(weight.dtype)
-        stored = self.stored.get(weight.name)
-        is_stored = not weight.fetch and weight.windowed != "gather"
-        if is_stored and stored is not None and stored.dtype == dtype:
-            return stored
+    def _stored_dtype(self, parameter: str) -> torch.dtype:
+        return self._dtype or _dtype(self._tables.parameters[parameter].dtype)
+
+    def _made(self, name: str, weight: Weight, device: torch.device | str) -> Tensor:
+        dtype, is_trained = _dtype(weight.dtype), self._tables.parameters[weight.name].is_trained
+        if self._is_shared(weight):
+            return self.stored[weight.name].detach().requires_grad_(is_trained)
         assert weight.box is not None
         copy = torch.zeros(rv.Box.parse(weight.box).shape, dtype=dtype, device=device)
-        return copy.requires_grad_(entry.is_trained)
+        copy.requires_grad_(is_trained)
+        if is_trained and dtype != self._stored_dtype(weight.name):
+            hook = partial(self._widen, name)
+            copy.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+        return copy
+
+    def _is_shared(self, weight: Weight) -> bool:
+        """Whether a copy is read where the parameter is stored."""
+        is_here = weight.name in self.stored and not weight.fetch and weight.windowed != "gather"
+        return is_here and self._stored_dtype(weight.name) == _dtype(weight.dtype)
+
+    def _widen(self, name: str, copy: Tensor) -> None:
+        """Add what autograd left at a copy to a sum in the dtype of what is stored."""
+        grad, copy.grad = copy.grad, None
+        assert grad is not None
+        if name in self._wide:
+            self._wide[name] += grad
+        else:
+            parameter = self._tables.weights[name].name
+            self._wide[name] = grad.to(self._stored_dtype(parameter))
 
     def copy(self, name: str) -> Tensor:
         """What segments read."""
@@ -75,11 +98,7 @@ class WeightStore:
     # --- values ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Bring all copies that stay up to date, and put gradients of earlier steps aside."""
-        for name, stored in self.stored.items():
-            if stored.grad is not None:
-                self._totals[name] = stored.grad
-                stored.grad = None
+        """Bring all copies that stay up to date."""
         self._fetch(self._resting)
 
     def gather(self, names: Iterable[str]) -> None:
@@ -101,12 +120,11 @@ class WeightStore:
     def _fetch(self, names: Iterable[str]) -> None:
         moves = {}
         for name in names:
-            weight, copy = self._tables.weights[name], self._copies.get(name)
-            stored = self.stored.get(weight.name)
+            weight = self._tables.weights[name]
             if weight.fetch:
                 moves[name] = weight.fetch, self._value(weight)
-            elif copy is not None and stored is not None and copy is not stored:
-                copy.data.copy_(stored.data)
+            elif name in self._copies and not self._is_shared(weight):
+                self._copies[name].data.copy_(self.stored[weight.name].data)
         for name, box, result in move_many(self._transport, moves):
             held = self._tables.weights[name].box
             assert held is not None
@@ -122,41 +140,51 @@ class WeightStore:
     def reduce(self, names: Iterable[str]) -> None:
         """Take gradients of copies to where the parameters are stored, and add them up there."""
         chosen = [name for name in names if self._tables.weights[name].reduce]
-        moves = {name: (self._tables.weights[name].reduce, self._grad(name)) for name in chosen}
+        moves = {name: (self._way_home(name), self._grad(name)) for name in chosen}
         for name, box, result in move_many(self._transport, moves):
             self._add(self._tables.weights[name].name, box, result)
         for name in chosen:
+            self._wide.pop(name, None)
             if name in self._copies:
                 self._copies[name].grad = None
+
+    def _way_home(self, name: str) -> tuple[Leg, ...]:
+        """The legs of a gradient, in the dtype in which it was added up."""
+        weight = self._tables.weights[name]
+        dtype = str(self._stored_dtype(weight.name)).removeprefix("torch.")
+        return tuple(replace(leg, dtype=dtype) for leg in weight.reduce)
 
     def _grad(self, name: str) -> Shard | None:
         """What autograd left here; zeros if nothing reached the copy."""
         box = self._tables.weights[name].box
         if box is None:
             return None
-        copy = self._copies[name]
-        held = rv.Box.parse(box)
-        if copy.grad is None:
-            return torch.zeros(held.shape, dtype=copy.dtype, device=copy.device), held
-        return copy.grad, held
+        copy, held = self._copies[name], rv.Box.parse(box)
+        grad = self._wide.get(name, copy.grad)
+        if grad is None:
+            dtype = self._stored_dtype(self._tables.weights[name].name)
+            grad = torch.zeros(held.shape, dtype=dtype, device=copy.device)
+        return grad, held
 
     def _add(self, parameter: str, box: rv.Box, grad: Tensor) -> None:
-        stored, entry = self.stored[parameter], self._tables.parameters[parameter]
+        entry = self._tables.parameters[parameter]
         assert entry.box is not None
         held = rv.Box.parse(entry.box)
         total = self._totals.get(parameter)
         if total is None and box == held:
-            self._totals[parameter] = grad.to(stored.dtype)
+            self._totals[parameter] = grad
             return
         if total is None:
-            total = self._totals[parameter] = torch.zeros_like(stored.data)
+            total = self._totals[parameter] = torch.zeros_like(self.stored[parameter].data)
         total[box.slices_within(held)] += grad
 
     def end(self) -> None:
-        """Reduce what no window has reduced, and leave all gradients where optimizers look."""
+        """Reduce what no window has reduced, and add gradients to those where optimizers look."""
         self.reduce(self._unwindowed)
-        for name, stored in self.stored.items():
-            stored.grad = self._totals.pop(name, None)
+        for name, total in self._totals.items():
+            stored = self.stored[name]
+            stored.grad = total if stored.grad is None else stored.grad + total
+        self._totals.clear()
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -1,5 +1,13 @@
 """Validate: a plan is complete, possible, and fits the devices' memory."""
 
 from superscaler_core.validate.coverage import check_assigned, check_coverage
+from superscaler_core.validate.memory import STATES, DeviceMemory, check_memory, memory_of
 
-__all__ = ["check_assigned", "check_coverage"]
+__all__ = [
+    "STATES",
+    "DeviceMemory",
+    "check_assigned",
+    "check_coverage",
+    "check_memory",
+    "memory_of",
+]

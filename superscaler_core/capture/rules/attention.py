@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superscaler_core.capture.call import Call, names, text
+from superscaler_core.capture.call import Call, text
 from superscaler_core.capture.rules.table import rule
 from superscaler_core.tensor import PTensor
 
@@ -10,7 +10,7 @@ from superscaler_core.tensor import PTensor
 @rule("aten.scaled_dot_product_attention")
 def attention(call: Call) -> PTensor:
     q, k, v, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
-    batch = ["b", "h", *names(len(q.shape))[3:]][: len(q.shape) - 2]
+    batch = ["b", "h", "s", "f", "i"][: len(q.shape) - 2]
     if any(t.shape[:-3] != q.shape[:-3] for t in (k, v)):
         raise call.error("batch dims that broadcast are not supported; expand them first.")
     q_batch, kv_batch = list(batch), list(batch)

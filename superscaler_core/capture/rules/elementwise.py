@@ -60,6 +60,8 @@ _UNTAGGED = ("aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scal
 
 @rule("pointwise", *_UNTAGGED)
 def pointwise(call: Call) -> PTensor:
+    if len(call.node.outputs) != 1:
+        raise call.error("an elementwise op of several results needs a rule of its own.")
     inputs = list(dict.fromkeys(call.tensors))
     return call.op(
         call.kind, broadcast(inputs, call.shape), inputs, _code(call, inputs),
@@ -115,8 +117,7 @@ def to(call: Call) -> PTensor:
     return call.op("to", f"{dims} -> {dims}", (x,), f"{{x0}}.to(torch.{dtype})", saves=())
 
 
-@rule("aten.contiguous", "aten.clone", "aten.alias", "aten.lift_fresh_copy", "aten.positive",
-      "aten.view_as_real_copy")  # fmt: skip
+@rule("aten.contiguous", "aten.clone", "aten.alias", "aten.positive")
 def identity(call: Call) -> PTensor:
     """What changes memory but no value is nothing in a graph."""
     x: PTensor = call["self"]

@@ -45,6 +45,10 @@ def resampled(call: Call) -> PTensor:
     spatial = 1 if call.kind.endswith("1d") else 2
     lead = names(len(x.shape) - spatial)
     image, out = ([f"{c}{i}^" for i in range(spatial)] for c in "xy")
+    # A mean over the whole image needs no more than its count.
+    is_linear = call.kind.startswith("upsample") or prod(call.shape[-spatial:]) == 1
+    keeps_places = call.kind.startswith("max")
     return call.op(
-        call.kind, f"{text([*lead, *image])} -> {text([*lead, *out])}", (x,), call.fallback((x,))
-    )
+        call.kind, f"{text([*lead, *image])} -> {text([*lead, *out])}", (x,), call.fallback((x,)),
+        saves=(0, 1) if keeps_places else () if is_linear else (0,),
+    )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Losses: a mean is a sum over the elements here by the count of all, so that parts add up."""
+"""Losses: the mean over the elements here counts by its share of all, so that parts add up."""
 
 from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.capture.call import Call, literal, names, text
+from superscaler_core.capture.call import Call, literal, names, share, text
 from superscaler_core.capture.rules.table import rule
 from superscaler_core.tensor import PTensor
 
@@ -33,13 +33,13 @@ def cross_entropy(call: Call) -> PTensor:
         annotation = f"{text(classes)}, {text(dims if is_class else classes)} -> {text(dims)}"
         return call.op("cross_entropy", annotation, (scores, labels),
                        f'F.cross_entropy({{x0}}, {{x1}}, reduction="none"{more})')  # fmt: skip
-    code = f"ops.cross_entropy({{x0}}, {{x1}}, num_labels={_count(scores)}{more})"
+    code = f"ops.cross_entropy({{x0}}, {{x1}}, num_labels={_num_labels(scores)}{more})"
     if reduction == "sum":
         code = f'F.cross_entropy({{x0}}, {{x1}}, reduction="sum"{more})'
     return _summed(call, classes, dims if is_class else classes, code)
 
 
-def _count(scores: PTensor) -> int:
+def _num_labels(scores: PTensor) -> int:
     return prod(scores.shape) // scores.shape[1 if len(scores.shape) > 1 else 0]
 
 
@@ -85,8 +85,9 @@ def nll(call: Call) -> PTensor:
     else:
         marked = [text(d if d.endswith("^") else f"{d}+" for d in ds) for ds in (classes, dims)]
         annotation = f"{', '.join(marked)} -> ()"
-        divisor = f" / {_count(scores)}" if reduction == "mean" else ""
-        code = f'F.nll_loss({{x0}}, {{x1}}, reduction="sum"){divisor}'
+        code = f"ops.nll_loss({{x0}}, {{x1}}, num_labels={_num_labels(scores)})"
+        if reduction == "sum":
+            code = 'F.nll_loss({x0}, {x1}, reduction="sum")'
     return call.op("nll_loss", annotation, (scores, labels), code, saves=(1,))
 
 
@@ -114,6 +115,7 @@ def paired(call: Call) -> PTensor:
     else:
         marked = text(f"{d}+" for d in dims)
         annotation = f"{marked}, {marked} -> ()"
-        divisor = f" / {prod(x.shape)}" if reduction == "mean" else ""
-        code = f'{_PAIRED[call.kind]}({{x0}}, {{x1}}, reduction="sum"{more}){divisor}'
+        code = f"{_PAIRED[call.kind]}({{x0}}, {{x1}}{more}) * {share(dims, prod(x.shape))}"
+        if reduction == "sum":
+            code = f'{_PAIRED[call.kind]}({{x0}}, {{x1}}, reduction="sum"{more})'
     return call.op(call.kind, annotation, (x, target), code)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.capture.call import Call, fixed, names, text
+from superscaler_core.capture.call import Call, fixed, names, share, text
 from superscaler_core.capture.rules.table import rule
 from superscaler_core.tensor import PTensor
 
@@ -39,46 +39,51 @@ def group_norm(call: Call) -> PTensor:
     )  # fmt: skip
 
 
-@rule("aten.batch_norm", "aten._batch_norm_impl_index")
+@rule("aten.batch_norm")
 def batch_norm(call: Call) -> PTensor:
     """Mean and variance as sums over batch and image: exact however the batch is cut."""
     x: PTensor = call["input"]
     if not call["training"]:
-        return _normalized(call, x, call["running_mean"], call["running_var"])
+        return _scaled(call, _centered(call, x, call["running_mean"]), call["running_var"])
     if call["running_mean"] is not None:
         raise call.error(
             "running statistics change in the forward pass, which parts of a split batch would do "
             "differently; make the module with track_running_stats=False."
         )
     dims = ["n", "c", *names(len(x.shape))[2:]]
-    over = [f"{d}+" if d != "c" else d for d in dims]
-    count = prod(x.shape) // x.shape[1]
+    summed = f"{text(f'{d}+' if d != 'c' else d for d in dims)} -> c"
     axes = tuple(i for i in range(len(dims)) if i != 1)
-    shape = (x.shape[1],)
-    mean = call.op(
-        "mean", f"{text(over)} -> c", (x,), f"{{x0}}.sum({axes}) / {count}", shape=shape, saves=()
-    )
+    count = prod(x.shape) // x.shape[1]
+    average = f".mean({axes}) * {share([d for d in dims if d != 'c'], count)}"
+    mean = call.op("mean", summed, (x,), f"{{x0}}{average}", shape=x.shape[1:2], saves=())
+    centered = _centered(call, x, mean)
     variance = call.op(
-        "variance", f"{text(over)}, c -> c", (x, mean),
-        f"(({{x0}} - {{x1}}{_stretched(x)}) ** 2).sum({axes}) / {count}", shape=shape, flops=3.0,
-    )  # fmt: skip
-    return _normalized(call, x, mean, variance)
+        "variance", summed, (centered,), f"({{x0}} ** 2){average}", shape=x.shape[1:2], flops=2.0
+    )
+    return _scaled(call, centered, variance)
 
 
-def _normalized(call: Call, x: PTensor, mean: PTensor, variance: PTensor) -> PTensor:
-    weights = [(n, call[n]) for n in ("weight", "bias") if call[n] is not None]
+def _centered(call: Call, x: PTensor, mean: PTensor) -> PTensor:
     dims = text(["n", "c", *names(len(x.shape))[2:]])
-    at = _stretched(x)
-    code = f"({{x0}} - {{x1}}{at}) * torch.rsqrt({{x2}} + {call['eps']}){at}"
-    signs = {"weight": "*", "bias": "+"}
-    code += "".join(f" {signs[n]} {{x{i}}}{at}" for i, (n, _) in enumerate(weights, 3))
-    inputs = [x, mean, variance, *(w for _, w in weights)]
-    return call.op(
-        "batch_norm", f"{dims}{', c' * (len(inputs) - 1)} -> {dims}", inputs, code,
-        saves=(0, 1, 2), flops=4.0,
-    )  # fmt: skip
+    code = f"{{x0}} - {{x1}}{_stretched(x)}"
+    return call.op("center", f"{dims}, c -> {dims}", (x, mean), code, saves=())
+
+
+def _scaled(call: Call, x: PTensor, variance: PTensor) -> PTensor:
+    """Over the deviation, times the weight; both as one vector, so that autograd keeps only x."""
+    weight, bias = call["weight"], call["bias"]
+    dims = text(["n", "c", *names(len(x.shape))[2:]])
+    scale = f"torch.rsqrt({{x1}} + {call['eps']})"
+    scale = scale if weight is None else f"({scale} * {{x2}})"
+    inputs = [x, variance, *(w for w in (weight, bias) if w is not None)]
+    code = f"{{x0}} * {scale}{_stretched(x)}"
+    if bias is not None:
+        code += f" + {{x{len(inputs) - 1}}}{_stretched(x)}"
+    annotation = f"{dims}{', c' * (len(inputs) - 1)} -> {dims}"
+    return call.op("batch_norm", annotation, inputs, code, saves=(0, 1), flops=3.0)
 
 
 def _stretched(x: PTensor) -> str:
     """The index that lines a vector up with dim 1."""
-    return "[:" + ", None" * (len(x.shape) - 2) + "]"
+    after = ", None" * (len(x.shape) - 2)
+    return f"[:{after}]" if after else ""

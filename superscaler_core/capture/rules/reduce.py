@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.capture.call import Call, dim_of, dims_of, fixed, names, text
+from superscaler_core.capture.call import Call, dim_of, dims_of, fixed, names, share, text
 from superscaler_core.capture.rules.table import rule
 from superscaler_core.tensor import PTensor
 
 
 @rule("aten.sum", "aten.mean")
 def sums(call: Call) -> PTensor:
-    """A mean divides by the count of the whole, so that the parts of it add up."""
+    """Parts of a mean are means times their shares of the whole, so that they add up."""
     x: PTensor = call["self"]
     rank = len(x.shape)
     over = dims_of(call.get("dim"), rank)
@@ -23,16 +23,17 @@ def sums(call: Call) -> PTensor:
     words += ["keepdim=True"] if keep else []
     dtype = call.node.outputs[0].dtype
     words += [f"dtype=torch.{dtype}"] if dtype != x.dtype else []
-    divisor = f" / {prod(x.shape[d] for d in over)}" if call.kind == "mean" else ""
+    count = prod(x.shape[d] for d in over)
+    factor = f" * {share([dims[d] for d in over], count)}" if call.kind == "mean" else ""
     return call.op(
         call.kind, f"{text(source)} -> {text(out)}", (x,),
-        f"{{x0}}.sum({', '.join(words)}){divisor}", saves=(),
+        f"{{x0}}.{call.kind}({', '.join(words)}){factor}", saves=(),
     )  # fmt: skip
 
 
 @rule("aten.amax", "aten.amin", "aten.var", "aten.std", "aten.logsumexp", "aten.prod", "aten.all",
       "aten.any", "aten.argmax", "aten.argmin", "aten.linalg_vector_norm", "aten.norm",
-      "aten.max.default", "aten.min.default", "aten.count_nonzero", "aten.median")  # fmt: skip
+      "aten.max.default", "aten.min.default", "aten.count_nonzero")  # fmt: skip
 def whole(call: Call) -> PTensor:
     x: PTensor = call["self"]
     dims = names(len(x.shape))

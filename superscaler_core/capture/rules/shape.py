@@ -49,7 +49,13 @@ def transpose(call: Call) -> PTensor:
     return permuted(call, order, f"{{x0}}.transpose({a}, {b})")
 
 
-@rule("aten.t", "aten.numpy_T", "aten.mT")
+@rule("aten.numpy_T")
+def reversed_dims(call: Call) -> PTensor:
+    order = list(range(len(call.shape)))[::-1]
+    return permuted(call, order, f"{{x0}}.permute({order})")
+
+
+@rule("aten.t", "aten.mT")
 def t(call: Call) -> PTensor:
     rank = len(call.shape)
     order = [*range(rank - 2), rank - 1, rank - 2] if rank > 1 else [0]

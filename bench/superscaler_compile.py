@@ -1,0 +1,267 @@
+"""How long a plan takes from a PyTorch model to a Python file a rank, by layers and devices.
+
+Every sample is a process of its own, so that nothing is cached; it runs on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from itertools import cycle
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from bench.run import environment
+
+DESCRIPTION = """\
+Compile a GPT (GPT-3's form, width 5120, 40 heads, 2048 tokens; no memory is allocated for it) with
+the plan `hybrid`, by number of layers and of devices. Counted are five phases, in seconds:
+  capture      PyTorch model -> graph
+  sprogram     graph -> plan: op_trans, op_assign and op_order of every op
+  validate     all parts have devices, and do all work once
+  materialize  every communication, both ways, and the rvdcomm plan of each
+  generate     the Python file of every rank, written to a folder
+Not counted: imports, and building the modules.
+"""
+
+EPILOG = """\
+examples:
+  python -m bench.superscaler_compile                                # the table, a JSON and a plot
+  python -m bench.superscaler_compile --layers 4 --devices 1,8 --repetitions 1
+"""
+
+PHASES = ("capture", "sprogram", "validate", "materialize", "generate")
+WIDTH, HEADS, SEQUENCE, MICROBATCH = 5120, 40, 2048, 8
+FIXED_LAYERS, FIXED_DEVICES = 48, 8
+"""What the other of the two varies at."""
+
+POINT_TIMEOUT_SECS = 900.0
+
+T = TypeVar("T")
+
+
+def grid_of(num_devices: int, num_layers: int) -> dict[str, int]:
+    """Ways of tensor, pipeline and data parallel, doubled in turn; a stage has one layer or more.
+
+    >>> grid_of(8, 48), grid_of(8, 1)
+    ({'tp': 2, 'pp': 2, 'dp': 2}, {'tp': 4, 'pp': 1, 'dp': 2})
+    """
+    counts = {"tp": 1, "pp": 1, "dp": 1}
+    for name in cycle(counts):
+        if prod(counts.values()) >= num_devices:
+            break
+        if name != "pp" or 2 * counts["pp"] <= num_layers:
+            counts[name] *= 2
+    return counts
+
+
+def points_of(layers: Iterable[int], devices: Iterable[int]) -> list[tuple[int, int]]:
+    """(layers, devices): each by itself, the other at its fixed value or the nearest there is."""
+    all_layers, all_devices = sorted(layers), sorted(devices)
+    most = min(all_layers, key=lambda n: abs(n - FIXED_LAYERS))
+    some = min(all_devices, key=lambda n: abs(n - FIXED_DEVICES))
+    by_devices = [(most, n) for n in all_devices]
+    return list(dict.fromkeys([*by_devices, *((n, some) for n in all_layers)]))
+
+
+# --- one sample ---------------------------------------------------------------------------------
+
+
+def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
+    """Compile once in this process."""
+    import torch
+
+    from superscaler_core.capture import capture
+    from superscaler_core.compiled import Compiled
+    from superscaler_core.materialize.materialized import materialize
+    from superscaler_core.models.gpt import GPT, GPTConfig
+    from superscaler_core.plan import Plan
+    from superscaler_core.plans import PLANS
+    from superscaler_core.validate import check_assigned, check_coverage
+
+    secs: dict[str, float] = {}
+
+    def timed(phase: str, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        secs[phase] = time.perf_counter() - start
+        return result
+
+    counts = grid_of(num_devices, num_layers)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(sequence=SEQUENCE, layers=num_layers, width=WIDTH, heads=HEADS))
+        inputs = [torch.empty(MICROBATCH, SEQUENCE, dtype=torch.int64) for _ in range(2)]
+    graph = timed("capture", lambda: capture(model, tuple(inputs)))
+    plan = Plan(graph, range(num_devices))
+    knobs = {"tp": counts["tp"], "pp": counts["pp"], "microbatches": 4 * counts["pp"]}
+    timed("sprogram", lambda: PLANS["hybrid"](plan, **knobs))
+
+    def validate() -> None:
+        check_assigned(plan)
+        check_coverage(plan)
+
+    def all_communication() -> tuple[Compiled, int]:
+        made = materialize(plan)
+        sides = [leg for edge in made.edges.all for leg in (*edge.forward, *edge.backward)]
+        sides += [leg for use in made.weights.uses for leg in (*use.fetch, *use.reduce)]
+        moving = [leg for leg in sides if not leg.is_idle]
+        for leg in moving:
+            leg.plan()
+        return Compiled(made), len(moving)
+
+    timed("validate", validate)
+    compiled, num_transfers = timed("materialize", all_communication)
+    with tempfile.TemporaryDirectory() as folder:
+        timed("generate", lambda: compiled.save(folder))
+        num_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
+    return {
+        "secs": secs,
+        "ops": len(graph.ops),
+        "transfers": num_transfers,
+        "file_bytes": num_bytes,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+    }
+
+
+def measure(num_layers: int, num_devices: int, repetitions: int) -> dict[str, Any]:
+    """Samples of one point, each in its own process."""
+    command = [sys.executable, "-m", "bench.superscaler_compile", "--sample"]
+    runs = [
+        subprocess.run(
+            [*command, f"{num_layers},{num_devices}"],
+            stdout=subprocess.PIPE, text=True, check=True, timeout=POINT_TIMEOUT_SECS,
+        )
+        for _ in range(repetitions)
+    ]  # fmt: skip
+    found = [json.loads(run.stdout.splitlines()[-1]) for run in runs]
+    return {
+        "layers": num_layers,
+        "devices": num_devices,
+        **grid_of(num_devices, num_layers),
+        "samples": {phase: [each["secs"][phase] for each in found] for phase in PHASES},
+        **{name: found[0][name] for name in ("ops", "transfers", "file_bytes")},
+        "peak_bytes": max(each["peak_bytes"] for each in found),
+    }
+
+
+# --- the result ---------------------------------------------------------------------------------
+
+COLUMNS = ("layers", "devices", "dp x tp x pp", *PHASES, "total", "moves", "MiB")
+
+
+def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table."""
+    secs = [median(row["samples"][phase]) for phase in PHASES]
+    return (
+        str(row["layers"]),
+        str(row["devices"]),
+        f"{row['dp']} x {row['tp']} x {row['pp']}",
+        *(f"{value:.2f}" for value in (*secs, total_secs(row))),
+        str(row["transfers"]),
+        str(row["peak_bytes"] >> 20),
+    )
+
+
+def total_secs(row: dict[str, Any]) -> float:
+    """Of all phases: the median of the samples."""
+    return median(map(sum, zip(*row["samples"].values(), strict=True)))
+
+
+def line_of(cells: Iterable[str]) -> str:
+    """Cells, aligned under ``COLUMNS``."""
+    return "  ".join(cell.rjust(len(name)) for cell, name in zip(cells, COLUMNS, strict=True))
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Growth with devices and with layers, a line a phase."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    most = max(row["layers"] for row in rows)
+    (some,) = {row["devices"] for row in rows if row["layers"] != most} or {rows[0]["devices"]}
+    panels = {
+        "devices": ([row for row in rows if row["layers"] == most], f"{most} layers"),
+        "layers": ([row for row in rows if row["devices"] == some], f"{some} devices"),
+    }
+    colours = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
+    for ax, (name, (mine, title)) in zip(axes, panels.items(), strict=True):
+        ordered = sorted(mine, key=lambda row: row[name])
+        counts = [row[name] for row in ordered]
+        for phase, colour in zip(PHASES, colours, strict=True):
+            values = [median(row["samples"][phase]) for row in ordered]
+            ax.plot(counts, values, "o-", ms=4, color=colour, label=phase)
+        ax.plot(counts, [total_secs(row) for row in ordered], "k--", label="total")
+        ax.set(xscale="log", yscale="log", xlabel=name, title=title)
+        ax.set_xticks(counts, map(str, counts))
+        ax.minorticks_off()
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("seconds on one core")
+    axes[0].legend(frameon=False, fontsize=8, ncols=2)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.superscaler_compile",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--layers", default="1,2,4,8,16,32,48", help="default: %(default)s")
+    parser.add_argument(
+        "--devices", default="1,2,4,8,16,32,64,128", help="powers of two (default: %(default)s)"
+    )
+    parser.add_argument("--repetitions", type=int, default=3, help="of a point (default 3)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench/results/scratch/superscaler_compile.json"),
+        help="result file; the plot lies beside it (default: %(default)s)",
+    )
+    # What the benchmark runs a process of: one sample of LAYERS,DEVICES, as JSON.
+    parser.add_argument("--sample", help=argparse.SUPPRESS)
+    return parser.parse_args(words)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print a table, write a JSON and a plot."""
+    words = sys.argv[1:] if argv is None else argv
+    args = parse_args(words)
+    if args.sample:
+        print(json.dumps(sample(*map(int, args.sample.split(",")))))
+        return 0
+    counts = (tuple(map(int, text.split(","))) for text in (args.layers, args.devices))
+    print(f"median seconds; MiB: memory of the process\n{line_of(COLUMNS)}")
+    rows = []
+    for num_layers, num_devices in points_of(*counts):
+        rows.append(measure(num_layers, num_devices, args.repetitions))
+        print(line_of(cells_of(rows[-1])), flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", "-m", "bench.superscaler_compile", *words])
+    sizes = {"width": WIDTH, "heads": HEADS, "sequence": SEQUENCE, "microbatch": MICROBATCH}
+    result = {**environment(command), "model": sizes, "rows": rows}
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    try:
+        plot(rows, args.out.with_suffix(".png"))
+        print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
+    except ImportError:
+        print(f"wrote {args.out}; install the extra `plot` for a picture of it")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Arguments: what all commands take, and the program that they mean."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+import rvdcomm as rv
+from superscaler_core.capture import capture
+from superscaler_core.cli.command import USER_ERRORS, UsageError
+from superscaler_core.cli.progress import phase
+from superscaler_core.cli.sources import Made, Source, model_source, plan_source, settings_of
+from superscaler_core.graph import Graph
+from superscaler_core.models import MODELS
+from superscaler_core.plan import Plan
+from superscaler_core.plans import PLANS
+from superscaler_core.units import parse_bytes
+from superscaler_core.validate import STATES
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+NAMES = f"""\
+MODEL   {", ".join(MODELS)}, or path/to/file.py:function; the function returns
+        (module, example_inputs), and may take the microbatch's size as 'batch'
+PLAN    {", ".join(PLANS)},
+        or path/to/file.py:function; the function takes the plan
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are exceptions."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse a command line."""
+        raise UsageError(f"{message} (see '{self.prog} --help')")
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help as it is written."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=98)
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Options that say which model, plan and devices are meant."""
+    parser.add_argument("model", metavar="MODEL", help="what to train: see below")
+    parser.add_argument("plan", metavar="PLAN", help="how to parallelize it: see below")
+    parser.add_argument(
+        "--devices", metavar="N", type=count, default=1, help="number of devices (default 1)"
+    )
+    parser.add_argument(
+        "--microbatch", metavar="B", type=count, default=4, help="its size (default 4)"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="a size of the model or a knob of the plan; 'model.NAME' and 'plan.NAME' if both "
+        "have it; may be given several times",
+    )
+    parser.add_argument("--preset", help="sizes that the model has by name (default tiny)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the model (default: as it is built)")
+    parser.add_argument(
+        "--master-dtype", choices=DTYPES, help="of stored parameters (default: the model's)"
+    )
+    parser.add_argument(
+        "--optimizer", choices=sorted(STATES), default="adam", help="(default adam)"
+    )
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Options about the devices."""
+    parser.add_argument(
+        "--topology", metavar="FILE", help="a JSON that rvdcomm.Topology.save wrote"
+    )
+    parser.add_argument(
+        "--memory-limit", metavar="BYTES", type=_bytes, help="of every device, such as 32GiB"
+    )
+
+
+def count(text: str) -> int:
+    """A number of at least 1."""
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+# --- from arguments to values -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a command line means.
+
+    Attributes:
+        plan: filled by the sProgram.
+        model: that was captured.
+        make: from a batch's size to the model and its inputs.
+    """
+
+    plan: Plan
+    model: nn.Module
+    make: Callable[[int], Made]
+
+    @property
+    def graph(self) -> Graph:
+        """Of the model."""
+        return self.plan.graph
+
+    def batch(self, size: int) -> list[Tensor]:
+        """Inputs of ``size`` samples; the examples again and again if they come in one size."""
+        _, inputs = self.make(size)
+        return [
+            x.repeat(-(-size // len(x)), *[1] * (x.dim() - 1))[:size] if x.shape else x
+            for x in inputs
+        ]
+
+
+def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0) -> Program:
+    """Capture the model and let the sProgram fill a plan.
+
+    Args:
+        args: of ``add_program``.
+        device: where the model is built; on "meta" it takes no memory.
+        seed: of its parameters.
+
+    Raises:
+        UsageError: no such model, plan or setting.
+        CaptureError, PlanError: what their names say.
+    """
+    model_from, plan_from = model_source(args.model, args.preset), plan_source(args.plan)
+    sizes, knobs = settings_of(model_from, plan_from, args.set)
+
+    def make(batch: int) -> Made:
+        with torch.random.fork_rng(devices=[]), torch.device(device):
+            torch.manual_seed(seed)
+            model, inputs = _called(model_from, batch, **sizes)
+        return _cast(model.train(), inputs, args.dtype)
+
+    with phase(f"build {model_from.name}"):
+        model, inputs = make(args.microbatch)
+    with phase("capture"):
+        graph = capture(model, inputs)
+    plan = Plan(graph, range(args.devices))
+    with phase(f"apply {plan_from.name}"):
+        _called(plan_from, plan, **knobs)
+    return Program(plan, model, make)
+
+
+def _cast(model: nn.Module, inputs: Sequence[Tensor], dtype: str | None) -> Made:
+    """Model and inputs in another floating-point type."""
+    if dtype is None:
+        return model, inputs
+    to: torch.dtype = getattr(torch, dtype)
+    return model.to(to), [x.to(to) if x.is_floating_point() else x for x in inputs]
+
+
+def _called(source: Source, *args: Any, **named: Any) -> Any:
+    """Call what a user may have written: what it raises is said in one line."""
+    try:
+        return source.call(*args, **named)
+    except USER_ERRORS:
+        raise
+    except Exception as error:
+        raise UsageError(f"{source.name} fails: {type(error).__name__}: {error}") from error
+
+
+def topology_of(args: argparse.Namespace) -> rv.Topology | None:
+    """Who is near to whom; None is one host."""
+    return None if args.topology is None else rv.Topology.load(args.topology)

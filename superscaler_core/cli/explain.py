@@ -1,0 +1,73 @@
+"""``superscaler explain``: what was split how, and any edge in full."""
+
+from __future__ import annotations
+
+import argparse
+
+from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
+from superscaler_core.cli.command import OK, Command
+from superscaler_core.cli.progress import phase
+from superscaler_core.compiled import compile
+from superscaler_core.report import explain_edge, explain_ops
+from superscaler_core.schedules import Schedule
+
+
+def _explain(args: argparse.Namespace) -> int:
+    topology = topology_of(args)
+    plan = program_of(args).plan
+    with phase("validate and materialize"):
+        compiled = compile(
+            plan,
+            memory_limit=args.memory_limit,
+            optimizer=args.optimizer,
+            master_dtype=args.master_dtype,
+        )
+    if args.edge:
+        texts = [explain_edge(compiled.materialized, name, topology) for name in args.edge]
+        print("\n\n".join(texts))
+        return OK
+    print(f"what was split how\n{explain_ops(plan)}\n")
+    with phase("report"):
+        report = compiled.report(topology)
+    print(report)
+    if plan.schedule is not None:
+        print(f"\n{_grid(plan.schedule)}")
+    return OK
+
+
+def _grid(schedule: Schedule) -> str:
+    """The schedule if every action took one unit of time."""
+    return f"schedule, if every action took as long\n{schedule.grid()}"
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_program(parser)
+    add_cluster(parser)
+    parser.add_argument(
+        "--edge",
+        metavar="NAME",
+        action="append",
+        help="only this edge (e3) or use of a weight (w7): its ends and its plans, step by step",
+    )
+
+
+COMMAND = Command(
+    "print what was split how, the communication, the memory and the schedule",
+    f"""{NAMES}
+examples:
+  Everything about tensor parallelism on two devices:
+    superscaler explain gpt megatron --devices 2
+  One edge, with the plan of its communication:
+    superscaler explain gpt megatron --devices 2 --edge e0
+  A pipeline, with the picture of its schedule:
+    superscaler explain gpt one_f_one_b --devices 2 --set microbatches=4
+
+in the table of ops:
+  b+, b^, b   a loop that is summed, that cannot be cut, that can be cut
+  b/4         the loop is cut in 4
+  2 copies    two devices do the same work
+  again       the backward computes it again
+""",
+    _add,
+    _explain,
+)

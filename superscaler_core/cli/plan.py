@@ -1,0 +1,60 @@
+"""``superscaler plan``: compile a program, report on it, and write it out."""
+
+from __future__ import annotations
+
+import argparse
+
+from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
+from superscaler_core.cli.command import OK, Command
+from superscaler_core.cli.progress import phase
+from superscaler_core.compiled import compile
+
+
+def _plan(args: argparse.Namespace) -> int:
+    topology = topology_of(args)
+    program = program_of(args)
+    with phase("validate and materialize"):
+        compiled = compile(
+            program.plan,
+            memory_limit=args.memory_limit,
+            optimizer=args.optimizer,
+            master_dtype=args.master_dtype,
+        )
+    with phase("report"):
+        report = compiled.report(topology)
+    print(report.summary() if args.summary else report)
+    if args.out is not None:
+        with phase("generate"):
+            folder = compiled.save(args.out)
+        print(f"\nwrote {len(program.plan.devices)} files rank_*.py to {folder}")
+    return OK
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_program(parser)
+    add_cluster(parser)
+    parser.add_argument("--out", metavar="DIR", help="write the program there, for load(DIR)")
+    parser.add_argument("--summary", action="store_true", help="print a few lines only")
+
+
+COMMAND = Command(
+    "compile a model with a plan; print its communication and memory",
+    f"""{NAMES}
+examples:
+  What tensor parallelism sends, and what each device needs:
+    superscaler plan gpt megatron --devices 4
+  A GPT of 1.3 billion parameters on 8 devices that must do with 32 GiB:
+    superscaler plan gpt hybrid --preset 1.3B --devices 8 --microbatch 1 --set pp=4 --set tp=2 \\
+      --dtype bfloat16 --master-dtype float32 --memory-limit 32GiB
+  A model and an sProgram of your own, written out for torchrun:
+    superscaler plan mine.py:model mine.py:split --devices 2 --out program
+
+in the tables:
+  first, count    the name of one edge (see 'explain --edge') and how many are like it
+  R(2)V(1)D(1,4)  2 replicas, 1 value part, dim 0 whole, dim 1 cut in 4
+  a step          bytes that all devices together send in a training step
+  gap             time over its lower bound; 1 is best
+""",
+    _add,
+    _plan,
+)

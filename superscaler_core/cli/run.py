@@ -1,0 +1,151 @@
+"""``superscaler run``: train a few steps with a plan, and compare with a single device."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from superscaler_core.cli.arguments import NAMES, Program, add_program, program_of
+from superscaler_core.cli.command import NOT_VALID, OK, Command, UsageError
+from superscaler_core.cli.progress import phase
+from superscaler_core.cli.training import Trained, Training, on_single_device
+from superscaler_core.compiled import compile
+from superscaler_core.run.load import load
+from superscaler_core.run.threads import run_threads
+
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
+"""Differences that ``--check`` lets pass, by the loss's dtype.
+
+Sums in another order differ in the last digits, and optimizers may enlarge that.
+"""
+
+TIMEOUT_SECS = 600.0
+"""Of a thread that waits for another."""
+
+
+def _run(args: argparse.Namespace) -> int:
+    world = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else 0
+    _check_processes(args, world)
+    args.devices = args.devices or world or 1
+    program = program_of(args, device="cpu", seed=args.seed)
+    batch = program.batch(args.microbatch * program.plan.num_microbatches)
+    state = {name: value.clone() for name, value in program.model.state_dict().items()}
+    training = Training(state, batch, args.steps, args.optimizer, args.lr)
+    with tempfile.TemporaryDirectory() as folder:
+        with phase("compile"):
+            compile(program.plan).save(folder)
+        with phase(f"train {args.steps} steps"):
+            found = _trained(Path(folder), training, args, world)
+    if world and os.environ["RANK"] != "0":
+        return OK
+    for number, loss in enumerate(found.losses, 1):
+        print(f"step {number:<3} loss {loss:.6f}")
+    return _compared(program, training, found, args) if args.check else OK
+
+
+def _check_processes(args: argparse.Namespace, world: int) -> None:
+    if args.threads and world:
+        raise UsageError("--threads runs all ranks in one process; leave it out under torchrun.")
+    if not args.threads and not world:
+        raise UsageError(
+            "run needs a process for every device: 'torchrun --nproc-per-node N -m "
+            "superscaler_core run ...'; or add --threads to run all ranks in this one."
+        )
+    if world and args.devices not in (None, world):
+        raise UsageError(
+            f"--devices {args.devices}, but torchrun started {world} processes: leave --devices "
+            f"out, or start {args.devices}."
+        )
+
+
+def _trained(folder: Path, training: Training, args: argparse.Namespace, world: int) -> Trained:
+    """Train by the program in ``folder``, on this rank or on all."""
+    options: dict[str, Any] = {"seed": args.seed, "dtype": _master_dtype(args)}
+    if not world:
+        ranks = range(args.devices)
+        return run_threads(folder, training, ranks, timeout_secs=TIMEOUT_SECS, **options)[0]
+    with _world() as device:
+        moved = training.to(device)
+        return moved(load(folder, device=device, **options))
+
+
+@contextmanager
+def _world() -> Iterator[torch.device]:
+    """The process group that torchrun asks for, and this rank's device."""
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+def _compared(
+    program: Program, training: Training, found: Trained, args: argparse.Namespace
+) -> int:
+    """Train on a single device, and say how far the program is off."""
+    with phase("train on a single device"):
+        expected, by = on_single_device(
+            training,
+            program.model,
+            program.graph,
+            program.plan.num_microbatches,
+            seed=args.seed,
+            master_dtype=_master_dtype(args),
+        )
+    losses, parameters, worst = expected.difference(found)
+    limit = TOLERANCES[program.graph.loss.dtype]
+    is_same = max(losses, parameters) <= limit
+    print(
+        f"{'same' if is_same else 'DIFFERENT'}     as {by} to {limit:g}: losses differ by at most "
+        f"{losses:.2g}, parameters by {parameters:.2g} ({worst})"
+    )
+    return OK if is_same else NOT_VALID
+
+
+def _master_dtype(args: argparse.Namespace) -> torch.dtype | None:
+    found: torch.dtype | None = (
+        None if args.master_dtype is None else getattr(torch, args.master_dtype)
+    )
+    return found
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_program(parser)
+    parser.set_defaults(devices=None)
+    parser.add_argument("--steps", type=int, default=3, help="of training (default 3)")
+    parser.add_argument("--lr", type=float, default=1e-2, help="learning rate (default 0.01)")
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and dropout (default 0)")
+    parser.add_argument(
+        "--threads", action="store_true", help="all ranks as threads of this process, slowly"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="train on a single device as well, and compare (exit 1 if they differ)",
+    )
+
+
+COMMAND = Command(
+    "train a few steps on random data; with --check, compare with a single device",
+    f"""{NAMES}
+examples:
+  All ranks in one process, compared with the eager model:
+    superscaler run gpt megatron --devices 2 --threads --check --dtype float64
+  A process for every device (NCCL where there are GPUs, gloo elsewhere):
+    torchrun --nproc-per-node 2 -m superscaler_core run gpt zero3 --check
+""",
+    _add,
+    _run,
+)

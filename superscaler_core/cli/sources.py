@@ -1,0 +1,212 @@
+"""Sources: the model and the sProgram that a command line names, and the settings they take."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from superscaler_core.cli.command import UsageError
+from superscaler_core.models import MODELS, config_of
+from superscaler_core.plan import Plan
+from superscaler_core.plans import PLANS
+
+Made = tuple[nn.Module, Sequence[Tensor]]
+"""A model and example inputs of one microbatch."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model or an sProgram.
+
+    Attributes:
+        name: as it was asked for.
+        defaults: what it takes by ``--set``, with the values that are set already.
+        call: makes the model of a microbatch's size and settings, or fills a plan by settings.
+    """
+
+    name: str
+    defaults: Mapping[str, Any]
+    call: Callable[..., Any]
+
+
+def model_source(name: str, preset: str | None) -> Source:
+    """A model by its name, or a function ``file.py:function`` that returns it and its inputs.
+
+    Raises:
+        UsageError: there is none; the message names near ones.
+    """
+    if ":" in name:
+        if preset is not None:
+            raise UsageError(f"--preset {preset}: {name} has none; give its arguments by --set.")
+        function = _function(name)
+        return Source(name, _settings(function, skip="batch"), _caller(function))
+    _check_known("model", name, MODELS)
+    _check_known(f"preset of {name}", preset or "tiny", MODELS[name].config.presets())
+    config = config_of(name, preset or "tiny")
+
+    def make(batch: int, **settings: Any) -> Made:
+        import torch
+
+        made = config_of(name, preset or "tiny", **settings)
+        with torch.device("cpu"):
+            inputs = MODELS[name].example_inputs(made, batch, torch.Generator().manual_seed(0))
+        return MODELS[name].build(made), inputs
+
+    return Source(name, vars(config), make)
+
+
+def plan_source(name: str) -> Source:
+    """An sProgram by its name, or a function ``file.py:function`` of a plan.
+
+    Raises:
+        UsageError: there is none; the message names near ones.
+    """
+    if ":" not in name:
+        _check_known("plan", name, PLANS)
+    function = _function(name) if ":" in name else PLANS[name]
+    first = next(iter(inspect.signature(function).parameters), None)
+    if first is None:
+        raise UsageError(f"{name} takes no plan: an sProgram is a function of one.")
+
+    def fill(plan: Plan, **knobs: Any) -> None:
+        function(plan, **knobs)
+
+    return Source(name, _settings(function, skip=first), fill)
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def settings_of(
+    model: Source, plan: Source, given: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``--set`` says to the model, and what it says to the sProgram.
+
+    Args:
+        model, plan: who can be meant.
+        given: texts such as ``layers=4``, ``model.layers=4`` or ``plan.tp=2``.
+
+    Raises:
+        UsageError: neither takes it, both take it, or the value is of another type.
+    """
+    sources = {"model": model, "plan": plan}
+    found: dict[str, dict[str, Any]] = {"model": {}, "plan": {}}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set {text}: expected NAME=VALUE, such as layers=4.")
+        owner, _, name = key.rpartition(".")
+        whose = [owner] if owner else [w for w in sources if name in sources[w].defaults]
+        if len(whose) > 1:
+            raise UsageError(
+                f"--set {text}: the model {model.name} and the plan {plan.name} both take {name}; "
+                f"say model.{name}= or plan.{name}=."
+            )
+        if not whose or whose[0] not in sources or name not in sources[whose[0]].defaults:
+            raise UsageError(f"--set {text}: {_known_text(sources, key)}")
+        found[whose[0]][name] = _value(text, value, sources[whose[0]].defaults[name])
+    return found["model"], found["plan"]
+
+
+def _known_text(sources: Mapping[str, Source], key: str) -> str:
+    known = [name for source in sources.values() for name in source.defaults]
+    near = get_close_matches(key.rpartition(".")[2], known, 1)
+    texts = (
+        f"the {what} {source.name} takes {', '.join(source.defaults) or 'nothing'}"
+        for what, source in sources.items()
+    )
+    return "; ".join(texts) + "." + (f" Is it {near[0]}?" if near else "")
+
+
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def _value(text: str, value: str, default: Any) -> Any:
+    """A value of the type of the default."""
+    try:
+        if isinstance(default, bool):
+            return _WORDS[value.lower()]
+        if isinstance(default, int | float):
+            return type(default)(value)
+        return value
+    except (KeyError, ValueError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
+        raise UsageError(f"--set {text}: expected {kind}, such as {default}.") from None
+
+
+def _settings(function: Callable[..., Any], skip: str) -> dict[str, Any]:
+    """Arguments with a default."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.name != skip and p.default is not p.empty}
+
+
+# --- functions in files -------------------------------------------------------------------------
+
+
+def _function(text: str) -> Callable[..., Any]:
+    """The function that ``file.py:function`` names; the file is run.
+
+    Raises:
+        UsageError: there is no such file or function, or the file fails.
+    """
+    where, _, name = text.rpartition(":")
+    path = Path(where).resolve()
+    if not path.is_file():
+        raise UsageError(f"{text}: there is no file {where}.")
+    module = sys.modules.get(path.stem)
+    if module is None or getattr(module, "__file__", None) != str(path):
+        if module is not None:
+            raise UsageError(f"{text}: a module {path.stem!r} is there already; rename the file.")
+        module = _run(path, text)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        near = get_close_matches(name, known, 3, 0.0)
+        raise UsageError(f"{text}: {where} has no function {name!r}; it has {', '.join(near)}.")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _run(path: Path, text: str) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{text}: {path.name} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    # Under its own name, so that generated code can call what it registers.
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        raise UsageError(f"{text}: the file fails: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _caller(function: Callable[..., Any]) -> Callable[..., Made]:
+    takes_batch = "batch" in inspect.signature(function).parameters
+
+    def make(batch: int, **settings: Any) -> Made:
+        made: Made = function(**({"batch": batch} if takes_batch else {}), **settings)
+        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
+            raise UsageError(
+                f"{function.__name__} returned {type(made).__name__}; a model's function returns "
+                "(module, example_inputs)."
+            )
+        return made
+
+    return make
+
+
+def _check_known(what: str, given: str, known: Mapping[str, object]) -> None:
+    if given not in known:
+        near = get_close_matches(given, known, 3)
+        hint = f" Is it {' or '.join(near)}?" if near else ""
+        raise UsageError(f"there is no {what} {given!r}; there are {', '.join(known)}.{hint}")

@@ -1,0 +1,167 @@
+"""Training: the same few steps by a program and on a single device."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from superscaler_core.compiled import compile
+from superscaler_core.graph import Graph
+from superscaler_core.plan import Plan
+from superscaler_core.run.threads import run_threads
+from superscaler_core.schedules import one_f_one_b
+
+State = Mapping[str, Tensor]
+"""Whole parameters by their single-device names."""
+
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9),
+    # So large an eps keeps gradients that are zero but for rounding from deciding a comparison.
+    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, eps=1e-3),
+    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr, eps=1e-3),
+}
+"""As in ``validate.STATES``."""
+
+
+class Trains(Protocol):
+    """What a loop needs: a ``Trainer``, or a model on a single device."""
+
+    def step(self, *batch: Tensor) -> Tensor:
+        """Forward and backward of a global batch; returns the loss."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """For the optimizer."""
+
+    def load_state_dict(self, state: State) -> object:
+        """Take whole parameters."""
+
+    def state_dict(self) -> State:
+        """Whole parameters."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train.
+
+    Attributes:
+        state: whole parameters at first.
+        batch: inputs of every step.
+        num_steps: how many.
+        optimizer: one of ``OPTIMIZERS``.
+        lr: its learning rate.
+    """
+
+    state: State
+    batch: Sequence[Tensor]
+    num_steps: int
+    optimizer: str
+    lr: float
+
+    def to(self, device: torch.device) -> Training:
+        """The same with its batch on a device."""
+        return replace(self, batch=[x.to(device) for x in self.batch])
+
+    def __call__(self, trains: Trains) -> Trained:
+        """Train."""
+        trains.load_state_dict(self.state)
+        optimizer = OPTIMIZERS[self.optimizer](trains.parameters(), self.lr)
+        losses = []
+        for _ in range(self.num_steps):
+            losses.append(trains.step(*self.batch).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        state = trains.state_dict()
+        return Trained(tuple(losses), {n: t.detach().cpu().clone() for n, t in state.items()})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out: the loss of every step, and whole parameters after the last."""
+
+    losses: tuple[float, ...]
+    state: State
+
+    def difference(self, other: Trained) -> tuple[float, float, str]:
+        """How far another result is off: in losses, in parameters, and in which most.
+
+        Relative to the loss, and to the largest number in all parameters: a parameter that is zero
+        but for rounding has no scale of its own.
+        """
+        pairs = zip(self.losses, other.losses, strict=True)
+        losses = max(abs(a - b) / max(abs(a), 1e-30) for a, b in pairs)
+        scale = max(float(t.abs().max()) for t in self.state.values() if t.numel())
+        off = {
+            name: float((other.state[name].to(t) - t).abs().max()) / max(scale, 1e-30)
+            for name, t in self.state.items()
+            if t.numel()
+        }
+        worst = max(off, key=lambda name: off[name])
+        return losses, off[worst], worst
+
+
+# --- on a single device -------------------------------------------------------------------------
+
+
+@dataclass
+class Eager:
+    """The model itself, which adds up gradients over microbatches."""
+
+    model: nn.Module
+    num_microbatches: int
+    names: Sequence[str]
+
+    def step(self, *batch: Tensor) -> Tensor:
+        """Forward and backward of every microbatch."""
+        num = self.num_microbatches
+        total = torch.zeros(())
+        for inputs in zip(*(x.chunk(num) if x.shape else [x] * num for x in batch), strict=True):
+            loss = self.model(*inputs) / num
+            loss.backward()
+            total = total + loss.detach()
+        return total
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of the model."""
+        return self.model.parameters()
+
+    def load_state_dict(self, state: State) -> object:
+        """Of the model."""
+        return self.model.load_state_dict(state)
+
+    def state_dict(self) -> State:
+        """Parameters alone."""
+        state = self.model.state_dict()
+        return {name: state[name] for name in self.names}
+
+
+def on_single_device(
+    training: Training,
+    model: nn.Module,
+    graph: Graph,
+    num_microbatches: int,
+    *,
+    seed: int = 0,
+    master_dtype: torch.dtype | None = None,
+) -> tuple[Trained, str]:
+    """Train on one device; also says by what.
+
+    By the model itself. Where its random numbers are not those of a program, or parameters are
+    stored in another dtype, by a program of one device.
+    """
+    is_random = any("{seed}" in op.code for op in graph.ops)
+    if not is_random and master_dtype is None:
+        return training(Eager(model, num_microbatches, list(graph.parameters))), "the eager model"
+    plan = Plan(graph, [0])
+    for op in graph.ops:
+        plan.op_assign(op, 0)
+    plan.op_order(one_f_one_b(1, num_microbatches))
+    with tempfile.TemporaryDirectory() as folder:
+        compile(plan).save(folder)
+        results = run_threads(folder, training, range(1), seed=seed, dtype=master_dtype)
+    return results[0], "a program of one device"

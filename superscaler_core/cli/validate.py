@@ -1,0 +1,76 @@
+"""``superscaler validate``: check a plan, and say what was checked."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
+from superscaler_core.cli.command import NOT_VALID, OK, Command
+from superscaler_core.errors import PlanError
+from superscaler_core.materialize.materialized import Materialized, materialize
+from superscaler_core.materialize.steps import Run
+from superscaler_core.plan import Plan
+from superscaler_core.report import moves_of
+from superscaler_core.units import bytes_text
+from superscaler_core.validate import check_assigned, check_coverage, check_memory, memory_of
+
+
+def _validate(args: argparse.Namespace) -> int:
+    try:
+        for name, finding in _findings(program_of(args).plan, args):
+            print(f"ok      {name + ':':<14} {finding}", flush=True)
+    except PlanError as error:
+        print(f"failed  {error}")
+        return NOT_VALID
+    return OK
+
+
+def _findings(plan: Plan, args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """What was checked, and what was found; the first check that fails raises."""
+    check_assigned(plan)
+    num_parts = sum(len(plan.parts(op)) for op in plan.graph.ops)
+    yield "devices", f"all {num_parts} parts of {len(plan.graph.ops)} ops have one"
+    check_coverage(plan)
+    yield "coverage", "the parts of every op do all of its work, and each piece of it once"
+    made = materialize(plan)
+    runs = sum(isinstance(event, Run) for event in made.events)
+    yield "order", f"{runs} forwards and backwards of stages, without a cycle"
+    moves = list(moves_of(made, topology_of(args)))
+    num_proved = 0
+    for proved in dict.fromkeys(plan for move in moves for plan in move.plans):
+        proved.verify()
+        num_proved += 1
+    yield "communication", f"{len(moves)} transfers by {num_proved} plans, each proved right"
+    yield "memory", _memory(made, args)
+
+
+def _memory(made: Materialized, args: argparse.Namespace) -> str:
+    options = {"optimizer": args.optimizer, "master_dtype": args.master_dtype}
+    if args.memory_limit is None:
+        found = memory_of(made, **options)
+    else:
+        found = check_memory(made, args.memory_limit, **options)
+    most = bytes_text(max(memory.total_bytes for memory in found.values()))
+    if args.memory_limit is None:
+        return f"{most} a device at most; there is no --memory-limit"
+    return f"{most} a device at most, of {bytes_text(args.memory_limit)}"
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_program(parser)
+    add_cluster(parser)
+
+
+COMMAND = Command(
+    "check that a plan is complete, possible, and fits the devices (exit 1 if not)",
+    f"""{NAMES}
+examples:
+  Is this a plan?
+    superscaler validate gpt one_f_one_b --devices 2 --set microbatches=4
+  Does it fit devices of 16 GiB?
+    superscaler validate gpt zero3 --preset 1.3B --devices 8 --microbatch 8 --memory-limit 16GiB
+""",
+    _add,
+    _validate,
+)

@@ -1,0 +1,21 @@
+"""Gradient accumulation: several microbatches a step, one after another."""
+
+from __future__ import annotations
+
+from superscaler_core.plan import Plan
+from superscaler_core.plans.data_parallel import data_parallel
+from superscaler_core.schedules import one_f_one_b
+
+
+def accumulate(plan: Plan, *, microbatches: int = 4) -> None:
+    """Data parallel that adds up the gradients of microbatches on every device.
+
+    A step all-reduces the gradients once, after the last microbatch. Memory a device: as of
+    ``data_parallel`` with the activations of one microbatch.
+
+    Args:
+        plan: to fill.
+        microbatches: of a step, each as large as what was captured.
+    """
+    data_parallel(plan)
+    plan.op_order(one_f_one_b(1, microbatches))

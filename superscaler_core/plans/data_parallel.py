@@ -1,0 +1,18 @@
+"""Data parallel: every device has all weights and a share of the batch."""
+
+from __future__ import annotations
+
+from superscaler_core.plan import Axis, Plan
+from superscaler_core.plans.cuts import spread_all
+
+
+def data_parallel(plan: Plan) -> None:
+    """Cut every op along the batch; ops without a batch are replicated.
+
+    A step all-reduces the gradients, once. Memory a device: all weights, gradients and states;
+    1/N of the activations.
+
+    Source: algorithm 1 of the SuperScaler paper.
+    """
+    axes = [Axis(len(plan.devices), (plan.dims.batch,))]
+    spread_all(plan, axes, plan.graph.ops, plan.devices)

@@ -1,0 +1,18 @@
+"""Sequence parallel: every device has all weights and a share of the tokens of every sequence."""
+
+from __future__ import annotations
+
+from superscaler_core.plan import Axis, Plan
+from superscaler_core.plans.cuts import sequence, spread_all
+
+
+def sequence_parallel(plan: Plan) -> None:
+    """Cut every op along the sequence, attention along its queries.
+
+    A microbatch gathers keys and values in every layer, and reduces and scatters their gradients;
+    a step all-reduces the gradients of weights. Memory a device: all weights, 1/N of the
+    activations but for keys and values.
+    """
+    # What mixes the tokens of a sequence, such as a gate's places, is cut along the batch.
+    axes = [Axis(len(plan.devices), (sequence(plan), plan.dims.batch))]
+    spread_all(plan, axes, plan.graph.ops, plan.devices)

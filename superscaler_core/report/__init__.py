@@ -1,0 +1,7 @@
+"""Report: what a plan communicates and needs, for people."""
+
+from superscaler_core.report.explain import explain_edge, explain_ops
+from superscaler_core.report.move import Move, moves_of
+from superscaler_core.report.report import Report, report_of
+
+__all__ = ["Move", "Report", "explain_edge", "explain_ops", "moves_of", "report_of"]

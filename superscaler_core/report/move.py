@@ -1,0 +1,119 @@
+"""Moves: all communication of a step, each transfer with how often it takes place and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import rvdcomm as rv
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.materialize.weights import Use
+from superscaler_core.report.names import pattern_of
+
+WAYS = ("forward", "backward", "fetch", "reduce", "loss")
+"""What moves: activations, their gradients, weights, their gradients, the loss."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A tensor that goes one way.
+
+    Attributes:
+        name: of the edge (``e3``) or of the weight's use (``w7``).
+        way: one of ``WAYS``.
+        tensor: its name.
+        stages: from which to which.
+        num_times: in a step.
+        plans: of its regions, those that are where they are wanted left out.
+    """
+
+    name: str
+    way: str
+    tensor: str
+    stages: tuple[int, int]
+    num_times: int
+    plans: tuple[rv.Plan, ...]
+
+    @property
+    def pattern(self) -> str:
+        """Its name without the numbers of layers: ``layers.*.attn.out.linear``."""
+        return pattern_of(self.tensor)
+
+    @cached_property
+    def layouts(self) -> str:
+        """From which layout to which."""
+        if len(self.plans) != 1:
+            return f"{len(self.plans)} regions"
+        return f"{self.plans[0].src.rvd} -> {self.plans[0].dst.rvd}"
+
+    @cached_property
+    def primitives(self) -> tuple[str, ...]:
+        """Names of what the plans do, each once."""
+        steps = (step.kind for plan in self.plans for step in plan.path.steps)
+        return tuple(dict.fromkeys(steps))
+
+    @cached_property
+    def level_bytes(self) -> tuple[int, ...]:
+        """Bytes sent once, by the highest level of the topology that they pass."""
+        return tuple(map(sum, zip(*map(_level_bytes, self.plans), strict=True)))
+
+    @cached_property
+    def secs(self) -> tuple[float, float]:
+        """What one time takes under the port model, and its lower bound."""
+        plans = self.plans
+        return sum(p.cost.secs for p in plans), sum(p.bound.secs for p in plans)
+
+
+def moves_of(made: Materialized, topology: rv.Topology | None = None) -> Iterator[Move]:
+    """All communication of a step; what every reader holds already is left out."""
+    count = made.plan.num_microbatches
+    for edge in made.edges.all:
+        for way, legs in (("forward", edge.forward), ("backward", edge.backward)):
+            stages = edge.src_stage, edge.dst_stage
+            ends = stages if way == "forward" else stages[::-1]
+            yield from _move(edge.name, way, edge.tensor.name, ends, count, legs, topology)
+    stage_of = {op.index: stage.index for stage in made.plan.stages for op in stage.ops}
+    for use in made.weights.uses:
+        mine = [stage_of[op.index] for op, _ in use.readers]
+        stages = min(mine, default=0), max(mine, default=0)
+        for way, legs, times in _ways_of(use, count):
+            yield from _move(use.name, way, use.tensor.name, stages, times, legs, topology)
+    last = stage_of[made.plan.graph.producer[made.plan.graph.loss].index]
+    loss = made.plan.graph.loss.name
+    yield from _move("loss", "loss", loss, (last, last), 1, made.loss, topology)
+
+
+def _ways_of(use: Use, count: int) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
+    """Weights come once a step, or twice a microbatch in a window; gradients go as often."""
+    yield "fetch", use.fetch, 2 * count if use.is_fetched else 1
+    yield "reduce", use.reduce, 1 if use.window is None else count
+
+
+def _move(
+    name: str,
+    way: str,
+    tensor: str,
+    stages: tuple[int, int],
+    num_times: int,
+    legs: Iterable[Transfer],
+    topology: rv.Topology | None,
+) -> Iterator[Move]:
+    plans = tuple(leg.plan(topology) for leg in legs if not leg.is_idle)
+    if plans:
+        yield Move(name, way, tensor, stages, num_times, plans)
+
+
+def _level_bytes(plan: rv.Plan) -> tuple[int, ...]:
+    levels = plan.topology.levels
+    cost = plan.cost
+    if len(levels) <= 2:
+        return (cost.wire_bytes - cost.host_bytes, cost.host_bytes)[: len(levels)]
+    found = [0] * len(levels)
+    for collective in plan.program.collectives:
+        for (src, dst), num_elements in collective.traffic().items():
+            if src != dst:
+                level = plan.topology.distance(src, dst) - 1
+                found[level] += num_elements * plan.program.item_bytes
+    return tuple(found)

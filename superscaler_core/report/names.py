@@ -1,0 +1,16 @@
+"""Names of alike layers."""
+
+from __future__ import annotations
+
+import re
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=[.:])")
+
+
+def pattern_of(name: str) -> str:
+    """The name of a tensor or op without the numbers of modules.
+
+    >>> pattern_of("layers.12.attn.q.linear"), pattern_of("layers.3:add_2")
+    ('layers.*.attn.q.linear', 'layers.*:add_2')
+    """
+    return _NUMBER.sub("*", name)

@@ -1,0 +1,140 @@
+"""Report: all communication of a step and the memory of all devices, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import rvdcomm as rv
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.side import Device
+from superscaler_core.materialize.steps import schedule_of
+from superscaler_core.report.move import moves_of
+from superscaler_core.report.rows import HEADER, Row, rows_of
+from superscaler_core.report.table import numbers_text, table
+from superscaler_core.units import bytes_text
+from superscaler_core.validate.memory import DeviceMemory
+
+_TITLES = {
+    "forward": "activations, forward",
+    "backward": "gradients of activations",
+    "fetch": "weights, to where they are read",
+    "reduce": "gradients of weights, to where they are stored",
+    "loss": "the loss, to all devices",
+}
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a plan sends in a step, and what its devices need. ``print`` it.
+
+    Attributes:
+        title: the model and the plan's size.
+        rows: alike transfers a row, by what they take along.
+        memory: of every device.
+        level_names: of the topology, from the innermost.
+        notes: what the plan computes differently from the model.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    memory: Mapping[Device, DeviceMemory]
+    level_names: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def level_bytes(self) -> dict[str, int]:
+        """Bytes a step, all ranks together, by the highest level that they pass."""
+        totals = [0] * len(self.level_names)
+        for row in self.rows:
+            # A topology of the ranks that take part has one level only.
+            for level, size in enumerate(row.level_bytes):
+                totals[level] += size
+        return dict(zip(self.level_names, totals, strict=True))
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes a step, all ranks together."""
+        return sum(self.level_bytes.values())
+
+    def of(self, way: str) -> tuple[Row, ...]:
+        """Rows of what goes one way: "forward", "backward", "fetch", "reduce" or "loss"."""
+        return tuple(row for row in self.rows if row.first.way == way)
+
+    def summary(self) -> str:
+        """A few lines."""
+        worst = max(self.memory, key=lambda device: self.memory[device].total_bytes)
+        return "\n".join(
+            [
+                self.title,
+                f"sends     {self._levels_text()} a step",
+                f"memory    at most {self.memory[worst]}, on device {worst}",
+                *(f"note      {note}" for note in self.notes),
+            ]
+        )
+
+    def __str__(self) -> str:
+        return "\n\n".join([self.summary(), *self._sections(), self._memory_text()])
+
+    def _levels_text(self) -> str:
+        texts = [f"{bytes_text(size)} between {n}s" for n, size in self.level_bytes.items()]
+        return ", ".join(texts)
+
+    def _sections(self) -> Iterator[str]:
+        for way, title in _TITLES.items():
+            rows = self.of(way)
+            if rows:
+                total = bytes_text(sum(row.sent_bytes for row in rows))
+                cells = [row.cells() for row in rows]
+                yield f"{title}: {total} a step\n{table(HEADER, cells, WIDTH)}"
+
+    def _memory_text(self) -> str:
+        alike: dict[DeviceMemory, list[Device]] = {}
+        for device, memory in self.memory.items():
+            alike.setdefault(memory, []).append(device)
+        cells = [
+            [numbers_text(devices), *map(bytes_text, (*need.by_kind.values(), need.total_bytes))]
+            for need, devices in alike.items()
+        ]
+        kinds = next(iter(self.memory.values())).by_kind
+        return "memory\n" + table(["devices", *kinds, "total"], cells, WIDTH)
+
+
+def report_of(
+    made: Materialized,
+    memory: Mapping[Device, DeviceMemory],
+    topology: rv.Topology | None = None,
+) -> Report:
+    """The report of a plan.
+
+    Args:
+        made: the plan.
+        memory: what ``validate.memory_of`` found.
+        topology: who is near to whom; one host with a port for every device if None.
+
+    Raises:
+        LayoutError: a device is not in the topology.
+    """
+    plan = made.plan
+    schedule = schedule_of(plan)
+    return Report(
+        f"{plan.graph.name}: {_count(len(plan.graph.ops), 'op')} on "
+        f"{_count(len(plan.devices), 'device')}, {_count(plan.num_stages, 'stage')}, "
+        f"{_count(plan.num_microbatches, 'microbatch', 'es')} ({schedule.name})",
+        rows_of(moves_of(made, topology)),
+        memory,
+        _level_names(topology),
+        tuple(plan.notes),
+    )
+
+
+def _count(number: int, what: str, ending: str = "s") -> str:
+    return f"{number} {what}{ending if number != 1 else ''}"
+
+
+def _level_names(topology: rv.Topology | None) -> tuple[str, ...]:
+    names: Sequence[str] = (
+        ["rank"] if topology is None else [level.name for level in topology.levels]
+    )
+    return tuple(names)

@@ -1,0 +1,101 @@
+"""Rows: moves that are alike in one line, so that a model of many layers stays readable."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import rvdcomm as rv
+from superscaler_core.report.move import Move
+from superscaler_core.report.table import NO_BREAK, numbers_text
+from superscaler_core.units import bytes_text
+
+MAX_NAMES = 3
+"""Names that a row of many tensors shows."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Moves that differ in layer, stage and devices at most; of weights also in shape."""
+
+    moves: tuple[Move, ...]
+
+    @property
+    def first(self) -> Move:
+        """One of them."""
+        return self.moves[0]
+
+    @property
+    def level_bytes(self) -> tuple[int, ...]:
+        """Bytes a step of all of them, by the highest level of the topology that they pass."""
+        each = ([size * m.num_times for size in m.level_bytes] for m in self.moves)
+        return tuple(map(sum, zip(*each, strict=True)))
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes a step of all of them, all ranks together."""
+        return sum(self.level_bytes)
+
+    @property
+    def gap(self) -> float:
+        """What they take over its lower bound; 1 is best."""
+        secs, bound = (sum(part) for part in zip(*(m.secs for m in self.moves), strict=True))
+        return secs / bound if bound else 1.0 if not secs else float("inf")
+
+    @property
+    def tensors(self) -> str:
+        """Their names, without the numbers of layers."""
+        names = list(dict.fromkeys(move.pattern for move in self.moves))
+        more = len(names) - MAX_NAMES
+        return ", ".join(names[:MAX_NAMES]) + (f", {more} more" if more > 0 else "")
+
+    @property
+    def stages(self) -> str:
+        """The stages they are in, or from which to which they lead."""
+        ends = sorted({move.stages for move in self.moves})
+        if all(a == b for a, b in ends):
+            return numbers_text([a for a, _ in ends])
+        texts = [f"{a}>{b}" for a, b in ends]
+        return f"{texts[0]}..{texts[-1]}" if len(texts) > 2 else ",".join(texts)
+
+    def cells(self) -> list[str]:
+        """As a line of the table under ``HEADER``."""
+        first = self.first
+        return [
+            first.name,
+            str(len(self.moves)),
+            self.tensors,
+            self.stages,
+            first.layouts.replace(" ->", f"{NO_BREAK}->"),
+            ", ".join(first.primitives),
+            f"x{first.num_times}",
+            bytes_text(self.sent_bytes),
+            f"{self.gap:.3g}",
+        ]
+
+
+HEADER = ("first", "count", "tensors", "stages", "layouts", "by", "times", "a step", "gap")
+
+
+def rows_of(moves: Iterable[Move]) -> tuple[Row, ...]:
+    """Alike moves merged, in the order of the first of each."""
+    found: dict[Hashable, list[Move]] = {}
+    for move in moves:
+        found.setdefault((move.way, *_alike(move)), []).append(move)
+    return tuple(Row(tuple(group)) for group in found.values())
+
+
+def _alike(move: Move) -> tuple[Hashable, ...]:
+    common = move.primitives, move.num_times, move.stages[0] != move.stages[1]
+    if move.way in ("fetch", "reduce"):
+        return *common, tuple(_counts(plan) for plan in move.plans)
+    return *common, move.pattern, move.layouts, move.level_bytes
+
+
+def _counts(plan: rv.Plan) -> tuple[Hashable, ...]:
+    """The layouts of a weight, whatever its dims."""
+    return tuple((x.rvd.r, x.rvd.v, _cut(x.rvd.d)) for x in (plan.src, plan.dst))
+
+
+def _cut(counts: Sequence[int]) -> tuple[int, ...]:
+    return tuple(count for count in counts if count > 1)

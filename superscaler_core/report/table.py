@@ -1,0 +1,81 @@
+"""Tables for people: columns as wide as they need, and no line longer than asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+GAP = "  "
+NO_BREAK = "\xa0"
+"""A space at which no cell goes on in a further line."""
+
+LEAST = 6
+"""Characters that a column keeps."""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 100) -> str:
+    """Rows under a header; numbers are set to the right, and long texts go on in further lines.
+
+    >>> print(table(["edge", "bytes"], [["e0", "64"], ["e1: out -> in", "1024"]], width=16))
+    edge    bytes
+    e0         64
+    e1: out  1024
+    -> in
+
+    Args:
+        header: names of the columns.
+        rows: cells, as many in each.
+        width: characters of a line, at least ``LEAST`` for every column.
+    """
+    columns = list(zip(header, *rows, strict=True))
+    words = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
+    widths = _widths([max(map(len, column)) for column in columns], words, width)
+    right = [bool(rows) and all(_is_number(cell) for cell in column[1:]) for column in columns]
+    lines: list[str] = []
+    for cells in (header, *rows):
+        wrapped = [_wrapped(c, w) for c, w in zip(cells, widths, strict=True)]
+        for i in range(max(map(len, wrapped))):
+            shown = (cell[i] if i < len(cell) else "" for cell in wrapped)
+            padded = (
+                text.rjust(w) if is_right else text.ljust(w)
+                for text, w, is_right in zip(shown, widths, right, strict=True)
+            )
+            lines.append(GAP.join(padded).rstrip().replace(NO_BREAK, " "))
+    return "\n".join(lines)
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    return wrap(cell, width, break_on_hyphens=False) or [""]
+
+
+def _widths(natural: list[int], words: list[int], width: int) -> list[int]:
+    """Widths that fit: columns give room between words first, the widest before the others."""
+    widths = list(natural)
+    for least in (words, [LEAST] * len(words)):
+        while sum(widths) + len(GAP) * (len(widths) - 1) > width:
+            room = [w if w > low else 0 for w, low in zip(widths, least, strict=True)]
+            if not any(room):
+                break
+            widths[room.index(max(room))] -= 1
+    return widths
+
+
+def _is_number(cell: str) -> bool:
+    """Whether a cell is a count or an amount, such as ``1.5 MiB`` or ``x8``."""
+    return not cell or cell.lstrip("x-")[:1].isdigit() or cell in ("inf", "-")
+
+
+def numbers_text(numbers: Sequence[int]) -> str:
+    """Numbers as ranges.
+
+    >>> numbers_text([0, 1, 2, 3, 6]), numbers_text([4, 5])
+    ('0-3,6', '4,5')
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = (f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
+    return ",".join(texts)

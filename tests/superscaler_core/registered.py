@@ -1,0 +1,27 @@
+"""Registered functions for tests: at the top of a module that can be imported."""
+
+import torch
+from torch import Tensor
+
+from superscaler_core.register import register_op
+
+
+@register_op("b s^ -> b k^", sizes={"k": "count"}, dtypes=["int64"])
+def best(scores: Tensor, *, count: int) -> Tensor:
+    """What tracing could not follow: a size that values decide."""
+    return torch.stack(
+        [row[row.argsort(descending=True).tolist()[:count]] for row in scores]
+    ).long()
+
+
+@register_op("b (g e^), e^ f -> b (g f)", sizes={"g": "groups"}, flops=2.0)
+def grouped(x: Tensor, weight: Tensor, *, groups: int, scale: float = 0.5) -> Tensor:
+    """A product for each group of columns; ``groups`` of the whole is not used on parts."""
+    pieces = x.unflatten(1, (-1, len(weight))) @ weight
+    return pieces.flatten(1) * scale if groups else x
+
+
+@register_op("b^ h+, h -> b, h")
+def halves(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results."""
+    return (x * y).sum(1), y * y if x.sum() is not None else y

@@ -1,0 +1,130 @@
+"""Annotations: text form, sizes, and boxes that tile."""
+
+from itertools import pairwise, product
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superscaler_core.annotation import Annotation
+from superscaler_core.errors import AnnotationError
+
+TEXTS = [
+    "m k+, k+ n -> m n",
+    "b s (h d) -> b s h d",
+    "b h l e^, b h t^ e^, b h t^ d -> b h l d",
+    "b+ s+ -> ()",
+    "() -> ()",
+    "1 h -> b h",
+    "g s^ e^ -> g s^ e^ c^, g",
+    "n (g c+) x^, (g o) c+ k^ -> n (g o) y^",
+]
+
+
+@st.composite
+def annotations(draw):
+    """Two inputs and one output of loops that are free, fixed or summed."""
+    loops = list("abcdef")[: draw(st.integers(1, 6))]
+    kinds = [draw(st.sampled_from(["free", "fixed", "sum"])) for _ in loops]
+    used = [i for i, kind in zip(loops, kinds, strict=True)]
+    out = [i for i, kind in zip(loops, kinds, strict=True) if kind != "sum"]
+    fixed = frozenset(i for i, kind in zip(loops, kinds, strict=True) if kind == "fixed")
+    operands = []
+    for held in (used, draw(st.lists(st.sampled_from(used), unique=True)), out):
+        dims, left = [], list(draw(st.permutations(held)))
+        while left:
+            size = draw(st.integers(1, len(left)))
+            dims.append(tuple(left[:size]))
+            left = left[size:]
+        dims += [()] * draw(st.integers(0, 1))
+        operands.append(tuple(dims))
+    return Annotation(tuple(operands[:2]), (operands[2],), fixed)
+
+
+@given(annotations())
+def test_parse_undoes_str(annotation):
+    assert Annotation.parse(str(annotation)) == annotation
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_canonical(text):
+    assert str(Annotation.parse(text)) == text
+
+
+def test_a_mark_is_given_once_for_all_uses():
+    assert str(Annotation.parse("m k+, k n -> m n")) == "m k+, k+ n -> m n"
+
+
+@given(annotations(), st.data())
+def test_sizes_are_found_from_the_shapes(annotation, data):
+    sizes = {i: data.draw(st.integers(1, 4)) for i in annotation.ids}
+    shapes = [tuple(prod(sizes[i] for i in dim) for dim in o) for o in annotation.operands]
+    found = annotation.sizes(shapes[:2], shapes[2:], known=sizes)
+    assert found == sizes
+
+
+@given(annotations(), st.data())
+def test_boxes_over_ranges_that_tile_a_loop_tile_every_operand(annotation, data):
+    sizes = {i: data.draw(st.integers(1, 4)) for i in annotation.ids}
+    loops = [i for i in annotation.ids if annotation.is_splittable(i, sizes)]
+    cuts = {i: sorted({0, sizes[i], data.draw(st.integers(0, sizes[i]))}) for i in loops}
+    pieces = [[(i, a, b) for a, b in pairwise(c)] for i, c in cuts.items()]
+    for operand in annotation.operands:
+        shape = tuple(prod(sizes[i] for i in dim) for dim in operand)
+        held = {i for dim in operand for i in dim}
+        count = np.zeros(shape, dtype=int)
+        for combination in product(*pieces):
+            box = annotation.box(operand, {i: (a, b) for i, a, b in combination}, sizes)
+            count[tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))] += 1
+        # Loops that the operand lacks repeat it.
+        repeats = prod(len(cuts[i]) - 1 for i in loops if i not in held)
+        assert (count == repeats).all()
+
+
+def test_composed_dim_is_split_along_its_outer_loop_only():
+    annotation = Annotation.parse("b (h d) -> b h d")
+    sizes = annotation.sizes([(2, 12)], [(2, 3, 4)])
+    assert [i for i in annotation.ids if annotation.is_splittable(i, sizes)] == ["b", "h"]
+    assert str(annotation.box(annotation.inputs[0], {"h": (1, 2)}, sizes)) == "[0:2,4:8]"
+    with pytest.raises(AnnotationError, match=r"\(h d\) cannot be cut along its inner d to \[0, 2"):
+        annotation.box(annotation.inputs[0], {"d": (0, 2)}, sizes)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("m k, k n -> m n", r"some output lacks k; write 'k\+' if parts of it add up, 'k\^'"),
+        ("m+ k -> m k", r"'m\+' marks a sum over m, but every output has it"),
+        ("m k+^ -> m", "unexpected|both|marked"),
+        ("m k", "expected one '->'"),
+        ("m -> k -> n", "expected one '->'"),
+        ("m (k -> m", r"'\(' is not closed"),
+        ("m k) -> m", r"'\)' without '\('"),
+        ("m ? -> m", r"unexpected '\?' at column 3"),
+    ],
+)
+def test_malformed_text_is_an_error_that_says_where(text, message):
+    with pytest.raises(AnnotationError, match=message):
+        Annotation.parse(text)
+
+
+@pytest.mark.parametrize(
+    "inputs, outputs, message",
+    [
+        ([(2, 3), (4, 5)], [(2, 5)], r"a dim of size 4 should be k=3"),
+        ([(2, 3)], [(2, 5)], "2 inputs and 1 outputs, but 1 and 1 were given"),
+        ([(2, 3), (3,)], [(2, 5)], r"'k\+ n' has 2 dims, its tensor has shape \(3,\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_an_error_with_the_numbers(inputs, outputs, message):
+    with pytest.raises(AnnotationError, match=message):
+        Annotation.parse("m k+, k+ n -> m n").sizes(inputs, outputs)
+
+
+def test_unknown_sizes_are_an_error_that_names_them():
+    annotation = Annotation.parse("(g c) -> (g c)")
+    with pytest.raises(AnnotationError, match="do not say how large g, c is"):
+        annotation.sizes([(6,)], [(6,)])
+    assert annotation.sizes([(6,)], [(6,)], known={"g": 2}) == {"g": 2, "c": 3}

@@ -1,0 +1,324 @@
+"""Capture: names, tied weights, constants, modes, and errors that say what to do."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from superscaler_core.capture import capture
+from superscaler_core.capture.export import trace
+from superscaler_core.capture.records import Ref
+from superscaler_core.errors import CaptureError, PlanError
+from superscaler_core.evaluate import evaluate
+from superscaler_core.models import build, config_of, example_inputs
+
+X = torch.randn(4, 6, dtype=torch.float64)
+
+
+class Net(nn.Module):
+    """One linear layer inside whatever ``body`` does: ``body(net, x)`` is the loss."""
+
+    def __init__(self, body, **buffers):
+        super().__init__()
+        self.line = nn.Linear(6, 6).double()
+        self.body = body
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+class Inner(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x).sum()
+
+
+def same_as_eager(model, inputs):
+    graph = capture(model, inputs)
+    parameters = dict(model.named_parameters())
+    found, expected = evaluate(graph, inputs, parameters), model(*inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    grads = [
+        torch.autograd.grad(y, list(parameters.values()), allow_unused=True)
+        for y in (found, expected)
+    ]
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+    return graph
+
+
+# --- the adapter ------------------------------------------------------------------------------
+
+
+def test_trace_gives_plain_records():
+    program = trace(Inner(nn.Linear(6, 3)), (torch.ones(2, 6),))
+    linear, total = program.nodes
+    assert [name for name, _ in program.inputs] == ["x"]
+    assert list(program.parameters.values()) == ["layer.weight", "layer.bias"]
+    assert linear.target == "aten.linear.default"
+    assert linear.args["input"] == Ref("x")
+    assert (linear.module, linear.module_type) == ("layer", "Linear")
+    assert (linear.outputs[0].shape, linear.outputs[0].dtype) == ((2, 3), "float32")
+    assert (linear.is_pointwise, linear.is_random, linear.mutates) == (False, False, ())
+    assert total.args == {"self": Ref(linear.name), "dtype": None}
+    assert program.outputs == (Ref(total.name),)
+
+
+def test_trace_fills_defaults_in_the_order_of_the_schema():
+    (node, *_) = trace(Inner(nn.Dropout(0.3)), (torch.ones(2),)).nodes
+    assert node.is_random
+    assert list(node.args.items()) == [("input", Ref("x")), ("p", 0.3), ("train", True)]
+    assert dict(node.given) == {"input": False, "p": False, "train": False}
+
+
+def test_trace_runs_a_node_on_the_cpu():
+    def body(net, x):
+        return (net.line(x) + torch.ones(6, device=x.device)).sum()
+
+    program = trace(Net(body).to("meta"), (X.to("meta"),))
+    (ones,) = (n for n in program.nodes if n.target.startswith("aten.ones"))
+    (value,) = ones.run(ones.args)
+    assert value.device.type == "cpu"
+    assert value.tolist() == [1.0] * 6
+
+
+# --- parameters, inputs and modules -----------------------------------------------------------
+
+
+def test_parameters_have_the_names_of_the_state_dict():
+    model = build("gpt")
+    graph = capture(model, example_inputs("gpt", 2))
+    assert list(graph.parameters) == list(model.state_dict())
+    assert [t.name for t in graph.inputs] == ["tokens", "targets"]
+
+
+def test_tied_weight_is_one_parameter_with_an_alias():
+    graph = capture(build("gpt", tied=True), example_inputs("gpt", 2))
+    assert graph.aliases == {"head.weight": "embed.weight"}
+    assert "head.weight" not in graph.parameters
+    readers = graph.readers[graph.parameters["embed.weight"]]
+    assert [op.name for op, _ in readers] == ["embed:embedding", "head:linear"]
+
+
+def test_parameter_that_nothing_reads_and_frozen_ones_are_kept():
+    model = Net(lambda net, x: net.line(x).sum())
+    model.unused = nn.Parameter(torch.ones(3))
+    model.line.bias.requires_grad_(False)
+    graph = capture(model, (X,))
+    assert list(graph.parameters) == ["unused", "line.weight", "line.bias"]
+    assert not graph.parameters["line.bias"].requires_grad
+
+
+def test_module_paths_follow_the_modules():
+    graph = capture(build("gpt"), example_inputs("gpt", 2))
+    attention = [op.kind for op in graph.ops_in("layers.0.attn")]
+    assert attention.count("linear") == 4
+    assert attention.count("attention") == 1
+    assert {op.module for op in graph.ops_in("layers.1.mlp")} == {
+        "layers.1.mlp", "layers.1.mlp.up", "layers.1.mlp.down",
+    }  # fmt: skip
+
+
+def test_module_called_twice_shares_its_parameters():
+    graph = same_as_eager(Net(lambda net, x: net.line(net.line(x)).sum()), (X,))
+    assert [op.module for op in graph.ops if op.kind == "linear"] == ["line", "line"]
+
+
+def test_one_tensor_given_twice_is_two_inputs():
+    class Two(nn.Module):
+        def forward(self, x, y):
+            return (x * 2 + y).sum()
+
+    assert [t.name for t in capture(Two(), (X, X)).inputs] == ["x", "y"]
+
+
+def test_inputs_by_name():
+    inputs = dict(zip(["targets", "tokens"], example_inputs("gpt", 2)[::-1], strict=True))
+    graph = capture(build("gpt"), inputs)
+    assert [t.name for t in graph.inputs] == ["tokens", "targets"]
+    with pytest.raises(CaptureError, match=r"GPT.forward does not take words"):
+        capture(build("gpt"), {"words": X})
+
+
+def test_model_on_the_meta_device_is_captured_alike():
+    inputs = example_inputs("gpt", 2)
+    with torch.device("meta"):
+        model = build("gpt")
+    on_meta, real = capture(model, inputs), capture(build("gpt"), inputs)
+    assert str(on_meta) == str(real)
+    assert {n: v.tolist() for n, v in on_meta.constants.items()} == {
+        n: v.tolist() for n, v in real.constants.items()
+    }
+
+
+def test_a_model_of_15_billion_parameters_is_captured_without_its_memory():
+    with torch.device("meta"):
+        model = build("gpt", "15B", layers=4)
+    graph = capture(model, example_inputs("gpt", 1, "15B"))
+    assert len(graph.ops_in("layers.3.mlp")) == 5
+    # 12 h^2 of every layer, and the embeddings and the head.
+    size = sum(t.num_bytes for t in graph.parameters.values()) / 4
+    config = config_of("gpt", "15B")
+    rest = (2 * config.vocabulary + config.sequence) * config.width
+    assert size == pytest.approx(4 * 12 * config.width**2 + rest, rel=1e-3)
+
+
+# --- constants, modes and in-place ops --------------------------------------------------------
+
+
+def test_what_depends_on_no_input_is_folded():
+    def body(net, x):
+        mask = torch.ones(6, 6, dtype=x.dtype)
+        mask[0, 1] = 3
+        mask = mask.tril() * torch.tensor([1.0, 2, 3, 4, 5, 6])
+        return (net.line(x) @ mask + net.ramp + torch.zeros_like(x) + x.new_full((6,), 2)).sum()
+
+    graph = same_as_eager(Net(body, ramp=torch.arange(6.0)), (X,))
+    assert [op.kind for op in graph.ops] == [
+        "linear", "add_bias", "matmul", "add", "add", "add", "sum",
+    ]  # fmt: skip
+    assert graph.constants["ramp"].tolist() == [0, 1, 2, 3, 4, 5]
+    (mask,) = (value for value in graph.constants.values() if value.shape == (6, 6))
+    assert mask[:, 0].tolist() == [1] * 6
+    assert mask[0].tolist() == [1, 0, 0, 0, 0, 0]
+
+
+def test_evaluation_mode_has_no_dropout():
+    inputs = example_inputs("gpt", 2)
+    model = build("gpt", dropout=0.1)
+    assert any(op.kind == "dropout" for op in capture(model, inputs).ops)
+    assert not any(op.kind == "dropout" for op in capture(model.eval(), inputs).ops)
+
+
+def test_blocks_without_gradients_have_none():
+    def body(net, x):
+        with torch.no_grad():
+            scale = net.line(x).abs().amax()
+        return (net.line(x) / scale).sum()
+
+    graph = same_as_eager(Net(body), (X,))
+    assert [op.outputs[0].requires_grad for op in graph.ops if op.kind == "linear"] == [False, True]
+
+
+def test_op_in_place_is_the_one_that_makes_a_new_tensor():
+    def body(net, x):
+        y = net.line(x)
+        y += 1
+        z = y.relu_()
+        return (y * z).sum()
+
+    graph = same_as_eager(Net(body), (X,))
+    assert [op.code for op in graph.ops if op.kind == "relu"] == ["torch.relu({x0})"]
+
+
+def test_constant_that_is_written_after_it_was_read_is_two():
+    def body(net, x):
+        scale = torch.ones(6, dtype=x.dtype)
+        y = net.line(x) + scale
+        scale[2:] *= 3
+        return (y * (x + scale)).sum()
+
+    graph = same_as_eager(Net(body), (X,))
+    assert sorted(v.tolist() for v in graph.constants.values()) == [
+        [1, 1, 1, 1, 1, 1],
+        [1, 1, 3, 3, 3, 3],
+    ]
+
+
+def test_constant_that_an_activation_is_added_to_is_computed():
+    def body(net, x):
+        total = torch.zeros(4, 6, dtype=x.dtype)
+        total += net.line(x)
+        return (total * total).sum()
+
+    same_as_eager(Net(body), (X,))
+
+
+def test_op_in_place_on_a_copy_leaves_the_original():
+    def body(net, x):
+        y = net.line(x)
+        z = y.clone().mul_(3)
+        return (y * z).sum()
+
+    same_as_eager(Net(body), (X,))
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+def counts(net, x):
+    net.count += 1
+    return net.line(x).sum() * net.count
+
+
+def counts_in_a_view(net, x):
+    net.count.view(1)[0] = 2
+    return net.line(x).sum() * net.count
+
+
+def writes_behind_a_view(net, x):
+    y = net.line(x)
+    view = y.relu_().view(24)
+    return (y.mul_(2).view(24) * view).sum()
+
+
+def autocasts(net, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return net.line(x).sum()
+
+
+COUNT = {"count": torch.zeros(())}
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (Inner(Branch()), r"cannot follow module 'layer' \(Branch\): .* @register_op"),
+        (Inner(nn.BatchNorm1d(6)),
+         r"module 'layer' \(BatchNorm1d\) changes buffer 'layer.num_batches_tracked' .* "
+         "track_running_stats=False"),
+        (Net(counts, **COUNT), "changes buffer 'count' in the forward pass"),
+        (Net(counts_in_a_view, **COUNT), "changes buffer 'count' in the forward pass"),
+        (Net(lambda net, x: net.line(x[x[:, 0].nonzero()[:, 0]]).sum()), "depends on values"),
+        (Net(lambda net, x: (net.line(x).sum(), x.sum())), "returns 2 tensors; .* the loss alone"),
+        (Net(lambda net, x: net.line(x).view(24).mul_(2).sum()), "writes in place what other"),
+        (Net(writes_behind_a_view), "writes in place what other"),
+        (Net(lambda net, x: net.line(x * 1).sum() + x.mul_(2).sum()), "writes in place what other"),
+        (Net(lambda net, x: torch.ones(())), "returns a value that no op computes"),
+        (Net(autocasts), "wrap_with_autocast"),
+        (Net(lambda net, x: net.line(x[torch.randperm(4)]).sum()), "randperm.* random numbers"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_cannot_be_captured_is_an_error_that_says_what_to_do(model, message):
+    with pytest.raises(CaptureError, match=message):
+        capture(model.double(), (X,))
+
+
+def test_loss_that_is_no_scalar_is_an_error():
+    with pytest.raises(PlanError, match=r"Net: the loss has shape \[4, 6\]"):
+        capture(Net(lambda net, x: net.line(x)), (X,))
+
+
+def test_buffer_without_a_value_is_an_error_that_names_it():
+    model = Net(lambda net, x: (net.line(x) * net.ramp).sum(), ramp=torch.ones(6)).to("meta")
+    with pytest.raises(CaptureError, match=r"reads a constant that is on the meta device.* ramp"):
+        capture(model, (X,))
+
+
+def test_inputs_and_model_are_not_changed():
+    model = Net(lambda net, x: (F.dropout(net.line(x) + net.ramp)).sum(), ramp=torch.ones(6))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    copy = X.clone()
+    capture(model, (X,))
+    assert torch.equal(X, copy)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())

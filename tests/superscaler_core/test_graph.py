@@ -1,0 +1,122 @@
+"""Graphs: names, data flow, what is dropped, and look-ups."""
+
+import pytest
+
+from superscaler_core.errors import AnnotationError, PlanError
+from superscaler_core.graph import GraphBuilder, is_in
+
+
+def two_layers() -> GraphBuilder:
+    """x -> linear -> linear -> sum, and an op that nobody reads."""
+    build = GraphBuilder("two")
+    x = build.input("x", (4, 6), "float32")
+    w = build.parameter("layers.0.weight", (8, 6), "float32")
+    v = build.parameter("layers.1.weight", (2, 8), "float32", requires_grad=False)
+    build.alias("tied", "layers.0.weight")
+    (y,) = build.op("linear", "b k+, n k+ -> b n", (x, w), [((4, 8), "float32")], "y",
+                    module="layers.0")  # fmt: skip
+    build.op("relu", "b s -> b s", (y,), [((4, 8), "float32")], "unread", module="layers.0")
+    (z,) = build.op("linear", "b k+, n k+ -> b n", (y, v), [((4, 2), "float32")], "z",
+                    module="layers.1")  # fmt: skip
+    build.op("sum", "b+ s+ -> ()", (z,), [((), "float32")], "loss")
+    return build
+
+
+@pytest.fixture
+def graph():
+    build = two_layers()
+    return build.build(build._ops[-1].outputs[0])
+
+
+def test_an_op_reads_only_what_is_there_before_it(graph):
+    written = {*graph.inputs, *graph.parameters.values()}
+    for op in graph.ops:
+        assert written.issuperset(op.inputs)
+        written.update(op.outputs)
+
+
+def test_every_activation_has_one_producer(graph):
+    assert [graph.producer[t].name for op in graph.ops for t in op.outputs] == [
+        op.name for op in graph.ops
+    ]
+
+
+def test_ops_that_nobody_reads_are_dropped_and_the_rest_numbered_anew(graph):
+    assert [op.kind for op in graph.ops] == ["linear", "linear", "sum"]
+    assert [op.index for op in graph.ops] == [0, 1, 2]
+
+
+def test_readers_say_as_which_input(graph):
+    (first, second, _) = graph.ops
+    assert graph.readers[first.outputs[0]] == ((second, 0),)
+    assert graph.readers[graph.parameters["layers.0.weight"]] == ((first, 1),)
+
+
+def test_gradients_flow_from_parameters_that_train(graph):
+    assert [op.outputs[0].requires_grad for op in graph.ops] == [True, True, True]
+    build = GraphBuilder("frozen")
+    w = build.parameter("w", (3,), "float32", requires_grad=False)
+    (y,) = build.op("exp", "b -> b", (w,), [((3,), "float32")], "")
+    assert not y.requires_grad
+
+
+def test_names_are_unique():
+    build = GraphBuilder("names")
+    x = build.input("x", (3,), "float32")
+    first = build.op("exp", "b -> b", (x,), [((3,), "float32")], "", module="m")[0]
+    second = build.op("exp", "b -> b", (x,), [((3,), "float32")], "", module="m")[0]
+    assert [first.name, second.name] == ["m.exp", "m.exp_2"]
+
+
+def test_an_op_and_its_result_may_have_one_name():
+    build = GraphBuilder("names")
+    x = build.input("x", (3,), "float32")
+    (y,) = build.op("exp", "b -> b", (x,), [((3,), "float32")], "")
+    assert (y.name, build._ops[0].name) == ("exp", "exp")
+
+
+def test_parameter_is_found_by_all_its_names(graph):
+    assert graph.parameter("tied") is graph.parameter("layers.0.weight")
+    with pytest.raises(PlanError, match=r"no parameter 'layer.0.weight'; it has layers.0.weight"):
+        graph.parameter("layer.0.weight")
+
+
+def test_updates_are_elementwise_over_each_parameter(graph):
+    update = graph.updates["layers.0.weight"]
+    assert str(update.annotation) == "d0 d1, d0 d1 -> d0 d1"
+    assert update.sizes == {"d0": 8, "d1": 6}
+
+
+@pytest.mark.parametrize(
+    "module, pattern, expected",
+    [
+        ("layers.0.attn.q", "layers.*.attn", True),
+        ("layers.0.attn", "layers.*.attn", True),
+        ("layers.0.attention", "layers.*.attn", False),
+        ("layers.0", "layers.0.attn", False),
+        ("layers.10.mlp", "layers.1", False),
+        ("layers.1.moe.experts", "*.experts", True),
+        ("", "layers", False),
+    ],
+)
+def test_patterns_mean_a_module_and_what_is_in_it(module, pattern, expected):
+    assert is_in(module, [pattern]) is expected
+
+
+def test_ops_in_a_module(graph):
+    assert [op.name for op in graph.ops_in("layers.*")] == ["layers.0:linear", "layers.1:linear"]
+
+
+def test_loss_has_to_be_a_scalar():
+    build = GraphBuilder("wide")
+    x = build.input("x", (3,), "float32")
+    (y,) = build.op("exp", "b -> b", (x,), [((3,), "float32")], "")
+    with pytest.raises(PlanError, match=r"wide: the loss has shape \[3\]; .* a scalar"):
+        build.build(y)
+
+
+def test_shapes_that_do_not_fit_name_the_op():
+    build = GraphBuilder("bad")
+    x = build.input("x", (3,), "float32")
+    with pytest.raises(AnnotationError, match="op m:exp: b -> b does not fit shapes"):
+        build.op("exp", "b -> b", (x,), [((4,), "float32")], "", module="m")

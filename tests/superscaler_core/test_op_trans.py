@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.part import Part
+from tests.superscaler_core.small import on_one, two_linears
+
+UP = two_linears().ops[0]
+
+
+@pytest.mark.parametrize("loop", ["b", "n", "k"])
+@pytest.mark.parametrize("num", [1, 2, 3, 4])
+def test_pieces_of_a_split_tile_the_loop(loop: str, num: int) -> None:
+    parts = ss.split(loop, num)(Part(UP))
+    ends = [part.range(loop) for part in parts]
+    assert ends[0][0] == 0
+    assert ends[-1][1] == UP.sizes[loop]
+    assert all(a[1] == b[0] for a, b in pairwise(ends))
+    assert len({hi - lo for lo, hi in ends}) <= 2
+
+
+def test_a_split_of_a_split_cuts_its_piece() -> None:
+    first = ss.split("n", cuts=[0, 3, 8])(Part(UP))[1]
+    assert [p.range("n") for p in ss.split("n", 2)(first)] == [(3, 5), (5, 8)]
+
+
+def test_a_reduction_split_makes_summands_and_a_spatial_one_boxes() -> None:
+    part = ss.split("k", 2)(ss.split("n", 2)(Part(UP))[1])[0]
+    (out,) = part.outputs
+    assert str(out) == "up.linear[0:4,4:8] sum over k[0:3]"
+    assert [str(view) for view in part.inputs] == [
+        "x[0:4,0:3] sum over n[4:8]",
+        "up.weight[4:8,0:3]",
+    ]
+
+
+def test_replicas_do_the_same_work() -> None:
+    parts = ss.replicate(3)(ss.split("b", 2)(Part(UP))[1])
+    assert len(set(parts)) == 3
+    assert len({(p.pieces, p.outputs) for p in parts}) == 1
+
+
+def test_replicas_of_replicas_are_distinct() -> None:
+    first = ss.replicate(2)(Part(UP))
+    assert len({new for part in first for new in ss.replicate(3)(part)}) == 6
+
+
+@pytest.mark.parametrize(
+    "how, match",
+    [
+        (ss.split("q", 2), r"of up:linear: its annotation .* has no loop 'q'; it has b, k, n"),
+        (ss.split("b", 9), "a loop of 4 iterations makes at most as many pieces"),
+        (ss.split("b", 0), "at least one"),
+        (ss.split("n", cuts=[0, 9]), r"runs from 0 to 8, so the cuts have to ascend from 0 to 8"),
+        (ss.split("n", cuts=[0, 5, 2, 8]), "have to ascend"),
+        (ss.replicate(0), "takes 1 or more"),
+        (ss.pieces({"n": (0, 9)}), r"piece n\[0:9\] of up:linear: the loop runs from 0 to 8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_cut_is_refused(how: object, match: str) -> None:
+    with pytest.raises(ss.PlanError, match=match):
+        how(Part(UP))  # type: ignore[operator]
+
+
+def test_a_fixed_loop_is_not_cut_and_the_error_names_those_that_can_be() -> None:
+    builder = ss.GraphBuilder("softmax")
+    x = builder.input("x", (2, 3), "float64")
+    builder.op("softmax", "b v^ -> b v^", [x], [((2, 3), "float64")], "torch.softmax({x0}, -1)")
+    part = Part(builder._ops[0])
+    with pytest.raises(ss.PlanError, match=r"v cannot be cut in b v\^ -> b v\^; b can"):
+        ss.split("v", 3)(part)
+
+
+def test_of_a_dim_of_two_loops_the_outer_is_cut() -> None:
+    builder = ss.GraphBuilder("view")
+    x = builder.input("x", (6,), "float64")
+    builder.op("view", "(h d) -> h d", [x], [((3, 2), "float64")], "{x0}.reshape({out0.shape})")
+    part = Part(builder._ops[0])
+    assert [str(p.inputs[0].box) for p in ss.split("h", 3)(part)] == ["[0:2]", "[2:4]", "[4:6]"]
+    with pytest.raises(ss.PlanError, match="d cannot be cut"):
+        ss.split("d", 2)(part)
+
+
+# --- the plan -----------------------------------------------------------------------------------
+
+
+def test_op_trans_of_an_op_transforms_all_its_parts() -> None:
+    plan = ss.Plan(two_linears(), range(4))
+    op = plan.graph.ops[0]
+    plan.op_trans(op, ss.split("b", 2))
+    assert len(plan.op_trans(op, ss.split("n", 2))) == 4
+    assert len(plan.parts(op)) == 4
+
+
+def test_op_trans_of_one_part_leaves_the_others() -> None:
+    plan = ss.Plan(two_linears(), range(4))
+    first, second = plan.op_trans(plan.graph.ops[0], ss.split("b", 2))
+    new = plan.op_trans(second, ss.split("n", 2))
+    assert plan.parts(plan.graph.ops[0]) == (first, *new)
+    with pytest.raises(ss.PlanError, match="was transformed before; use its parts"):
+        plan.op_trans(second, ss.split("n", 2))
+
+
+def test_op_assign_refuses_other_devices_and_other_numbers() -> None:
+    plan = ss.Plan(two_linears(), range(2))
+    op = plan.graph.ops[0]
+    with pytest.raises(ss.PlanError, match=r"to device 5: the plan has \[0, 1\]"):
+        plan.op_assign(op, 5)
+    with pytest.raises(ss.PlanError, match="op_assign of 1 parts of up:linear to 2 devices"):
+        plan.op_assign(op, [0, 1])
+
+
+def test_devices_are_distinct() -> None:
+    with pytest.raises(ss.PlanError, match=r"devices \[0, 0\]: they have to be distinct"):
+        ss.Plan(two_linears(), [0, 0])
+
+
+def test_a_grid_needs_as_many_devices_as_its_axes_say() -> None:
+    plan = ss.Plan(two_linears(), range(4))
+    with pytest.raises(ss.PlanError, match=r"a grid of 2 x 3 needs 6 devices, but 4 were given"):
+        plan.spread(plan.graph.ops[0], plan.devices, [ss.Axis(2), ss.Axis(3)])
+
+
+def test_stages_tile_the_ops() -> None:
+    plan = ss.Plan(two_linears(), range(2))
+    stages = plan.pipeline([2])
+    assert [op for stage in stages for op in stage.ops] == list(plan.graph.ops)
+    with pytest.raises(ss.PlanError, match=r"cut points have to ascend from 1 to 3"):
+        plan.pipeline([2, 2])
+
+
+def test_a_schedule_has_as_many_stages_as_the_plan() -> None:
+    plan = on_one(ss.Plan(two_linears(), range(2)))
+    with pytest.raises(ss.PlanError, match="op_order by gpipe of 3 stages: the plan has 1"):
+        plan.op_order(ss.SCHEDULES["gpipe"](3, 2))

@@ -1,0 +1,148 @@
+"""Functions that generated code calls: exact on parts, and random as they should be."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from superscaler_core import ops
+
+SHAPE = (6, 50, 40)
+SEEDS = [0, 1, 2, 12345, -7, 2**62]
+
+
+def bits(seed, lo=(0, 0, 0), extent=SHAPE):
+    return ops.uniform_bits(seed, lo, extent, SHAPE)
+
+
+@pytest.mark.parametrize("lo, extent", [((0, 0, 0), (2, 50, 40)), ((3, 7, 11), (2, 5, 29))])
+def test_random_bits_of_a_box_are_those_of_the_whole(lo, extent):
+    at = tuple(slice(a, a + n) for a, n in zip(lo, extent, strict=True))
+    assert torch.equal(bits(3, lo, extent), bits(3)[at])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_bits_are_uniform(seed):
+    """Mean, variance and all 64 cells of the unit interval, within 5 standard deviations."""
+    u = bits(seed).double() / 2**53
+    assert u.min() >= 0
+    assert u.max() < 1
+    n = u.numel()
+    assert abs(u.mean() - 0.5) < 5 * (1 / 12 / n) ** 0.5
+    assert abs(u.var() - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
+    cells = torch.histc(u, 64, 0, 1)
+    chi2 = ((cells - n / 64) ** 2 / (n / 64)).sum()
+    assert abs(chi2 - 63) < 5 * (2 * 63) ** 0.5
+
+
+def correlation(x, y):
+    x, y = (t.double().flatten() - t.double().mean() for t in (x, y))
+    return (x * y).mean() / (x.std() * y.std())
+
+
+@pytest.mark.parametrize("other", [1, 2, 3, 1000003, -1])
+def test_seeds_and_neighbours_are_independent(other):
+    n = torch.Size(SHAPE).numel()
+    assert abs(correlation(bits(0), bits(other))) < 5 / n**0.5
+    assert abs(correlation(bits(other)[:, :, 1:], bits(other)[:, :, :-1])) < 5 / n**0.5
+    assert abs(correlation(bits(other)[:, 1:], bits(other)[:, :-1])) < 5 / n**0.5
+
+
+def test_every_bit_is_fair():
+    values = bits(5).flatten()
+    n = len(values)
+    ones = torch.stack([((values >> i) & 1).sum() for i in range(53)])
+    assert (abs(ones - n / 2) < 5 * n**0.5 / 2).all()
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_keeps_its_share_and_the_mean(p):
+    x = torch.ones(SHAPE, dtype=torch.float64)
+    y = ops.dropout(x, p, 7, lo=(0, 0, 0), shape=SHAPE)
+    kept = (y != 0).double().mean()
+    assert abs(kept - (1 - p)) < 5 * (p * (1 - p) / x.numel()) ** 0.5
+    assert torch.equal(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - p)))
+
+
+def test_dropout_gives_gradients_where_it_keeps():
+    x = torch.ones(SHAPE, dtype=torch.float64, requires_grad=True)
+    y = ops.dropout(x, 0.25, 7, lo=(0, 0, 0), shape=SHAPE)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad, y.detach())
+
+
+@pytest.mark.parametrize("p, expected", [(0.0, 1.0), (1.0, 0.0)])
+def test_dropout_of_nothing_and_of_all(p, expected):
+    y = ops.dropout(torch.ones(3), p, 7, lo=(0,), shape=(3,))
+    assert y.tolist() == [expected] * 3
+
+
+def test_mix_depends_on_every_number_and_their_order():
+    made = [ops.mix(*numbers) for numbers in [(0,), (1,), (0, 0), (0, 1), (1, 0), (-1,), (2**63,)]]
+    assert len(set(made)) == len(made)
+    assert all(0 <= m < 2**64 for m in made)
+
+
+def test_embedding_rows_add_up():
+    ids, rows = torch.tensor([[0, 6, 3], [2, 2, 5]]), torch.randn(7, 4, dtype=torch.float64)
+    whole = ops.embedding(ids, rows, first=0, num_rows=7)
+    pieces = [ops.embedding(ids, rows[a:b], first=a, num_rows=7) for a, b in [(0, 3), (3, 7)]]
+    assert torch.equal(whole, F.embedding(ids, rows))
+    assert torch.equal(sum(pieces), whole)
+
+
+def test_embedding_outside_of_the_table_is_an_error():
+    with pytest.raises(IndexError):
+        ops.embedding(torch.tensor([7]), torch.randn(7, 4), first=0, num_rows=7)
+
+
+@pytest.mark.parametrize("loss", [ops.cross_entropy, ops.nll_loss])
+def test_labels_that_torch_would_ignore_are_an_error(loss):
+    scores, labels = torch.randn(3, 5), torch.tensor([1, -100, 2])
+    with pytest.raises(ValueError, match="labels of -100 are ignored by default"):
+        loss(scores, labels, num_labels=3)
+
+
+def test_count_of_labels():
+    found = ops.count_labels(torch.tensor([1, -1, 2, -1]), -1, torch.float64)
+    assert (found.item(), found.dtype) == (2.0, torch.float64)
+
+
+@pytest.mark.parametrize("first, last", [(0, 9), (0, 4), (4, 9), (8, 9)])
+def test_causal_attention_of_some_queries_is_that_of_all(first, last):
+    q, k, v = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(3))
+    whole = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = ops.attention(q[:, :, first:last], k, v, first=first, is_causal=True)
+    torch.testing.assert_close(part, whole[:, :, first:last])
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_with_dropout_drops_the_same_weights_on_parts(heads, is_causal):
+    shape = (2, 4, 9, 9)
+    q = torch.randn(2, 4, 9, 6, dtype=torch.float64)
+    k, v = (torch.randn(2, heads, 9, 6, dtype=torch.float64) for _ in range(2))
+    more = {"is_causal": is_causal, "p": 0.3, "seed": 5, "shape": shape, "enable_gqa": heads < 4}
+    whole = ops.attention(q, k, v, lo=(0, 0, 0, 0), **more)
+    part = ops.attention(q[1:, :, 3:7], k[1:], v[1:], first=3, lo=(1, 0, 3, 0), **more)
+    torch.testing.assert_close(part, whole[1:, :, 3:7])
+    more["p"] = 1e-300
+    plain = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=heads < 4)
+    torch.testing.assert_close(ops.attention(q, k, v, lo=(0, 0, 0, 0), **more), plain)
+
+
+def test_attention_adds_or_hides_by_its_mask_with_dropout_too():
+    q, k, v = (torch.randn(2, 3, 9, 4, dtype=torch.float64) for _ in range(3))
+    more = {"p": 1e-300, "seed": 5, "shape": (2, 3, 9, 9), "lo": (0, 0, 0, 0)}
+    for mask in (torch.randn(9, 9, dtype=torch.float64), torch.ones(9, 9).tril().bool()):
+        expected = F.scaled_dot_product_attention(q, k, v, mask)
+        torch.testing.assert_close(ops.attention(q, k, v, mask, **more), expected)
+
+
+def test_join_adds_pieces_at_their_places():
+    x = torch.arange(12.0).view(3, 4).requires_grad_()
+    pieces = [(x[:2], "[0:2,0:4]"), (x[1:], "[1:3,0:4]")]
+    found = ops.join("[1:3,1:4]", pieces)
+    expected = x[1:, 1:] + torch.cat([x[1:2, 1:], torch.zeros(1, 3)])
+    assert torch.equal(found, expected)
+    (grad,) = torch.autograd.grad(found.sum(), x)
+    assert grad.tolist() == [[0, 0, 0, 0], [0, 2, 2, 2], [0, 1, 1, 1]]

@@ -1,0 +1,118 @@
+"""Any plan computes what the model does: random plans, run by threads, against one process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import superscaler_core as ss
+from superscaler_core.evaluate import evaluate
+from superscaler_core.graph import Graph
+from superscaler_core.run.trainer import Trainer
+from tests.superscaler_core.small import two_linears
+
+NUM_DEVICES = 4
+GRAPH = two_linears()
+STATE = {
+    name: torch.randn(tensor.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(i))
+    for i, (name, tensor) in enumerate(GRAPH.parameters.items())
+}
+X = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def reference(graph: Graph, num_microbatches: int) -> tuple[float, dict[str, Tensor]]:
+    """Mean loss and gradients, by the definition."""
+    weights = {name: value.clone().requires_grad_() for name, value in STATE.items()}
+    size = graph.inputs[0].shape[0]
+    losses = [
+        evaluate(graph, (X[i * size : (i + 1) * size],), weights) for i in range(num_microbatches)
+    ]
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return loss.item(), {name: value.grad for name, value in weights.items()}
+
+
+def step_and_gather(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
+    """The loss, and gradients taken home by an update ``w - grad``."""
+    trainer.load_state_dict(STATE)
+    size = X.shape[0] if trainer.num_microbatches == 2 else 4
+    loss = trainer.step(X[:size])
+    with torch.no_grad():
+        for weight in trainer.parameters():
+            weight -= weight.grad
+    after = trainer.state_dict()
+    return loss.item(), {name: STATE[name] - after[name] for name in STATE}
+
+
+def check(compiled: ss.Compiled) -> None:
+    plan = compiled.plan
+    want_loss, want = reference(plan.graph, plan.num_microbatches)
+    with tempfile.TemporaryDirectory() as folder:
+        compiled.save(folder)
+        results = ss.run_threads(folder, step_and_gather, range(NUM_DEVICES), timeout_secs=20)
+    for loss, grads in results.values():
+        assert loss == pytest.approx(want_loss, rel=1e-12)
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, want[name], rtol=1e-10, atol=1e-12)
+
+
+@st.composite
+def parted(draw: Callable[..., object], plan: ss.Plan, op: ss.Op, most: int = 6) -> None:
+    """Cut an op at random, each part where it likes; no two replicas on one device."""
+    for _ in range(draw(st.integers(0, 2))):
+        for part in plan.parts(op):
+            loops = [i for i in op.sizes if op.is_splittable(i)]
+            loop = draw(st.sampled_from(loops))
+            lo, hi = part.range(loop)
+            if hi - lo > 1 and len(plan.parts(op)) < most and draw(st.booleans()):
+                at = draw(st.integers(lo + 1, hi - 1))
+                plan.op_trans(part, ss.split(loop, cuts=[lo, at, hi]))
+    for part in plan.parts(op):
+        count = draw(st.sampled_from([1, 1, 1, 2]))
+        devices = draw(st.permutations(range(NUM_DEVICES)))[:count]
+        plan.op_assign(plan.op_trans(part, ss.replicate(count)), devices)
+
+
+@st.composite
+def plans(draw: Callable[..., object]) -> ss.Plan:
+    plan = ss.Plan(GRAPH, range(NUM_DEVICES))
+    for op in plan.graph.ops:
+        draw(parted(plan, op))
+    for name in draw(st.sets(st.sampled_from(sorted(GRAPH.parameters)))):
+        draw(parted_storage(plan, plan.update(name)))
+    if draw(st.booleans()):
+        plan.pipeline([draw(st.integers(1, 3))])
+        name = draw(st.sampled_from(["naive", "gpipe", "1f1b"]))
+        plan.op_order(ss.SCHEDULES[name](2, 2))
+    if draw(st.booleans()):
+        plan.recompute(plan.graph.ops[:2])
+    window = draw(st.sampled_from([None, plan.gather_weights, plan.reduce_grads]))
+    if window is not None:
+        window(plan.graph.ops_in("up"), plan.graph.ops_in("down"))
+    return plan
+
+
+@st.composite
+def parted_storage(draw: Callable[..., object], plan: ss.Plan, op: ss.Op) -> None:
+    """Store a parameter in pieces of one dim on distinct devices."""
+    count = draw(st.integers(1, NUM_DEVICES))
+    parts = plan.op_trans(op, ss.split(draw(st.sampled_from(["d0", "d1"])), count))
+    plan.op_assign(parts, draw(st.permutations(range(NUM_DEVICES)))[:count])
+
+
+@settings(max_examples=60)
+@given(plans())
+def test_any_plan_computes_loss_and_gradients_of_the_model(plan: ss.Plan) -> None:
+    try:
+        compiled = ss.compile(plan)
+    except ss.PlanError as error:
+        # A device sums what it has of one sum, and replicas can make such sums overlap.
+        assume("put parts of one sum on distinct devices" not in str(error))
+        raise
+    check(compiled)

@@ -1,0 +1,132 @@
+"""Registered functions: one op under capture, the function itself everywhere else."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from superscaler_core.capture import capture
+from superscaler_core.errors import AnnotationError, CaptureError
+from superscaler_core.evaluate import evaluate
+from superscaler_core.register import register_op, registered_modules
+from tests.superscaler_core import registered
+from tests.superscaler_core.parts import check_splits, values_of
+
+PATH = "tests.superscaler_core.registered"
+
+
+class Uses(nn.Module):
+    """Calls a function of the module's weight and x, for its sum."""
+
+    def __init__(self, function, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+        self.function = function
+
+    def forward(self, x):
+        made = self.function(x, self.weight)
+        return sum((t.double() ** 2).sum() for t in (made if isinstance(made, tuple) else (made,)))
+
+
+def captured(model, *shape):
+    x = torch.randn(shape, dtype=torch.float64)
+    return capture(model, (x,)), x
+
+
+def test_registered_function_is_one_op_called_by_its_path():
+    graph, _ = captured(Uses(lambda x, w: registered.grouped(x, w, groups=2), 3, 4), 5, 6)
+    op = graph.ops[0]
+    assert (op.kind, str(op.annotation)) == ("grouped", "b (g e^), e^ f -> b (g f)")
+    assert op.sizes == {"b": 5, "g": 2, "e": 3, "f": 4}
+    assert op.code == f"{PATH}.grouped({{x0}}, {{x1}}, groups=2, scale=0.5)"
+    assert op.flops == 2.0
+
+
+def test_registered_function_computes_and_splits_as_any_op():
+    model = Uses(lambda x, w: registered.grouped(x, w, groups=2, scale=0.25), 3, 4)
+    graph, x = captured(model, 5, 6)
+    parameters = dict(model.named_parameters())
+    torch.testing.assert_close(evaluate(graph, (x,), parameters), model(x))
+    values = values_of(graph, (x,), parameters)
+    check_splits(graph.ops[0], [values[t] for t in graph.ops[0].inputs])
+
+
+def test_shapes_and_dtypes_follow_from_the_annotation():
+    graph, x = captured(Uses(lambda x, w: registered.best(x * w, count=2), 6), 5, 6)
+    (op,) = (op for op in graph.ops if op.kind == "best")
+    assert (op.outputs[0].shape, op.outputs[0].dtype) == ((5, 2), "int64")
+    assert not op.outputs[0].requires_grad
+    assert evaluate(graph, (x,), {"weight": torch.ones(6, dtype=torch.float64)}) >= 0
+
+
+def test_several_results():
+    model = Uses(registered.halves, 6)
+    graph, x = captured(model, 5, 6)
+    op = graph.ops[0]
+    assert [t.shape for t in op.outputs] == [(5,), (6,)]
+    torch.testing.assert_close(evaluate(graph, (x,), dict(model.named_parameters())), model(x))
+
+
+def test_of_constants_it_is_computed_at_capture():
+    graph, _ = captured(Uses(lambda x, w: registered.best(torch.eye(6), count=2) * w[:2], 6), 6, 6)
+    assert [op.kind for op in graph.ops][:2] == ["slice", "mul"]
+    (value,) = graph.constants.values()
+    assert value.tolist() == [[1, 0]] * 6
+
+
+def test_outside_of_capture_it_is_the_function():
+    x = torch.randn(5, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(3, 4, dtype=torch.float64)
+    found = registered.grouped(x, weight, groups=2)
+    assert found.requires_grad
+    torch.testing.assert_close(found, registered.grouped.__wrapped__(x, weight, groups=2))
+
+
+def test_modules_to_import_are_those_of_the_code():
+    graph, _ = captured(Uses(lambda x, w: registered.grouped(x, w, groups=2), 3, 4), 5, 6)
+    assert [registered_modules(op) for op in graph.ops[:2]] == [(PATH,), ()]
+
+
+def _two(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def _untyped(x: Tensor, *, size) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    "annotation, options, function, message",
+    [
+        ("b s^ -> b k^", {}, _two, r'no input says how large k is; give sizes=\{"k": \.\.\.\}'),
+        ("b s^ -> b s^ k", {"sizes": {"k": 2}}, _two, r"only outputs have k, .* write 'k\^'"),
+        ("b -> b", {"dtypes": ["int64", None]}, _two, "has 1 outputs, but 2 dtypes"),
+        ("b -> b", {}, _two, "has to take 1 tensors, .* by keyword only"),
+        ("b, b, b -> b", {}, _two, "has to take 3 tensors"),
+        (
+            "b -> b",
+            {},
+            _untyped,
+            "argument 'size' needs an annotation out of int, float, bool, str",
+        ),
+        ("b k -> b", {}, _two, "some output lacks k"),
+    ],
+)
+def test_annotation_that_does_not_fit_the_function_is_an_error(
+    annotation, options, function, message
+):
+    with pytest.raises(AnnotationError, match=message):
+        register_op(annotation, **options)(function)
+
+
+def test_function_that_cannot_be_imported_is_an_error_when_captured():
+    @register_op("b s, s -> b s")
+    def local(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    with pytest.raises(CaptureError, match=r"cannot import .*local; define it at the top"):
+        captured(Uses(local, 6), 5, 6)
+
+
+def test_tensors_that_do_not_fit_the_annotation_are_an_error():
+    with pytest.raises(CaptureError, match=r"does not fit shapes|do not say"):
+        captured(Uses(lambda x, w: registered.grouped(x, w, groups=4), 3, 4), 5, 6)

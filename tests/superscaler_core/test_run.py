@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import superscaler_core as ss
+from superscaler_core.evaluate import evaluate
+from superscaler_core.graph import Graph
+from superscaler_core.run.trainer import Trainer
+from tests.superscaler_core.small import on_one, two_linears
+
+GRAPH = two_linears()
+
+
+def state(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(tensor.shape, dtype=torch.float64, generator=generator).to(dtype)
+        for name, tensor in GRAPH.parameters.items()
+    }
+
+
+def inputs(rows: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(rows, 6, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def batch_split(graph: Graph = GRAPH, num_microbatches: int = 1) -> ss.Plan:
+    plan = ss.Plan(graph, [0, 1])
+    for op in graph.ops:
+        plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,))])
+    plan.op_order(ss.SCHEDULES["1f1b"](1, num_microbatches))
+    return plan
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    return ss.compile(batch_split()).save(tmp_path / "program")
+
+
+def test_gradients_of_two_steps_add_up_as_in_torch(program: Path) -> None:
+    def work(trainer: Trainer) -> tuple[Tensor, Tensor]:
+        trainer.load_state_dict(state())
+        weight = dict(trainer.named_parameters())["up.weight"]
+        trainer.step(inputs(4))
+        assert weight.grad is not None
+        once = weight.grad.clone()
+        trainer.step(inputs(4))
+        return once, weight.grad
+
+    for once, twice in ss.run_threads(program, work, range(2)).values():
+        torch.testing.assert_close(twice, 2 * once, rtol=1e-14, atol=0)
+
+
+def test_what_is_saved_is_what_was_loaded(program: Path) -> None:
+    def work(trainer: Trainer) -> dict[str, Tensor]:
+        trainer.load_state_dict(state())
+        return trainer.state_dict()
+
+    for saved in ss.run_threads(program, work, range(2)).values():
+        assert saved.keys() == state().keys()
+        assert all(torch.equal(saved[name], value) for name, value in state().items())
+
+
+def test_a_state_of_another_shape_is_refused(program: Path) -> None:
+    bad = {**state(), "up.weight": torch.zeros(3, 3)}
+    with pytest.raises(ss.PlanError, match=r"up\.weight has shape \[3, 3\]; the model has it with"):
+        ss.run_threads(program, lambda trainer: trainer.load_state_dict(bad), range(2))
+    less = {"up.weight": state()["up.weight"]}
+    with pytest.raises(ss.PlanError, match=r"down\.weight is missing"):
+        ss.run_threads(program, lambda trainer: trainer.load_state_dict(less), range(2))
+
+
+def test_a_batch_of_another_size_is_refused(tmp_path: Path) -> None:
+    folder = ss.compile(batch_split(num_microbatches=3)).save(tmp_path)
+    match = r"input 'x' got \[4, 6\]; a step takes \[12, 6\] float64: 3 microbatches of \[4, 6\]"
+    with pytest.raises(ValueError, match=match):
+        ss.run_threads(folder, lambda trainer: trainer.step(inputs(4)), range(2))
+
+
+def test_an_input_too_many_is_refused(program: Path) -> None:
+    with pytest.raises(ValueError, match=r"step takes 1 inputs \(x\), got 2"):
+        ss.run_threads(program, lambda trainer: trainer.step(inputs(4), inputs(4)), range(2))
+
+
+def test_a_rank_that_the_program_does_not_have_is_refused(program: Path) -> None:
+    with pytest.raises(ss.PlanError, match=r"no program for rank 2; it has ranks \[0, 1\]"):
+        ss.run_threads(program, lambda trainer: None, range(3), timeout_secs=1)
+
+
+def test_a_rank_that_fails_stops_the_others(program: Path) -> None:
+    def work(trainer: Trainer) -> None:
+        if trainer.rank == 1:
+            raise RuntimeError("a disk is full")
+        trainer.load_state_dict(state())
+        trainer.step(inputs(4))
+
+    with pytest.raises(RuntimeError, match="a disk is full"):
+        ss.run_threads(program, work, range(2))
+
+
+def test_a_smaller_program_leaves_no_file_of_a_larger_one(program: Path) -> None:
+    ss.compile(on_one(ss.Plan(GRAPH, [0]))).save(program)
+    assert [path.name for path in program.glob("rank_*.py")] == ["rank_0.py"]
+
+
+# --- mixed precision ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, "gather_weights", "reduce_grads"])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_master_weights_gather_small_updates(
+    tmp_path: Path, window: str | None, sharded: bool
+) -> None:
+    """A bfloat16 weight of 1 does not move by 1e-3; its float32 master does, 20 times."""
+    graph = two_linears_in("bfloat16")
+    plan = batch_split(graph, num_microbatches=2)
+    if sharded:
+        for name in graph.parameters:
+            plan.op_assign(plan.op_trans(plan.update(name), ss.split("d0", 2)), plan.devices)
+    if window is not None:
+        getattr(plan, window)(graph.ops)
+    folder = ss.compile(plan).save(tmp_path)
+
+    def work(trainer: Trainer) -> tuple[Tensor, set[torch.dtype]]:
+        trainer.load_state_dict(state())
+        for _ in range(20):
+            loss = trainer.step(inputs(8, torch.bfloat16))
+            assert loss.dtype == torch.bfloat16
+            for weight in trainer.parameters():
+                assert weight.grad is not None
+                weight.data -= 5e-5 * weight.grad.sign()
+        dtypes = {weight.dtype for weight in trainer.parameters()}
+        return trainer.state_dict()["up.weight"], dtypes
+
+    results = ss.run_threads(folder, work, range(2), dtype=torch.float32)
+    for weight, dtypes in results.values():
+        assert dtypes == {torch.float32}
+        assert (weight - state(torch.float32)["up.weight"]).abs().median().item() > 5e-4
+
+
+def two_linears_in(dtype: str) -> Graph:
+    from dataclasses import replace
+
+    graph = GRAPH
+    builder = ss.GraphBuilder("two_linears")
+    tensors = {
+        **{t: builder.parameter(t.name, t.shape, dtype) for t in graph.parameters.values()},
+        **{t: builder.input(t.name, t.shape, dtype) for t in graph.inputs},
+    }
+    for op in graph.ops:
+        results = builder.op(
+            op.kind, op.annotation, [tensors[t] for t in op.inputs],
+            [(t.shape, dtype) for t in op.outputs], op.code, module=op.module,
+        )  # fmt: skip
+        tensors |= dict(zip(op.outputs, results, strict=True))
+    assert replace(graph.loss, dtype=dtype) == tensors[graph.loss]
+    return builder.build(tensors[graph.loss])
+
+
+def test_gradients_of_microbatches_are_added_in_the_masters_dtype(tmp_path: Path) -> None:
+    graph = two_linears_in("bfloat16")
+    folder = ss.compile(batch_split(graph, num_microbatches=16)).save(tmp_path)
+    x, weights = inputs(64, torch.bfloat16), state(torch.bfloat16)
+    grads = torch.zeros(8, 6)
+    for part in x.split(2):
+        leaves = {name: value.clone().requires_grad_() for name, value in weights.items()}
+        half = torch.cat([part, torch.zeros_like(part)])
+        (evaluate(graph, (half,), leaves) / 16).backward()
+        grads += leaves["up.weight"].grad.float()
+
+    def work(trainer: Trainer) -> Tensor:
+        trainer.load_state_dict(weights)
+        trainer.step(x)
+        grad = dict(trainer.named_parameters())["up.weight"].grad
+        assert grad is not None
+        return grad
+
+    for grad in ss.run_threads(folder, work, range(2), dtype=torch.float32).values():
+        torch.testing.assert_close(grad, grads, rtol=1e-5, atol=1e-5)

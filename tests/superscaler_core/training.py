@@ -1,0 +1,129 @@
+"""Training as tests do it: some steps of a program, and the same steps of plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import superscaler_core as ss
+from superscaler_core.capture import capture
+from superscaler_core.models import build, example_inputs
+from superscaler_core.plans import PLANS
+
+NUM_STEPS = 5
+
+
+def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    # A gradient that is zero in exact arithmetic, as of a key's bias, is rounding noise in any
+    # other. Adam divides it by its own size; an eps far above the noise keeps it noise.
+    return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": _sgd, "adamw": _adamw}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plan on devices, and the model that it trains.
+
+    Attributes:
+        plan: a name of ``PLANS``.
+        num_devices: ranks of the program.
+        knobs: of the plan.
+        model: a name of ``MODELS``.
+        sizes: of the model, over those of ``tiny``.
+        optimizer: a name of ``OPTIMIZERS``.
+        dtype: of the parameters.
+        batch: of a microbatch.
+    """
+
+    plan: str
+    num_devices: int
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    model: str = "gpt"
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str = "sgd"
+    dtype: str = "float64"
+    batch: int = 4
+
+    def __str__(self) -> str:
+        words = [f"{k}={v}" for k, v in {**self.knobs, **self.sizes}.items()]
+        what = [self.plan, self.num_devices, self.model, *words, self.optimizer, self.dtype]
+        return "-".join(map(str, what))
+
+    def new_model(self) -> nn.Module:
+        """The model, the same every time."""
+        torch.manual_seed(0)
+        return build(self.model, **self.sizes).to(getattr(torch, self.dtype))
+
+    def inputs(self, seed: int, num_microbatches: int = 1) -> tuple[Tensor, ...]:
+        """The arguments of one step."""
+        batch = self.batch * num_microbatches
+        made = example_inputs(self.model, batch, seed=seed, **self.sizes)
+        dtype = getattr(torch, self.dtype)
+        return tuple(x.to(dtype) if x.is_floating_point() else x for x in made)
+
+    def compiled(self) -> ss.Compiled:
+        """The program."""
+        graph = capture(self.new_model(), self.inputs(0))
+        plan = ss.Plan(graph, range(self.num_devices))
+        PLANS[self.plan](plan, **self.knobs)
+        return ss.compile(plan)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training gave: the loss of every step, and the parameters after the last."""
+
+    losses: tuple[float, ...]
+    parameters: Mapping[str, Tensor]
+
+
+def train(trainer: ss.Trainer, case: Case, state: Mapping[str, Tensor]) -> Trained:
+    """Train one rank's share of a program, from the parameters in ``state``."""
+    trainer.load_state_dict(state)
+    optimizer = OPTIMIZERS[case.optimizer](trainer.parameters())
+    losses = []
+    for step in range(NUM_STEPS):
+        losses.append(trainer.step(*case.inputs(step, trainer.num_microbatches)).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return Trained(tuple(losses), trainer.state_dict())
+
+
+def train_alone(case: Case, num_microbatches: int) -> Trained:
+    """Train the model on one device by plain torch, over the same microbatches."""
+    model = case.new_model()
+    optimizer = OPTIMIZERS[case.optimizer](model.parameters())
+    losses = []
+    for step in range(NUM_STEPS):
+        chunks = [x.chunk(num_microbatches) for x in case.inputs(step, num_microbatches)]
+        total = 0.0
+        for microbatch in zip(*chunks, strict=True):
+            loss = model(*microbatch) / num_microbatches
+            loss.backward()
+            total += loss.item()
+        losses.append(total)
+        optimizer.step()
+        optimizer.zero_grad()
+    return Trained(tuple(losses), model.state_dict())
+
+
+def difference(trained: Trained, alone: Trained, floor: float) -> float:
+    """The largest difference of losses and parameters.
+
+    Of a parameter it is that of elements, relative to the largest of them, or to ``floor`` where
+    all are smaller: a parameter that is zero in exact arithmetic holds rounding noise.
+    """
+    assert trained.parameters.keys() == alone.parameters.keys()
+    pairs = [(torch.tensor(trained.losses).double(), torch.tensor(alone.losses).double())]
+    pairs += [(trained.parameters[name], value) for name, value in alone.parameters.items()]
+    return max(float((a - b).abs().max() / max(b.abs().max(), floor)) for a, b in pairs)
