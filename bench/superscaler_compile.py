@@ -80,8 +80,8 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
     """Compile once in this process."""
     import torch
 
-    from superscaler_core.capture import capture
     from superscaler_core.compiled import Compiled
+    from superscaler_core.front_end import capture
     from superscaler_core.materialize.materialized import materialize
     from superscaler_core.models.gpt import GPT, GPTConfig
     from superscaler_core.plan import Plan

@@ -130,7 +130,7 @@ def compiled_gpt(args: argparse.Namespace, pp: int, tp: int) -> Compiled:
     """The GPT under the plan ``hybrid``, on ``pp * tp`` ranks."""
     import torch
 
-    from superscaler_core.capture import capture
+    from superscaler_core.front_end import capture
     from superscaler_core.models.gpt import GPT, GPTConfig, example_inputs
     from superscaler_core.plan import Plan
     from superscaler_core.plans import PLANS

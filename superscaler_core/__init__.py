@@ -26,7 +26,7 @@ from superscaler_core.schedules import SCHEDULES, Schedule, ScheduleError
 from superscaler_core.tensor import PTensor, VTensor
 
 if TYPE_CHECKING:
-    from superscaler_core.capture import capture
+    from superscaler_core.front_end import capture
     from superscaler_core.register import register_op
     from superscaler_core.run.load import load
     from superscaler_core.run.threads import run_threads
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _NEEDS_TORCH = {
     "Trainer": "superscaler_core.run.trainer",
-    "capture": "superscaler_core.capture",
+    "capture": "superscaler_core.front_end",
     "load": "superscaler_core.run.load",
     "register_op": "superscaler_core.register",
     "run_threads": "superscaler_core.run.threads",

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
-from superscaler_core.capture import capture
 from superscaler_core.cli.command import USER_ERRORS, UsageError
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.sources import Made, Source, model_source, plan_source, settings_of
+from superscaler_core.front_end import capture
 from superscaler_core.graph import Graph
 from superscaler_core.models import MODELS
 from superscaler_core.plan import Plan
@@ -24,11 +25,15 @@ from superscaler_core.validate import STATES
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
+
+def _names(title: str, names: Iterable[str], more: str) -> str:
+    text = f"{', '.join(names)}; or path/to/file.py:function, {more}"
+    return fill(text, 98, initial_indent=f"{title:<8}", subsequent_indent=" " * 8)
+
+
 NAMES = f"""\
-MODEL   {", ".join(MODELS)}, or path/to/file.py:function; the function returns
-        (module, example_inputs), and may take the microbatch's size as 'batch'
-PLAN    {", ".join(PLANS)},
-        or path/to/file.py:function; the function takes the plan
+{_names("MODEL", MODELS, "which returns (module, example_inputs) and may take 'batch'")}
+{_names("PLAN", PLANS, "which takes the plan")}
 """
 
 

@@ -12,6 +12,7 @@ from superscaler_core.materialize.edges import Edge
 from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.sequence import Close, Move, Open
 from superscaler_core.materialize.side import Device
+from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.part import Part
 from superscaler_core.tensor import CONSTANT, INPUT, PARAMETER, VTensor
 
@@ -251,8 +252,10 @@ class StageWriter:
         outs = self._exports[segment]
         left = ", ".join(v.name for v in outs)
         comma = "," if len(outs) == 1 else ""
+        # What has no gradient has no backward, so nothing is kept for it.
+        which = "forward" if any(value.has_grad for value in outs) else "compute"
         call = (
-            f"run.forward({segment.name}, mb, {_tuple(v.name for v in with_grad)}, "
+            f"run.{which}({segment.name}, mb, {_tuple(v.name for v in with_grad)}, "
             f"{_tuple(v.text for v in others)})"
         )
         lines = [f"{left}{comma} = {call}" if outs else call]
@@ -261,11 +264,12 @@ class StageWriter:
 
     def _move(self, edge: Edge) -> list[str]:
         shard = self._packed(edge)
-        if all(leg.is_idle for leg in edge.forward):
-            return [f"{self._edge_value(edge).name} = {shard}"]
+        call = f'run.move("{edge.name}", {shard}){_comment(edge.forward)}'
         if self._device not in edge.dst.shards:
-            return [f'run.move("{edge.name}", {shard})']
-        return [f'{self._edge_value(edge).name} = run.move("{edge.name}", {shard})']
+            return [call]
+        if len(edge.forward) == 1 and edge.forward[0].is_idle:
+            call = shard
+        return [f"{self._edge_value(edge).name} = {call}"]
 
     def _window(self, step: Open | Close, is_forward: bool) -> list[str]:
         uses = [
@@ -335,11 +339,14 @@ class StageWriter:
         grad = "None"
         if self._device in edge.dst.shards:
             grad = self._sum(self._edge_value(edge).name)
+        call = f'run.move_back("{edge.name}", {grad}){_comment(edge.backward)}'
         if self._device not in edge.src.shards:
-            return [f'run.move_back("{edge.name}", {grad})']
+            return [call]
+        if len(edge.backward) == 1 and edge.backward[0].is_idle and grad != "None":
+            call = grad
         name = self._grad_name(edge, edge.tensor.name)
         self._unpack_grad(edge, name)
-        return [f'{name} = run.move_back("{edge.name}", {grad})']
+        return [f"{name} = {call}"]
 
 
 def index_text(box: rv.Box, within: rv.Box) -> str:
@@ -362,6 +369,14 @@ def _combined(box: rv.Box, sources: Sequence[Value]) -> str:
         return "(" + " + ".join(v.name + index_text(box, v.box) for v in sources) + ")"
     pieces = ", ".join(f'({v.name}, "{v.box}")' for v in sources)
     return f'ops.join("{box}", [{pieces}])'
+
+
+def _comment(legs: Sequence[Transfer]) -> str:
+    """What a move does, for the reader of the file."""
+    if len(legs) > 1:
+        return f"  # {len(legs)} regions"
+    kinds = " + ".join(step.kind for step in legs[0].plan().path.steps)
+    return f"  # {kinds}: {legs[0].src.rvd} -> {legs[0].dst.rvd}"
 
 
 def _tuple(items: Iterable[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -11,7 +11,7 @@ from superscaler_core.materialize.side import Device, Side
 from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.part import Part
 from superscaler_core.plan import Plan
-from superscaler_core.tensor import PTensor
+from superscaler_core.tensor import PARAMETER, PTensor
 
 Reader = tuple[Op, int]
 """An op, and which of its inputs the tensor is."""
@@ -74,6 +74,8 @@ class Edges:
     all: tuple[Edge, ...]
     of_reader: Mapping[Reader, Edge]
     """The edge that a reader reads from; one that is not there reads from parts on its device."""
+    deferred: Mapping[Op, Mapping[Device, int]]
+    """Ops whose replicas pass on a share of the gradient each (``_shares``); which share."""
 
     def of_stage(self, stage: int) -> tuple[Edge, ...]:
         """Edges inside a stage."""
@@ -85,6 +87,7 @@ def find_edges(plan: Plan) -> Edges:
     stage_of = {op.index: stage.index for stage in plan.stages for op in stage.ops}
     made: list[Edge] = []
     of_reader: dict[Reader, Edge] = {}
+    deferred: dict[Op, Mapping[Device, int]] = {}
     for tensor, op in plan.graph.producer.items():
         readers = plan.graph.readers.get(tensor, ())
         if not readers:
@@ -94,10 +97,37 @@ def find_edges(plan: Plan) -> Edges:
         for reader in readers:
             end = stage_of[reader[0].index], input_side(plan, *reader)
             groups.setdefault(end, []).append(reader)
+        shares = _shares(plan, op, src, groups, stage_of[op.index])
+        if shares is not None:
+            deferred[op] = shares
+            continue
         new = _edges_of(tensor, stage_of[op.index], src, groups, len(made))
         made += new
         of_reader |= {reader: edge for edge in new for reader in edge.readers}
-    return Edges(tuple(made), of_reader)
+    return Edges(tuple(made), of_reader, deferred)
+
+
+def _shares(
+    plan: Plan, op: Op, src: Side, groups: Iterable[tuple[int, Side]], stage: int
+) -> Mapping[Device, int] | None:
+    """Which share of the gradient each replica of an op gets, if that is all it needs.
+
+    The backward of an op is linear: the replicas of one that reads weights alone, such as a table
+    of positions, may each take the gradient that is on their device, and what they make of it is
+    summed with the gradients of the weights, once a step, not once a microbatch.
+    """
+    has_weights_alone = all(t.kind == PARAMETER for t in op.inputs if t.requires_grad)
+    is_replicated = not any(part.pieces for part in plan.parts(op))
+    if not (op.parameters and has_weights_alone and is_replicated and len(op.outputs) == 1):
+        return None
+    reading = Side.joined(side for _, side in groups)
+    is_here = all(dst_stage == stage for dst_stage, _ in groups)
+    if not is_here or reading.shards.keys() != src.shards.keys() or not _holds(src, reading):
+        return None
+    kinds = list(dict.fromkeys(shard.held for shard in reading.shards.values()))
+    if sum(map(len, kinds)) != len(reading.held):
+        return None
+    return {device: kinds.index(shard.held) for device, shard in reading.shards.items()}
 
 
 def _edges_of(

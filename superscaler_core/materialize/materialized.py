@@ -134,4 +134,4 @@ def materialize(plan: Plan) -> Materialized:
     """
     edges = find_edges(plan)
     items = tuple(stage_items(plan, stage, edges) for stage in plan.stages)
-    return Materialized(plan, edges, find_weights(plan), items, step_events(plan, edges))
+    return Materialized(plan, edges, find_weights(plan, edges), items, step_events(plan, edges))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.graph import Op
-from superscaler_core.materialize.edges import Reader, input_side
+from superscaler_core.materialize.edges import Edges, Reader, input_side
 from superscaler_core.materialize.side import Side, View
 from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.part import Part
@@ -86,7 +86,7 @@ class Weights:
         return {reader: use for use in self.uses for reader in use.readers}
 
 
-def find_weights(plan: Plan) -> Weights:
+def find_weights(plan: Plan, edges: Edges) -> Weights:
     """Where all parameters are stored and used."""
     window_of: dict[Op, Window] = {op: w for w in plan.windows for op in w.ops}
     uses: list[Use] = []
@@ -98,7 +98,7 @@ def find_weights(plan: Plan) -> Weights:
         for reader in readers:
             groups.setdefault(window_of.get(reader[0]), []).append(reader)
         sides = {
-            window: Side.joined(input_side(plan, *reader) for reader in group)
+            window: Side.joined(_read_by(plan, edges, *reader) for reader in group)
             for window, group in groups.items()
         }
         storage[tensor] = _storage(plan, tensor, sides, updates)
@@ -107,6 +107,16 @@ def find_weights(plan: Plan) -> Weights:
                 Use(len(uses), tensor, storage[tensor], sides[window], tuple(group), window)
             )
     return Weights(storage, tuple(uses))
+
+
+def _read_by(plan: Plan, edges: Edges, op: Op, position: int) -> Side:
+    """The end at which an op reads a parameter."""
+    side = input_side(plan, op, position)
+    shares = edges.deferred.get(op)
+    if shares is None:
+        return side
+    views = {View(view.device, view.box, shares[view.device]) for view in side.views}
+    return Side(1 + max(shares.values()), tuple(sorted(views)))
 
 
 def _storage(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import gcd
 
@@ -32,14 +32,43 @@ def spread_all(
 
     Raises:
         PlanError: a dim is too small, or cannot be cut alike in all ops; the message says into
-            how many it can.
+            how many pieces it can.
     """
     chosen = tuple(ops)
-    for axis in axes:
-        for dim in axis.dims:
-            _check(plan, axis, dim, chosen)
+    # By dim and number of pieces: the sizes of its loops, each with one op that has it.
+    loops: dict[tuple[DimClass, int], dict[int, Op]] = {}
+    for op in chosen:
+        for dim, num in _pieces_of(plan, axes, op).items():
+            size = op.sizes[plan.dims.ids(op, dim)[0]]
+            loops.setdefault((dim, num), {}).setdefault(size, op)
+    for (dim, num), sizes in loops.items():
+        _check(plan.graph.name, dim, num, sizes)
     for op in chosen:
         plan.spread(op, devices, axes)
+
+
+def _pieces_of(plan: Plan, axes: Sequence[Axis], op: Op) -> dict[DimClass, int]:
+    """Into how many pieces all axes together cut the dims of an op."""
+    found: dict[DimClass, int] = {}
+    for axis in axes:
+        dim = next((dim for dim in axis.dims if plan.dims.ids(op, dim)), None)
+        if dim is not None and axis.num > 1:
+            found[dim] = found.get(dim, 1) * axis.num
+    return found
+
+
+def _check(model: str, dim: DimClass, num: int, sizes: Mapping[int, Op]) -> None:
+    """All loops of a dim can be cut at the same places."""
+    # Loops of one size are cut alike wherever; of several, at multiples of the coarsest grain.
+    grain = gcd(*sizes)
+    if num <= grain and (len(sizes) == 1 or grain % num == 0):
+        return
+    counts = " and ".join(f"{size} in {op.name}" for size, op in sorted(sizes.items()))
+    right = f"at most {grain}" if len(sizes) == 1 else f"a divisor of {grain}"
+    raise PlanError(
+        f"{model} cut along {dim} into {num}: it has {counts}; cut it into {right}, or make it "
+        "larger."
+    )
 
 
 def sequence(plan: Plan) -> DimClass:
@@ -104,20 +133,3 @@ def _pattern(word: str) -> tuple[str, int]:
     if not name or not dim.isdecimal():
         raise PlanError(f"features: {word.strip()!r} should be NAME:DIM, such as 'up.weight:0'.")
     return name, int(dim)
-
-
-def _check(plan: Plan, axis: Axis, dim: DimClass, ops: Sequence[Op]) -> None:
-    """All loops of a dim can be cut at the same places."""
-    loops = {op.sizes[i]: op for op in reversed(ops) for i in plan.dims.ids(op, dim)[:1]}
-    if not loops:
-        return
-    # Loops of one size are cut alike wherever; of several, at multiples of the coarsest grain.
-    grain = gcd(*loops)
-    if axis.num <= grain and (len(loops) == 1 or grain % axis.num == 0):
-        return
-    counts = " and ".join(f"{size} in {op.name}" for size, op in sorted(loops.items()))
-    right = f"at most {grain}" if len(loops) == 1 else f"a divisor of {grain}"
-    raise PlanError(
-        f"{plan.graph.name} cut along {dim} into {axis.num}: it has {counts}; cut it into "
-        f"{right}, or make it larger."
-    )

@@ -65,11 +65,14 @@ class Report:
     def summary(self) -> str:
         """A few lines."""
         worst = max(self.memory, key=lambda device: self.memory[device].total_bytes)
+        kinds = self.memory[worst].by_kind
+        most = max(kinds, key=lambda kind: kinds[kind])
         return "\n".join(
             [
                 self.title,
                 f"sends     {self._levels_text()} a step",
-                f"memory    at most {self.memory[worst]}, on device {worst}",
+                f"memory    {bytes_text(self.memory[worst].total_bytes)} at most, on device {worst}; "
+                f"most of it {most}, {bytes_text(kinds[most])}",
                 *(f"note      {note}" for note in self.notes),
             ]
         )

@@ -27,10 +27,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 100
         rows: cells, as many in each.
         width: characters of a line, at least ``LEAST`` for every column.
     """
+    kinds = zip(header, *rows, strict=True)
+    right = [bool(rows) and all(map(_is_number, cells)) for _, *cells in kinds]
+    rows = [
+        [
+            c.replace(" ", NO_BREAK) if is_right else c
+            for c, is_right in zip(row, right, strict=True)
+        ]
+        for row in rows
+    ]
     columns = list(zip(header, *rows, strict=True))
     words = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
     widths = _widths([max(map(len, column)) for column in columns], words, width)
-    right = [bool(rows) and all(_is_number(cell) for cell in column[1:]) for column in columns]
     lines: list[str] = []
     for cells in (header, *rows):
         wrapped = [_wrapped(c, w) for c, w in zip(cells, widths, strict=True)]

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
+from superscaler_core.ops import mix
 from superscaler_core.run.moves import Wait, move, start
-from superscaler_core.run.tables import Edge, Leg, Tables
+from superscaler_core.run.tables import Edge, Leg, Tables, box_of
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
 
@@ -125,7 +126,7 @@ class Rank:
         shape, _ = self.tables.inputs[name]
         whole = self._batch[name]
         part = whole[mb * shape[0] : (mb + 1) * shape[0]] if shape else whole
-        cut = part[rv.Box.parse(box).slices_within(rv.Box.of_shape(shape))]
+        cut = part[box_of(box).slices_within(rv.Box.of_shape(shape))]
         return cut.to(self.device)
 
     def constant(self, name: str) -> Tensor:
@@ -151,8 +152,7 @@ class Rank:
 
     def _rng(self, mb: int) -> int:
         """The seed of a microbatch: the same on all ranks, and again in a recomputation."""
-        step = self._num_steps * self.tables.num_microbatches + mb
-        return (self._seed * 0x9E3779B1 + step * 0x85EBCA77) & 0x7FFFFFFF
+        return mix(self._seed, self._num_steps, mb)
 
     # --- segments -------------------------------------------------------------------------------
 
@@ -178,6 +178,13 @@ class Rank:
         self._saved[name, mb] = _Saved(leaves, others, outputs)
         return tuple(x.detach() for x in outputs)
 
+    def compute(
+        self, segment: Segment, mb: int, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Run a segment that has no backward."""
+        with torch.no_grad():
+            return segment(self._rng(mb), *inputs, *others)
+
     def backward(
         self, segment: Segment, mb: int, grads: tuple[Tensor | None, ...]
     ) -> tuple[Tensor, ...]:
@@ -196,10 +203,6 @@ class Rank:
         if given:
             torch.autograd.backward([out for out, _ in given], [grad for _, grad in given])
         return tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves)
-
-    def forget(self, segment: Segment, mb: int) -> None:
-        """Drop what was kept for a backward that will not come."""
-        self._saved.pop((segment.__name__, mb), None)
 
     def add_loss(self, loss: Tensor) -> None:
         """Count a part of a microbatch's loss."""
@@ -267,8 +270,8 @@ class Rank:
 
 
 def _box(text: str | None) -> rv.Box | None:
-    return None if text is None else rv.Box.parse(text)
+    return None if text is None else box_of(text)
 
 
 def _shard(tensor: Tensor | None, box: str | None) -> tuple[Tensor, rv.Box] | None:
-    return None if tensor is None or box is None else (tensor, rv.Box.parse(box))
+    return None if tensor is None or box is None else (tensor, box_of(box))

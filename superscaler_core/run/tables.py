@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import rvdcomm as rv
+
+# A program asks for the same few boxes and layouts at every step.
+box_of = cache(rv.Box.parse)
+layout_of = cache(rv.Layout.parse)
 
 
 @dataclass(frozen=True)
@@ -21,12 +25,12 @@ class Leg:
     @cached_property
     def region(self) -> rv.Box:
         """The region."""
-        return rv.Box.parse(self.box)
+        return box_of(self.box)
 
     @cached_property
     def layouts(self) -> tuple[rv.Layout, rv.Layout]:
         """From which to which."""
-        return rv.Layout.parse(self.src), rv.Layout.parse(self.dst)
+        return layout_of(self.src), layout_of(self.dst)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
@@ -40,20 +44,23 @@ class Leg:
 
     def src_box(self, rank: int) -> rv.Box | None:
         """What a rank brings of the tensor; None if nothing."""
-        return self._box(self.layouts[0], rank)
+        return _cell(self.layouts[0], self.region, rank)
 
     def dst_box(self, rank: int) -> rv.Box | None:
         """What a rank takes away; None if nothing."""
-        return self._box(self.layouts[1], rank)
+        return _cell(self.layouts[1], self.region, rank)
 
-    def _box(self, layout: rv.Layout, rank: int) -> rv.Box | None:
-        if rank not in layout:
-            return None
-        cell, base = layout.cell(rank).box, self.region.lo
-        return rv.Box(
-            tuple(a + b for a, b in zip(cell.lo, base, strict=True)),
-            tuple(a + b for a, b in zip(cell.hi, base, strict=True)),
-        )
+
+@cache
+def _cell(layout: rv.Layout, region: rv.Box, rank: int) -> rv.Box | None:
+    """A rank's box of a region, in the tensor that the region is of."""
+    if rank not in layout:
+        return None
+    cell, base = layout.cell(rank).box, region.lo
+    return rv.Box(
+        tuple(a + b for a, b in zip(cell.lo, base, strict=True)),
+        tuple(a + b for a, b in zip(cell.hi, base, strict=True)),
+    )
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
 from superscaler_core.run.moves import Shard, move_many
-from superscaler_core.run.tables import Leg, Tables, Weight
+from superscaler_core.run.tables import Leg, Tables, Weight, box_of
 from superscaler_core.run.transport import Transport
 
 
@@ -41,7 +41,7 @@ class WeightStore:
         self.stored: dict[str, nn.Parameter] = {}
         for name, entry in tables.parameters.items():
             if entry.box is not None:
-                shape = rv.Box.parse(entry.box).shape
+                shape = box_of(entry.box).shape
                 shard = torch.zeros(shape, dtype=self._stored_dtype(name), device=device)
                 self.stored[name] = nn.Parameter(shard, requires_grad=entry.is_trained)
         self._copies: dict[str, Tensor] = {
@@ -64,7 +64,7 @@ class WeightStore:
         if self._is_shared(weight):
             return self.stored[weight.name].detach().requires_grad_(is_trained)
         assert weight.box is not None
-        copy = torch.zeros(rv.Box.parse(weight.box).shape, dtype=dtype, device=device)
+        copy = torch.zeros(box_of(weight.box).shape, dtype=dtype, device=device)
         copy.requires_grad_(is_trained)
         if is_trained and dtype != self._stored_dtype(weight.name):
             hook = partial(self._widen, name)
@@ -93,7 +93,7 @@ class WeightStore:
     def shard(self, parameter: str) -> Shard | None:
         """What is stored here of a parameter."""
         box = self._tables.parameters[parameter].box
-        return None if box is None else (self.stored[parameter].data, rv.Box.parse(box))
+        return None if box is None else (self.stored[parameter].data, box_of(box))
 
     # --- values ---------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class WeightStore:
         for name, box, result in move_many(self._transport, moves):
             held = self._tables.weights[name].box
             assert held is not None
-            self._copies[name].data[box.slices_within(rv.Box.parse(held))] = result
+            self._copies[name].data[box.slices_within(box_of(held))] = result
 
     def _value(self, weight: Weight) -> Shard | None:
         """What is stored here of a weight, in the dtype in which it is read."""
@@ -152,14 +152,14 @@ class WeightStore:
         """The legs of a gradient, in the dtype in which it was added up."""
         weight = self._tables.weights[name]
         dtype = str(self._stored_dtype(weight.name)).removeprefix("torch.")
-        return tuple(replace(leg, dtype=dtype) for leg in weight.reduce)
+        return _legs_in(weight.reduce, dtype)
 
     def _grad(self, name: str) -> Shard | None:
         """What autograd left here; zeros if nothing reached the copy."""
         box = self._tables.weights[name].box
         if box is None:
             return None
-        copy, held = self._copies[name], rv.Box.parse(box)
+        copy, held = self._copies[name], box_of(box)
         grad = self._wide.get(name, copy.grad)
         if grad is None:
             dtype = self._stored_dtype(self._tables.weights[name].name)
@@ -169,7 +169,7 @@ class WeightStore:
     def _add(self, parameter: str, box: rv.Box, grad: Tensor) -> None:
         entry = self._tables.parameters[parameter]
         assert entry.box is not None
-        held = rv.Box.parse(entry.box)
+        held = box_of(entry.box)
         total = self._totals.get(parameter)
         if total is None and box == held:
             self._totals[parameter] = grad
@@ -185,6 +185,11 @@ class WeightStore:
             stored = self.stored[name]
             stored.grad = total if stored.grad is None else stored.grad + total
         self._totals.clear()
+
+
+@cache
+def _legs_in(legs: tuple[Leg, ...], dtype: str) -> tuple[Leg, ...]:
+    return tuple(replace(leg, dtype=dtype) for leg in legs)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from superscaler_core.capture import capture
 from superscaler_core.evaluate import evaluate, run_part
+from superscaler_core.front_end import capture
 from superscaler_core.models import MODELS, build, config_of, example_inputs
 from superscaler_core.models.moe import top_gating
 from superscaler_core.part import Part

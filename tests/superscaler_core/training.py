@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.capture import capture
+from superscaler_core.front_end import capture
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plans import PLANS
 
@@ -73,10 +73,19 @@ class Case:
 
     def compiled(self) -> ss.Compiled:
         """The program."""
-        graph = capture(self.new_model(), self.inputs(0))
-        plan = ss.Plan(graph, range(self.num_devices))
+        plan = ss.Plan(self._graph(), range(self.num_devices))
         PLANS[self.plan](plan, **self.knobs)
         return ss.compile(plan)
+
+    def _graph(self) -> ss.Graph:
+        """The model, captured once for all plans: no plan changes it."""
+        key = f"{self.model} {self.sizes} {self.dtype} {self.batch}"
+        if key not in _graphs:
+            _graphs[key] = capture(self.new_model(), self.inputs(0))
+        return _graphs[key]
+
+
+_graphs: dict[str, ss.Graph] = {}
 
 
 @dataclass(frozen=True)

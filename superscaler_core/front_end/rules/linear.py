@@ -5,8 +5,8 @@ A bias inside the product would be added once by every part of the reduction loo
 
 from __future__ import annotations
 
-from superscaler_core.capture.call import Call, names, text
-from superscaler_core.capture.rules.table import rule
+from superscaler_core.front_end.call import Call, names, text
+from superscaler_core.front_end.rules.table import rule
 from superscaler_core.tensor import PTensor
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import chain, count
 from math import gcd
 
-from superscaler_core.capture.call import names
 from superscaler_core.errors import AnnotationError
+from superscaler_core.front_end.call import names
 
 
 def view_annotation(src: tuple[int, ...], dst: tuple[int, ...]) -> tuple[str, dict[str, int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.capture.call import Call, fixed, names, share, text
-from superscaler_core.capture.rules.table import rule
+from superscaler_core.front_end.call import Call, fixed, names, share, text
+from superscaler_core.front_end.rules.table import rule
 from superscaler_core.tensor import PTensor
 
 

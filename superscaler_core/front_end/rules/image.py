@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.capture.call import Call, literal, names, text
-from superscaler_core.capture.rules.linear import add_bias
-from superscaler_core.capture.rules.table import rule
+from superscaler_core.front_end.call import Call, literal, names, text
+from superscaler_core.front_end.rules.linear import add_bias
+from superscaler_core.front_end.rules.table import rule
 from superscaler_core.tensor import PTensor
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from superscaler_core.capture.call import Call, dim_of, dims_of, fixed, literal, names, text
-from superscaler_core.capture.rules.table import rule
-from superscaler_core.capture.views import view_annotation
+from superscaler_core.front_end.call import Call, dim_of, dims_of, fixed, literal, names, text
+from superscaler_core.front_end.rules.table import rule
+from superscaler_core.front_end.views import view_annotation
 from superscaler_core.tensor import PTensor
 
 

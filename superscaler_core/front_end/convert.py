@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from superscaler_core.capture.call import Call
-from superscaler_core.capture.records import Node, Program, Ref
-from superscaler_core.capture.rules import rule_of
 from superscaler_core.errors import AnnotationError, CaptureError
+from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.records import Node, Program, Ref
+from superscaler_core.front_end.rules import rule_of
 from superscaler_core.graph import Graph, GraphBuilder
 from superscaler_core.tensor import PTensor
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from superscaler_core.capture.call import Call
+from superscaler_core.front_end.call import Call
 from superscaler_core.register import REGISTERED
 from superscaler_core.tensor import PTensor
 
@@ -45,6 +45,6 @@ def rule_of(call: Call) -> Rule:
     if found is None:
         raise call.error(
             "there is no rule that says how it splits; put what calls it into a function under "
-            '@register_op("..."), or add one with superscaler_core.capture.rules.rule.'
+            '@register_op("..."), or add one with superscaler_core.front_end.rules.rule.'
         )
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from superscaler_core.capture.call import Call, literal
-from superscaler_core.capture.rules.table import rule
+from superscaler_core.front_end.call import Call, literal
+from superscaler_core.front_end.rules.table import rule
 from superscaler_core.register import REGISTERED
 from superscaler_core.tensor import PTensor
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from superscaler_core.capture.convert import graph_of
-from superscaler_core.capture.export import trace
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.convert import graph_of
+from superscaler_core.front_end.export import trace
 from superscaler_core.graph import Graph
 
 __all__ = ["capture"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from superscaler_core.capture.records import Node
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.records import Node
 from superscaler_core.graph import GraphBuilder
 from superscaler_core.tensor import CONSTANT, PARAMETER, PTensor
 

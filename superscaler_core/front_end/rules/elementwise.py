@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Formatter
 
-from superscaler_core.capture.call import Call, names, text
-from superscaler_core.capture.rules.table import rule
+from superscaler_core.front_end.call import Call, names, text
+from superscaler_core.front_end.rules.table import rule
 from superscaler_core.tensor import PTensor
 
 # The first template that has a field for every argument that is given is taken.

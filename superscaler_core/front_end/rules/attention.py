@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from superscaler_core.capture.call import Call, text
-from superscaler_core.capture.rules.table import rule
+from superscaler_core.front_end.call import Call, text
+from superscaler_core.front_end.rules.table import rule
 from superscaler_core.tensor import PTensor
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
-from superscaler_core.capture.records import Node, Program, Ref, Value
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.records import Node, Program, Ref, Value
 
 # Left by export as a check of its own; it computes nothing.
 _CHECKS = ("aten._assert_tensor_metadata.default",)

@@ -1,6 +1,6 @@
 """Rules: for every ATen op that we know, what it is in a graph."""
 
-from superscaler_core.capture.rules import (  # noqa: F401 - each adds its rules to the table
+from superscaler_core.front_end.rules import (  # noqa: F401 - each adds its rules to the table
     attention,
     elementwise,
     image,
@@ -12,6 +12,6 @@ from superscaler_core.capture.rules import (  # noqa: F401 - each adds its rules
     registered,
     shape,
 )
-from superscaler_core.capture.rules.table import RULES, rule, rule_of
+from superscaler_core.front_end.rules.table import RULES, rule, rule_of
 
 __all__ = ["RULES", "rule", "rule_of"]

@@ -1,0 +1,133 @@
+"""Laws of sPrograms: on whatever model and devices, they train what one device trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+import superscaler_core as ss
+from superscaler_core.plans import PLANS
+from tests.superscaler_core.training import Case, Trained, difference, train, train_alone
+
+FLOOR = 1e-3
+"""Below this a parameter is compared absolutely: a key's bias has no gradient but rounding noise,
+and stays near its start at zero, while other parameters are 0.02 and more."""
+
+TIED = {"tied": True, "layers": 2}
+SWITCH = {"top": 1, "capacity_factor": 1.25}
+
+# Beside tests/dist/test_superscaler.py, where every plan trains one model on processes: other
+# models, knobs, and numbers of devices that divide nothing.
+CASES = [
+    Case("data_parallel", 3),
+    Case("data_parallel", 2, model="wide_resnet"),
+    Case("data_parallel", 4, model="mlp", optimizer="adamw"),
+    Case("accumulate", 2, {"microbatches": 3}, model="moe"),
+    Case("megatron", 2, {"vocabulary": True}),
+    Case("megatron", 4, {"vocabulary": True}, sizes=TIED, optimizer="adamw"),
+    Case("megatron", 2, {"features": "*.attn.q.weight:0"}),
+    Case("megatron", 2, model="moe"),
+    Case("megatron", 4, model="wide_resnet"),
+    Case("megatron", 3, model="mlp"),
+    Case("sequence_parallel", 3),
+    Case("sequence_parallel", 2, model="moe"),
+    Case("megatron_sp", 4, {"vocabulary": True}),
+    Case("megatron_sp", 2, model="moe"),
+    Case("expert_parallel", 2, model="moe", sizes=SWITCH),
+    Case("expert_parallel", 4, {"ep": 2}, model="moe", optimizer="adamw"),
+    Case("zero1", 2, model="wide_resnet"),
+    Case("zero2", 3, sizes=TIED),
+    Case("zero3", 3, sizes=TIED, optimizer="adamw"),
+    Case("zero3", 2, model="moe"),
+    Case("recompute", 2, model="moe"),
+    Case("recompute", 1),
+    Case("gpipe", 2, {"microbatches": 1}, sizes={"layers": 3}),
+    Case("one_f_one_b", 3, {"microbatches": 2, "sizes": "1,3,1"}, sizes={"layers": 5}),
+    Case("one_f_one_b", 2, {"microbatches": 3}, sizes=TIED),
+    Case("one_f_one_b", 2, {"microbatches": 2}, model="wide_resnet"),
+    Case("one_f_one_b", 2, {"microbatches": 2}, model="moe"),
+    Case("interleaved", 2, {"microbatches": 3}, model="mlp", sizes={"layers": 5}),
+    Case("hybrid", 4, {"tp": 2, "microbatches": 2, "recompute": True}, model="moe"),
+    Case("hybrid", 6, {"tp": 2, "pp": 3, "microbatches": 2}, sizes={"layers": 3, "tied": True}),
+    Case("hybrid", 4, {"pp": 2, "chunks": 2, "microbatches": 4, "zero1": True}, model="mlp",
+         sizes={"layers": 4}),
+]  # fmt: skip
+
+
+def trained(case: Case, folder: Path, start: dict[str, Tensor]) -> list[Trained]:
+    """What every rank of the program sees."""
+    case.compiled().save(folder)
+    ranks = range(case.num_devices)
+    return list(ss.run_threads(folder, lambda t: train(t, case, start), ranks).values())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_plan_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+    start = case.new_model().state_dict()
+    alone = train_alone(case, case.compiled().plan.num_microbatches)
+    found = trained(case, tmp_path, start)
+    assert max(difference(one, alone, FLOOR) for one in found) <= 1e-12
+
+
+DROPOUT = {"dropout": 0.3}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("data_parallel", 3, sizes=DROPOUT),
+        Case("megatron", 2, sizes=DROPOUT),
+        Case("megatron_sp", 4, sizes=DROPOUT),
+        Case("sequence_parallel", 2, sizes=DROPOUT),
+        Case("zero3", 2, sizes=DROPOUT),
+        Case("recompute", 2, sizes=DROPOUT),
+        Case("one_f_one_b", 2, {"microbatches": 3}, sizes=DROPOUT),
+        Case("hybrid", 4, {"tp": 2, "microbatches": 3, "recompute": True}, sizes=DROPOUT),
+    ],
+    ids=str,
+)
+def test_every_plan_drops_what_one_device_drops(case: Case, tmp_path: Path) -> None:
+    num_microbatches = case.compiled().plan.num_microbatches
+    single = Case("accumulate", 1, {"microbatches": num_microbatches}, sizes=case.sizes)
+    start = case.new_model().state_dict()
+    (alone,) = trained(single, tmp_path / "single", start)
+    assert alone.losses != train_alone(case, num_microbatches).losses  # torch drops others
+    found = trained(case, tmp_path / "parallel", start)
+    assert max(difference(one, alone, FLOOR) for one in found) <= 1e-12
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_no_plan_computes_anything_else_than_the_model(name: str) -> None:
+    model = "moe" if name == "expert_parallel" else "mlp"
+    layers = 2 if model == "moe" else 4
+    if "sequence_parallel" in name or name == "megatron_sp":
+        model = "gpt"
+    assert Case(name, 2, model=model, sizes={"layers": layers}).compiled().plan.notes == []
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case("data_parallel", 8), r"along tokens\.0 into 8: .* 4 in .*; cut it into at most 4"),
+        (Case("megatron", 3), r"q\.weight\.0 into 3: it has 4 in .* and 16 in .* a divisor of 4"),
+        (Case("sequence_parallel", 2, model="mlp"), r"MLPModel has no sequence: .* cut the batch instead"),
+        (Case("expert_parallel", 2), r"GPT has no parameters in modules '\*\.experts'"),
+        (Case("expert_parallel", 4, {"ep": 3}, model="moe"), "4 experts on ep=3 of 4 devices"),
+        (Case("gpipe", 4), r"4 stages of the 2 blocks 'layers\.\*' of GPT: .* at most 2 stages"),
+        (Case("gpipe", 2, {"block": "h.*"}), r"no block 'h\.\*'; its modules are embed, position,"),
+        (Case("gpipe", 2, {"sizes": "2,1"}), r"add up to the 2 blocks, such as '1,1'"),
+        (Case("gpipe", 2, {"sizes": "2,x"}), r"sizes='2,x' of 2 stages"),
+        (Case("hybrid", 4, {"tp": 3}), r"tp=3 times pp=1 on 4 devices: .* has to divide 4"),
+        (Case("megatron", 2, {"features": "up.weight"}), r"'up\.weight' should be NAME:DIM"),
+        (Case("megatron", 2, {"features": "x:0"}), r"GPT has no parameter that fits 'x'"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_says_what_can(case: Case, words: str) -> None:
+    with pytest.raises(ss.PlanError, match=words):
+        case.compiled()

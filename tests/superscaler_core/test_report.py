@@ -1,0 +1,217 @@
+"""Report: reported bytes are moved bytes, alike layers are one row, and no line is too long."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rvdcomm as rv
+from superscaler_core import models, plans
+from superscaler_core.compiled import Compiled, compile
+from superscaler_core.errors import PlanError
+from superscaler_core.front_end import capture
+from superscaler_core.graph import Graph
+from superscaler_core.plan import Plan
+from superscaler_core.report import Move, explain_edge, explain_ops, moves_of
+from superscaler_core.report.table import numbers_text, table
+from superscaler_core.run.threads import run_threads
+from superscaler_core.run.trainer import Trainer
+from superscaler_core.units import bytes_text, parse_bytes
+
+WIDTH = 100
+
+
+@cache
+def graph_of(name: str, layers: int = 2) -> Graph:
+    with torch.device("meta"):
+        model = models.build(name, layers=layers)
+    return capture(model, models.example_inputs(name, 4, layers=layers))
+
+
+def compiled(name: str, plan_name: str, num_devices: int, layers: int = 2, **knobs: Any) -> Compiled:
+    plan = Plan(graph_of(name, layers), range(num_devices))
+    plans.PLANS[plan_name](plan, **knobs)
+    return compile(plan)
+
+
+CASES = [
+    ("gpt", "data_parallel", 2, {}),
+    ("gpt", "megatron", 4, {}),
+    ("gpt", "megatron_sp", 2, {}),
+    ("gpt", "zero1", 2, {}),
+    ("gpt", "zero2", 2, {}),
+    ("gpt", "zero3", 2, {}),
+    ("gpt", "one_f_one_b", 2, {"microbatches": 3}),
+    ("gpt", "hybrid", 4, {"pp": 2, "microbatches": 2}),
+    ("moe", "expert_parallel", 2, {}),
+]
+
+
+@pytest.mark.parametrize("name, plan_name, num_devices, knobs", CASES)
+def test_reported_bytes_are_moved_bytes(
+    name: str, plan_name: str, num_devices: int, knobs: dict[str, Any], tmp_path: Path
+) -> None:
+    made = compiled(name, plan_name, num_devices, **knobs)
+    folder = made.save(tmp_path)
+    batch = models.example_inputs(name, 4 * made.plan.num_microbatches)
+
+    def work(trainer: Trainer) -> int:
+        trainer.step(*batch)
+        return trainer._transport.sent_bytes
+
+    sent = run_threads(folder, work, range(num_devices))
+    assert made.report().sent_bytes == sum(sent.values())
+
+
+@pytest.mark.parametrize("name, plan_name, num_devices, knobs", CASES)
+def test_no_line_is_longer_than_a_page_is_wide(
+    name: str, plan_name: str, num_devices: int, knobs: dict[str, Any]
+) -> None:
+    made = compiled(name, plan_name, num_devices, **knobs)
+    texts = [str(made.report()), explain_ops(made.plan)]
+    assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
+
+
+@pytest.mark.parametrize("plan_name", ["megatron", "zero3", "data_parallel"])
+def test_more_layers_make_larger_counts_and_no_more_rows(plan_name: str) -> None:
+    few, many = (compiled("gpt", plan_name, 2, layers).report().rows for layers in (2, 5))
+    assert len(few) == len(many) <= 20
+    grown = [len(b.moves) / len(a.moves) for a, b in zip(few, many, strict=True)]
+    assert max(grown) > 2
+
+
+def test_megatron_reports_two_sums_a_layer_and_way() -> None:
+    report = compiled("gpt", "megatron", 4, layers=3).report()
+    for way in ("forward", "backward"):
+        rows = report.of(way)
+        assert [len(row.moves) for row in rows] == [3, 3]
+        assert all("all_reduce" in row.first.primitives or row.gap == 1 for row in rows)
+        assert {row.first.layouts for row in rows} == {"R(1)V(4)D(1,1,1) -> R(4)V(1)D(1,1,1)"}
+
+
+def test_windows_fetch_twice_and_reduce_once_a_microbatch() -> None:
+    report = compiled("gpt", "zero3", 2).report()
+    assert {row.first.num_times for row in report.of("fetch")} == {2}
+    assert {row.first.num_times for row in report.of("reduce")} == {1}
+
+
+def test_an_edge_between_stages_moves_once_a_microbatch_each_way() -> None:
+    report = compiled("gpt", "one_f_one_b", 2, microbatches=3).report()
+    (there,), (back,) = report.of("forward"), report.of("backward")
+    assert (there.first.stages, back.first.stages) == ((0, 1), (1, 0))
+    assert there.first.num_times == back.first.num_times == 3
+    assert there.sent_bytes == 3 * 4 * 8 * 16 * 4  # times [4, 8, 16] of float32
+
+
+LINK = rv.Link(1e-6, 1e9)
+
+
+def test_bytes_are_told_apart_by_the_level_that_they_pass() -> None:
+    made = compiled("gpt", "hybrid", 4, pp=2, tp=2, microbatches=2)
+    hosts = rv.Topology.hosts([[0, 1], [2, 3]], LINK, LINK)
+    report = made.report(hosts)
+    assert set(report.level_bytes) == {"rank", "host"}
+    between = [m for m in moves_of(made.materialized, hosts) if m.stages[0] != m.stages[1]]
+    # The loss is on the second host, and both hosts want it.
+    loss = sum(row.level_bytes[1] for row in report.of("loss"))
+    expected = sum(m.num_times * m.level_bytes[1] for m in between) + loss
+    assert report.level_bytes["host"] == expected > 0
+    assert report.sent_bytes == sum(report.level_bytes.values())
+
+
+def test_three_levels_count_every_byte_once() -> None:
+    made = compiled("gpt", "data_parallel", 4)
+    groups = ([(0,), (1,), (2,), (3,)], [(0, 1), (2, 3)], [(0, 1, 2, 3)])
+    levels = [rv.Level(n, tuple(g), LINK) for n, g in zip("abc", groups, strict=True)]
+    cluster = rv.Topology(tuple(levels))
+    hosts = rv.Topology(tuple(levels[:2]))
+    by_level = made.report(cluster).level_bytes
+    assert by_level == made.report(hosts).level_bytes | {"c": 0}
+
+
+def test_a_summary_says_what_is_sent_and_needed_and_what_differs_from_the_model() -> None:
+    made = compiled("gpt", "megatron", 2)
+    made.plan.note("batch statistics are of a shard")
+    lines = made.summary().splitlines()
+    assert lines[0] == "GPT: 59 ops on 2 devices, 1 stage, 1 microbatch (1f1b)"
+    assert [line.split()[0] for line in lines[1:]] == ["sends", "memory", "note"]
+    assert str(made.report()).startswith(made.summary())
+
+
+# --- explain ------------------------------------------------------------------------------------
+
+
+def test_ops_of_alike_layers_share_a_row_that_says_how_they_were_cut() -> None:
+    made = compiled("gpt", "megatron", 2, layers=3)
+    rows = {line.split()[1]: line for line in explain_ops(made.plan).splitlines()}
+    assert rows["layers.*.mlp.up:linear"].split()[0] == "3"
+    assert "n/2" in rows["layers.*.mlp.up:linear"]
+    assert "k/2" in rows["layers.*.mlp.down:linear"]
+    assert "2 copies" in rows["norm:layer_norm"]
+
+
+def test_what_is_recomputed_is_said() -> None:
+    made = compiled("gpt", "recompute", 1)
+    rows = {line.split()[1]: line for line in explain_ops(made.plan).splitlines()}
+    assert "again" in rows["layers.*.mlp:gelu"]
+    assert "again" not in rows["cross_entropy"]
+
+
+def edge_that_moves(made: Compiled) -> Move:
+    return next(m for m in moves_of(made.materialized) if m.way == "backward")
+
+
+def test_an_edge_is_explained_with_its_ends_and_its_plans() -> None:
+    made = compiled("gpt", "megatron", 2)
+    move = edge_that_moves(made)
+    text = explain_edge(made.materialized, move.name)
+    assert text.startswith(f"{move.name}: {move.tensor}")
+    assert "forward: nothing moves" in text
+    assert str(move.plans[0]) in text
+
+
+def test_a_use_of_a_weight_is_explained_with_its_storage() -> None:
+    made = compiled("gpt", "zero1", 2)
+    text = explain_edge(made.materialized, "w0")
+    assert "stored" in text
+    assert "fetch:" in text
+    assert "reduce:" in text
+
+
+def test_an_edge_that_is_not_there_is_refused() -> None:
+    made = compiled("gpt", "one_f_one_b", 2)
+    with pytest.raises(PlanError, match=r"no edge 'e7'; there are 1 edges .* such as e0"):
+        explain_edge(made.materialized, "e7")
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [30, 41, 60, 100])
+def test_tables_keep_their_width_and_all_their_words(width: int) -> None:
+    rows = [["e0", "layers.0.attn, norm and more", "12 KiB"], ["e1", "a" * 8, "3 MiB"]]
+    text = table(["edge", "tensors", "bytes"], rows, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(word in text.split() for word in ("norm", "more", "12", "MiB", "a" * 8))
+
+
+@pytest.mark.parametrize(
+    "numbers, text", [([], ""), ([3], "3"), ([4, 3], "3,4"), ([1, 2, 3, 5, 7, 8], "1-3,5,7,8")]
+)
+def test_runs_of_numbers_are_ranges(numbers: list[int], text: str) -> None:
+    assert numbers_text(numbers) == text
+
+
+@pytest.mark.parametrize("text, size", [("0", 0), ("12", 12), ("1 KiB", 1024), ("1.5MiB", 3 << 19)])
+def test_bytes_are_read_as_they_are_written(text: str, size: int) -> None:
+    assert parse_bytes(text) == parse_bytes(bytes_text(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "12 XB", "1,5 MiB", "nan", "-5", "inf MiB"])
+def test_what_is_no_number_of_bytes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="cannot parse bytes"):
+        parse_bytes(text)
