@@ -10,7 +10,7 @@ from pathlib import Path
 _INFO_BYTES = 256
 _SENT = struct.Struct("QQ")
 _SENT_OFFSET = 200
-"""``tcpi_bytes_sent`` and ``tcpi_bytes_retrans`` in ``struct tcp_info`` (Linux 4.19, linux/tcp.h)."""
+"""Of ``tcpi_bytes_sent`` and ``tcpi_bytes_retrans`` in ``tcp_info`` (linux/tcp.h, since 4.19)."""
 
 
 def sent_bytes() -> int:

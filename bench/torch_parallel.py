@@ -54,9 +54,9 @@ class TorchParallel:
             return self._accumulate(tokens, targets)
         losses: list[Tensor] = []
         inputs = (tokens,) if self._is_first else ()
-        target = {"target": targets, "losses": losses} if self._is_last else {}
-        self._schedule.step(*inputs, **target, return_outputs=False)
-        return torch.stack(losses).mean().detach() if self._is_last else None
+        target = targets if self._is_last else None
+        self._schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
+        return torch.stack(losses).mean().detach() if losses else None
 
     def _accumulate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         total = torch.zeros(())
@@ -74,10 +74,12 @@ class StageOfGPT(nn.Module):
     def __init__(self, model: GPT, index: int, num_stages: int) -> None:
         super().__init__()
         is_first, is_last = index == 0, index == num_stages - 1
-        self.embed, self.position = (model.embed, model.position) if is_first else (None, None)
+        self.embed = model.embed if is_first else None
+        self.position = model.position if is_first else None
         ends = [len(model.layers) * i // num_stages for i in (index, index + 1)]
         self.layers = model.layers[ends[0] : ends[1]]
-        self.norm, self.head = (model.norm, model.head) if is_last else (None, None)
+        self.norm = model.norm if is_last else None
+        self.head = model.head if is_last else None
 
     def forward(self, x: Tensor) -> Tensor:
         """From tokens or the hidden state to the hidden state or scores."""

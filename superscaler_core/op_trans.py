@@ -87,7 +87,7 @@ class Pieces:
 
     def __call__(self, part: Part) -> tuple[Part, ...]:
         """The parts that ``part`` becomes."""
-        made = []
+        made: list[Part] = []
         for ranges in self.ranges:
             pieces = part.pieces
             for identifier, lo, hi in ranges:
@@ -99,7 +99,9 @@ class Pieces:
                         f"{stop}."
                     )
                 pieces = _with(pieces, (identifier, lo, hi))
-            made.append(Part(part.op, pieces, part.replica))
+            # The same piece twice makes replicas.
+            copies = sum(other.pieces == pieces for other in made)
+            made.append(Part(part.op, pieces, part.replica * len(self.ranges) + copies))
         return tuple(made)
 
 

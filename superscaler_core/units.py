@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-_POWERS = {"": 0, "B": 0, "KIB": 1, "MIB": 2, "GIB": 3, "TIB": 4}
+import re
+from fractions import Fraction
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_BYTES = re.compile(r"(\d{1,30}(?:\.\d{1,30})?(?:[eE]\d{1,2})?) ?(?:(?i:([KMGT])i)?(?i:B))?")
 
 
 def bytes_text(num_bytes: float) -> str:
@@ -28,11 +32,9 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: the text has another form.
     """
-    number = text.strip().rstrip("BKMGTiIbkmgt").strip()
-    unit = text.strip()[len(number) :].strip().upper()
-    try:
-        return int(float(number) * 1024 ** _POWERS[unit])
-    except (KeyError, ValueError, OverflowError):
+    found = _BYTES.fullmatch(text.strip())
+    if found is None:
         raise ValueError(
-            f"cannot parse bytes {text!r}: expected a form such as '32GiB', '512MiB' or '1e6'."
-        ) from None
+            f"cannot parse bytes {text[:80]!r}: expected a form such as '32GiB', '512MiB' or '1e6'."
+        )
+    return int(Fraction(found[1]) * 1024 ** _POWERS[(found[2] or "").upper()])

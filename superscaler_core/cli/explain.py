@@ -47,7 +47,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--edge",
         metavar="NAME",
         action="append",
-        help="only this edge (e3) or use of a weight (w7): its ends and its plans, step by step",
+        help="only this edge (e3, or a parameter's name): its ends and its plans, step by step",
     )
 
 

@@ -108,7 +108,7 @@ def _compared(
     limit = TOLERANCES[program.graph.loss.dtype]
     is_same = max(losses, parameters) <= limit
     print(
-        f"{'same' if is_same else 'DIFFERENT'}     as {by} to {limit:g}: losses differ by at most "
+        f"{'same' if is_same else 'DIFFERENT'}  as {by} to {limit:g}: losses differ by at most "
         f"{losses:.2g}, parameters by {parameters:.2g} ({worst})"
     )
     return OK if is_same else NOT_VALID

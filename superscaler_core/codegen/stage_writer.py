@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
 import rvdcomm as rv
 from superscaler_core.codegen.names import Names
@@ -17,6 +18,7 @@ from superscaler_core.part import Part
 from superscaler_core.tensor import CONSTANT, INPUT, PARAMETER, VTensor
 
 INDENT = "    "
+WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,17 +175,16 @@ class StageWriter:
 
     def _segment(self, segment: Segment) -> str:
         with_grad, others = self._args[segment]
-        args = ", ".join(["rng", *(value.name for value in [*with_grad, *others])])
-        lines = [f"def {segment.name}({args}):"]
+        args = ["rng", *(value.name for value in [*with_grad, *others])]
+        lines = [wrapped(f"def {segment.name}(", args, "):")]
         module = None
         for part in segment.parts:
             if part.op.module != module:
                 module = part.op.module
                 lines.append(f"{INDENT}# {module or self._made.plan.graph.name}")
             lines.append(INDENT + self._statement(part))
-        outs = ", ".join(value.name for value in self._exports[segment])
-        comma = "," if len(self._exports[segment]) == 1 else ""
-        lines.append(f"{INDENT}return ({outs}{comma})")
+        outs = [value.name for value in self._exports[segment]]
+        lines.append(f"{INDENT}return {_tuple(outs)}")
         return "\n".join(lines)
 
     def _statement(self, part: Part) -> str:
@@ -250,15 +251,12 @@ class StageWriter:
     def _call(self, segment: Segment) -> list[str]:
         with_grad, others = self._args[segment]
         outs = self._exports[segment]
-        left = ", ".join(v.name for v in outs)
-        comma = "," if len(outs) == 1 else ""
         # What has no gradient has no backward, so nothing is kept for it.
         which = "forward" if any(value.has_grad for value in outs) else "compute"
-        call = (
-            f"run.{which}({segment.name}, mb, {_tuple(v.name for v in with_grad)}, "
-            f"{_tuple(v.text for v in others)})"
-        )
-        lines = [f"{left}{comma} = {call}" if outs else call]
+        given = _tuple(v.name for v in with_grad)
+        head = f"{_left(v.name for v in outs)}run.{which}({segment.name}, mb, {given}, ("
+        texts = [v.text for v in others]
+        lines = [wrapped(head, texts, ",))" if len(texts) == 1 else "))", INDENT)]
         lines += [f"run.add_loss({name})" for name in self._loss_names(segment)]
         return lines
 
@@ -329,9 +327,7 @@ class StageWriter:
         results = [self._grad_name(segment, value.name) for value in with_grad]
         for value, result in zip(with_grad, results, strict=True):
             self._grads.setdefault(value.name, []).append(result)
-        call = f"run.backward({segment.name}, mb, {_tuple(grads)})"
-        comma = "," if len(results) == 1 else ""
-        return [f"{', '.join(results)}{comma} = {call}" if results else call]
+        return [f"{_left(results)}run.backward({segment.name}, mb, {_tuple(grads)})"]
 
     def _move_back(self, edge: Edge) -> list[str]:
         if not edge.backward:
@@ -382,6 +378,29 @@ def _comment(legs: Sequence[Transfer]) -> str:
 def _tuple(items: Iterable[str]) -> str:
     given = list(items)
     return "(" + ", ".join(given) + ("," if len(given) == 1 else "") + ")"
+
+
+def _left(names: Iterable[str]) -> str:
+    """What a tuple is assigned to; nothing if it is empty."""
+    given = list(names)
+    return f"{_tuple(given)} = " if given else ""
+
+
+def wrapped(head: str, items: Sequence[str], tail: str, indent: str = "") -> str:
+    """A call or signature, broken where its line would be too long; ``indent`` is around it."""
+    line = f"{head}{', '.join(items)}{tail}"
+    if len(indent + line) <= WIDTH:
+        return line
+    inner = 2 * INDENT
+    body = fill(
+        ", ".join(items) + ",",
+        WIDTH,
+        initial_indent=inner,
+        subsequent_indent=inner,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"{head}\n{body}\n{indent}{tail.lstrip(',')}"
 
 
 def _function(lines: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ class Use:
     """A parameter as some ops read it.
 
     Attributes:
-        index: unique in the plan.
+        number: among the uses of the parameter.
         tensor: the parameter.
         storage: the end where it is stored.
         side: the end where it is read; its summands are those of the gradient.
@@ -33,7 +33,7 @@ class Use:
         window: when it comes and goes; None if it is there all the time.
     """
 
-    index: int
+    number: int
     tensor: PTensor
     storage: Side
     side: Side
@@ -42,8 +42,8 @@ class Use:
 
     @property
     def name(self) -> str:
-        """For generated code."""
-        return f"w{self.index}"
+        """For generated code: of the parameter, and which use it is if there are several."""
+        return self.tensor.name + (f"#{self.number}" if self.number else "")
 
     @property
     def is_fetched(self) -> bool:
@@ -102,10 +102,9 @@ def find_weights(plan: Plan, edges: Edges) -> Weights:
             for window, group in groups.items()
         }
         storage[tensor] = _storage(plan, tensor, sides, updates)
-        for window, group in groups.items():
-            uses.append(
-                Use(len(uses), tensor, storage[tensor], sides[window], tuple(group), window)
-            )
+        for number, (window, group) in enumerate(groups.items()):
+            side, readers = sides[window], tuple(group)
+            uses.append(Use(number, tensor, storage[tensor], side, readers, window))
     return Weights(storage, tuple(uses))
 
 

@@ -63,7 +63,7 @@ def _devices(plan: Plan, op: Op) -> set[int]:
 
 
 def explain_edge(made: Materialized, name: str, topology: rv.Topology | None = None) -> str:
-    """An edge (``e3``) or a weight's use (``w7``): its ends, and the plans of all its ways.
+    """An edge (``e3``) or a use of a weight (by its name): its ends, and the plans of all its ways.
 
     Raises:
         PlanError: there is none of that name.
@@ -72,10 +72,12 @@ def explain_edge(made: Materialized, name: str, topology: rv.Topology | None = N
     known |= {use.name: use for use in made.weights.uses}
     found = known.get(name)
     if found is None:
-        near = ", ".join(get_close_matches(name, known, 3, 0.0)) or "none"
+        near = ", ".join(get_close_matches(name, known, 3, 0.0))
+        last = len(made.edges.all) - 1
+        edges = f"edges of activations are e0 to e{last}, " if last >= 0 else ""
         raise PlanError(
-            f"there is no edge {name!r}; there are {len(made.edges.all)} edges of activations "
-            f"(e0, ...) and {len(made.weights.uses)} uses of weights (w0, ...), such as {near}."
+            f"there is no edge {name!r}; {edges}uses of weights have the names of parameters; near "
+            f"are {near}."
         )
     lines = [f"{name}: {found.tensor} {found.tensor.dtype}"]
     if isinstance(found, Edge):

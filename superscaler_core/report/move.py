@@ -21,7 +21,7 @@ class Move:
     """A tensor that goes one way.
 
     Attributes:
-        name: of the edge (``e3``) or of the weight's use (``w7``).
+        name: of the edge (``e3``) or of the use of a weight.
         way: one of ``WAYS``.
         tensor: its name.
         stages: from which to which.

@@ -67,12 +67,12 @@ class Report:
         worst = max(self.memory, key=lambda device: self.memory[device].total_bytes)
         kinds = self.memory[worst].by_kind
         most = max(kinds, key=lambda kind: kinds[kind])
+        total, share = bytes_text(sum(kinds.values())), bytes_text(kinds[most])
         return "\n".join(
             [
                 self.title,
                 f"sends     {self._levels_text()} a step",
-                f"memory    {bytes_text(self.memory[worst].total_bytes)} at most, on device {worst}; "
-                f"most of it {most}, {bytes_text(kinds[most])}",
+                f"memory    {total} at most, on device {worst}; most of it {most}, {share}",
                 *(f"note      {note}" for note in self.notes),
             ]
         )
@@ -89,8 +89,10 @@ class Report:
             rows = self.of(way)
             if rows:
                 total = bytes_text(sum(row.sent_bytes for row in rows))
-                cells = [row.cells() for row in rows]
-                yield f"{title}: {total} a step\n{table(HEADER, cells, WIDTH)}"
+                # Only edges have a name of their own.
+                skipped = 0 if way in ("forward", "backward") else 1
+                cells = [row.cells()[skipped:] for row in rows]
+                yield f"{title}: {total} a step\n{table(HEADER[skipped:], cells, WIDTH)}"
 
     def _memory_text(self) -> str:
         alike: dict[DeviceMemory, list[Device]] = {}

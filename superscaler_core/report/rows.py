@@ -60,21 +60,20 @@ class Row:
 
     def cells(self) -> list[str]:
         """As a line of the table under ``HEADER``."""
-        first = self.first
         return [
-            first.name,
+            self.first.name,
             str(len(self.moves)),
             self.tensors,
             self.stages,
-            first.layouts.replace(" ->", f"{NO_BREAK}->"),
-            ", ".join(first.primitives),
-            f"x{first.num_times}",
+            self.first.layouts.replace(" ->", f"{NO_BREAK}->"),
+            ", ".join(self.first.primitives),
+            str(self.first.num_times),
             bytes_text(self.sent_bytes),
             f"{self.gap:.3g}",
         ]
 
 
-HEADER = ("first", "count", "tensors", "stages", "layouts", "by", "times", "a step", "gap")
+HEADER = ("edge", "count", "tensors", "stages", "layouts", "by", "x", "a step", "gap")
 
 
 def rows_of(moves: Iterable[Move]) -> tuple[Row, ...]:

@@ -17,9 +17,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 100
     """Rows under a header; numbers are set to the right, and long texts go on in further lines.
 
     >>> print(table(["edge", "bytes"], [["e0", "64"], ["e1: out -> in", "1024"]], width=16))
-    edge    bytes
-    e0         64
-    e1: out  1024
+    edge     bytes
+    e0          64
+    e1: out   1024
     -> in
 
     Args:
@@ -27,23 +27,19 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 100
         rows: cells, as many in each.
         width: characters of a line, at least ``LEAST`` for every column.
     """
-    kinds = zip(header, *rows, strict=True)
-    right = [bool(rows) and all(map(_is_number, cells)) for _, *cells in kinds]
-    rows = [
-        [
-            c.replace(" ", NO_BREAK) if is_right else c
-            for c, is_right in zip(row, right, strict=True)
-        ]
-        for row in rows
+    texts = list(zip(header, *rows, strict=True))
+    right = [bool(rows) and all(map(_is_number, cells)) for _, *cells in texts]
+    columns = [
+        [cell.replace(" ", NO_BREAK) for cell in column] if is_right else list(column)
+        for column, is_right in zip(texts, right, strict=True)
     ]
-    columns = list(zip(header, *rows, strict=True))
-    words = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
-    widths = _widths([max(map(len, column)) for column in columns], words, width)
+    limits = _limits(columns, width)
+    wrapped = [[_wrapped(c, w) for c in column] for column, w in zip(columns, limits, strict=True)]
+    widths = [max(len(line) for cell in column for line in cell) for column in wrapped]
     lines: list[str] = []
-    for cells in (header, *rows):
-        wrapped = [_wrapped(c, w) for c, w in zip(cells, widths, strict=True)]
-        for i in range(max(map(len, wrapped))):
-            shown = (cell[i] if i < len(cell) else "" for cell in wrapped)
+    for cells in zip(*wrapped, strict=True):
+        for i in range(max(map(len, cells))):
+            shown = (cell[i] if i < len(cell) else "" for cell in cells)
             padded = (
                 text.rjust(w) if is_right else text.ljust(w)
                 for text, w, is_right in zip(shown, widths, right, strict=True)
@@ -56,9 +52,10 @@ def _wrapped(cell: str, width: int) -> list[str]:
     return wrap(cell, width, break_on_hyphens=False) or [""]
 
 
-def _widths(natural: list[int], words: list[int], width: int) -> list[int]:
+def _limits(columns: Sequence[Sequence[str]], width: int) -> list[int]:
     """Widths that fit: columns give room between words first, the widest before the others."""
-    widths = list(natural)
+    widths = [max(map(len, column)) for column in columns]
+    words = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
     for least in (words, [LEAST] * len(words)):
         while sum(widths) + len(GAP) * (len(widths) - 1) > width:
             room = [w if w > low else 0 for w, low in zip(widths, least, strict=True)]

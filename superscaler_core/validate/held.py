@@ -186,8 +186,11 @@ class _Values:
     def _writers_of(self, view: VTensor) -> list[tuple[Part, int]]:
         op = self._made.plan.graph.producer[view.tensor]
         output = op.outputs.index(view.tensor)
+        parts = self._made.parts_on(op, self._device)
+        if len(parts) == 1:
+            return [(parts[0], output)]
         found: dict[VTensor, tuple[Part, int]] = {}
-        for part in self._made.parts_on(op, self._device):
+        for part in parts:
             if part.outputs[output].box.intersect(view.box) is not None:
                 found.setdefault(part.outputs[output], (part, output))
         return list(found.values())

@@ -109,18 +109,22 @@ class Stored:
     def _open_bytes(self, device: Device, counts: Callable[[Use], bool]) -> int:
         """The most at one time of copies in windows."""
         most = 0
-        for items in self._made.items:
+        for items in self._windows:
             now = 0
             for item in items:
-                if isinstance(item, Open | Close):
-                    size = sum(
-                        _copy_bytes(use, device)
-                        for use in self._made.uses_of.get(item.window, ())
-                        if counts(use)
-                    )
-                    now += size if isinstance(item, Open) else -size
-                    most = max(most, now)
+                size = sum(
+                    _copy_bytes(use, device)
+                    for use in self._made.uses_of.get(item.window, ())
+                    if counts(use)
+                )
+                now += size if isinstance(item, Open) else -size
+                most = max(most, now)
         return most
+
+    @cached_property
+    def _windows(self) -> list[list[Open | Close]]:
+        """What comes and goes in every stage, in order."""
+        return [[i for i in items if isinstance(i, Open | Close)] for items in self._made.items]
 
 
 def _copy_bytes(use: Use, device: Device) -> int:

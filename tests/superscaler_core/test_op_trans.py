@@ -84,6 +84,13 @@ def test_of_a_dim_of_two_loops_the_outer_is_cut() -> None:
         ss.split("d", 2)(part)
 
 
+def test_the_same_piece_twice_makes_replicas() -> None:
+    plan = ss.Plan(two_linears(), range(3))
+    parts = plan.op_trans(plan.graph.ops[0], ss.pieces({"b": (0, 4)}, {"b": (0, 4)}, {}))
+    plan.op_assign(parts, plan.devices)
+    assert [plan.device(part) for part in parts] == [0, 1, 2]
+
+
 # --- the plan -----------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,15 @@ def test_no_plan_computes_anything_else_than_the_model(name: str) -> None:
     assert Case(name, 2, model=model, sizes={"layers": layers}).compiled().plan.notes == []
 
 
+def test_the_page_of_plans_has_a_row_for_each_with_its_knobs() -> None:
+    page = Path(__file__).parents[2] / "docs/plans.md"
+    rows = [line.split("|")[1:6] for line in page.read_text().splitlines() if "/plans/" in line]
+    found = {
+        re.sub(r"^ \[(\w+)\].*", r"\1", row[0]): re.findall(r"\w+", row[4]) for row in rows[1:]
+    }
+    assert found == {name: list(signature(plan).parameters)[1:] for name, plan in PLANS.items()}
+
+
 # --- errors -------------------------------------------------------------------------------------
 
 
@@ -115,7 +126,10 @@ def test_no_plan_computes_anything_else_than_the_model(name: str) -> None:
     [
         (Case("data_parallel", 8), r"along tokens\.0 into 8: .* 4 in .*; cut it into at most 4"),
         (Case("megatron", 3), r"q\.weight\.0 into 3: it has 4 in .* and 16 in .* a divisor of 4"),
-        (Case("sequence_parallel", 2, model="mlp"), r"MLPModel has no sequence: .* cut the batch instead"),
+        (
+            Case("sequence_parallel", 2, model="mlp"),
+            r"MLPModel has no sequence: .* cut the batch instead",
+        ),
         (Case("expert_parallel", 2), r"GPT has no parameters in modules '\*\.experts'"),
         (Case("expert_parallel", 4, {"ep": 3}, model="moe"), "4 experts on ep=3 of 4 devices"),
         (Case("gpipe", 4), r"4 stages of the 2 blocks 'layers\.\*' of GPT: .* at most 2 stages"),

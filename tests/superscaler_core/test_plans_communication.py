@@ -111,11 +111,20 @@ def test_data_parallel_all_reduces_all_gradients_once_and_nothing_else(
 ) -> None:
     made = Case(name, NUM, model=model, sizes=MLP if model == "mlp" else {}).compiled()
     assert kinds(forward(made)) == kinds(fetches(made)) == {}
+    assert made.plan.windows == ()  # so gradients are reduced at the end of a step
     # What looks up positions has no batch: there its output's gradient is reduced, which is as
     # large as the weight's.
     volume = sent_bytes([*backward(made), *reductions(made)])
     assert volume == all_reduce_bytes(made.plan.graph.parameters.values())
     assert set(kinds([*backward(made), *reductions(made)])) == {"all_reduce"}
+
+
+def test_recompute_keeps_less_and_moves_no_more() -> None:
+    kept, again = (
+        Case(name, NUM, sizes={"layers": 4}).compiled() for name in ("data_parallel", "recompute")
+    )
+    assert backward(again) == backward(kept)
+    assert again.memory[0].activations_bytes < kept.memory[0].activations_bytes / 2
 
 
 @pytest.mark.parametrize(
@@ -145,7 +154,7 @@ def test_zero_stores_every_element_on_one_device(name: str) -> None:
         assert volumes == [tensor.box.num_elements // NUM] * NUM
 
 
-def test_data_parallel_stages_shard_what_their_devices_share() -> None:
+def test_stages_store_what_their_devices_share_in_pieces() -> None:
     knobs = {"tp": 2, "pp": 2, "zero1": True}
     made = Case("hybrid", 8, knobs, sizes={"layers": 2}).compiled()
     storage = made.materialized.weights.storage

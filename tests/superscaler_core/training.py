@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.front_end import capture
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plans import PLANS
 
@@ -81,7 +80,7 @@ class Case:
         """The model, captured once for all plans: no plan changes it."""
         key = f"{self.model} {self.sizes} {self.dtype} {self.batch}"
         if key not in _graphs:
-            _graphs[key] = capture(self.new_model(), self.inputs(0))
+            _graphs[key] = ss.capture(self.new_model(), self.inputs(0))
         return _graphs[key]
 
 

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+import superscaler_core as ss
+from tests.superscaler_core.small import two_linears
+
+
+def test_a_dim_is_followed_through_ops_and_parameters() -> None:
+    dims = ss.Plan(two_linears(), [0]).dims
+    assert dims.of("up.weight", 0) == dims.of("down.weight", 1)
+    assert dims.of("up.weight", 1) == dims.of("x", 1)
+    assert len({dims.of("x", 0), dims.of("x", 1), dims.of("up.weight", 0)}) == 3
+
+
+def test_a_class_is_named_after_the_first_dim_that_is_in_it() -> None:
+    dims = ss.Plan(two_linears(), [0]).dims
+    assert str(dims.of("down.weight", 1)) == "up.weight.0"
+    assert dims.batch == ss.DimClass("x", 0)
+
+
+def test_every_op_knows_its_loops_of_a_class() -> None:
+    plan = ss.Plan(two_linears(), [0])
+    hidden = plan.dims.of("up.weight", 0)
+    assert [plan.dims.ids(op, hidden) for op in plan.graph.ops] == [("n",), ("n",), ("k",), ()]
+
+
+def view_of(shape: tuple[int, ...], outer: str) -> ss.Plan:
+    builder = ss.GraphBuilder("view")
+    x = builder.input("x", (6,), "float64")
+    (y,) = builder.op("view", outer, [x], [(shape, "float64")], "{x0}.reshape({out0.shape})")
+    dims = " ".join(f"d{i}+" for i in range(len(shape)))
+    (loss,) = builder.op("sum", f"{dims} -> ()", [y], [((), "float64")], "{x0}.sum()")
+    return ss.Plan(builder.build(loss), [0])
+
+
+def test_of_a_dim_that_is_two_the_outer_belongs_to_its_class() -> None:
+    plan = view_of((3, 2), "(h d) -> h d")
+    of_x = plan.dims.of("x", 0)
+    assert plan.dims.ids(plan.graph.ops[1], of_x) == ("d0",)
+
+
+def test_an_outer_loop_of_one_iteration_is_passed_over() -> None:
+    plan = view_of((1, 6), "(h d) -> h d")
+    assert plan.dims.ids(plan.graph.ops[1], plan.dims.of("x", 0)) == ("d1",)
+
+
+def test_a_fixed_loop_is_no_way_to_cut_a_class() -> None:
+    builder = ss.GraphBuilder("softmax")
+    x = builder.input("x", (2, 3), "float64")
+    (y,) = builder.op("softmax", "b v^ -> b v^", [x], [((2, 3), "float64")], "{x0}.softmax(-1)")
+    (loss,) = builder.op("sum", "b+ v+ -> ()", [y], [((), "float64")], "{x0}.sum()")
+    plan = ss.Plan(builder.build(loss), [0])
+    assert [plan.dims.ids(op, plan.dims.of("x", 1)) for op in plan.graph.ops] == [(), ("v",)]
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    dims = ss.Plan(two_linears(), [0]).dims
+    with pytest.raises(ss.PlanError, match="no dim 2 of a tensor 'x'"):
+        dims.of("x", 2)
+    with pytest.raises(ss.PlanError, match=r"no parameter that fits 'layers\.\*'"):
+        dims.of_params(("layers.*", 0))

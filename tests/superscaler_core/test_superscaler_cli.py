@@ -1,0 +1,310 @@
+"""The command line: what it prints, how it ends, and what it says to a wrong request."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import rvdcomm as rv
+from superscaler_core.cli import COMMANDS, main
+from superscaler_core.models import MODELS
+from superscaler_core.plans import PLANS
+
+MINE = """
+import torch
+from torch import nn
+
+class Line(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.line = nn.Linear(width, 4, bias=False)
+
+    def forward(self, x):
+        return self.line(x).square().mean()
+
+def model(batch, *, width=8, tied=False):
+    return Line(width), (torch.ones(batch, width),)
+
+def fixed():
+    return Line(8), (torch.ones(4, 8),)
+
+def no_model():
+    return 3
+
+def broken():
+    raise RuntimeError("a line\\nand another")
+
+def split(plan, *, tied=True):
+    for op in plan.graph.ops:
+        plan.op_assign(op, 0)
+
+def nothing(plan):
+    pass
+
+def twice(plan):
+    import superscaler_core as ss
+    plan.op_trans(plan.graph.ops[0], ss.pieces({"b": (0, 3)}, {"b": (2, 4)}))
+    split(plan)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    """A file of a user, under a name of its own: modules stay imported."""
+    path = tmp_path / f"mine_{abs(hash(str(tmp_path)))}.py"
+    path.write_text(MINE)
+    return str(path)
+
+
+class Said:
+    """What a command line printed, and how it ended."""
+
+    def __init__(self, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+        self.status = main(words)
+        self.out, self.err = capsys.readouterr()
+
+
+# --- help ---------------------------------------------------------------------------------------
+
+
+def help_of(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in COMMANDS)])
+def test_help_names_all_models_and_plans_and_shows_an_example(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = help_of(words, capsys)
+    said = text.replace("\n", " ")
+    assert all(name in said for name in (*MODELS, *PLANS))
+    assert "example" in text
+    assert "superscaler " in text.partition("example")[2]
+    assert max(map(len, text.splitlines())) <= 102
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_of_the_help_are_command_lines(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from superscaler_core.cli import _parser
+
+    lines = COMMANDS[name].epilog.replace("\\\n", " ").splitlines()
+    examples = [line.partition(f" {name} ")[2] for line in lines if f" {name} " in line]
+    examples = [text for text in examples if text.split()[0] in (*MODELS, "mine.py:model")]
+    assert len(examples) >= 2
+    for text in examples:
+        assert _parser().parse_args([name, *text.split()]).command == name
+
+
+# --- commands -----------------------------------------------------------------------------------
+
+
+def test_plan_reports_and_writes_a_file_a_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "program"
+    said = Said(["plan", "mlp", "zero1", "--devices", "2", "--out", str(folder)], capsys)
+    assert said.status == 0
+    assert said.out.startswith("MLPModel: 9 ops on 2 devices")
+    assert "gradients of weights, to where they are stored" in said.out
+    assert f"wrote 2 files rank_*.py to {folder}" in said.out
+    assert sorted(path.name for path in folder.glob("*.py")) == ["rank_0.py", "rank_1.py"]
+
+
+def test_settings_reach_the_model_and_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "mlp", "accumulate", "--summary", "--dtype", "bfloat16"]
+    said = Said([*words, "--set", "layers=2", "--set", "plan.microbatches=3"], capsys)
+    assert said.out.startswith("MLPModel: 6 ops on 1 device, 1 stage, 3 microbatches (1f1b)")
+
+
+def test_a_topology_tells_what_leaves_a_host(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = rv.Link(1e-6, 1e9)
+    path = tmp_path / "cluster.json"
+    rv.Topology.hosts([[0], [1]], link, link).save(path)
+    words = ["plan", "mlp", "data_parallel", "--devices", "2", "--summary"]
+    said = Said([*words, "--topology", str(path)], capsys)
+    assert "sends     0 B between ranks, " in said.out
+    assert "between hosts a step" in said.out
+
+
+def test_validate_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    said = Said(["validate", "mlp", "megatron", "--devices", "2"], capsys)
+    assert said.status == 0
+    checks = [line.split()[:2] for line in said.out.splitlines()]
+    names = ("devices", "coverage", "order", "communication", "memory")
+    assert checks == [["ok", f"{name}:"] for name in names]
+
+
+@pytest.mark.parametrize(
+    "function, words, message",
+    [
+        ("nothing", [], r"failed  3 parts have no device: .*op_assign"),
+        ("twice", [], r"failed  two parts of line:linear .* overlap in b\[2:3\]"),
+        ("split", ["--memory-limit", "64B"], r"failed  device 0 needs .* the limit is 64 B"),
+    ],
+)
+def test_a_plan_that_is_not_valid_ends_with_1(
+    function: str,
+    words: list[str],
+    message: str,
+    mine: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = Said(["validate", f"{mine}:fixed", f"{mine}:{function}", *words], capsys)
+    assert said.status == 1
+    assert re.search(message, said.out.splitlines()[-1])
+
+
+def test_explain_shows_ops_and_communication_and_the_schedule(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = Said(["explain", "mlp", "one_f_one_b", "--devices", "2"], capsys)
+    assert "what was split how" in said.out
+    assert "layers.*:linear" in said.out
+    assert "worker 1 -- F0 B0 F1 B1" in said.out
+
+
+def test_explain_of_an_edge_prints_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    said = Said(["explain", "mlp", "one_f_one_b", "--devices", "2", "--edge", "e0"], capsys)
+    assert said.out.startswith("e0: gelu[4, 12] float32")
+    assert "step  primitive  groups" in said.out
+    assert "what was split how" not in said.out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["mlp", "megatron", "--dtype", "float64"],
+        ["mlp", "one_f_one_b", "--set", "microbatches=3", "--optimizer", "momentum"],
+        # Dropout and master weights are compared with a program of one device.
+        ["gpt", "data_parallel", "--set", "dropout=0.2", "--set", "layers=1", "--steps", "2"],
+        ["mlp", "zero1", "--dtype", "bfloat16", "--master-dtype", "float32"],
+    ],
+)
+def test_run_trains_as_a_single_device_does(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = Said(["run", *words, "--devices", "2", "--threads", "--check"], capsys)
+    assert said.status == 0
+    lines = said.out.splitlines()
+    assert all(line.startswith(f"step {i}") for i, line in enumerate(lines[:-1], 1))
+    assert lines[-1].startswith("same")
+
+
+def test_run_says_when_the_results_differ(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from superscaler_core.cli import run
+
+    monkeypatch.setattr(run, "TOLERANCES", {"float32": -1.0})
+    said = Said(["run", "mlp", "data_parallel", "--threads", "--check"], capsys)
+    assert said.status == 1
+    assert said.out.splitlines()[-1].startswith("DIFFERENT  as the eager model to -1:")
+
+
+def test_models_and_plans_come_from_files_too(
+    mine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"{mine}:model", f"{mine}:split", "--microbatch", "6", "--set", "width=10"]
+    said = Said(["plan", *words, "--summary"], capsys)
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith("Line: ")
+    checked = Said(["run", f"{mine}:fixed", f"{mine}:split", "--threads", "--check"], capsys)
+    assert checked.out.splitlines()[-1].startswith("same")
+
+
+@pytest.mark.dist
+def test_run_under_torchrun_trains_as_a_single_device_does(tmp_path: Path) -> None:
+    command = ["run", "mlp", "zero3", "--check", "--dtype", "float64", "--steps", "2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "--standalone", "-m", "superscaler_core", *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "same"]
+
+
+# --- wrong requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["plan"], "the following arguments are required: MODEL, PLAN (see 'superscaler plan"),
+        (["plam", "mlp", "zero1"], "invalid choice: 'plam'"),
+        (["plan", "gpd", "zero1"], "there is no model 'gpd'; there are gpt, moe,"),
+        (["plan", "mlp", "zero"], "Is it zero3 or zero2 or zero1?"),
+        (["plan", "mlp", "zero1", "--preset", "tinny"], "no preset of mlp 'tinny'; there are tiny"),
+        (["plan", "mlp", "zero1", "--devices", "0"], "expected a number of at least 1, got '0'"),
+        (["plan", "mlp", "zero1", "--memory-limit", "lots"], "cannot parse bytes 'lots'"),
+        (["plan", "mlp", "zero1", "--set", "layers"], "expected NAME=VALUE"),
+        (["plan", "mlp", "zero1", "--set", "layer=3"], "takes nothing. Is it layers?"),
+        (["plan", "mlp", "zero1", "--set", "layers=few"], "expected a whole number, such as 3."),
+        (["plan", "mlp", "zero1", "--set", "plan.layers=3"], "the plan zero1 takes nothing."),
+        (["plan", "mlp", "zero1", "--set", "has_classes=so"], "expected true or false"),
+        (["plan", "mlp", "zero1", "--topology", "nowhere.json"], "nowhere.json"),
+        (["plan", "none.py:model", "zero1"], "there is no file none.py"),
+        (["run", "mlp", "zero1"], "run needs a process for every device"),
+        (["explain", "mlp", "gpipe", "--devices", "2", "--edge", "e9"], "there is no edge 'e9'"),
+        (["plan", "mlp", "gpipe", "--devices", "9"], "9 stages of the 3 blocks"),
+    ],
+)
+def test_a_wrong_request_is_answered_in_one_line_and_ends_with_2(
+    words: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    said = Said(words, capsys)
+    assert (said.status, said.out) == (2, "")
+    assert said.err.startswith("superscaler: error: ")
+    assert said.err.count("\n") == 1
+    assert message in said.err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["{}:modle", "zero1"], "has no function 'modle'; it has model"),
+        (["{}:no_model", "zero1"], "no_model returned int; a model's function returns (module,"),
+        (["{}:broken", "zero1"], "broken fails: RuntimeError: a line and another"),
+        (["{}:fixed", "{}:broken"], "takes no plan: an sProgram is a function of one"),
+        (["{}:fixed", "zero1", "--preset", "tiny"], "has none; give its arguments by --set"),
+        (["{}:model", "{}:split", "--set", "tied=1"], "say model.tied= or plan.tied=."),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line(
+    words: list[str], message: str, mine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = Said(["plan", *(word.format(mine) for word in words)], capsys)
+    assert (said.status, said.out) == (2, "")
+    assert said.err.count("\n") == 1
+    assert message in said.err
+
+
+def test_processes_and_devices_have_to_be_as_many(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    said = Said(["run", "mlp", "zero1", "--devices", "2"], capsys)
+    assert "--devices 2, but torchrun started 4 processes" in said.err
+    said = Said(["run", "mlp", "zero1", "--threads"], capsys)
+    assert "leave it out under torchrun" in said.err

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.materialize.side import Side, View
+from superscaler_core.materialize.transfer import Transfer, transfers
+
+SHAPE = (6, 4)
+
+
+def box(text: str) -> rv.Box:
+    return rv.Box.parse(text)
+
+
+def side(num_summands: int, *views: tuple[int, str, int]) -> Side:
+    return Side(num_summands, tuple(sorted(View(d, box(b), k) for d, b, k in views)))
+
+
+WHOLE = "[0:6,0:4]"
+REPLICAS = side(1, *((d, WHOLE, 0) for d in range(4)))
+SUMMANDS = side(4, *((d, WHOLE, d) for d in range(4)))
+ROWS = side(1, (0, "[0:3,0:4]", 0), (1, "[3:6,0:4]", 0))
+UNEVEN = side(1, (0, "[0:1,0:4]", 0), (1, "[1:6,0:4]", 0))
+GRID = side(
+    1,
+    *((2 * i + j, f"[{3 * i}:{3 * i + 3},{2 * j}:{2 * j + 2}]", 0) for i in (0, 1) for j in (0, 1)),
+)
+MIXED = side(2, (0, "[0:3,0:4]", 0), (1, "[0:3,0:4]", 1), (2, "[3:6,0:4]", 0), (3, "[3:6,0:4]", 1))
+HALO = side(1, (0, "[0:4,0:4]", 0), (1, "[2:6,0:4]", 0))
+HALO_GRADS = side(2, (0, "[0:4,0:4]", 0), (1, "[2:6,0:4]", 1))
+STRIDED = side(
+    1, (0, "[0:1,0:4]", 0), (1, "[1:2,0:4]", 0), (0, "[2:4,0:4]", 0), (1, "[4:6,0:4]", 0)
+)
+TWO_SUMS_EACH = side(4, *((d // 2, WHOLE, d) for d in range(4)))
+LOPSIDED = side(2, (0, WHOLE, 0), (1, WHOLE, 1), (2, WHOLE, 1))
+
+ENDS = {
+    "replicas": REPLICAS, "summands": SUMMANDS, "rows": ROWS, "uneven": UNEVEN, "grid": GRID,
+    "mixed": MIXED, "halo": HALO, "strided": STRIDED, "two sums each": TWO_SUMS_EACH,
+    "lopsided": LOPSIDED, "halo grads": HALO_GRADS,
+}  # fmt: skip
+# Two parts may read one element, and none writes it twice.
+WRITTEN = [name for name in ENDS if name != "halo"]
+
+
+def moved(src: Side, dst: Side) -> None:
+    """Simulate all transfers and compare what every device gets with the whole tensor."""
+    generator = np.random.default_rng(0)
+    summands = generator.integers(1, 9, (max(k for _, k in src.held) + 1, *SHAPE)).astype(float)
+    whole = np.zeros(SHAPE)
+    for part, k in src.held:
+        index = part.slices_within(box(WHOLE))
+        whole[index] += summands[k][index]
+    got = {d: np.full(shard.box.shape, np.nan) for d, shard in dst.shards.items()}
+    for transfer in transfers(src, dst, SHAPE, "float64"):
+        shards = {}
+        for rank in transfer.src.ranks:
+            held = np.zeros(SHAPE)
+            for part, k in src.shards[rank].held:
+                index = part.slices_within(box(WHOLE))
+                held[index] += summands[k][index]
+            shards[rank] = held[_within(transfer, transfer.src.cell(rank).box)]
+        result = rv.simulate(transfer.plan(), shards)
+        for rank, shard in result.shards.items():
+            cell = _shifted(transfer, transfer.dst.cell(rank).box)
+            got[rank][cell.slices_within(dst.shards[rank].box)] = shard
+    for device, shard in dst.shards.items():
+        np.testing.assert_array_equal(got[device], whole[shard.box.slices_within(box(WHOLE))])
+
+
+def _shifted(transfer: Transfer, cell: rv.Box) -> rv.Box:
+    lo = transfer.box.lo
+    return rv.Box(
+        tuple(a + b for a, b in zip(cell.lo, lo, strict=True)),
+        tuple(a + b for a, b in zip(cell.hi, lo, strict=True)),
+    )
+
+
+def _within(transfer: Transfer, cell: rv.Box) -> tuple[slice, ...]:
+    return _shifted(transfer, cell).slices_within(box(WHOLE))
+
+
+@pytest.mark.parametrize("src, dst", list(itertools.product(WRITTEN, ENDS)))
+def test_every_device_gets_the_sum_of_what_was_written(src: str, dst: str) -> None:
+    moved(ENDS[src], ENDS[dst].whole)
+
+
+@pytest.mark.parametrize(
+    "end, text",
+    [
+        ("replicas", "R(4)V(1)D(1,1) shape(6,4) ranks(0:4)"),
+        ("summands", "R(1)V(4)D(1,1) shape(6,4) ranks(0:4)"),
+        ("rows", "R(1)V(1)D(2,1) shape(6,4) ranks(0,1)"),
+        ("uneven", "R(1)V(1)D(2,1) shape(6,4) ranks(0,1) cuts(0,1,6;0,4)"),
+        ("grid", "R(1)V(1)D(2,2) shape(6,4) ranks(0:4)"),
+        ("mixed", "R(1)V(2)D(2,1) shape(6,4) ranks(0,2,1,3)"),
+        ("two sums each", "R(1)V(2)D(1,1) shape(6,4) ranks(0,1)"),
+    ],
+)
+def test_what_forms_a_layout_moves_as_one(end: str, text: str) -> None:
+    (transfer,) = transfers(ENDS[end], REPLICAS, SHAPE, "float64")
+    assert str(transfer.src) == text
+
+
+@pytest.mark.parametrize("end", ["halo grads", "strided", "lopsided"])
+def test_what_forms_none_moves_in_regions_that_tile_the_tensor(end: str) -> None:
+    found = transfers(ENDS[end], ROWS, SHAPE, "float64")
+    assert sum(transfer.box.num_elements for transfer in found) == box(WHOLE).num_elements
+    assert all(a.box.intersect(b.box) is None for a, b in itertools.combinations(found, 2))
+
+
+def test_sums_that_overlap_are_refused() -> None:
+    src = side(3, (0, WHOLE, 0), (0, WHOLE, 1), (1, WHOLE, 1), (1, WHOLE, 2))
+    match = r"is the sum of 3 summands, .*: 0\+1 on \[0\], 1\+2 on \[1\]; put parts of one sum on"
+    with pytest.raises(ss.PlanError, match=match):
+        transfers(src, REPLICAS, SHAPE, "float64")
+
+
+@pytest.mark.parametrize("end", sorted(ENDS))
+def test_the_order_of_views_does_not_matter(end: str) -> None:
+    views = ENDS[end].views
+    assert Side.joined([Side(ENDS[end].num_summands, views)]) == ENDS[end]
+
+
+def test_joined_readers_add_up_their_gradients() -> None:
+    both = Side.joined([SUMMANDS, REPLICAS])
+    assert both.num_summands == 5
+    assert both.shards[2].held == {(box(WHOLE), 2), (box(WHOLE), 4)}
