@@ -155,7 +155,7 @@ def measure(num_layers: int, num_devices: int, repetitions: int) -> dict[str, An
 
 # --- the result ---------------------------------------------------------------------------------
 
-COLUMNS = ("layers", "devices", "dp x tp x pp", *PHASES, "total", "moves", "MiB")
+COLUMNS = ("layers", "devices", "dp/tp/pp", *PHASES, "total", "moves", "MiB")
 
 
 def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(row["layers"]),
         str(row["devices"]),
-        f"{row['dp']} x {row['tp']} x {row['pp']}",
+        f"{row['dp']}/{row['tp']}/{row['pp']}",
         *(f"{value:.2f}" for value in (*secs, total_secs(row))),
         str(row["transfers"]),
         str(row["peak_bytes"] >> 20),

@@ -35,6 +35,7 @@ columns:
   ms        forward and backward of all microbatches, of the slowest rank: median, least, most
   opt ms    the optimizer's step, which is torch's in all methods, on what this rank stores
   x torch   time of torch / time of this method, medians of forward and backward
+  cpu ms    processor time of a rank in a step with its optimizer, mean of the ranks: hardly noisy
   MiB sent  payload through TCP in a step, mean of the ranks, as the kernel counts it
   planned   the same of ours by its plans: rvdcomm's count of bytes between ranks
 """
@@ -172,15 +173,17 @@ def sent_bytes_of(leg: Transfer, topology: rv.Topology) -> dict[int, int]:
 
 # --- the table ----------------------------------------------------------------------------------
 
-COLUMNS = ("pp x tp", "method", "ms", "least", "most", "x torch", "opt ms", "MiB sent", "planned")
+TIMES = ("ms", "least", "most", "x torch", "opt ms", "cpu ms")
+COLUMNS = ("pp x tp", "method", *TIMES, "MiB sent", "planned")
 
 
 def table(result: dict[str, Any]) -> str:
     """A row a grid and method."""
     sizes = ", ".join(f"{name} {value}" for name, value in result["model"].items())
     title = (
-        f"GPT of {sizes}; {result['microbatches']} microbatches of {result['microbatch']} "
-        f"sequences; {len(result['rows'][0]['planned_bytes'])} processes, a step:"
+        f"GPT of {sizes}, float32:\n{result['microbatches']} microbatches of "
+        f"{result['microbatch']} sequences a step on {len(result['rows'][0]['planned_bytes'])} "
+        "processes"
     )
     lines = [COLUMNS, *(cells for row in result["rows"] for cells in _rows(row))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -204,6 +207,7 @@ def _rows(row: dict[str, Any]) -> list[tuple[str, ...]]:
                 *(f"{1e3 * value:.1f}" for value in secs),
                 f"{medians['torch'] / medians[name]:.2f}" if "torch" in medians else "-",
                 f"{1e3 * median(samples['optimizer']):.2f}",
+                f"{1e3 * median(samples['cpu']):.1f}",
                 _mib(row["tcp_bytes"][name]),
                 planned,
             )

@@ -3,7 +3,7 @@
     python -m bench.superscaler_train_worker CONFIG.json RESULTS.jsonl
 
 Rank 0 appends a JSON line a grid: samples of every method in seconds (the slowest rank of each
-step), losses, and what every rank sent through TCP in a step.
+step; of processor time the mean), losses, and what every rank sent through TCP in a step.
 """
 
 from __future__ import annotations
@@ -80,16 +80,12 @@ def _run(config: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
     losses = {name: _losses(method, batches) for name, method in methods.items()}
     _check(losses)
     samples: dict[str, dict[str, list[float]]] = {
-        name: {"step": [], "optimizer": []} for name in methods
+        name: {"step": [], "optimizer": [], "cpu": []} for name in methods
     }
     for i in range(config["steps"]):
         for name, method in methods.items():
-            dist.barrier()
-            _, step_secs, optimizer_secs = method.train(batches[i % len(batches)])
-            slowest = torch.tensor([step_secs, optimizer_secs], dtype=torch.float64)
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            samples[name]["step"].append(slowest[0].item())
-            samples[name]["optimizer"].append(slowest[1].item())
+            for what, value in _timed(method, batches[i % len(batches)]).items():
+                samples[name][what].append(value)
     return {
         "samples": samples,
         "losses": losses,
@@ -140,6 +136,19 @@ def _check(losses: Mapping[str, list[float]]) -> None:
         for step, (a, b) in enumerate(zip(expected, values, strict=True)):
             if not abs(a - b) <= LOSS_TOLERANCE * abs(a):
                 raise SystemExit(f"step {step}: the loss of {first} is {a}, of {name} {b}.")
+
+
+def _timed(method: Method, batch: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """Seconds of a step: of the slowest rank, and of all processors, a rank."""
+    dist.barrier()
+    start = time.process_time()
+    _, step_secs, optimizer_secs = method.train(batch)
+    cpu_secs = torch.tensor(time.process_time() - start, dtype=torch.float64)
+    slowest = torch.tensor([step_secs, optimizer_secs], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(cpu_secs)
+    mean_secs = cpu_secs.item() / dist.get_world_size()
+    return {"step": slowest[0].item(), "optimizer": slowest[1].item(), "cpu": mean_secs}
 
 
 def _tcp_bytes(method: Method, batch: tuple[Tensor, Tensor]) -> list[int]:

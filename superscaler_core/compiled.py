@@ -54,7 +54,7 @@ class Compiled:
         Args:
             topology: who is near to whom; one host with a port for every device if None.
         """
-        return report_of(self.materialized, self.memory, topology)
+        return report_of(self.materialized, self.memory, topology, self.master_dtype)
 
     def summary(self) -> str:
         """The plan in a few lines."""

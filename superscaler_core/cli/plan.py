@@ -50,10 +50,10 @@ examples:
     superscaler plan mine.py:model mine.py:split --devices 2 --out program
 
 in the tables:
-  edge, count     the name of one edge (see 'explain --edge'), and how many are like it
+  edge, #         the name of one edge (see 'explain --edge'), and how many are like it
   R(2)V(1)D(1,4)  2 replicas, 1 value part, dim 0 whole, dim 1 cut in 4
-  x               how often in a training step
-  a step          bytes that all devices together send in it, by all that are counted
+  x               how often each goes in a training step
+  a step          bytes that devices send in a training step, for all that are counted
   gap             time over its lower bound; 1 is best
 """,
     _add,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from superscaler_core.cli.arguments import NAMES, Program, add_program, program_of
+from superscaler_core.cli.arguments import NAMES, Program, add_program, count, program_of
 from superscaler_core.cli.command import NOT_VALID, OK, Command, UsageError
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.training import Trained, Training, on_single_device
@@ -22,7 +22,7 @@ from superscaler_core.run.load import load
 from superscaler_core.run.threads import run_threads
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
-"""Differences that ``--check`` lets pass, by the loss's dtype.
+"""Differences that ``--check`` lets pass, by the coarsest dtype of the loss and the parameters.
 
 Sums in another order differ in the last digits, and optimizers may enlarge that.
 """
@@ -105,8 +105,9 @@ def _compared(
             master_dtype=_master_dtype(args),
         )
     losses, parameters, worst = expected.difference(found)
-    limit = TOLERANCES[program.graph.loss.dtype]
-    is_same = max(losses, parameters) <= limit
+    tensors = [program.graph.loss, *program.graph.parameters.values()]
+    limit = max(TOLERANCES[tensor.dtype] for tensor in tensors)
+    is_same = losses <= limit and parameters <= limit
     print(
         f"{'same' if is_same else 'DIFFERENT'}  as {by} to {limit:g}: losses differ by at most "
         f"{losses:.2g}, parameters by {parameters:.2g} ({worst})"
@@ -124,7 +125,7 @@ def _master_dtype(args: argparse.Namespace) -> torch.dtype | None:
 def _add(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     parser.set_defaults(devices=None)
-    parser.add_argument("--steps", type=int, default=3, help="of training (default 3)")
+    parser.add_argument("--steps", type=count, default=3, help="of training (default 3)")
     parser.add_argument("--lr", type=float, default=1e-2, help="learning rate (default 0.01)")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and dropout (default 0)")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,16 +94,21 @@ class Trained:
         Relative to the loss, and to the largest number in all parameters: a parameter that is zero
         but for rounding has no scale of its own.
         """
-        pairs = zip(self.losses, other.losses, strict=True)
-        losses = max(abs(a - b) / max(abs(a), 1e-30) for a, b in pairs)
+        losses = torch.tensor([self.losses, other.losses], dtype=torch.float64)
         scale = max(float(t.abs().max()) for t in self.state.values() if t.numel())
         off = {
-            name: float((other.state[name].to(t) - t).abs().max()) / max(scale, 1e-30)
+            name: _or_inf(float((other.state[name].to(t) - t).abs().max()) / max(scale, 1e-30))
             for name, t in self.state.items()
             if t.numel()
         }
         worst = max(off, key=lambda name: off[name])
-        return losses, off[worst], worst
+        relative = (losses[1] - losses[0]).abs() / losses[0].abs().clamp_min(1e-30)
+        return _or_inf(float(relative.max())), off[worst], worst
+
+
+def _or_inf(number: float) -> float:
+    """What is no number is as far off as can be."""
+    return math.inf if math.isnan(number) else number
 
 
 # --- on a single device -------------------------------------------------------------------------

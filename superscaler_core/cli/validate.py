@@ -36,7 +36,7 @@ def _findings(plan: Plan, args: argparse.Namespace) -> Iterator[tuple[str, str]]
     made = materialize(plan)
     runs = sum(isinstance(event, Run) for event in made.events)
     yield "order", f"{runs} forwards and backwards of stages, without a cycle"
-    moves = list(moves_of(made, topology_of(args)))
+    moves = list(moves_of(made, topology_of(args), args.master_dtype))
     num_proved = 0
     for proved in dict.fromkeys(plan for move in moves for plan in move.plans):
         proved.verify()

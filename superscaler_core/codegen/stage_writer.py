@@ -389,7 +389,7 @@ def _left(names: Iterable[str]) -> str:
 def wrapped(head: str, items: Sequence[str], tail: str, indent: str = "") -> str:
     """A call or signature, broken where its line would be too long; ``indent`` is around it."""
     line = f"{head}{', '.join(items)}{tail}"
-    if len(indent + line) <= WIDTH:
+    if len(indent + line) <= WIDTH or not items:
         return line
     inner = 2 * INDENT
     body = fill(

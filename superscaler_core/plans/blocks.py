@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from superscaler_core.errors import PlanError
@@ -79,19 +78,15 @@ def stages_of_blocks(
     return plan.pipeline([starts[cut] for cut in cuts])
 
 
-def _cuts(num_blocks: int, num: int, sizes: str) -> Sequence[int]:
+def _cuts(num_blocks: int, num: int, sizes: str) -> list[int]:
     """The first blocks of all stages but the first."""
-    if not sizes:
-        return [num_blocks * i // num for i in range(1, num)]
-    counts = [int(word) if word.strip().isdecimal() else 0 for word in sizes.split(",")]
+    even = [num_blocks * (i + 1) // num - num_blocks * i // num for i in range(num)]
+    counts = even
+    if sizes:
+        counts = [int(word) if word.strip().isdecimal() else 0 for word in sizes.split(",")]
     if len(counts) != num or sum(counts) != num_blocks or min(counts) < 1:
         raise PlanError(
             f"sizes={sizes!r} of {num} stages: give {num} counts of at least 1 that add up to the "
-            f"{num_blocks} blocks, such as {','.join(_even(num_blocks, num))!r}."
+            f"{num_blocks} blocks, such as {','.join(map(str, even))!r}."
         )
     return list(accumulate(counts))[:-1]
-
-
-def _even(num_blocks: int, num: int) -> list[str]:
-    cuts = [num_blocks * i // num for i in range(num + 1)]
-    return [str(b - a) for a, b in pairwise(cuts)]

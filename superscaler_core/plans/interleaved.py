@@ -12,8 +12,8 @@ def interleaved(
 ) -> None:
     """Deal stages of blocks out to the devices in turn, ``chunks`` to each.
 
-    A microbatch sends the hidden state ``chunks`` times as often as under ``one_f_one_b``, and the
-    devices are idle for 1/``chunks`` of the time. Memory a device: 1/D of the weights; activations
+    A microbatch sends the hidden state ``chunks`` times as often as under ``one_f_one_b``, and
+    devices are idle for 1/``chunks`` as long. Memory a device: 1/D of the weights; activations
     of 1 + (D - 1)/(D * ``chunks``) times what 1F1B holds on its first stage.
 
     Args:

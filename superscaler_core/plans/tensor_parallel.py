@@ -35,9 +35,10 @@ def tensor_parallel(
     words = cuts.vocabulary(plan) if vocabulary and tp > 1 else ()
     dims = words + (cuts.inner(plan, features) if tp > 1 else ())
     tokens = (cuts.sequence(plan), plan.dims.batch) if tp > 1 and (sequence or vocabulary) else ()
-    # The head is the last op that has words as features.
-    head = max((op.index for op in plan.graph.ops if cuts.has(plan, op, words)), default=-1)
+    # The head is the last op that has words as features; if they are none, nothing is behind it.
+    with_words = [op.index for op in plan.graph.ops if cuts.has(plan, op, words)]
+    head = max(with_words, default=len(plan.graph.ops))
     for is_behind in (False, True):
-        chosen = [op for op in ops if (words != () and op.index > head) is is_behind]
+        chosen = [op for op in ops if (op.index > head) is is_behind]
         inside = Axis(tp, (*dims, *tokens) if sequence or is_behind else dims)
         cuts.spread_all(plan, [outer, inside], chosen, devices)

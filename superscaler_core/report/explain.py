@@ -18,7 +18,7 @@ from superscaler_core.plan import Plan
 from superscaler_core.report.names import pattern_of
 from superscaler_core.report.table import numbers_text, table
 
-_HEADER = ("count", "op", "annotation", "split", "stages", "devices")
+_HEADER = ("#", "op", "annotation", "split", "stages", "devices")
 
 
 def explain_ops(plan: Plan, width: int = 100) -> str:

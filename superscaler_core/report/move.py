@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import rvdcomm as rv
@@ -66,8 +66,18 @@ class Move:
         return sum(p.cost.secs for p in plans), sum(p.bound.secs for p in plans)
 
 
-def moves_of(made: Materialized, topology: rv.Topology | None = None) -> Iterator[Move]:
-    """All communication of a step; what every reader holds already is left out."""
+def moves_of(
+    made: Materialized,
+    topology: rv.Topology | None = None,
+    master_dtype: str | None = None,
+) -> Iterator[Move]:
+    """All communication of a step; what every reader holds already is left out.
+
+    Args:
+        made: the plan.
+        topology: who is near to whom; one host if None.
+        master_dtype: of stored parameters, in which gradients are reduced; the model's if None.
+    """
     count = made.plan.num_microbatches
     for edge in made.edges.all:
         for way, legs in (("forward", edge.forward), ("backward", edge.backward)):
@@ -78,17 +88,21 @@ def moves_of(made: Materialized, topology: rv.Topology | None = None) -> Iterato
     for use in made.weights.uses:
         mine = [stage_of[op.index] for op, _ in use.readers]
         stages = min(mine, default=0), max(mine, default=0)
-        for way, legs, times in _ways_of(use, count):
+        for way, legs, times in _ways_of(use, count, master_dtype):
             yield from _move(use.name, way, use.tensor.name, stages, times, legs, topology)
     last = stage_of[made.plan.graph.producer[made.plan.graph.loss].index]
     loss = made.plan.graph.loss.name
     yield from _move("loss", "loss", loss, (last, last), 1, made.loss, topology)
 
 
-def _ways_of(use: Use, count: int) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
+def _ways_of(
+    use: Use, count: int, master_dtype: str | None
+) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
     """Weights come once a step, or twice a microbatch in a window; gradients go as often."""
     yield "fetch", use.fetch, 2 * count if use.is_fetched else 1
-    yield "reduce", use.reduce, 1 if use.window is None else count
+    dtype = master_dtype or use.tensor.dtype
+    reduce = tuple(replace(leg, dtype=dtype) for leg in use.reduce)
+    yield "reduce", reduce, 1 if use.window is None else count
 
 
 def _move(

@@ -110,6 +110,7 @@ def report_of(
     made: Materialized,
     memory: Mapping[Device, DeviceMemory],
     topology: rv.Topology | None = None,
+    master_dtype: str | None = None,
 ) -> Report:
     """The report of a plan.
 
@@ -117,6 +118,7 @@ def report_of(
         made: the plan.
         memory: what ``validate.memory_of`` found.
         topology: who is near to whom; one host with a port for every device if None.
+        master_dtype: of stored parameters, in which gradients are reduced; the model's if None.
 
     Raises:
         LayoutError: a device is not in the topology.
@@ -127,7 +129,7 @@ def report_of(
         f"{plan.graph.name}: {_count(len(plan.graph.ops), 'op')} on "
         f"{_count(len(plan.devices), 'device')}, {_count(plan.num_stages, 'stage')}, "
         f"{_count(plan.num_microbatches, 'microbatch', 'es')} ({schedule.name})",
-        rows_of(moves_of(made, topology)),
+        rows_of(moves_of(made, topology, master_dtype)),
         memory,
         _level_names(topology),
         tuple(plan.notes),

@@ -73,7 +73,7 @@ class Row:
         ]
 
 
-HEADER = ("edge", "count", "tensors", "stages", "layouts", "by", "x", "a step", "gap")
+HEADER = ("edge", "#", "tensors", "stages", "layouts", "by", "x", "a step", "gap")
 
 
 def rows_of(moves: Iterable[Move]) -> tuple[Row, ...]:

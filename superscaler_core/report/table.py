@@ -66,8 +66,8 @@ def _limits(columns: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _is_number(cell: str) -> bool:
-    """Whether a cell is a count or an amount, such as ``1.5 MiB`` or ``x8``."""
-    return not cell or cell.lstrip("x-")[:1].isdigit() or cell in ("inf", "-")
+    """Whether a cell is a count or an amount, such as ``1.5 MiB``."""
+    return cell[:1].isdigit() or cell in ("", "inf")
 
 
 def numbers_text(numbers: Sequence[int]) -> str:

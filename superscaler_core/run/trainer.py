@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
+from superscaler_core.run import checkpoint
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.rank import Rank
+from superscaler_core.run.together import norm_of_grads
 from superscaler_core.run.transport import Transport
 
 
@@ -61,6 +64,20 @@ class Trainer:
             )
         return self._rank.step({**dict(zip(names, batch, strict=False)), **named})
 
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale gradients so that their norm over the whole model is at most ``max_norm``.
+
+        Returns:
+            The norm before, the same on all ranks, as ``torch.nn.utils.clip_grad_norm_``.
+        """
+        stored = self._rank.weights.stored
+        grads = {name: w.grad for name, w in stored.items() if w.grad is not None}
+        norm = norm_of_grads(grads, self._rank.tables, self._transport)
+        scale = float(max_norm / (norm + 1e-6))
+        for grad in grads.values() if scale < 1 else ():
+            grad.mul_(scale)
+        return norm
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What this rank stores: boxes of parameters, by their single-device names."""
         yield from self._rank.weights.stored.items()
@@ -91,6 +108,26 @@ class Trainer:
                 with torch.no_grad():
                     index = box.slices_within(rv.Box.of_shape(entry.shape))
                     self._rank.weights.stored[name].copy_(given[index])
+
+    def save(self, folder: str | Path) -> None:
+        """Write a checkpoint, each rank its own boxes; ``rvdcomm reshard`` makes other forms of it.
+
+        Args:
+            folder: that all ranks share, new.
+
+        Raises:
+            PlanError: a parameter is stored in boxes that form no layout.
+            CheckpointError: the folder holds a checkpoint already.
+        """
+        checkpoint.save(folder, self._rank.tables, self._rank.weights.stored, self._transport)
+
+    def load(self, folder: str | Path) -> None:
+        """Read this rank's boxes from a checkpoint of any layouts, or of a single device.
+
+        Raises:
+            CheckpointError: a parameter is missing or has another shape.
+        """
+        checkpoint.load(folder, self._rank.tables, self._rank.weights.stored)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters whole, on every rank, by single-device names, tied weights by all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
 
 from superscaler_core.materialize.materialized import Materialized
@@ -17,8 +18,8 @@ class Stored:
     """Adds up parameters, their copies and gradients.
 
     A parameter is *stored* in the master dtype, and read from a *copy* where box or dtype differ,
-    or a window brings it. Gradients are left at copies, and reduced to storage at the step's end,
-    or at the end of a window's backward.
+    or a window brings it. Gradients are added up at copies, in the dtype of storage, and reduced
+    to storage at the step's end, or at the end of a window's backward.
 
     Args:
         made: the plan.
@@ -52,8 +53,11 @@ class Stored:
     def weights_bytes(self, device: Device) -> int:
         """Of what is stored, copies that stay, and windows that are open at one time."""
         resting = sum(_copy_bytes(use, device) for use in self._resting(device))
-        opened = self._open_bytes(device, lambda use: use.is_fetched)
-        return sum(self.shards(device).values()) + resting + opened
+        return sum(self.shards(device).values()) + resting + self.opened_bytes(device)
+
+    def opened_bytes(self, device: Device) -> int:
+        """The most at one time of copies that windows bring."""
+        return self._open_bytes(device, lambda u, d: _copy_bytes(u, d) if u.is_fetched else 0)
 
     def fetched_bytes(self, device: Device) -> int:
         """Of copies that stay and that communication fills at the step's start."""
@@ -75,12 +79,10 @@ class Stored:
     def grads_bytes(self, device: Device) -> int:
         """Before the step's end: of copies, of storage that windows reduce to, of open windows."""
         copies = sum(
-            _copy_bytes(use, device)
-            for use in self._uses(device)
-            if use.window is None and use.tensor.requires_grad
+            self._grad_bytes(use, device) for use in self._uses(device) if use.window is None
         )
         reduced = sum(s for t, s in self._trained(device).items() if t in self._windowed)
-        return copies + reduced + self._open_bytes(device, lambda u: u.tensor.requires_grad)
+        return copies + reduced + self._open_bytes(device, self._grad_bytes)
 
     def arriving_bytes(self, device: Device) -> int:
         """At the step's end: of storage, where it is not the copy's gradient as it is."""
@@ -96,7 +98,7 @@ class Stored:
         moved = {
             use.tensor
             for use in self._made.weights.uses
-            if not self._is_own(use) or not all(leg.is_idle for leg in use.reduce)
+            if not use.is_stored or not all(leg.is_idle for leg in use.reduce)
         }
         return frozenset(self._made.weights.storage) - moved
 
@@ -104,19 +106,23 @@ class Stored:
         """Communication of gradients in which a device takes part."""
         for use in self._made.weights.uses:
             if _takes_part(device, use.side, use.storage):
-                yield from use.reduce
+                dtype = self._master or use.tensor.dtype
+                yield from (replace(leg, dtype=dtype) for leg in use.reduce)
 
-    def _open_bytes(self, device: Device, counts: Callable[[Use], bool]) -> int:
-        """The most at one time of copies in windows."""
+    def _grad_bytes(self, use: Use, device: Device) -> int:
+        """Of the sum of gradients of a copy."""
+        shard = use.side.shards.get(device)
+        if shard is None or not use.tensor.requires_grad:
+            return 0
+        return shard.box.num_elements * self._item_bytes(use.tensor)
+
+    def _open_bytes(self, device: Device, size_of: Callable[[Use, Device], int]) -> int:
+        """The most at one time of what uses have while their window is open."""
         most = 0
         for items in self._windows:
             now = 0
             for item in items:
-                size = sum(
-                    _copy_bytes(use, device)
-                    for use in self._made.uses_of.get(item.window, ())
-                    if counts(use)
-                )
+                size = sum(size_of(u, device) for u in self._made.uses_of.get(item.window, ()))
                 now += size if isinstance(item, Open) else -size
                 most = max(most, now)
         return most

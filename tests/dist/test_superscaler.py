@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ and stays near its start at zero, while other parameters are 0.02 and more."""
 
 GPT = {"heads": 8, "layers": 1}
 MOE = {"heads": 8, "experts": 8, "top": 2, "capacity_factor": 2.5}
-PIPELINES = ("gpipe", "one_f_one_b", "interleaved")
+CHUNKS = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2}
+"""Stages a device of the pipelines; a stage has a block."""
 HYBRID = {
     2: {"pp": 2, "recompute": True, "microbatches": 2},
     4: {"tp": 2, "zero1": True, "microbatches": 2},
@@ -36,17 +38,15 @@ HYBRID = {
 def case_of(plan: str, num_devices: int, dtype: str) -> Case:
     """A plan with a model that is large enough for so many devices."""
     optimizer = "adamw" if (len(plan) + num_devices // 2) % 2 else "sgd"
-    base = {"plan": plan, "num_devices": num_devices, "optimizer": optimizer, "dtype": dtype}
-    if plan == "interleaved":
-        return Case(**base, model="mlp", sizes={"layers": 2 * num_devices}, batch=2)
-    if plan in PIPELINES:
-        knobs = {"microbatches": 4}
-        return Case(**base, knobs=knobs, sizes={"layers": num_devices}, batch=2)
+    case = Case(plan, num_devices, optimizer=optimizer, dtype=dtype)
+    if plan in CHUNKS:
+        sizes = {"heads": 8, "layers": CHUNKS[plan] * num_devices}
+        return replace(case, knobs={"microbatches": 4}, sizes=sizes, batch=2)
     if plan == "expert_parallel":
-        return Case(**base, model="moe", sizes=MOE, batch=8)
+        return replace(case, model="moe", sizes=MOE, batch=8)
     if plan == "hybrid":
-        return Case(**base, knobs=HYBRID[num_devices], sizes={**GPT, "layers": 2}, batch=8)
-    return Case(**base, sizes=GPT, batch=8)
+        return replace(case, knobs=HYBRID[num_devices], sizes={**GPT, "layers": 2}, batch=8)
+    return replace(case, sizes=GPT, batch=8)
 
 
 CASES = [
@@ -81,4 +81,5 @@ def test_every_plan_trains_what_one_device_trains(
     start = case.new_model().state_dict()
     torch.save((start, alone.losses, dict(alone.parameters)), tmp_path / "alone.pt")
     found = worlds(NUM_RANKS).run(differences, tmp_path, case)[: case.num_devices]
-    assert max(found) <= TOLERANCE[case.dtype]
+    # Not max(found), which may pass over a NaN.
+    assert [one for one in found if not one <= TOLERANCE[case.dtype]] == []

@@ -23,6 +23,7 @@ from superscaler_core.run.rank import Rank
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.validate.activations import Activations
+from superscaler_core.validate.stored import Stored
 
 SMALL = {"width": 32, "heads": 4, "sequence": 16, "vocabulary": 48}
 BATCH = 4
@@ -49,18 +50,18 @@ def compiled(graph: Graph, plan_name: str, num_devices: int, **options: Any) -> 
 # --- parameters ---------------------------------------------------------------------------------
 
 # Bytes a parameter, as (weights, grads, optimizer), each (a, b) for a + b / num_devices: a model in
-# bfloat16, float32 storage, Adam. Rajbhandari et al. 2020 have 2 + 2 + 12 bytes, of which the
-# optimizer's 12 hold the float32 storage that is counted as weights here.
+# bfloat16, float32 storage and gradients, Adam. The float32 storage is counted as weights.
 ZERO = {
-    "data_parallel": ((6, 0), (2, 0), (8, 0)),
-    "zero1": ((2, 4), (2, 0), (0, 8)),
-    # Reduced gradients are float32, as what is stored: 4 bytes where the paper has 2.
+    "data_parallel": ((6, 0), (4, 0), (8, 0)),
+    "zero1": ((2, 4), (4, 0), (0, 8)),
     "zero2": ((2, 4), (0, 4), (0, 8)),
-    # A share is stored in float32 alone; the paper has 2 + 2 bytes where float32 gradients are 4.
     "zero3": ((0, 4), (0, 4), (0, 8)),
 }
+# ZeRO's own table has 2 bytes of gradients; of stage 3 it has 2 bytes of weights beside float32.
 SEED = {"data_parallel": (16, 0), "zero1": (4, 12), "zero2": (2, 14), "zero3": (0, 16)}
-"""ZeRO's own table: total bytes a parameter."""
+MORE = {"data_parallel": (2, 0), "zero1": (2, 0), "zero2": (0, 2), "zero3": (0, 0)}
+FIGURES = {"data_parallel": 120, "zero1": 31.4, "zero2": 16.6, "zero3": 1.875}
+"""Gigabytes, of 7.5e9 parameters on 64 devices."""
 
 
 def coefficients(plan_name: str) -> list[tuple[float, float]]:
@@ -78,11 +79,12 @@ def coefficients(plan_name: str) -> list[tuple[float, float]]:
 def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
     """Weights, gradients and optimizer states of a device, open windows left out."""
     memory = compiled(graph, plan_name, num_devices, master_dtype="float32").memory.values()
-    opened = 2 * max(
+    opened = max(
         sum(t.box.num_elements for t in {p for op in group for p in op.parameters})
         for group in block_groups(graph)
     )
-    windows = {"zero2": (0, opened), "zero3": (opened, opened)}.get(plan_name, (0, 0))
+    bytes_each = {"zero2": (0, 4), "zero3": (2, 4)}.get(plan_name, (0, 0))
+    windows = [size * opened for size in bytes_each]
     kinds = [
         [m.weights_bytes - windows[0] for m in memory],
         [m.grads_bytes - windows[1] for m in memory],
@@ -98,22 +100,13 @@ def test_bytes_a_parameter_are_those_of_zero(plan_name: str) -> None:
         assert kind == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "plan_name, gigabytes", [("data_parallel", 120), ("zero1", 31.4), ("zero3", 1.875)]
-)
-def test_7500_million_parameters_on_64_devices_need_what_zero_says(
-    plan_name: str, gigabytes: float
-) -> None:
-    total = sum(a + b / 64 for a, b in coefficients(plan_name)) * 7.5
-    assert total == pytest.approx(gigabytes, abs=0.05)
-
-
-def test_zero2_needs_two_bytes_more_a_reduced_gradient_than_its_table() -> None:
-    ours = [sum(part) for part in zip(*coefficients("zero2"), strict=True)]
-    assert ours[0] == pytest.approx(SEED["zero2"][0], abs=1e-9)
-    assert ours[1] == pytest.approx(SEED["zero2"][1] + 2, abs=1e-9)
-    # The paper's figure for 7.5e9 parameters on 64 devices.
-    assert (SEED["zero2"][0] + SEED["zero2"][1] / 64) * 7.5 == pytest.approx(16.6, abs=0.05)
+@pytest.mark.parametrize("plan_name", ZERO)
+def test_float32_gradients_are_all_that_zeros_table_does_not_have(plan_name: str) -> None:
+    a, b = (sum(part) for part in zip(*coefficients(plan_name), strict=True))
+    more = MORE[plan_name]
+    assert (a - more[0], b - more[1]) == pytest.approx(SEED[plan_name], abs=1e-9)
+    on_64 = (a - more[0] + (b - more[1]) / 64) * 7.5
+    assert on_64 == pytest.approx(FIGURES[plan_name], abs=0.05)
 
 
 @pytest.mark.parametrize("optimizer, states", [("sgd", 0), ("momentum", 1), ("adam", 2)])
@@ -125,6 +118,28 @@ def test_optimizer_states_are_as_many_numbers_of_what_is_stored(
     params = sum(t.box.num_elements for t in graph.parameters.values())
     made = compiled(graph, "single", 1, optimizer=optimizer, master_dtype=master)
     assert made.memory[0].optimizer_bytes == states * item_bytes * params
+
+
+@pytest.mark.parametrize("plan_name", ["data_parallel", "megatron", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("master", [None, torch.float64])
+def test_weights_are_what_a_rank_has_between_steps(
+    plan_name: str, master: torch.dtype | None, tmp_path: Path
+) -> None:
+    name = None if master is None else "float64"
+    made = compiled(graph_of(), plan_name, 2, master_dtype=name)
+    folder = made.save(tmp_path)
+
+    def work(trainer: Trainer) -> int:
+        trainer.step(*models.example_inputs("gpt", BATCH))
+        weights = trainer._rank.weights
+        tensors = [*weights.stored.values(), *weights._copies.values()]
+        places = [t.untyped_storage() for t in tensors]
+        return sum({place.data_ptr(): place.nbytes() for place in places}.values())
+
+    found = run_threads(folder, work, range(2), dtype=master)
+    stored = Stored(made.materialized, name)
+    for rank, size in found.items():
+        assert made.memory[rank].weights_bytes == size + stored.opened_bytes(rank)
 
 
 # --- activations --------------------------------------------------------------------------------
@@ -155,6 +170,15 @@ def test_without_dropout_a_layer_holds_32_bytes_a_token_and_feature() -> None:
 
 def test_of_a_recomputed_layer_only_its_input_is_held() -> None:
     assert per_layer("recompute") == 2
+
+
+def test_one_layer_at_a_time_is_computed_again() -> None:
+    graph = graph_of(layers=3, dtype="bfloat16", **SMALL)
+    made = compiled(graph, "recompute", 1)
+    held = Activations(made.materialized).held[0][0]
+    # All that a layer holds but its input, which is held anyway.
+    assert held.again_bytes == (32 - 2) * SMALL["sequence"] * BATCH * SMALL["width"]
+    assert made.memory[0].activations_bytes == held.num_bytes + held.again_bytes
 
 
 def test_tensor_parallel_divides_what_lies_between_its_all_reduces() -> None:

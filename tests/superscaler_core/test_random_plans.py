@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,20 +16,24 @@ import superscaler_core as ss
 from superscaler_core.evaluate import evaluate
 from superscaler_core.graph import Graph
 from superscaler_core.run.trainer import Trainer
-from tests.superscaler_core.small import two_linears
+from tests.superscaler_core.small import branched, two_linears
 
 NUM_DEVICES = 4
-GRAPH = two_linears()
-STATE = {
-    name: torch.randn(tensor.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(i))
-    for i, (name, tensor) in enumerate(GRAPH.parameters.items())
-}
+GRAPHS = {graph.name: graph for graph in (two_linears(), branched())}
 X = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def state_of(graph: Graph) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
+        for name, tensor in graph.parameters.items()
+    }
 
 
 def reference(graph: Graph, num_microbatches: int) -> tuple[float, dict[str, Tensor]]:
     """Mean loss and gradients, by the definition."""
-    weights = {name: value.clone().requires_grad_() for name, value in STATE.items()}
+    weights = {name: value.requires_grad_() for name, value in state_of(graph).items()}
     size = graph.inputs[0].shape[0]
     losses = [
         evaluate(graph, (X[i * size : (i + 1) * size],), weights) for i in range(num_microbatches)
@@ -38,16 +43,15 @@ def reference(graph: Graph, num_microbatches: int) -> tuple[float, dict[str, Ten
     return loss.item(), {name: value.grad for name, value in weights.items()}
 
 
-def step_and_gather(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
+def step_and_gather(state: dict[str, Tensor], trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
     """The loss, and gradients taken home by an update ``w - grad``."""
-    trainer.load_state_dict(STATE)
-    size = X.shape[0] if trainer.num_microbatches == 2 else 4
-    loss = trainer.step(X[:size])
+    trainer.load_state_dict(state)
+    loss = trainer.step(X[: 4 * trainer.num_microbatches])
     with torch.no_grad():
         for weight in trainer.parameters():
             weight -= weight.grad
     after = trainer.state_dict()
-    return loss.item(), {name: STATE[name] - after[name] for name in STATE}
+    return loss.item(), {name: state[name] - after[name] for name in state}
 
 
 def check(compiled: ss.Compiled) -> None:
@@ -55,7 +59,8 @@ def check(compiled: ss.Compiled) -> None:
     want_loss, want = reference(plan.graph, plan.num_microbatches)
     with tempfile.TemporaryDirectory() as folder:
         compiled.save(folder)
-        results = ss.run_threads(folder, step_and_gather, range(NUM_DEVICES), timeout_secs=20)
+        work = partial(step_and_gather, state_of(plan.graph))
+        results = ss.run_threads(folder, work, range(NUM_DEVICES), timeout_secs=20)
     for loss, grads in results.values():
         assert loss == pytest.approx(want_loss, rel=1e-12)
         for name, grad in grads.items():
@@ -80,21 +85,21 @@ def parted(draw: Callable[..., object], plan: ss.Plan, op: ss.Op, most: int = 6)
 
 
 @st.composite
-def plans(draw: Callable[..., object]) -> ss.Plan:
-    plan = ss.Plan(GRAPH, range(NUM_DEVICES))
+def plans(draw: Callable[..., object], graph: Graph) -> ss.Plan:
+    plan = ss.Plan(graph, range(NUM_DEVICES))
     for op in plan.graph.ops:
         draw(parted(plan, op))
-    for name in draw(st.sets(st.sampled_from(sorted(GRAPH.parameters)))):
+    for name in draw(st.sets(st.sampled_from(sorted(graph.parameters)))):
         draw(parted_storage(plan, plan.update(name)))
     if draw(st.booleans()):
-        plan.pipeline([draw(st.integers(1, 3))])
+        plan.pipeline([draw(st.integers(1, len(graph.ops) - 1))])
         name = draw(st.sampled_from(["naive", "gpipe", "1f1b"]))
         plan.op_order(ss.SCHEDULES[name](2, 2))
     if draw(st.booleans()):
         plan.recompute(plan.graph.ops[:2])
     window = draw(st.sampled_from([None, plan.gather_weights, plan.reduce_grads]))
     if window is not None:
-        window(plan.graph.ops_in("up"), plan.graph.ops_in("down"))
+        window(graph.ops[:1], graph.ops_in("down"))
     return plan
 
 
@@ -106,9 +111,11 @@ def parted_storage(draw: Callable[..., object], plan: ss.Plan, op: ss.Op) -> Non
     plan.op_assign(parts, draw(st.permutations(range(NUM_DEVICES)))[:count])
 
 
-@settings(max_examples=60)
-@given(plans())
-def test_any_plan_computes_loss_and_gradients_of_the_model(plan: ss.Plan) -> None:
+@pytest.mark.parametrize("name", GRAPHS)
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_plan_computes_loss_and_gradients_of_the_model(name: str, data: st.DataObject) -> None:
+    plan = data.draw(plans(GRAPHS[name]))
     try:
         compiled = ss.compile(plan)
     except ss.PlanError as error:

@@ -32,12 +32,14 @@ def graph_of(name: str, layers: int = 2) -> Graph:
     return capture(model, models.example_inputs(name, 4, layers=layers))
 
 
-def compiled(
-    name: str, plan_name: str, num_devices: int, layers: int = 2, **knobs: Any
-) -> Compiled:
+def planned(name: str, plan_name: str, num_devices: int, layers: int = 2, **knobs: Any) -> Plan:
     plan = Plan(graph_of(name, layers), range(num_devices))
     plans.PLANS[plan_name](plan, **knobs)
-    return compile(plan)
+    return plan
+
+
+def compiled(*args: Any, **knobs: Any) -> Compiled:
+    return compile(planned(*args, **knobs))
 
 
 CASES = [
@@ -54,10 +56,17 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, plan_name, num_devices, knobs", CASES)
+@pytest.mark.parametrize("master", [None, torch.float64])
 def test_reported_bytes_are_moved_bytes(
-    name: str, plan_name: str, num_devices: int, knobs: dict[str, Any], tmp_path: Path
+    name: str,
+    plan_name: str,
+    num_devices: int,
+    knobs: dict[str, Any],
+    master: torch.dtype | None,
+    tmp_path: Path,
 ) -> None:
-    made = compiled(name, plan_name, num_devices, **knobs)
+    plan = planned(name, plan_name, num_devices, **knobs)
+    made = compile(plan, master_dtype=None if master is None else "float64")
     folder = made.save(tmp_path)
     batch = models.example_inputs(name, 4 * made.plan.num_microbatches)
 
@@ -65,7 +74,7 @@ def test_reported_bytes_are_moved_bytes(
         trainer.step(*batch)
         return trainer._transport.sent_bytes
 
-    sent = run_threads(folder, work, range(num_devices))
+    sent = run_threads(folder, work, range(num_devices), dtype=master)
     assert made.report().sent_bytes == sum(sent.values())
 
 

@@ -65,6 +65,56 @@ def test_what_is_saved_is_what_was_loaded(program: Path) -> None:
         assert all(torch.equal(saved[name], value) for name, value in state().items())
 
 
+def stored_apart(plan: ss.Plan) -> ss.Plan:
+    """Parameters cut over the devices: ZeRO 1."""
+    for name in plan.graph.parameters:
+        plan.op_assign(plan.op_trans(plan.update(name), ss.split("d0", 2)), plan.devices)
+    return plan
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 1e3])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_gradients_are_clipped_by_the_norm_of_the_whole_model(
+    tmp_path: Path, sharded: bool, max_norm: float
+) -> None:
+    weights = {name: value.requires_grad_() for name, value in state().items()}
+    evaluate(GRAPH, (inputs(4),), weights).backward()
+    want = torch.nn.utils.clip_grad_norm_(weights.values(), max_norm)
+
+    def work(trainer: Trainer) -> tuple[Tensor, dict[str, Tensor]]:
+        trainer.load_state_dict(state())
+        trainer.step(inputs(4))
+        norm = trainer.clip_grad_norm_(max_norm)
+        for weight in trainer.parameters():
+            weight.data -= weight.grad
+        return norm, trainer.state_dict()
+
+    plan = stored_apart(batch_split()) if sharded else batch_split()
+    for norm, after in ss.run_threads(ss.compile(plan).save(tmp_path), work, range(2)).values():
+        torch.testing.assert_close(norm, want, rtol=1e-12, atol=0)
+        for name, value in state().items():
+            torch.testing.assert_close(
+                value - after[name], weights[name].grad, rtol=1e-9, atol=1e-13
+            )
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_checkpoint_of_one_plan_is_read_by_another(tmp_path: Path, sharded: bool) -> None:
+    def write(trainer: Trainer) -> None:
+        trainer.load_state_dict(state())
+        trainer.save(tmp_path / "checkpoint")
+
+    def read(trainer: Trainer) -> dict[str, Tensor]:
+        trainer.load(tmp_path / "checkpoint")
+        return trainer.state_dict()
+
+    plan = stored_apart(batch_split()) if sharded else batch_split()
+    ss.run_threads(ss.compile(plan).save(tmp_path / "two"), write, range(2))
+    folder = ss.compile(on_one(ss.Plan(GRAPH, [0]))).save(tmp_path / "one")
+    (saved,) = ss.run_threads(folder, read, range(1)).values()
+    assert all(torch.equal(saved[name], value) for name, value in state().items())
+
+
 def test_a_state_of_another_shape_is_refused(program: Path) -> None:
     bad = {**state(), "up.weight": torch.zeros(3, 3)}
     with pytest.raises(ss.PlanError, match=r"up\.weight has shape \[3, 3\]; the model has it with"):
@@ -119,8 +169,7 @@ def test_master_weights_gather_small_updates(
     graph = two_linears_in("bfloat16")
     plan = batch_split(graph, num_microbatches=2)
     if sharded:
-        for name in graph.parameters:
-            plan.op_assign(plan.op_trans(plan.update(name), ss.split("d0", 2)), plan.devices)
+        stored_apart(plan)
     if window is not None:
         getattr(plan, window)(graph.ops)
     folder = ss.compile(plan).save(tmp_path)

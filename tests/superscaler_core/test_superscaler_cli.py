@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -10,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 import rvdcomm as rv
 from superscaler_core.cli import COMMANDS, main
+from superscaler_core.cli.training import Trained
 from superscaler_core.models import MODELS
 from superscaler_core.plans import PLANS
 
@@ -211,6 +214,13 @@ def test_run_says_when_the_results_differ(
     said = Said(["run", "mlp", "data_parallel", "--threads", "--check"], capsys)
     assert said.status == 1
     assert said.out.splitlines()[-1].startswith("DIFFERENT  as the eager model to -1:")
+
+
+def test_a_result_that_is_no_number_is_as_far_off_as_can_be() -> None:
+    good = Trained((1.0, 2.0), {"a": torch.ones(2), "b": torch.zeros(3)})
+    bad = Trained((1.0, math.nan), {"a": torch.ones(2), "b": torch.tensor([0.0, math.nan, 0.0])})
+    assert good.difference(good)[:2] == (0.0, 0.0)
+    assert good.difference(bad) == (math.inf, math.inf, "b")
 
 
 def test_models_and_plans_come_from_files_too(

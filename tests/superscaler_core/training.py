@@ -132,6 +132,9 @@ def difference(trained: Trained, alone: Trained, floor: float) -> float:
     all are smaller: a parameter that is zero in exact arithmetic holds rounding noise.
     """
     assert trained.parameters.keys() == alone.parameters.keys()
-    pairs = [(torch.tensor(trained.losses).double(), torch.tensor(alone.losses).double())]
+    losses = [torch.tensor(one.losses, dtype=torch.float64) for one in (trained, alone)]
+    pairs = [(losses[0], losses[1])]
     pairs += [(trained.parameters[name], value) for name, value in alone.parameters.items()]
-    return max(float((a - b).abs().max() / max(b.abs().max(), floor)) for a, b in pairs)
+    errors = [(a - b).abs().max() / b.abs().max().clamp_min(floor) for a, b in pairs]
+    # The maximum of tensors, unlike that of floats, is NaN if one of them is.
+    return torch.stack([error.double() for error in errors]).max().item()

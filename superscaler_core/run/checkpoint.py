@@ -1,0 +1,55 @@
+"""Checkpoints of a program: every rank writes and reads its own boxes, by single-device names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from rvdcomm.checkpoint import commit_shards, load_shards, save_shards
+from superscaler_core.errors import PlanError
+from superscaler_core.run.tables import Tables
+from superscaler_core.run.together import ranks_of, wait_for_all
+from superscaler_core.run.transport import Transport
+
+
+def save(
+    folder: str | Path, tables: Tables, stored: Mapping[str, Tensor], transport: Transport
+) -> None:
+    """Write what all ranks store to one checkpoint; collective over the program's ranks.
+
+    Raises:
+        PlanError: a parameter is stored in boxes that form no layout.
+        CheckpointError: the folder holds a checkpoint already.
+    """
+    layouts = _layouts(tables)
+    save_shards(folder, dict(stored), layouts, tables.rank)
+    ranks = ranks_of(tables)
+    wait_for_all(tables, transport)
+    if tables.rank == ranks[0]:
+        commit_shards(folder, [r for r in ranks if any(r in layout for layout in layouts.values())])
+    wait_for_all(tables, transport)
+
+
+def load(folder: str | Path, tables: Tables, stored: Mapping[str, Tensor]) -> None:
+    """Read this rank's boxes from a checkpoint of any layouts, or of a single device."""
+    shards = load_shards(folder, _layouts(tables), tables.rank)
+    with torch.no_grad():
+        for name, shard in shards.items():
+            stored[name].copy_(shard)
+
+
+def _layouts(tables: Tables) -> dict[str, rv.Layout]:
+    """How every parameter is stored, as all ranks know it."""
+    found = {}
+    for name, entry in tables.parameters.items():
+        if len(entry.whole) != 1:
+            raise PlanError(
+                f"{name} is stored in boxes that form no layout ({len(entry.whole)} regions): use "
+                "state_dict() and load_state_dict(), or give plan.update(...) parts of one split."
+            )
+        found[name] = entry.whole[0].layouts[0]
+    return found

@@ -1,0 +1,59 @@
+"""Together: sums over all ranks of a program, of which each holds a number."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from superscaler_core.run.tables import Leg, Tables
+from superscaler_core.run.transport import Transport
+
+
+def ranks_of(tables: Tables) -> tuple[int, ...]:
+    """All ranks of a program: whoever gets the loss."""
+    return tables.loss[0].layouts[1].ranks
+
+
+def sum_of_all(value: Tensor, tables: Tables, transport: Transport) -> Tensor:
+    """The sum of a scalar of every rank, on every rank; collective."""
+    ranks = ranks_of(tables)
+    if len(ranks) == 1:
+        return value
+    names = ",".join(map(str, ranks))
+    src = f"R(1)V({len(ranks)})D() shape() ranks({names})"
+    dst = f"R({len(ranks)})V(1)D() shape() ranks({names})"
+    dtype = str(value.dtype).removeprefix("torch.")
+    total = transport.move(Leg("[]", src, dst, dtype), value)
+    assert total is not None
+    return total
+
+
+def wait_for_all(tables: Tables, transport: Transport) -> None:
+    """Return when every rank has come here; collective."""
+    sum_of_all(torch.zeros(()), tables, transport)
+
+
+def norm_of_grads(grads: dict[str, Tensor], tables: Tables, transport: Transport) -> Tensor:
+    """The 2-norm of all gradients of the model, every element counted once; collective.
+
+    Args:
+        grads: of what this rank stores, by name.
+        tables: they say which rank counts a box that several store.
+        transport: sums.
+    """
+    squares = torch.zeros((), dtype=torch.float64)
+    for name, grad in grads.items():
+        for leg in tables.parameters[name].whole:
+            src = leg.layouts[0]
+            if tables.rank in src and src.cell(tables.rank).replica == 0:
+                squares += _piece(name, grad, leg, tables).double().square().sum().cpu()
+    return sum_of_all(squares, tables, transport).sqrt()
+
+
+def _piece(name: str, grad: Tensor, leg: Leg, tables: Tables) -> Tensor:
+    """What a leg takes of a stored box."""
+    stored, box = tables.parameters[name].box, leg.src_box(tables.rank)
+    assert stored is not None
+    assert box is not None
+    return grad[box.slices_within(rv.Box.parse(stored))]
