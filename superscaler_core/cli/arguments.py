@@ -57,7 +57,11 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="what to train: see below")
     parser.add_argument("plan", metavar="PLAN", help="how to parallelize it: see below")
     parser.add_argument(
-        "--devices", metavar="N", type=count, default=1, help="number of devices (default 1)"
+        "--devices",
+        metavar="N",
+        type=count,
+        default=1,
+        help="number of devices (default 1, or as many as torchrun has started processes)",
     )
     parser.add_argument(
         "--microbatch", metavar="B", type=count, default=4, help="its size (default 4)"

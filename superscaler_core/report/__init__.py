@@ -1,6 +1,7 @@
 """Report: what a plan communicates and needs, for people."""
 
-from superscaler_core.report.explain import explain_edge, explain_ops
+from superscaler_core.report.explain import explain_ops
+from superscaler_core.report.explain_edge import explain_edge
 from superscaler_core.report.move import Move, moves_of
 from superscaler_core.report.report import Report, report_of
 

@@ -1,19 +1,11 @@
-"""Explain: what was split how, op by op, and one edge in full."""
+"""Explain: what was split how, op by op."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Hashable
 
-import rvdcomm as rv
-from superscaler_core.errors import PlanError
 from superscaler_core.graph import Op
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Side
-from superscaler_core.materialize.transfer import Transfer
-from superscaler_core.materialize.weights import Use
 from superscaler_core.plan import Plan
 from superscaler_core.report.names import pattern_of
 from superscaler_core.report.table import numbers_text, table
@@ -60,58 +52,3 @@ def split_text(plan: Plan, op: Op) -> str:
 
 def _devices(plan: Plan, op: Op) -> set[int]:
     return {device for p in plan.parts(op) if (device := plan.device(p)) is not None}
-
-
-def explain_edge(made: Materialized, name: str, topology: rv.Topology | None = None) -> str:
-    """An edge (``e3``) or a use of a weight (by its name): its ends, and the plans of all its ways.
-
-    Raises:
-        PlanError: there is none of that name.
-    """
-    known: dict[str, Edge | Use] = {edge.name: edge for edge in made.edges.all}
-    known |= {use.name: use for use in made.weights.uses}
-    found = known.get(name)
-    if found is None:
-        near = ", ".join(get_close_matches(name, known, 3, 0.0))
-        last = len(made.edges.all) - 1
-        edges = f"edges of activations are e0 to e{last}, " if last >= 0 else ""
-        raise PlanError(
-            f"there is no edge {name!r}; {edges}uses of weights have the names of parameters; near "
-            f"are {near}."
-        )
-    lines = [f"{name}: {found.tensor} {found.tensor.dtype}"]
-    if isinstance(found, Edge):
-        writer = made.plan.graph.producer[found.tensor]
-        lines.append(f"  from  {writer.name} in stage {found.src_stage}: {_side_text(found.src)}")
-        lines.append(f"  to    {_names(found.readers)} in stage {found.dst_stage}: "
-                     f"{_side_text(found.dst.whole)}")  # fmt: skip
-        ways: Mapping[str, tuple[Transfer, ...]] = {
-            "forward": found.forward, "backward": found.backward
-        }  # fmt: skip
-    else:
-        lines.append(f"  stored  {_side_text(found.storage)}")
-        lines.append(f"  read    by {_names(found.readers)}: {_side_text(found.side.whole)}")
-        ways = {"fetch": found.fetch, "reduce": found.reduce}
-    return "\n".join([*lines, *(text for way in ways.items() for text in _way(*way, topology))])
-
-
-def _names(readers: Iterable[tuple[Op, int]]) -> str:
-    return ", ".join(dict.fromkeys(op.name for op, _ in readers)) or "nobody"
-
-
-def _side_text(side: Side) -> str:
-    shards = [f"{shard.box} on {device}" for device, shard in sorted(side.shards.items())]
-    more = f", {len(shards) - 4} more" if len(shards) > 4 else ""
-    summands = f" in {side.num_summands} summands" if side.num_summands > 1 else ""
-    return ", ".join(shards[:4]) + more + summands
-
-
-def _way(name: str, legs: tuple[Transfer, ...], topology: rv.Topology | None) -> list[str]:
-    moving = [leg for leg in legs if not leg.is_idle]
-    if not moving:
-        return ["", f"{name}: nothing moves"]
-    texts = []
-    for leg in moving:
-        where = f" of region {leg.box}" if len(legs) > 1 else ""
-        texts += ["", f"{name}{where}:", str(leg.plan(topology))]
-    return texts

@@ -1,0 +1,94 @@
+"""Explain an edge: who writes and who reads, and the plans of its communication, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from textwrap import fill
+
+import rvdcomm as rv
+from superscaler_core.errors import PlanError
+from superscaler_core.graph import Op
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.side import Side
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.materialize.weights import Use
+
+MAX_SHARDS = 4
+"""Shards of an end that are shown."""
+
+
+def explain_edge(
+    made: Materialized, name: str, topology: rv.Topology | None = None, width: int = 100
+) -> str:
+    """An edge (``e3``) or a use of a weight (by its name): its ends, and the plans of both ways.
+
+    Raises:
+        PlanError: there is none of that name.
+    """
+    found = _named(made, name)
+    ends = _edge_ends(made, found) if isinstance(found, Edge) else _use_ends(found)
+    lines = [f"{name}: {found.tensor} {found.tensor.dtype}"]
+    lines += [
+        fill(text, width, initial_indent=f"  {end:<8}", subsequent_indent=" " * 10)
+        for end, text in ends.items()
+    ]
+    ways = (
+        {"forward": found.forward, "backward": found.backward}
+        if isinstance(found, Edge)
+        else {"fetch": found.fetch, "reduce": found.reduce}
+    )
+    return "\n".join([*lines, *(text for way in ways.items() for text in _way(*way, topology))])
+
+
+def _named(made: Materialized, name: str) -> Edge | Use:
+    known: dict[str, Edge | Use] = {edge.name: edge for edge in made.edges.all}
+    known |= {use.name: use for use in made.weights.uses}
+    if name in known:
+        return known[name]
+    last = len(made.edges.all) - 1
+    edges = f"edges of activations are e0 to e{last}, " if last >= 0 else ""
+    raise PlanError(
+        f"there is no edge {name!r}; {edges}uses of weights have the names of parameters; near "
+        f"are {', '.join(get_close_matches(name, known, 3, 0.0))}."
+    )
+
+
+def _edge_ends(made: Materialized, edge: Edge) -> dict[str, str]:
+    writer = made.plan.graph.producer[edge.tensor].name
+    source = writer if edge.parent is None else f"{writer} by edge {edge.parent.name}"
+    return {
+        "from": f"{source} in stage {edge.src_stage}: {_side_text(edge.src)}",
+        "to": f"{_names(edge.readers)} in stage {edge.dst_stage}: {_side_text(edge.dst.whole)}",
+    }
+
+
+def _use_ends(use: Use) -> dict[str, str]:
+    return {
+        "stored": _side_text(use.storage),
+        "read by": f"{_names(use.readers)}: {_side_text(use.side.whole)}",
+    }
+
+
+def _names(readers: Iterable[tuple[Op, int]]) -> str:
+    return ", ".join(dict.fromkeys(op.name for op, _ in readers)) or "other edges"
+
+
+def _side_text(side: Side) -> str:
+    """The shards of an end, such as ``[0:4,0:8] on 0, [4:8,0:8] on 1``."""
+    shards = [f"{shard.box} on {device}" for device, shard in sorted(side.shards.items())]
+    more = len(shards) - MAX_SHARDS
+    summands = f", in {side.num_summands} summands" if side.num_summands > 1 else ""
+    return ", ".join(shards[:MAX_SHARDS]) + (f", {more} more" if more > 0 else "") + summands
+
+
+def _way(name: str, legs: tuple[Transfer, ...], topology: rv.Topology | None) -> list[str]:
+    moving = [leg for leg in legs if not leg.is_idle]
+    if not moving:
+        return ["", f"{name}: nothing moves"]
+    texts = []
+    for leg in moving:
+        where = f" of region {leg.box}" if len(legs) > 1 else ""
+        texts += ["", f"{name}{where}:", str(leg.plan(topology))]
+    return texts

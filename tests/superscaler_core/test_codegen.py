@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.stage_writer import index_text, wrapped
+from tests.superscaler_core.small import branched, on_one, two_linears
+
+
+@pytest.mark.parametrize(
+    "box, within, text",
+    [
+        ("[0:4,0:6]", "[0:4,0:6]", ""),
+        ("[2:4,0:6]", "[0:4,0:6]", "[2:4]"),
+        ("[2:4,3:6]", "[2:4,0:6]", "[:, 3:6]"),
+        ("[5:6,3:4]", "[4:8,2:6]", "[1:2, 1:2]"),
+    ],
+)
+def test_an_index_counts_from_the_box_that_holds_it(box: str, within: str, text: str) -> None:
+    assert index_text(rv.Box.parse(box), rv.Box.parse(within)) == text
+
+
+def test_names_are_identifiers_and_unique() -> None:
+    names = Names()
+    wishes = ["layers.0.up", "layers_0_up", "1x", "class", "run", "", "a b"]
+    made = [names.of(i, wish) for i, wish in enumerate(wishes)]
+    assert len(set(made)) == len(made)
+    assert all(name.isidentifier() and name not in ("class", "run") for name in made)
+    assert names.of(0, "something else") == made[0]
+
+
+def test_long_calls_are_broken_and_mean_the_same() -> None:
+    items = [f"argument_{i}" for i in range(20)]
+    text = wrapped("f(", items, ")")
+    assert max(map(len, text.splitlines())) <= 100
+    assert ast.dump(ast.parse(text)) == ast.dump(ast.parse(f"f({', '.join(items)})"))
+
+
+def segments(plan: ss.Plan, device: int = 0) -> list[str]:
+    text = ss.compile(plan).files[device]
+    return [line for line in text.splitlines() if line.startswith("def stage0_segment")]
+
+
+def test_one_device_is_one_segment() -> None:
+    assert len(segments(on_one(ss.Plan(branched(), [0])))) == 1
+
+
+def test_groups_of_recomputation_are_segments_of_their_own() -> None:
+    plan = on_one(ss.Plan(branched(), [0]))
+    plan.recompute(plan.graph.ops[1:4], plan.graph.ops[4:6])
+    assert len(segments(plan)) == 4
+    text = ss.compile(plan).files[0]
+    assert "recomputed=frozenset(['stage0_segment1', 'stage0_segment2'])" in text
+
+
+def test_a_segment_says_which_modules_its_ops_come_from() -> None:
+    text = ss.compile(on_one(ss.Plan(two_linears(), [0]))).files[0]
+    assert [line.strip() for line in text.splitlines() if line.startswith("    # ")] == [
+        "# up", "# act", "# down", "# loss",
+    ]  # fmt: skip
+
+
+def test_files_are_the_same_every_time() -> None:
+    def files() -> dict[int, str]:
+        plan = ss.Plan(branched(), range(4))
+        for op in plan.graph.ops:
+            plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,)), ss.Axis(2)])
+        return dict(ss.compile(plan).files)
+
+    assert files() == files()
+
+
+def test_what_a_plan_changes_is_said_in_every_file() -> None:
+    plan = on_one(ss.Plan(two_linears(), [0]))
+    plan.note("sums are taken twice")
+    assert "Not what the model says: sums are taken twice." in ss.compile(plan).files[0]
+
+
+def test_a_device_without_work_has_a_program_that_does_nothing() -> None:
+    plan = on_one(ss.Plan(two_linears(), [0, 1]))
+    text = ss.compile(plan).files[1]
+    assert "def step(run):\n    run.begin()\n    run.end()\n" in text

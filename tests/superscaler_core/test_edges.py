@@ -1,0 +1,137 @@
+"""Which transitions a plan needs, and which it does not."""
+
+from __future__ import annotations
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.materialize import Materialized, materialize
+from superscaler_core.materialize.edges import Edge
+from tests.superscaler_core.small import branched, on_one, two_linears
+
+
+def planned(**loops: str) -> ss.Plan:
+    """``two_linears`` on two devices, each op cut along one loop, or replicated."""
+    plan = ss.Plan(two_linears(), [0, 1])
+    for op in plan.graph.ops:
+        loop = loops.get(op.module)
+        how = ss.split(loop, 2) if loop else ss.replicate(2)
+        plan.op_assign(plan.op_trans(op, how), plan.devices)
+    return plan
+
+
+def routes(made: Materialized) -> list[tuple[str, str, str]]:
+    """Every edge: its tensor, and the counts of layouts on both ways."""
+    return [(edge.tensor.name, route(edge), route_back(edge)) for edge in made.edges.all]
+
+
+def route(edge: Edge) -> str:
+    (leg,) = edge.forward
+    return "" if leg.is_idle else f"{leg.src.rvd} -> {leg.dst.rvd}"
+
+
+def route_back(edge: Edge) -> str:
+    (leg,) = edge.backward
+    return "" if leg.is_idle else f"{leg.src.rvd} -> {leg.dst.rvd}"
+
+
+def test_what_is_cut_alike_needs_no_edge() -> None:
+    made = materialize(planned(up="b", act="b", down="b", loss="b"))
+    assert routes(made) == []
+
+
+def test_a_column_and_a_row_cut_sum_once_forward() -> None:
+    made = materialize(planned(up="n", act="n", down="k"))
+    assert routes(made) == [("down.linear", "R(1)V(2)D(1,1) -> R(2)V(1)D(1,1)", "")]
+
+
+def test_a_replica_in_front_of_a_column_cut_sums_its_gradient_once() -> None:
+    made = materialize(planned(down="n", loss="n"))
+    assert routes(made) == [("act.tanh", "", "R(1)V(2)D(1,1) -> R(2)V(1)D(1,1)")]
+
+
+def test_another_cut_is_an_all_to_all_both_ways() -> None:
+    made = materialize(planned(up="n", act="n", down="b", loss="b"))
+    there, back = "R(1)V(1)D(1,2) -> R(1)V(1)D(2,1)", "R(1)V(1)D(2,1) -> R(1)V(1)D(1,2)"
+    assert routes(made) == [("act.tanh", there, back)]
+
+
+def test_weights_of_cut_batches_sum_their_gradients() -> None:
+    made = materialize(planned(up="b", act="b", down="b", loss="b"))
+    for use in made.weights.uses:
+        (leg,) = use.reduce
+        assert (str(leg.src.rvd), str(leg.dst.rvd)) == ("R(1)V(2)D(1,1)", "R(2)V(1)D(1,1)")
+        assert use.is_stored
+
+
+def test_a_tied_weight_on_two_devices_sums_both_uses() -> None:
+    plan = ss.Plan(branched(), [0, 1])
+    for stage in plan.pipeline([6]):
+        for op in stage.ops:
+            plan.op_assign(op, stage.index)
+    use = next(u for u in materialize(plan).weights.uses if u.tensor.name == "up.weight")
+    (leg,) = use.reduce
+    assert str(leg.src) == "R(1)V(2)D(1,1) shape(8,6) ranks(0,1)"
+    assert str(leg.dst) == "R(2)V(1)D(1,1) shape(8,6) ranks(0,1)"
+
+
+def test_several_tensors_cross_between_two_stages() -> None:
+    plan = ss.Plan(branched(), [0, 1])
+    for stage in plan.pipeline([5]):
+        for op in stage.ops:
+            plan.op_assign(op, stage.index)
+    edges = materialize(plan).edges.all
+    names = {edge.tensor.name for edge in edges if edge.crosses}
+    assert names == {"waves.waves.0", "waves.waves.1", "select.select"}
+
+
+def test_summands_with_several_readers_are_summed_once() -> None:
+    plan = ss.Plan(branched(), [0, 1])
+    for op in plan.graph.ops:
+        loop = "k" if op.kind == "up" else "n" if op.kind == "select" else None
+        how = ss.split(loop, 2) if loop else ss.replicate(2)
+        plan.op_assign(plan.op_trans(op, how), plan.devices)
+    edges = [e for e in materialize(plan).edges.all if e.tensor.name == "up.up"]
+    sums = [e for e in edges if e.src.num_summands > 1]
+    assert len(sums) == 1
+    assert all(e.parent is sums[0] for e in edges if e is not sums[0])
+
+
+def test_without_a_gradient_nothing_goes_back() -> None:
+    plan = ss.Plan(branched(), [0, 1])
+    on_one(plan)
+    mask = next(op for op in plan.graph.ops if op.kind == "mask")
+    plan.op_assign(mask, 1)
+    edge = next(e for e in materialize(plan).edges.all if e.tensor.name == "mask.mask")
+    assert edge.backward == ()
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_parts_on_one_device_send_nothing(chunks: int) -> None:
+    plan = ss.Plan(two_linears(), [0])
+    for op, loop in zip(plan.graph.ops, ["n", "n", "k", None], strict=True):
+        if loop:
+            plan.op_trans(op, ss.split(loop, chunks))
+    made = materialize(on_one(plan))
+    assert made.edges.all == ()
+
+
+def table_model() -> ss.Graph:
+    """``sum((x + rows) w)``: the rows are a table that is read for all of a batch."""
+    builder = ss.GraphBuilder("table")
+    table = builder.parameter("table", (3,), "float64")
+    x = builder.input("x", (4, 3), "float64")
+    (rows,) = builder.op("rows", "n -> n", [table], [((3,), "float64")], "{x0} * 1", module="rows")
+    (y,) = builder.op("add", "b n, n -> b n", [x, rows], [((4, 3), "float64")], "{x0} + {x1}")
+    (loss,) = builder.op("sum", "b+ n+ -> ()", [y], [((), "float64")], "{x0}.square().sum()")
+    return builder.build(loss)
+
+
+def test_replicas_that_read_weights_alone_pass_their_share_on() -> None:
+    plan = ss.Plan(table_model(), [0, 1])
+    for op in plan.graph.ops:
+        plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,))])
+    made = materialize(plan)
+    assert made.edges.all == ()
+    (leg,) = made.weights.uses[0].reduce
+    assert str(leg.src) == "R(1)V(2)D(1) shape(3) ranks(0,1)"
