@@ -12,9 +12,6 @@ from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.materialize.weights import Use
 from superscaler_core.report.names import pattern_of
 
-WAYS = ("forward", "backward", "fetch", "reduce", "loss")
-"""What moves: activations, their gradients, weights, their gradients, the loss."""
-
 
 @dataclass(frozen=True)
 class Move:
@@ -22,7 +19,7 @@ class Move:
 
     Attributes:
         name: of the edge (``e3``) or of the use of a weight.
-        way: one of ``WAYS``.
+        way: "forward" and "backward" of an edge, "fetch" and "reduce" of a weight, "loss".
         tensor: its name.
         stages: from which to which.
         num_times: in a step.

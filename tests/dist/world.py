@@ -32,7 +32,12 @@ _ENV = {
     # A host name that resolves to no address of this machine must not stop the tests.
     "GLOO_SOCKET_IFNAME": "lo",
 }
-_PRELOADED = ["numpy", "pytest", "torch", "torch.distributed", "rvdcomm.api", "tests.oracle"]
+_PRELOADED = [
+    *("numpy", "pytest", "torch", "torch.distributed", "rvdcomm.api", "tests.oracle"),
+    # The first backward of a process imports it, and it imports sympy.
+    "torch.fx.experimental.symbolic_shapes",
+    "superscaler_core.run.load",
+]
 
 
 @dataclass(frozen=True, slots=True)

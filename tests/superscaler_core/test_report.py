@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import rvdcomm as rv
 from superscaler_core import models, plans
@@ -15,6 +16,7 @@ from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.graph import Graph
+from superscaler_core.op_trans import replicate, split
 from superscaler_core.plan import Plan
 from superscaler_core.report import Move, explain_edge, explain_ops, moves_of
 from superscaler_core.report.table import numbers_text, table
@@ -185,6 +187,30 @@ def test_an_edge_is_explained_with_its_ends_and_its_plans() -> None:
     assert text.startswith(f"{move.name}: {move.tensor}")
     assert "forward: nothing moves" in text
     assert str(move.plans[0]) in text
+
+
+class Twice(nn.Module):
+    """A product that two ops read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.line(x)
+        return (y.relu() + y.tanh()).sum()
+
+
+def test_an_edge_that_starts_from_another_says_so() -> None:
+    plan = Plan(capture(Twice(), (torch.ones(4, 6),)), range(2))
+    for op in plan.graph.ops:
+        how = {"linear": split("k", 2), "tanh": split("b", 2)}.get(op.kind, replicate(2))
+        plan.op_assign(plan.op_trans(op, how), [0, 1])
+    made = compile(plan).materialized
+    (child,) = (edge for edge in made.edges.all if edge.parent is not None)
+    assert child.parent is not None
+    assert f"line:linear by edge {child.parent.name} in stage 0" in explain_edge(made, child.name)
+    assert ", in 2 summands" in explain_edge(made, child.parent.name)
 
 
 def test_a_use_of_a_weight_is_explained_with_its_storage() -> None:
