@@ -46,6 +46,7 @@ examples:
   python -m bench.superscaler_train --grids 2x2 --steps 5 --layers 2 --width 64
 """
 
+METHODS = ("ours", "dist", "torch")
 TIMEOUT_SECS = 1800.0
 
 
@@ -58,7 +59,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--grids", default="2x2,4x1,1x4", help="PPxTP,... (default: %(default)s)")
-    parser.add_argument("--methods", default="ours,dist,torch", help="default: %(default)s")
+    parser.add_argument("--methods", default=",".join(METHODS), help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=20, help="timed steps (default %(default)s)")
     parser.add_argument("--microbatch", type=int, default=4, help="sequences (default %(default)s)")
     parser.add_argument("--microbatches", type=int, default=8, help="of a step (default 8)")
@@ -74,6 +75,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     args = parser.parse_args(words)
     args.model = {name: getattr(args, name) for name in sizes}
     args.methods = args.methods.split(",")
+    if not set(args.methods) <= set(METHODS):
+        parser.error(f"the methods are {', '.join(METHODS)}")
     args.grids = [tuple(map(int, text.split("x"))) for text in args.grids.split(",")]
     return args
 

@@ -37,7 +37,7 @@ def test_a_cycle_of_order_and_data_is_named_op_by_op() -> None:
     plan = on_one(ss.Plan(two_linears(), [0]))
     plan.op_order(plan.graph.ops[2], plan.graph.ops[0])
     cycle = "act:tanh on 0 -> down:linear on 0 -> up:linear on 0 -> act:tanh on 0"
-    with pytest.raises(ss.OrderError, match=f"forms a cycle, .*: {cycle}; take back one op_order"):
+    with pytest.raises(ss.OrderError, match=rf"forms a cycle, .*: {cycle}; take back one op_order"):
         ss.compile(plan)
 
 
@@ -54,7 +54,7 @@ def test_an_op_of_a_later_stage_cannot_come_first() -> None:
     plan = on_one(ss.Plan(two_linears(), [0]))
     plan.pipeline([2])
     plan.op_order(plan.graph.ops[3], plan.graph.ops[0])
-    with pytest.raises(ss.OrderError, match="stage 1 runs after stage 0 in every microbatch"):
+    with pytest.raises(ss.OrderError, match=r"stage 1 runs after stage 0 in every microbatch"):
         ss.compile(plan)
 
 
@@ -65,7 +65,7 @@ def test_a_schedule_that_waits_for_itself_is_refused() -> None:
             plan.op_assign(op, stage.index)
     text = "stuck stages=2 microbatches=1\nworker 0: 0F0 0B0\nworker 1: 1B0 1F0"
     plan.op_order(ss.Schedule.parse(text))
-    with pytest.raises(ss.OrderError, match="schedule stuck on the stages of this plan: .*1B0"):
+    with pytest.raises(ss.OrderError, match=r"schedule stuck on the stages of this plan: .*1B0"):
         ss.compile(plan)
 
 
