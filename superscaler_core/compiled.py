@@ -12,7 +12,7 @@ from superscaler_core.codegen import rank_files
 from superscaler_core.materialize.materialized import Materialized, materialize
 from superscaler_core.plan import Plan
 from superscaler_core.report import Report, report_of
-from superscaler_core.run.constants import save_constants
+from superscaler_core.run.constants import TOPOLOGY, save_constants
 from superscaler_core.validate import (
     DeviceMemory,
     check_assigned,
@@ -52,8 +52,9 @@ class Compiled:
         """All communication and memory, in tables; print it.
 
         Args:
-            topology: who is near to whom; one host with a port for every device if None.
+            topology: to look at the plan on another one than it was compiled for.
         """
+        topology = topology or self.materialized.topology
         return report_of(self.materialized, self.memory, topology, self.master_dtype)
 
     def summary(self) -> str:
@@ -66,7 +67,7 @@ class Compiled:
         return rank_files(self.materialized)
 
     def save(self, folder: str | Path) -> Path:
-        """Write ``rank_0.py``, ... and the model's constants to a folder; returns the folder."""
+        """Write ``rank_0.py``, ..., the model's constants and the topology; returns the folder."""
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         # A rank file that is left from a larger program would look like a rank of this one.
@@ -75,12 +76,16 @@ class Compiled:
         for device, text in self.files.items():
             (path / f"rank_{device}.py").write_text(text)
         save_constants(path, self.plan.graph.constants)
+        (path / TOPOLOGY).unlink(missing_ok=True)
+        if self.materialized.topology is not None:
+            self.materialized.topology.save(path / TOPOLOGY)
         return path
 
 
 def compile(
     plan: Plan,
     *,
+    topology: rv.Topology | None = None,
     memory_limit: int | None = None,
     optimizer: str = "adam",
     master_dtype: str | None = None,
@@ -89,6 +94,8 @@ def compile(
 
     Args:
         plan: with a device for every part.
+        topology: who is near to whom, and how fast; one host with fast links if None. It is saved
+            with the program, and communication is planned for it.
         memory_limit: bytes that no device may need more than; not checked if None.
         optimizer: that it will be trained with: "sgd", "momentum", "adam" or "adamw".
         master_dtype: of stored parameters, as ``load`` takes it; the model's if None.
@@ -99,7 +106,7 @@ def compile(
     """
     check_assigned(plan)
     check_coverage(plan)
-    made = materialize(plan)
+    made = materialize(plan, topology)
     if memory_limit is not None:
         check_memory(made, memory_limit, optimizer=optimizer, master_dtype=master_dtype)
     return Compiled(made, optimizer, master_dtype)

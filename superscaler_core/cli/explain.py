@@ -18,6 +18,7 @@ def _explain(args: argparse.Namespace) -> int:
     with phase("validate and materialize"):
         compiled = compile(
             plan,
+            topology=topology,
             memory_limit=args.memory_limit,
             optimizer=args.optimizer,
             master_dtype=args.master_dtype,
@@ -28,7 +29,7 @@ def _explain(args: argparse.Namespace) -> int:
         return OK
     print(f"what was split how\n{explain_ops(plan)}\n")
     with phase("report"):
-        report = compiled.report(topology)
+        report = compiled.report()
     print(report)
     if plan.schedule is not None:
         print(f"\n{_grid(plan.schedule)}")

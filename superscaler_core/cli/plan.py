@@ -16,12 +16,13 @@ def _plan(args: argparse.Namespace) -> int:
     with phase("validate and materialize"):
         compiled = compile(
             program.plan,
+            topology=topology,
             memory_limit=args.memory_limit,
             optimizer=args.optimizer,
             master_dtype=args.master_dtype,
         )
     with phase("report"):
-        report = compiled.report(topology)
+        report = compiled.report()
     print(report.summary() if args.summary else report)
     if args.out is not None:
         with phase("generate"):

@@ -17,6 +17,9 @@ from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.part import Part
 from superscaler_core.tensor import CONSTANT, INPUT, PARAMETER, VTensor
 
+_TAKE_BIAS = ("F.linear(", "F.conv1d(", "F.conv2d(", "F.conv3d(")
+"""Code of products that take a bias as the keyword of that name."""
+
 INDENT = "    "
 WIDTH = 100
 
@@ -178,19 +181,51 @@ class StageWriter:
         args = ["rng", *(value.name for value in [*with_grad, *others])]
         lines = [wrapped(f"def {segment.name}(", args, "):")]
         module = None
+        merged = self._merged(segment)
         for part in segment.parts:
+            if part in merged.values():
+                continue
             if part.op.module != module:
                 module = part.op.module
                 lines.append(f"{INDENT}# {module or self._made.plan.graph.name}")
-            lines.append(INDENT + self._statement(part))
+            lines.append(INDENT + self._statement(part, merged.get(part)))
         outs = [value.name for value in self._exports[segment]]
         lines.append(f"{INDENT}return {_tuple(outs)}")
         return "\n".join(lines)
 
-    def _statement(self, part: Part) -> str:
-        operands = [self._expression(part, position) for position in range(len(part.inputs))]
+    def _merged(self, segment: Segment) -> dict[Part, Part]:
+        """Parts that add a bias, with the product that each adds it to, which is made in one call.
+
+        They are two ops so that a sum may be cut; where it is not, torch does both at once.
+        """
+        exported = {value.name for value in self._exports[segment]}
+        makers = {self._part_value(part, 0).name: part for part in segment.parts}
+        found = {}
+        for part in segment.parts:
+            if part.op.kind != "add_bias":
+                continue
+            sources = self._source(part, 0)
+            product = makers.get(sources[0].name) if len(sources) == 1 else None
+            if product is None or sources[0].name in exported:
+                continue
+            has_one_reader = len(self._made.plan.graph.readers[product.op.outputs[0]]) == 1
+            takes_bias = product.op.code.startswith(_TAKE_BIAS) and len(product.inputs) == 2
+            is_whole = product.outputs[0].box == part.inputs[0].box
+            if has_one_reader and takes_bias and is_whole and not product.outputs[0].summand:
+                found[part] = product
+        return found
+
+    def _statement(self, part: Part, product: Part | None = None) -> str:
+        """What a part computes; with the product to which it adds a bias, if they are one call."""
         outs = ", ".join(self._part_value(part, i).name for i in range(len(part.outputs)))
-        return f"{outs} = {part.call(operands, seed=f'rng + {part.op.index}')}"
+        if product is None:
+            return f"{outs} = {self._call_text(part)}"
+        bias = self._expression(part, 1)
+        return f"{outs} = {self._call_text(product).removesuffix(')')}, bias={bias})"
+
+    def _call_text(self, part: Part) -> str:
+        operands = [self._expression(part, position) for position in range(len(part.inputs))]
+        return part.call(operands, seed=f"rng + {part.op.index}")
 
     def _expression(self, part: Part, position: int) -> str:
         """What an operand of a part is made of, as an expression."""
@@ -262,7 +297,7 @@ class StageWriter:
 
     def _move(self, edge: Edge) -> list[str]:
         shard = self._packed(edge)
-        call = f'run.move("{edge.name}", {shard}){_comment(edge.forward)}'
+        call = f'run.move("{edge.name}", {shard}){self._comment(edge.forward)}'
         if self._device not in edge.dst.shards:
             return [call]
         if len(edge.forward) == 1 and edge.forward[0].is_idle:
@@ -285,6 +320,14 @@ class StageWriter:
             (True, False): [f"run.reduce({names})"],
         }
         return table[isinstance(step, Open), is_forward]
+
+    def _comment(self, legs: Sequence[Transfer]) -> str:
+        """What a move does, for the reader of the file."""
+        if len(legs) > 1:
+            return f"  # {len(legs)} regions"
+        steps = legs[0].plan(self._made.topology).path.steps
+        kinds = " + ".join(step.kind for step in steps)
+        return f"  # {kinds}: {legs[0].src.rvd} -> {legs[0].dst.rvd}"
 
     # --- the way back ---------------------------------------------------------------------------
 
@@ -335,7 +378,7 @@ class StageWriter:
         grad = "None"
         if self._device in edge.dst.shards:
             grad = self._sum(self._edge_value(edge).name)
-        call = f'run.move_back("{edge.name}", {grad}){_comment(edge.backward)}'
+        call = f'run.move_back("{edge.name}", {grad}){self._comment(edge.backward)}'
         if self._device not in edge.src.shards:
             return [call]
         if len(edge.backward) == 1 and edge.backward[0].is_idle and grad != "None":
@@ -365,14 +408,6 @@ def _combined(box: rv.Box, sources: Sequence[Value]) -> str:
         return "(" + " + ".join(v.name + index_text(box, v.box) for v in sources) + ")"
     pieces = ", ".join(f'({v.name}, "{v.box}")' for v in sources)
     return f'ops.join("{box}", [{pieces}])'
-
-
-def _comment(legs: Sequence[Transfer]) -> str:
-    """What a move does, for the reader of the file."""
-    if len(legs) > 1:
-        return f"  # {len(legs)} regions"
-    kinds = " + ".join(step.kind for step in legs[0].plan().path.steps)
-    return f"  # {kinds}: {legs[0].src.rvd} -> {legs[0].dst.rvd}"
 
 
 def _tuple(items: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import rvdcomm as rv
 from superscaler_core.graph import Op
 from superscaler_core.materialize.edges import Edge, Edges, find_edges, output_side
 from superscaler_core.materialize.sequence import Compute, Item, Open, stage_items
@@ -28,6 +29,7 @@ class Materialized:
         weights: of parameters.
         items: what every stage does in its forward, in one order for all devices.
         events: what a step does, in one order for all devices.
+        topology: for which communication is planned; one host if None.
     """
 
     plan: Plan
@@ -35,6 +37,7 @@ class Materialized:
     weights: Weights
     items: tuple[tuple[Item, ...], ...]
     events: tuple[Event, ...]
+    topology: rv.Topology | None = None
 
     @cached_property
     def loss(self) -> tuple[Transfer, ...]:
@@ -125,8 +128,12 @@ class Materialized:
         return found
 
 
-def materialize(plan: Plan) -> Materialized:
+def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:
     """Decide all communication of a plan whose parts are complete (``validate`` says so).
+
+    Args:
+        plan: with a device for every part.
+        topology: who is near to whom; one host if None.
 
     Raises:
         OrderError: data and ``op_order`` form a cycle, or the schedule cannot be run.
@@ -134,4 +141,6 @@ def materialize(plan: Plan) -> Materialized:
     """
     edges = find_edges(plan)
     items = tuple(stage_items(plan, stage, edges) for stage in plan.stages)
-    return Materialized(plan, edges, find_weights(plan, edges), items, step_events(plan, edges))
+    return Materialized(
+        plan, edges, find_weights(plan, edges), items, step_events(plan, edges), topology
+    )

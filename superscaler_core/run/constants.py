@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 FILE = "constants.npz"
+TOPOLOGY = "topology.json"
+"""Of a program that was compiled for one."""
 
 _WIDER = {torch.bfloat16: torch.float32}
 """Numpy has no bfloat16; every one is a float32."""

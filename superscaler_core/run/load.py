@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
-from superscaler_core.run.constants import load_constants
+from superscaler_core.run.constants import TOPOLOGY, load_constants
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import DistTransport
@@ -27,7 +27,7 @@ def load(
     Args:
         folder: what ``Compiled.save`` wrote.
         group: process group; the default group if None.
-        topology: who is near to whom; one host if None.
+        topology: who is near to whom; that of the program if None.
         options: ``seed`` of dropout (an int), ``dtype`` of stored parameters (the model's if None:
             float32 for a model in bfloat16 makes master weights), ``device``.
 
@@ -35,6 +35,9 @@ def load(
         PlanError: the program has no such rank.
     """
     rank = dist.get_rank(group)
+    saved = Path(folder) / TOPOLOGY
+    if topology is None and saved.exists():
+        topology = rv.Topology.load(saved)
     transport = DistTransport(rank, group, topology)
     made = Rank(module_of(folder, rank), transport, load_constants(Path(folder)), **options)
     return Trainer(made, transport)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+import rvdcomm as rv
 from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.side import Device
@@ -133,6 +134,7 @@ class _Account:
         self._made, self._num_states = made, STATES[optimizer]
         self._stored = Stored(made, master_dtype)
         self._activations = Activations(made)
+        self._beyond: dict[tuple[rv.Layout, rv.Layout, str], int] = {}
         constants = {t for op in made.plan.graph.ops for t in op.inputs if t.kind == "constant"}
         self._constant_bytes = sum(tensor.num_bytes for tensor in constants)
 
@@ -152,8 +154,8 @@ class _Account:
         stored = self._stored
         activations = self._activations.num_bytes(device)
         grads = stored.grads_bytes(device)
-        during = _staging_bytes(self._edge_legs(device))
-        at_end = stored.arriving_bytes(device) + _staging_bytes(stored.reductions(device))
+        during = self._staging_bytes(self._edge_legs(device))
+        at_end = stored.arriving_bytes(device) + self._staging_bytes(stored.reductions(device))
         at_start = stored.fetched_bytes(device)
         return DeviceMemory(
             weights_bytes=stored.weights_bytes(device),
@@ -169,17 +171,19 @@ class _Account:
             if device in edge.devices:
                 yield from (*edge.forward, *edge.backward)
 
+    def _staging_bytes(self, legs: Iterable[Transfer]) -> int:
+        """Memory besides the shards at both ends that the largest transfer needs."""
+        moving = {leg for leg in legs if not leg.is_idle}
+        return max(map(self._beyond_shards, moving), default=0)
 
-def _staging_bytes(legs: Iterable[Transfer]) -> int:
-    """Memory besides the shards at both ends that the largest transfer needs."""
-    moving = {leg for leg in legs if not leg.is_idle}
-    return max(map(_beyond_shards, moving), default=0)
-
-
-def _beyond_shards(leg: Transfer) -> int:
-    plan = leg.plan()
-    # The least that any plan needs is its shards.
-    return max(0, plan.cost.peak_bytes - plan.bound.peak_bytes)
+    def _beyond_shards(self, leg: Transfer) -> int:
+        # Devices meet the same transfers, and layers that are alike do.
+        key = leg.src, leg.dst, leg.dtype
+        if key not in self._beyond:
+            plan = leg.plan(self._made.topology)
+            # The least that any plan needs is its shards.
+            self._beyond[key] = max(0, plan.cost.peak_bytes - plan.bound.peak_bytes)
+        return self._beyond[key]
 
 
 def _check_known(what: str, given: str, known: Mapping[str, object]) -> None:

@@ -84,3 +84,19 @@ def test_a_device_without_work_has_a_program_that_does_nothing() -> None:
     plan = on_one(ss.Plan(two_linears(), [0, 1]))
     text = ss.compile(plan).files[1]
     assert "def step(run):\n    run.begin()\n    run.end()\n" in text
+
+
+@pytest.mark.parametrize("cut, calls", [(None, 1), ("n", 1), ("b", 1), ("k", 0)])
+def test_a_bias_joins_its_product_where_the_sum_is_not_cut(cut: str | None, calls: int) -> None:
+    builder = ss.GraphBuilder("line")
+    weight, bias = (builder.parameter(n, s, "float64") for n, s in [("w", (2, 4)), ("b", (2,))])
+    x = builder.input("x", (6, 4), "float64")
+    out = [((6, 2), "float64")]
+    (y,) = builder.op("linear", "b k+, n k+ -> b n", [x, weight], out, "F.linear({x0}, {x1})")
+    (z,) = builder.op("add_bias", "b n, n -> b n", [y, bias], out, "{x0} + {x1}")
+    (loss,) = builder.op("sum", "b+ n+ -> ()", [z], [((), "float64")], "{x0}.sum()")
+    plan = ss.Plan(builder.build(loss), [0, 1])
+    for op in plan.graph.ops:
+        how = ss.split(cut, 2) if cut in op.sizes else ss.replicate(2)
+        plan.op_assign(plan.op_trans(op, how), plan.devices)
+    assert ss.compile(plan).files[1].count("F.linear(x, w, bias=b)") == calls
