@@ -141,6 +141,11 @@ class Plan:
                     f"op_order by {first.name} of {first.num_stages} stages: the plan has "
                     f"{self.num_stages}; cut it by pipeline(...) before."
                 )
+            if any(action.kind == "f" for row in first.rows for action in row):
+                raise PlanError(
+                    f"op_order by {first.name}: it has forwards without gradient ('f'), which "
+                    "programs do not run yet; use forwards and backwards."
+                )
             self.schedule = first
             return
         if then is None:

@@ -12,7 +12,7 @@ from superscaler_core.schedules import Schedule, ScheduleError, one_f_one_b, tim
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stage's forward ("F") or backward ("B") of a microbatch; "f" keeps nothing."""
+    """A stage's forward ("F") or backward ("B") of a microbatch."""
 
     kind: str
     stage: int

@@ -143,3 +143,6 @@ def test_a_schedule_has_as_many_stages_as_the_plan() -> None:
     plan = on_one(ss.Plan(two_linears(), range(2)))
     with pytest.raises(ss.PlanError, match="op_order by gpipe of 3 stages: the plan has 1"):
         plan.op_order(ss.SCHEDULES["gpipe"](3, 2))
+    recycled = ss.Schedule.parse("again stages=1 microbatches=1\nworker 0: 0f0 0F0 0B0")
+    with pytest.raises(ss.PlanError, match="op_order by again: it has forwards without gradient"):
+        plan.op_order(recycled)
