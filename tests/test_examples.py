@@ -14,7 +14,7 @@ from bench.ranks import Launch, run_ranks
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-ON_PROCESSES = ["dtensor.py", "redistribute_gloo.py", "sync_weights.py"]
+ON_PROCESSES = ["dtensor.py", "redistribute_gloo.py", "sync_weights.py", "train_gpt.py"]
 TIMEOUT_SECS = 60.0
 
 

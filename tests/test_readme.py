@@ -18,6 +18,7 @@ import pytest
 import rvdcomm as rv
 from rvdcomm import cli
 from rvdcomm.picture import svg
+from superscaler_core import cli as superscaler_cli
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -29,6 +30,7 @@ DOCUMENTS = sorted(
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 """A fenced block: its language and its text. Blocks that need a launcher are excerpts."""
 NEEDS_PROCESSES = 'init_process_group("gloo")'
+PROGRAMS = {"rvdcomm": cli.main, "superscaler": superscaler_cli.main}
 
 
 # --- printouts ----------------------------------------------------------------------------------
@@ -38,7 +40,7 @@ def rendered(text: str) -> str:
     """The document with every printout made anew.
 
     A python block runs in the names of those before it; the block of text right below it is its
-    printout. In a console block, lines that start with ``$ rvdcomm`` are run.
+    printout. In a console block, lines that start with ``$`` are run.
     """
     names: dict[str, Any] = {"__name__": "document"}
     out: list[str] = []
@@ -71,8 +73,9 @@ def _session(body: str) -> str:
     out = []
     for line in (line for line in body.splitlines() if line.startswith("$ ")):
         program, *words = shlex.split(line[2:])
-        assert program == "rvdcomm", f"{line}: only rvdcomm is run in a console block"
-        out.append(f"{line}\n{_printed(lambda words=words: cli.main(words))}")
+        assert program in PROGRAMS, f"{line}: only {', '.join(PROGRAMS)} are run in a console block"
+        main = PROGRAMS[program]
+        out.append(f"{line}\n{_printed(lambda main=main, words=words: main(words))}")
     return "".join(out)
 
 
