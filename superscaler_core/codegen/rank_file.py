@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.segments import Step, stage_steps
-from superscaler_core.codegen.stage_writer import INDENT, StageWriter
+from superscaler_core.codegen.stage_writer import StageWriter
 from superscaler_core.codegen.table_text import tables_text
+from superscaler_core.codegen.text import INDENT
 from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.side import Device
 from superscaler_core.materialize.steps import Carry, Event, Run, schedule_of

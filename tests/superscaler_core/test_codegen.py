@@ -7,7 +7,7 @@ import pytest
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.codegen.names import Names
-from superscaler_core.codegen.stage_writer import index_text, wrapped
+from superscaler_core.codegen.text import index_text, wrapped
 from tests.superscaler_core.small import branched, on_one, two_linears
 
 

@@ -1,0 +1,110 @@
+"""Values: what the variables of a generated file hold, and where each comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import rvdcomm as rv
+from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.text import index_text
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.side import Device
+from superscaler_core.part import Part
+from superscaler_core.tensor import CONSTANT, INPUT, PARAMETER, VTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Something that stage functions and segments pass to each other.
+
+    Attributes:
+        name: of the variable.
+        box: what it holds of its tensor.
+        has_grad: whether its gradient is asked for where it is passed.
+        text: how a stage function writes it.
+    """
+
+    name: str
+    box: rv.Box
+    has_grad: bool
+    text: str
+
+
+class Values:
+    """The values of one device.
+
+    Args:
+        made: the plan.
+        device: which.
+        names: of the device's file.
+    """
+
+    def __init__(self, made: Materialized, device: Device, names: Names) -> None:
+        self._made, self._device, self._names = made, device, names
+        self._sources: dict[tuple[Part, int], list[Value]] = {}
+
+    def of_part(self, part: Part, position: int) -> Value:
+        """One result of a part."""
+        view = part.outputs[position]
+        name = self._names.of((part, position), view.tensor.name)
+        return Value(name, view.box, view.tensor.requires_grad, name)
+
+    def of_edge(self, edge: Edge) -> Value:
+        """What an edge brings here."""
+        name = self._names.of(edge, f"{edge.tensor.name}_{edge.name}")
+        box = edge.dst.shards[self._device].box
+        return Value(name, box, edge.tensor.requires_grad, name)
+
+    def source(self, part: Part, position: int) -> list[Value]:
+        """The values whose sum, in its box, a part takes as an input."""
+        key = part, position
+        if key not in self._sources:
+            self._sources[key] = self._find_source(part, position)
+        return self._sources[key]
+
+    def _find_source(self, part: Part, position: int) -> list[Value]:
+        view = part.inputs[position]
+        tensor = view.tensor
+        if tensor.kind == INPUT:
+            name = self._names.of((tensor, view.box), tensor.name)
+            text = f'run.input("{tensor.name}", mb, "{view.box}")'
+            return [Value(name, view.box, False, text)]
+        if tensor.kind == CONSTANT:
+            name = self._names.of(tensor, tensor.name)
+            return [Value(name, tensor.box, False, f'run.constant("{tensor.name}")')]
+        if tensor.kind == PARAMETER:
+            use = self._made.weights.of_reader[part.op, position]
+            name, box = self._names.of(use, tensor.name), use.side.shards[self._device].box
+            return [Value(name, box, False, f'run.use("{use.name}")')]
+        edge = self._made.edges.of_reader.get((part.op, position))
+        return [self.of_edge(edge)] if edge is not None else self.writers(view)
+
+    def writers(self, view: VTensor) -> list[Value]:
+        """The outputs of parts on this device that a view is made of, each summand of it once."""
+        op = self._made.plan.graph.producer[view.tensor]
+        position = op.outputs.index(view.tensor)
+        found: dict[VTensor, Value] = {}
+        for part in self._made.parts_on(op, self._device):
+            out = part.outputs[position]
+            if out.box.intersect(view.box) is not None:
+                found.setdefault(out, self.of_part(part, position))
+        return list(found.values())
+
+    def edge_source(self, edge: Edge) -> list[Value]:
+        """What this device feeds an edge from."""
+        if edge.parent is not None:
+            return [self.of_edge(edge.parent)]
+        view = VTensor(edge.tensor, edge.src.shards[self._device].box, ())
+        return self.writers(view)
+
+
+def combined(box: rv.Box, sources: Sequence[Value]) -> str:
+    """The sum, in ``box``, of values that each hold some of it."""
+    if len(sources) == 1:
+        return sources[0].name + index_text(box, sources[0].box)
+    if all(value.box.contains(box) for value in sources):
+        return "(" + " + ".join(v.name + index_text(box, v.box) for v in sources) + ")"
+    pieces = ", ".join(f'({v.name}, "{v.box}")' for v in sources)
+    return f'ops.join("{box}", [{pieces}])'
