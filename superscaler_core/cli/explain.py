@@ -9,7 +9,7 @@ from superscaler_core.cli.command import OK, Command
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
 from superscaler_core.report import explain_edge, explain_ops
-from superscaler_core.schedules import Schedule
+from superscaler_core.schedules import Schedule, grid
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -38,7 +38,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 def _grid(schedule: Schedule) -> str:
     """The schedule if every action took one unit of time."""
-    return f"schedule, if every action took as long\n{schedule.grid()}"
+    return f"schedule, if every action took as long\n{grid(schedule)}"
 
 
 def _add(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """Pipeline schedules as values: who runs which stage on which microbatch, in which order.
 
->>> print(SCHEDULES["gpipe"](2, 3).grid())
+>>> print(grid(SCHEDULES["gpipe"](2, 3)))
 gpipe: makespan 8, idle 1/4 of it, peak microbatches 3 3
 time      0  1  2  3  4  5  6  7
 worker 0 F0 F1 F2 -- -- B0 B1 B2

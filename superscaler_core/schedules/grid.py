@@ -8,7 +8,9 @@ from math import ceil, gcd, lcm
 from textwrap import wrap
 
 from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.timeline import Span, Time, Timeline
+from superscaler_core.schedules.timeline import timeline as timeline_of
 
 IDLE, GOES_ON = "--", ".."
 
@@ -16,11 +18,11 @@ MAX_COLUMNS = 2000
 """Of the default unit: nobody reads a longer picture (of times in nanoseconds, say)."""
 
 
-def grid(timeline: Timeline, *, unit: Time | None = None, width: int = 100) -> str:
-    """Picture of ``timeline``: ``F0`` is microbatch 0 forward, ``..`` that it goes on.
+def grid(what: Timeline | Schedule, *, unit: Time | None = None, width: int = 100) -> str:
+    """Picture of a timeline, or of a schedule where every action lasts 1.
 
-    Stages are named, as in ``1F0``, if some worker holds several. Columns that do not fit follow
-    in further blocks.
+    ``F0`` is microbatch 0 forward, ``..`` that it goes on. Stages are named, as in ``1F0``, if some
+    worker holds several. Columns that do not fit follow in further blocks.
 
     >>> from superscaler_core.schedules import one_f_one_b, timeline
     >>> print(grid(timeline(one_f_one_b(2, 2), {"F": 1, "B": 2})))
@@ -30,15 +32,16 @@ def grid(timeline: Timeline, *, unit: Time | None = None, width: int = 100) -> s
     worker 1 -- F0 B0 .. F1 B1 .. -- --
 
     Args:
-        timeline: what to draw.
+        what: to draw.
         unit: time of a column. If None, the largest that every start and end is a multiple of,
             but at least 1/2000 of the makespan. A cell shows what runs in the middle of its
             column, so a coarse unit leaves out actions that are shorter.
         width: characters of a line, for at least one column.
 
     Raises:
-        ScheduleError: ``unit`` is not above 0.
+        ScheduleError: ``unit`` is not above 0, or the schedule's rows wait for each other.
     """
+    timeline = timeline_of(what) if isinstance(what, Schedule) else what
     unit = _unit(timeline) if unit is None else unit
     if unit <= 0:
         raise ScheduleError(f"a column of the grid takes a time above 0, got unit={unit}.")

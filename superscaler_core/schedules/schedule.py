@@ -86,18 +86,6 @@ class Schedule:
         """
         return tuple(max(accumulate(_HELD[a.kind] for a in row)) for row in self.rows)
 
-    def grid(self, *, width: int = 100) -> str:
-        """Picture of the schedule where every action lasts 1: see ``grid.grid``.
-
-        Raises:
-            ScheduleError: the rows wait for each other.
-        """
-        # Here, since both are built on schedules.
-        from superscaler_core.schedules.grid import grid
-        from superscaler_core.schedules.timeline import timeline
-
-        return grid(timeline(self), width=width)
-
     def __str__(self) -> str:
         head = f"{self.name} stages={self.num_stages} microbatches={self.num_microbatches}"
         return "\n".join([head, *(f"worker {w}: {_text(row)}" for w, row in enumerate(self.rows))])

@@ -19,7 +19,7 @@ from tests.superscaler_core.schedule_rows import TWICE
 
 
 def test_grid_of_1f1b() -> None:
-    assert one_f_one_b(3, 3).grid().splitlines() == [
+    assert grid(one_f_one_b(3, 3)).splitlines() == [
         "1f1b: makespan 10, idle 2/5 of it, peak microbatches 3 2 1",
         "time      0  1  2  3  4  5  6  7  8  9",
         "worker 0 F0 F1 F2 -- -- B0 -- B1 -- B2",
@@ -60,7 +60,7 @@ def test_grid_of_times_without_a_common_unit_stays_readable() -> None:
     "schedule", [one_f_one_b(8, 32), interleaved(4, 12, 3)], ids=lambda s: s.name
 )
 def test_grid_fits_its_width_and_shows_every_action_once(schedule: Schedule, width: int) -> None:
-    lines = schedule.grid(width=width).splitlines()
+    lines = grid(schedule, width=width).splitlines()
     assert max(map(len, lines)) <= width
     cells = [cell for line in lines for cell in line.split()[2:] if line.startswith("worker 0 ")]
     several = len(schedule.stages_of(0)) > 1
