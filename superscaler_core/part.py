@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-import rvdcomm as rv
 from superscaler_core.annotation import Operand
 from superscaler_core.graph import Op
 from superscaler_core.tensor import PTensor, VTensor
@@ -20,8 +19,9 @@ Piece = tuple[str, int, int]
 class Part:
     """The iterations ``pieces`` of an op, all of every loop that is not named there.
 
-    Laws (tests/superscaler_core/test_part.py): the boxes and summands of a part are those of its
-    iterations; parts whose iterations tile the op's write every element once, with every summand.
+    Laws (tests/superscaler_core/test_op_trans.py, test_models.py): the boxes and summands of a part
+    are those of its iterations; parts whose iterations tile the op's write every element once, with
+    every summand.
 
     Attributes:
         op: what it is a part of.
@@ -85,8 +85,3 @@ class Part:
         pieces = ", ".join(f"{i}[{lo}:{hi}]" for i, lo, hi in self.pieces)
         copy = f" copy {self.replica}" if self.replica else ""
         return self.op.name + (f" {pieces}" if pieces else "") + copy
-
-
-def box_text(box: rv.Box) -> str:
-    """A box as an index of Python: ``[0:4, 2:8]``."""
-    return "[" + ", ".join(f"{lo}:{hi}" for lo, hi in zip(box.lo, box.hi, strict=True)) + "]"

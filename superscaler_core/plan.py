@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from math import prod
 
 from superscaler_core.dims import DimClass, Dims
@@ -60,7 +60,7 @@ class Plan:
         self.schedule: Schedule | None = None
         self._parts: dict[int, tuple[Part, ...]] = {}
         self._devices: dict[Part, Device] = {}
-        self._orders: list[tuple[Part, Part]] = []
+        self._orders: list[tuple[Op | Part, Op | Part]] = []
         self._recomputed: dict[Op | Part, int] = {}
         self._windows: list[Window] = []
         self._cuts: tuple[int, ...] = ()
@@ -150,15 +150,24 @@ class Plan:
             return
         if then is None:
             raise PlanError(f"op_order of {first}: say before what it runs.")
-        self._orders += product(self._parts_of(first), self._parts_of(then))
+        self._orders.append((first, then))
 
     @property
     def orders(self) -> tuple[tuple[Part, Part], ...]:
-        """All pairs that ``op_order`` was given."""
-        return tuple(self._orders)
+        """All pairs of parts that ``op_order`` was given, of ops as they are cut now.
+
+        Raises:
+            PlanError: a part was transformed since.
+        """
+        pairs = (product(self._parts_of(a), self._parts_of(b)) for a, b in self._orders)
+        return tuple(chain.from_iterable(pairs))
 
     def _parts_of(self, what: Op | Part) -> tuple[Part, ...]:
-        return self.parts(what) if isinstance(what, Op) else (what,)
+        if isinstance(what, Op):
+            return self.parts(what)
+        if what not in self.parts(what.op):
+            raise PlanError(f"op_order of {what}: it was transformed since; order its parts.")
+        return (what,)
 
     # --- stages ---------------------------------------------------------------------------------
 

@@ -32,14 +32,20 @@ def load(
             float32 for a model in bfloat16 makes master weights), ``device``.
 
     Raises:
-        PlanError: the program has no such rank.
+        PlanError: the program has no such rank, or more than the group.
     """
-    rank = dist.get_rank(group)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    module = module_of(folder, rank)
+    if size < module.TABLES.num_ranks:
+        raise PlanError(
+            f"{folder} is a program of {module.TABLES.num_ranks} ranks and the group has {size}: "
+            "start as many processes as the plan has devices."
+        )
     saved = Path(folder) / TOPOLOGY
     if topology is None and saved.exists():
         topology = rv.Topology.load(saved)
     transport = DistTransport(rank, group, topology)
-    made = Rank(module_of(folder, rank), transport, load_constants(Path(folder)), **options)
+    made = Rank(module, transport, load_constants(Path(folder)), **options)
     return Trainer(made, transport)
 
 

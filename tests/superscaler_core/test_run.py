@@ -141,6 +141,15 @@ def test_a_rank_that_the_program_does_not_have_is_refused(program: Path) -> None
         ss.run_threads(program, lambda trainer: None, range(3), timeout_secs=1)
 
 
+def test_a_group_that_is_too_small_is_refused(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.get_rank", lambda group=None: 0)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 1)
+    with pytest.raises(ss.PlanError, match="a program of 2 ranks and the group has 1: start as"):
+        ss.load(program)
+
+
 def test_a_rank_that_fails_stops_the_others(program: Path) -> None:
     def work(trainer: Trainer) -> None:
         if trainer.rank == 1:

@@ -5,7 +5,7 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.materialize import materialize
 from superscaler_core.materialize.sequence import Compute, Move
-from tests.superscaler_core.small import on_one, two_linears
+from tests.superscaler_core.small import branched, on_one, two_linears
 
 
 def halves(plan: ss.Plan) -> list[tuple[ss.Part, ...]]:
@@ -31,6 +31,27 @@ def test_op_order_makes_chains_run_one_after_another() -> None:
     plan.op_order(parts[-1][0], parts[0][1])
     first = [str(pair[0]) for pair in parts]
     assert order_of(plan) == first + [str(pair[1]) for pair in parts]
+
+
+def test_an_order_of_ops_holds_for_the_parts_that_they_are_cut_into_later() -> None:
+    plan = ss.Plan(branched(), [0])
+    mask, select = plan.graph.ops[1:3]
+    plan.op_order(mask, select)
+    for op in plan.graph.ops:
+        plan.op_trans(op, ss.split("b", 2))
+    on_one(plan)
+    assert plan.orders == tuple((a, b) for a in plan.parts(mask) for b in plan.parts(select))
+    assert len(order_of(plan)) == 2 * len(plan.graph.ops)
+
+
+def test_an_order_of_a_part_that_is_no_more_is_refused() -> None:
+    plan = ss.Plan(two_linears(), [0])
+    first, _ = plan.op_trans(plan.graph.ops[0], ss.split("b", 2))
+    plan.op_order(first, plan.graph.ops[1])
+    plan.op_trans(first, ss.split("n", 2))
+    on_one(plan)
+    with pytest.raises(ss.PlanError, match=r"op_order of up:linear b\[0:2\]: it was transformed"):
+        ss.compile(plan)
 
 
 def test_a_cycle_of_order_and_data_is_named_op_by_op() -> None:

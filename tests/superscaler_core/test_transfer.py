@@ -9,6 +9,7 @@ import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.materialize.side import Side, View
 from superscaler_core.materialize.transfer import Transfer, transfers
+from tests.superscaler_core.small import two_linears
 
 SHAPE = (6, 4)
 
@@ -125,6 +126,14 @@ def test_sums_that_overlap_are_refused() -> None:
 def test_the_order_of_views_does_not_matter(end: str) -> None:
     views = ENDS[end].views
     assert Side.joined([Side(ENDS[end].num_summands, views)]) == ENDS[end]
+
+
+def test_summands_are_numbered_from_zero() -> None:
+    plan = ss.Plan(two_linears(), [0, 1, 2])
+    parts = plan.op_trans(plan.graph.ops[0], ss.split("k", 3))
+    made = Side.of((device, part.outputs[0]) for device, part in enumerate(reversed(parts)))
+    assert made.num_summands == 3
+    assert [view.summand for view in made.views] == [2, 1, 0]
 
 
 def test_joined_readers_add_up_their_gradients() -> None:
