@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.evaluate import evaluate
 from superscaler_core.graph import Graph
 from superscaler_core.run.trainer import Trainer
+from superscaler_core.run.transport import Board, ThreadTransport
 from tests.superscaler_core.small import on_one, two_linears
 
 GRAPH = two_linears()
@@ -164,6 +166,27 @@ def test_a_rank_that_fails_stops_the_others(program: Path) -> None:
 def test_a_smaller_program_leaves_no_file_of_a_larger_one(program: Path) -> None:
     ss.compile(on_one(ss.Plan(GRAPH, [0]))).save(program)
     assert [path.name for path in program.glob("rank_*.py")] == ["rank_0.py"]
+
+
+def test_a_program_carries_the_topology_that_it_was_planned_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[rv.Topology | None] = []
+
+    class Remembers(ThreadTransport):
+        def __init__(self, rank: int, group: object, topology: rv.Topology | None) -> None:
+            super().__init__(rank, Board())
+            seen.append(topology)
+
+    monkeypatch.setattr("superscaler_core.run.load.DistTransport", Remembers)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda group=None: 0)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group=None: 2)
+    slow = rv.Topology.single_host(2, alpha_secs=1e-3, bytes_per_sec=1e6)
+    other = rv.Topology.single_host(2, alpha_secs=1e-6, bytes_per_sec=1e9)
+    ss.load(ss.compile(batch_split(), topology=slow).save(tmp_path))
+    ss.load(tmp_path, topology=other)
+    ss.load(ss.compile(batch_split()).save(tmp_path))
+    assert seen == [slow, other, None]
 
 
 # --- mixed precision ----------------------------------------------------------------------------
