@@ -13,6 +13,7 @@ from torch import Tensor
 
 from superscaler_core import ops
 from superscaler_core.graph import Graph, Op
+from superscaler_core.ops import mix
 from superscaler_core.part import Part
 from superscaler_core.register import registered_modules
 from superscaler_core.tensor import PTensor
@@ -48,14 +49,17 @@ def evaluate(
     inputs: Sequence[Tensor] | Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
     seed: int = 0,
+    *,
+    turns: int = 0,
 ) -> Tensor:
     """The loss of one microbatch; differentiable with respect to the parameters.
 
     Args:
         graph: a captured model.
-        inputs: by position or name.
+        inputs: by position or name, but for those that are recycled.
         parameters: by the names of ``graph.parameters``; others are not read.
         seed: of dropout.
+        turns: without gradient, before the one that the loss is of.
 
     Returns:
         The scalar loss.
@@ -63,14 +67,25 @@ def evaluate(
     given = (
         inputs
         if isinstance(inputs, Mapping)
-        else dict(zip((t.name for t in graph.inputs), inputs, strict=True))
+        else dict(zip((t.name for t in graph.batch_inputs), inputs, strict=True))
     )
-    values: dict[PTensor, Tensor] = {t: given[t.name] for t in graph.inputs}
+    values: dict[PTensor, Tensor] = {t: given[t.name] for t in graph.batch_inputs}
     values |= {t: parameters[name] for name, t in graph.parameters.items()}
+    values |= {t: torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in graph.recycled}
+    for turn in range(turns):
+        with torch.no_grad():
+            made = _forward(graph, values, mix(seed, turn))
+        values |= {given: made[tensor] for given, tensor in graph.recycled.items()}
+    return _forward(graph, values, seed)[graph.loss]
+
+
+def _forward(graph: Graph, given: Mapping[PTensor, Tensor], seed: int) -> dict[PTensor, Tensor]:
+    """All tensors of one turn."""
+    values = dict(given)
     for op in graph.ops:
         for tensor in op.inputs:
             if tensor.kind == "constant":
                 values[tensor] = graph.constants[tensor.name]
         results = run_part(Part(op), [values[t] for t in op.inputs], seed)
         values |= dict(zip(op.outputs, results, strict=True))
-    return values[graph.loss]
+    return values

@@ -83,6 +83,8 @@ class Graph:
         constants: values that depend on no input, by name.
         loss: the scalar.
         notes: what the capture changed in the model's meaning, for people; usually empty.
+        recycled: inputs that nobody gives: each with the activation that it is in the next turn of
+            the same microbatch, and zeros in the first.
     """
 
     name: str
@@ -93,6 +95,12 @@ class Graph:
     constants: Mapping[str, Any]
     loss: PTensor
     notes: tuple[str, ...] = ()
+    recycled: Mapping[PTensor, PTensor] = field(default_factory=dict)
+
+    @property
+    def batch_inputs(self) -> tuple[PTensor, ...]:
+        """What is given for every microbatch: all inputs but those that are recycled."""
+        return tuple(t for t in self.inputs if t not in self.recycled)
 
     @cached_property
     def updates(self) -> Mapping[str, Op]:
@@ -257,18 +265,29 @@ class GraphBuilder:
         )  # fmt: skip
         return results
 
-    def build(self, loss: PTensor) -> Graph:
+    def build(self, loss: PTensor, recycled: Mapping[PTensor, PTensor] | None = None) -> Graph:
         """The graph whose result is ``loss``, without ops that nobody reads.
 
+        Args:
+            loss: a scalar.
+            recycled: as of ``Graph``.
+
         Raises:
-            PlanError: the loss is no scalar.
+            PlanError: the loss is no scalar, or what is recycled does not fit.
         """
+        recycled = recycled or {}
         if loss.shape:
             raise PlanError(
                 f"{self.name}: the loss has shape {list(loss.shape)}; the model has to return a "
                 "scalar, such as a mean over the microbatch."
             )
-        live = {loss}
+        for given, made in recycled.items():
+            if (given.shape, given.dtype) != (made.shape, made.dtype):
+                raise PlanError(
+                    f"{self.name}: {made} of {made.dtype} is recycled as {given} of {given.dtype}; "
+                    "shape and dtype have to be the same."
+                )
+        live = {loss, *recycled.values()}
         kept: list[Op] = []
         for op in reversed(self._ops):
             if live.intersection(op.outputs):
@@ -285,6 +304,7 @@ class GraphBuilder:
             {name: value for name, value in self._constants.items() if name in constants},
             loss,
             tuple(self._notes),
+            dict(recycled),
         )
 
     def _unique(self, name: str, among: str = "tensor ") -> str:

@@ -141,10 +141,11 @@ class Plan:
                     f"op_order by {first.name} of {first.num_stages} stages: the plan has "
                     f"{self.num_stages}; cut it by pipeline(...) before."
                 )
-            if any(action.kind == "f" for row in first.rows for action in row):
+            if first.num_turns and not self.graph.recycled:
                 raise PlanError(
-                    f"op_order by {first.name}: it has forwards without gradient ('f'), which "
-                    "programs do not run yet; use forwards and backwards."
+                    f"op_order by {first.name}: it has forwards without gradient ('f'), and "
+                    f"{self.graph.name} recycles nothing that they would make; capture it with "
+                    "recycled={input: number of the output}."
                 )
             self.schedule = first
             return
@@ -203,6 +204,11 @@ class Plan:
     def num_microbatches(self) -> int:
         """Microbatches of a step."""
         return 1 if self.schedule is None else self.schedule.num_microbatches
+
+    @property
+    def num_turns(self) -> int:
+        """Forwards without gradient of a step, of all microbatches together."""
+        return 0 if self.schedule is None else self.schedule.num_turns
 
     # --- memory ---------------------------------------------------------------------------------
 

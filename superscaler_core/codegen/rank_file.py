@@ -55,7 +55,7 @@ def _rank_file(
         _head(made, device),
         *(text for writer in writers for text in writer.functions()),
         _step(events),
-        tables_text(made, device, events, recomputed),
+        tables_text(made, device, recomputed),
     ]
     return "\n\n\n".join(text.rstrip("\n") for text in texts) + "\n"
 
@@ -73,7 +73,11 @@ def _head(made: Materialized, device: Device) -> str:
     )
 
 
-_CALLS = {"F": "stage{}_forward", "B": "stage{}_backward"}
+_CALLS = {
+    "F": "stage{stage}_forward(run, {mb})",
+    "B": "stage{stage}_backward(run, {mb})",
+    "f": "run.without_grad(stage{stage}_forward, {mb}, turn={turn})",
+}
 
 
 def _step(events: Sequence[Event]) -> str:
@@ -86,7 +90,8 @@ def _step(events: Sequence[Event]) -> str:
 
 def _event(event: Event) -> str:
     if isinstance(event, Run):
-        return f"{_CALLS[event.kind].format(event.stage)}(run, {event.microbatch})"
+        mb = event.microbatch
+        return _CALLS[event.kind].format(stage=event.stage, mb=mb, turn=event.turn)
     assert isinstance(event, Carry)
     which = "carry_back" if event.is_back else "carry"
     return f'run.{which}("{event.edge.name}", {event.microbatch})'

@@ -134,7 +134,8 @@ class StageWriter:
         lines = []
         for edge in self._made.crossing_to(self._stage):
             if self._device in edge.dst.shards:
-                lines.append(f'{self._values.of_edge(edge).name} = run.receive("{edge.name}", mb)')
+                call = "receive" if edge.recycles is None else "recycled"
+                lines.append(f'{self._values.of_edge(edge).name} = run.{call}("{edge.name}", mb)')
         for step in self._steps:
             if isinstance(step, Segment):
                 lines += self._call(step)
@@ -144,7 +145,8 @@ class StageWriter:
                 lines += self._window(step, is_forward=True)
         for edge in self._made.crossing_from(self._stage):
             if self._device in edge.src.shards:
-                lines.append(f'run.send("{edge.name}", mb, {self._packed(edge)})')
+                call = "send" if edge.recycles is None else "recycle"
+                lines.append(f'run.{call}("{edge.name}", mb, {self._packed(edge)})')
         return function(f"def stage{self._stage}_forward(run, mb):", lines)
 
     def _call(self, segment: Segment) -> list[str]:

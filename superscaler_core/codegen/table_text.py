@@ -8,16 +8,12 @@ from functools import cache
 import rvdcomm as rv
 from superscaler_core.materialize.edges import Edge
 from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.sequence import Move
 from superscaler_core.materialize.side import Device, Side
-from superscaler_core.materialize.steps import Carry, Event
 from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.materialize.weights import Use
 
 
-def tables_text(
-    made: Materialized, device: Device, events: Sequence[Event], recomputed: Sequence[str]
-) -> str:
+def tables_text(made: Materialized, device: Device, recomputed: Sequence[str]) -> str:
     """The assignment of ``TABLES`` for one device."""
     plan = made.plan
     lines = [
@@ -26,12 +22,12 @@ def tables_text(
         f"    num_ranks={max(plan.devices) + 1},",
         f"    num_microbatches={plan.num_microbatches},",
         "    inputs={",
-        *(f"        {t.name!r}: ({t.shape!r}, {t.dtype!r})," for t in plan.graph.inputs),
+        *(f"        {t.name!r}: ({t.shape!r}, {t.dtype!r})," for t in plan.graph.batch_inputs),
         "    },",
         f"    loss_dtype={plan.graph.loss.dtype!r},",
         f"    loss={_legs(made.loss, device)},",
         "    edges={",
-        *_indented(_edge_lines(edge, device) for edge in _edges_on(made, device, events)),
+        *_indented(_edge_lines(edge, device) for edge in made.edges.all if device in edge.devices),
         "    },",
         "    weights={",
         *_indented(_weight_lines(use, device) for use in _uses_on(made, device)),
@@ -44,17 +40,6 @@ def tables_text(
         ")",
     ]
     return "\n".join(lines)
-
-
-def _edges_on(made: Materialized, device: Device, events: Sequence[Event]) -> list[Edge]:
-    inside = [
-        item.edge
-        for items in made.items
-        for item in items
-        if isinstance(item, Move) and device in item.edge.devices
-    ]
-    crossing = {event.edge for event in events if isinstance(event, Carry)}
-    return sorted({*inside, *crossing}, key=lambda edge: edge.index)
 
 
 def _uses_on(made: Materialized, device: Device) -> list[Use]:
@@ -79,8 +64,12 @@ def _edge_lines(edge: Edge, device: Device) -> list[str]:
 
 
 def _route(edge: Edge) -> str:
-    route = f"{_layouts(edge.forward)}"
-    return f"stage {edge.src_stage} to {edge.dst_stage}, {route}" if edge.crosses else route
+    route = _layouts(edge.forward)
+    if edge.recycles is not None:
+        route += f", to {edge.recycles.name} of the next turn"
+    if edge.src_stage != edge.dst_stage:
+        route = f"stage {edge.src_stage} to {edge.dst_stage}, {route}"
+    return route
 
 
 def _layouts(legs: Sequence[Transfer]) -> str:

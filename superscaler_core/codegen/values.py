@@ -55,7 +55,7 @@ class Values:
         """What an edge brings here."""
         name = self._names.of(edge, f"{edge.tensor.name}_{edge.name}")
         box = edge.dst.shards[self._device].box
-        return Value(name, box, edge.tensor.requires_grad, name)
+        return Value(name, box, edge.has_grad, name)
 
     def source(self, part: Part, position: int) -> list[Value]:
         """The values whose sum, in its box, a part takes as an input."""
@@ -67,6 +67,9 @@ class Values:
     def _find_source(self, part: Part, position: int) -> list[Value]:
         view = part.inputs[position]
         tensor = view.tensor
+        edge = self._made.edges.of_reader.get((part.op, position))
+        if edge is not None:
+            return [self.of_edge(edge)]
         if tensor.kind == INPUT:
             name = self._names.of((tensor, view.box), tensor.name)
             text = f'run.input("{tensor.name}", mb, "{view.box}")'
@@ -78,8 +81,7 @@ class Values:
             use = self._made.weights.of_reader[part.op, position]
             name, box = self._names.of(use, tensor.name), use.side.shards[self._device].box
             return [Value(name, box, False, f'run.use("{use.name}")')]
-        edge = self._made.edges.of_reader.get((part.op, position))
-        return [self.of_edge(edge)] if edge is not None else self.writers(view)
+        return self.writers(view)
 
     def writers(self, view: VTensor) -> list[Value]:
         """The outputs of parts on this device that a view is made of, each summand of it once."""

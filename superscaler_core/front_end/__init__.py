@@ -17,7 +17,11 @@ __all__ = ["capture"]
 
 
 def capture(
-    model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], *, name: str | None = None
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    name: str | None = None,
+    recycled: Mapping[str, int] | None = None,
 ) -> Graph:
     """Capture a model's forward pass on one microbatch as a graph.
 
@@ -30,6 +34,9 @@ def capture(
         inputs: example arguments, by position or by name; only shapes and dtypes matter. Sizes are
             those of one microbatch and stay as they are.
         name: of the graph; the class of the model if None.
+        recycled: arguments that are a result of the turn before, zeros in the first: name ->
+            which result, counted from 1. ``forward`` then returns ``(loss, result 1, ...)``, and a
+            schedule says how many turns without gradient come before the one that is trained.
 
     Raises:
         CaptureError: tracing cannot follow the model, or an op cannot be part of a graph; the
@@ -53,7 +60,7 @@ def capture(
     device = next((p.device for p in model.parameters()), None)
     # Tracing takes one tensor given twice for one input: every argument is a copy of its own.
     copies = [a.detach().to(device, copy=True) if isinstance(a, Tensor) else a for a in args]
-    return graph_of(trace(model, copies), model, title)
+    return graph_of(trace(model, copies), model, title, recycled or {})
 
 
 def _by_position(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from superscaler_core.front_end.call import Call
 from superscaler_core.front_end.records import Node, Program, Ref
 from superscaler_core.front_end.rules import rule_of
 from superscaler_core.graph import Graph, GraphBuilder
-from superscaler_core.tensor import PTensor
+from superscaler_core.tensor import INPUT, PTensor
 
 # Of these only the shape and dtype of the argument matter, so that their results are constants.
 _LIKE = {
@@ -26,13 +26,19 @@ _LIKE = {
 _COPIES = {"aten.clone", "aten.lift_fresh_copy", "aten._to_copy"}
 
 
-def graph_of(program: Program, model: nn.Module, name: str) -> Graph:
+def graph_of(program: Program, model: nn.Module, name: str, recycled: Mapping[str, int]) -> Graph:
     """Turn a traced program into a graph.
+
+    Args:
+        program: of the model.
+        model: for its parameters and buffers.
+        name: of the graph.
+        recycled: inputs, each with the number of the output that it is in the next turn.
 
     Raises:
         CaptureError: an op has no rule, or does what cannot be split; the message names it.
     """
-    return _Conversion(program, model, name).graph()
+    return _Conversion(program, model, name).graph(recycled)
 
 
 class _Conversion:
@@ -53,14 +59,18 @@ class _Conversion:
         self.memory: dict[Ref, Ref] = {}
         self.shared: set[Ref] = set()
 
-    def graph(self) -> Graph:
+    def graph(self, recycled: Mapping[str, int]) -> Graph:
         for name, value in self.program.inputs:
             self.values[Ref(name)] = self.builder.input(name, value.shape, value.dtype)
         self._add_parameters()
         self._add_constants()
         for node in self.program.nodes:
             self._convert(node)
-        return self.builder.build(self._loss())
+        num_outputs = 1 + max(recycled.values(), default=0)
+        return self.builder.build(
+            self._output(0, num_outputs),
+            {self._input(name): self._output(i, num_outputs) for name, i in recycled.items()},
+        )
 
     def _add_parameters(self) -> None:
         """Every parameter of the model under its first name, tied ones as aliases of it."""
@@ -189,19 +199,34 @@ class _Conversion:
             return [self._filled(v, known) for v in value]
         return value
 
-    def _loss(self) -> PTensor:
-        if len(self.program.outputs) != 1:
+    def _input(self, name: str) -> PTensor:
+        """An input by its name."""
+        found = self.values.get(Ref(name))
+        if not isinstance(found, PTensor) or found.kind != INPUT:
+            names = ", ".join(name for name, _ in self.program.inputs)
+            raise CaptureError(
+                f"recycled: {self.builder.name} has no input {name!r}; it has {names}."
+            )
+        return found
+
+    def _output(self, number: int, num_outputs: int) -> PTensor:
+        """One result of the model: the loss is number 0."""
+        if len(self.program.outputs) != num_outputs:
+            wanted = (
+                "the loss alone" if num_outputs == 1 else f"the loss and {num_outputs - 1} more"
+            )
             raise CaptureError(
                 f"{self.builder.name} returns {len(self.program.outputs)} tensors; a model to be "
-                "captured returns the loss alone, such as a mean over the microbatch."
+                f"captured returns {wanted}: first the loss, such as a mean over the microbatch, "
+                "then what recycled=... names."
             )
-        loss = self.values[self.program.outputs[0]]
-        if not isinstance(loss, PTensor) or loss.kind != "activation":
+        found = self.values[self.program.outputs[number]]
+        if not isinstance(found, PTensor) or found.kind != "activation":
             raise CaptureError(
                 f"{self.builder.name} returns a value that no op computes from its inputs; "
-                "it has to return the loss."
+                + ("it has to return the loss." if number == 0 else "it cannot be recycled.")
             )
-        return loss
+        return found
 
 
 def _returns_input(results: Sequence[Any], refs: Sequence[Ref], values: Mapping[Ref, Any]) -> bool:

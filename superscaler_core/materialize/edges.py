@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import count
 
 from superscaler_core.graph import Op
 from superscaler_core.materialize.side import Device, Side
@@ -28,6 +29,8 @@ class Edge:
         src, dst: both ends.
         readers: the ops that read it at the dst end.
         parent: the edge whose readers pass it on; None if it comes from those who compute it.
+        recycles: the input that it fills in the next turn of its microbatch; None if it is read in
+            the turn in which it is written.
     """
 
     index: int
@@ -38,6 +41,7 @@ class Edge:
     dst: Side
     readers: tuple[Reader, ...]
     parent: Edge | None = None
+    recycles: PTensor | None = None
 
     @property
     def name(self) -> str:
@@ -52,7 +56,7 @@ class Edge:
     @cached_property
     def backward(self) -> tuple[Transfer, ...]:
         """What takes the gradient back; nothing if there is none."""
-        if not self.tensor.requires_grad:
+        if not self.has_grad:
             return ()
         return transfers(self.dst, self.src.whole, self.tensor.shape, self.tensor.dtype)
 
@@ -62,9 +66,14 @@ class Edge:
         return tuple(sorted({*self.src.shards, *self.dst.shards}))
 
     @property
+    def has_grad(self) -> bool:
+        """Whether a gradient comes back: turns before the last have none."""
+        return self.tensor.requires_grad and self.recycles is None
+
+    @property
     def crosses(self) -> bool:
-        """Whether it leads to another stage."""
-        return self.src_stage != self.dst_stage
+        """Whether it leads to another stage, or to another turn."""
+        return self.src_stage != self.dst_stage or self.recycles is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +88,7 @@ class Edges:
 
     def of_stage(self, stage: int) -> tuple[Edge, ...]:
         """Edges inside a stage."""
-        return tuple(e for e in self.all if e.src_stage == stage == e.dst_stage)
+        return tuple(e for e in self.all if e.src_stage == stage and not e.crosses)
 
 
 def find_edges(plan: Plan) -> Edges:
@@ -104,7 +113,27 @@ def find_edges(plan: Plan) -> Edges:
         new = _edges_of(tensor, stage_of[op.index], src, groups, len(made))
         made += new
         of_reader |= {reader: edge for edge in new for reader in edge.readers}
+    for edge in _recycled(plan, stage_of, len(made)):
+        made.append(edge)
+        of_reader |= dict.fromkeys(edge.readers, edge)
     return Edges(tuple(made), of_reader, deferred)
+
+
+def _recycled(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iterator[Edge]:
+    """Edges, numbered from ``first``, that lead from a turn of a microbatch to the next."""
+    numbers = count(first)
+    for given, tensor in plan.graph.recycled.items():
+        op = plan.graph.producer[tensor]
+        src = output_side(plan, op, op.outputs.index(tensor))
+        groups: dict[tuple[int, Side], list[Reader]] = {}
+        for reader in plan.graph.readers.get(given, ()):
+            end = stage_of[reader[0].index], input_side(plan, *reader)
+            groups.setdefault(end, []).append(reader)
+        for (stage, dst), readers in groups.items():
+            yield Edge(
+                next(numbers), tensor, stage_of[op.index], stage, src, dst, tuple(readers),
+                recycles=given,
+            )  # fmt: skip
 
 
 def _shares(

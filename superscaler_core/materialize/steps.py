@@ -12,16 +12,20 @@ from superscaler_core.schedules import Schedule, ScheduleError, one_f_one_b, tim
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A stage's forward ("F") or backward ("B") of a microbatch."""
+    """A stage's forward ("F"), backward ("B") or forward without gradient ("f") of a microbatch.
+
+    Of those without gradient a microbatch may have several, told apart by their ``turn``.
+    """
 
     kind: str
     stage: int
     microbatch: int
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """An edge between stages takes a microbatch's tensor along, or its gradient back."""
+    """An edge between stages or turns takes a microbatch's tensor along, or its gradient back."""
 
     edge: Edge
     microbatch: int
@@ -48,19 +52,23 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
     schedule = schedule_of(plan)
     crossing = [edge for edge in edges.all if edge.crosses]
     try:
-        flow = sorted({(edge.src_stage, edge.dst_stage) for edge in crossing})
+        inside = (edge for edge in crossing if edge.recycles is None)
+        flow = sorted({(edge.src_stage, edge.dst_stage) for edge in inside})
         spans = timeline(schedule, edges=flow).spans
     except ScheduleError as error:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
     carried: dict[tuple[str, int], list[Edge]] = {}
     for edge in crossing:
-        carried.setdefault(("F", edge.src_stage), []).append(edge)
+        # What is recycled leads from a turn to the next, and the last turn is the forward.
+        for kind in "fF" if edge.recycles is None else "f":
+            carried.setdefault((kind, edge.src_stage), []).append(edge)
         if edge.backward:
             carried.setdefault(("B", edge.dst_stage), []).append(edge)
     timed: list[tuple[tuple[int, ...], Event]] = []
     for action, span in spans.items():
         start, end, mb = int(span.start), int(span.end), action.microbatch
-        timed.append(((start, 1, action.stage, mb), Run(action.kind, action.stage, mb)))
+        run = Run(action.kind, action.stage, mb, action.turn)
+        timed.append(((start, 1, action.stage, mb), run))
         is_back = action.kind == "B"
         for edge in carried.get((action.kind, action.stage), ()):
             timed.append(((end, 0, int(is_back), edge.index, mb), Carry(edge, mb, is_back)))

@@ -75,17 +75,17 @@ def moves_of(
         topology: who is near to whom; one host if None.
         master_dtype: of stored parameters, in which gradients are reduced; the model's if None.
     """
-    count = made.plan.num_microbatches
+    count, turns = made.plan.num_microbatches, made.plan.num_turns
     for edge in made.edges.all:
-        for way, legs in (("forward", edge.forward), ("backward", edge.backward)):
-            stages = edge.src_stage, edge.dst_stage
-            ends = stages if way == "forward" else stages[::-1]
-            yield from _move(edge.name, way, edge.tensor.name, ends, count, legs, topology)
+        times = turns if edge.recycles is not None else turns + count
+        name, ends = edge.tensor.name, (edge.src_stage, edge.dst_stage)
+        yield from _move(edge.name, "forward", name, ends, times, edge.forward, topology)
+        yield from _move(edge.name, "backward", name, ends[::-1], count, edge.backward, topology)
     stage_of = {op.index: stage.index for stage in made.plan.stages for op in stage.ops}
     for use in made.weights.uses:
         mine = [stage_of[op.index] for op, _ in use.readers]
         stages = min(mine, default=0), max(mine, default=0)
-        for way, legs, times in _ways_of(use, count, master_dtype):
+        for way, legs, times in _ways_of(use, count, turns, master_dtype):
             yield from _move(use.name, way, use.tensor.name, stages, times, legs, topology)
     last = stage_of[made.plan.graph.producer[made.plan.graph.loss].index]
     loss = made.plan.graph.loss.name
@@ -93,10 +93,10 @@ def moves_of(
 
 
 def _ways_of(
-    use: Use, count: int, master_dtype: str | None
+    use: Use, count: int, turns: int, master_dtype: str | None
 ) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
-    """Weights come once a step, or twice a microbatch in a window; gradients go as often."""
-    yield "fetch", use.fetch, 2 * count if use.is_fetched else 1
+    """Weights come once a step, in a window for every run of a stage; gradients go as often."""
+    yield "fetch", use.fetch, turns + 2 * count if use.is_fetched else 1
     dtype = master_dtype or use.tensor.dtype
     reduce = tuple(replace(leg, dtype=dtype) for leg in use.reduce)
     yield "reduce", reduce, 1 if use.window is None else count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -67,7 +68,11 @@ class Rank:
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
         self._saved: dict[tuple[str, int], _Saved] = {}
-        self._mail: dict[tuple[str, str, int], Any] = {}
+        # By what, edge and microbatch; a microbatch that takes several turns leaves one each.
+        self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
+        self._has_turned: set[tuple[str, int]] = set()
+        self._with_grad = True
+        self._turn: tuple[int, ...] = ()
         transport.prepare([leg for leg in self._legs() if not leg.is_idle])
 
     def _legs(self) -> Iterable[Leg]:
@@ -91,10 +96,11 @@ class Rank:
         self._step(self)
         assert not self._saved, "every forward had its backward"
         # A send of which nobody waited may still run; its error must not be lost.
-        for (kind, _, _), waits in list(self._mail.items()):
-            if kind.endswith("sent"):
+        for (kind, _, _), queue in self._mail.items():
+            for waits in queue if kind.endswith("sent") else ():
                 waits()
         self._mail.clear()
+        self._has_turned.clear()
         loss = None if self._loss is None else (self._loss, rv.Box((), ()))
         total = move(self._transport, self.tables.loss, loss, rv.Box((), ()))
         assert total is not None
@@ -152,7 +158,39 @@ class Rank:
 
     def _rng(self, mb: int) -> int:
         """The seed of a microbatch: the same on all ranks, and again in a recomputation."""
-        return mix(self._seed, self._num_steps, mb)
+        return mix(self._seed, self._num_steps, mb, *self._turn)
+
+    # --- turns ----------------------------------------------------------------------------------
+
+    def without_grad(self, stage: Callable[[Rank, int], None], mb: int, turn: int) -> None:
+        """Run a stage forward for what it makes of a microbatch alone: nothing is kept of it.
+
+        Args:
+            stage: the function of its forward.
+            mb: the microbatch.
+            turn: which forward without gradient of the microbatch this is.
+        """
+        self._with_grad, self._turn = False, (turn,)
+        stage(self, mb)
+        self._with_grad, self._turn = True, ()
+
+    def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
+        """Leave a result for the next turn; the turn that is trained is the last."""
+        if not self._with_grad:
+            self.send(name, mb, shard)
+
+    def recycled(self, name: str, mb: int) -> Any:
+        """What the turn before made; zeros in the first."""
+        if (name, mb) in self._has_turned:
+            return self.receive(name, mb)
+        self._has_turned.add((name, mb))
+        edge = self.tables.edges[name]
+        box = _box(edge.dst)
+        return None if box is None else self._zeros(box, edge)
+
+    def _zeros(self, box: rv.Box, edge: Edge) -> Tensor:
+        dtype: torch.dtype = getattr(torch, edge.dtype)
+        return torch.zeros(box.shape, dtype=dtype, device=self.device)
 
     # --- segments -------------------------------------------------------------------------------
 
@@ -167,6 +205,8 @@ class Rank:
             inputs: what its gradient is wanted of.
             others: inputs, constants and weights.
         """
+        if not self._with_grad:
+            return self.compute(segment, mb, inputs, others)
         name = segment.__name__
         if name in self.tables.recomputed:
             with torch.no_grad():
@@ -206,6 +246,8 @@ class Rank:
 
     def add_loss(self, loss: Tensor) -> None:
         """Count a part of a microbatch's loss."""
+        if not self._with_grad:
+            return
         share = loss * self.loss_grad
         self._loss = share if self._loss is None else self._loss + share
 
@@ -227,23 +269,20 @@ class Rank:
         box = _box(edge.dst)
         if box is None:
             return None
-        if grad is None:
-            dtype: torch.dtype = getattr(torch, edge.dtype)
-            grad = torch.zeros(box.shape, dtype=dtype, device=self.device)
-        return grad, box
+        return self._zeros(box, edge) if grad is None else grad, box
 
     # --- between stages -------------------------------------------------------------------------
 
     def send(self, name: str, mb: int, shard: Tensor | None) -> None:
         """Leave a stage's result for ``carry``."""
-        self._mail["out", name, mb] = shard
+        self._mail["out", name, mb].append(shard)
 
     def carry(self, name: str, mb: int) -> None:
         """Let an edge to another stage take a microbatch along, while this rank goes on."""
         edge = self.tables.edges[name]
-        shard = _shard(self._mail.pop(("out", name, mb), None), edge.src)
+        shard = _shard(self._taken("out", name, mb), edge.src)
         waits = start(self._transport, edge.forward, shard, _box(edge.dst))
-        self._mail["in" if edge.dst else "sent", name, mb] = waits
+        self._mail["in" if edge.dst else "sent", name, mb].append(waits)
 
     def receive(self, name: str, mb: int) -> Any:
         """What ``carry`` brought."""
@@ -251,22 +290,28 @@ class Rank:
 
     def send_grad(self, name: str, mb: int, grad: Tensor | None) -> None:
         """Leave a gradient for ``carry_back``."""
-        self._mail["grad out", name, mb] = grad
+        self._mail["grad out", name, mb].append(grad)
 
     def carry_back(self, name: str, mb: int) -> None:
         """Let the gradient of an edge go back to the stage that it came from."""
         edge = self.tables.edges[name]
-        grad = self._grad(edge, self._mail.pop(("grad out", name, mb), None))
+        grad = self._grad(edge, self._taken("grad out", name, mb))
         waits = start(self._transport, edge.backward, grad, _box(edge.src))
-        self._mail["grad in" if edge.src else "grad sent", name, mb] = waits
+        self._mail["grad in" if edge.src else "grad sent", name, mb].append(waits)
 
     def receive_grad(self, name: str, mb: int) -> Any:
         """What ``carry_back`` brought."""
         return self._received("grad in", name, mb)
 
     def _received(self, kind: str, name: str, mb: int) -> Tensor | None:
-        waits: Wait = self._mail.pop((kind, name, mb))
+        waits: Wait | None = self._taken(kind, name, mb)
+        assert waits is not None, "an edge is carried before its readers run"
         return waits()
+
+    def _taken(self, kind: str, name: str, mb: int) -> Any:
+        """What was left first; None if nothing was."""
+        queue = self._mail[kind, name, mb]
+        return queue.popleft() if queue else None
 
 
 def _box(text: str | None) -> rv.Box | None:

@@ -68,6 +68,11 @@ class Schedule:
                 places[action] = (*places.get(action, ()), worker)
         return places
 
+    @property
+    def num_turns(self) -> int:
+        """Forwards without gradient that every stage runs, of all microbatches together."""
+        return sum(action.kind == "f" and action.stage == 0 for action in self.places)
+
     def workers_of(self, stage: int, microbatch: int | None = None) -> tuple[int, ...]:
         """Workers that hold ``stage``, or those that run ``microbatch`` through it; ascending."""
         microbatches = range(self.num_microbatches) if microbatch is None else (microbatch,)
