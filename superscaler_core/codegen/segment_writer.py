@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.segments import Segment
 from superscaler_core.codegen.text import INDENT, tuple_of, wrapped
 from superscaler_core.codegen.values import Value, Values, combined
 from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.part import Part
 
-_TAKE_BIAS = ("F.linear(", "F.conv1d(", "F.conv2d(", "F.conv3d(")
+_TAKE_BIAS = ("F.linear(", "F.conv1d(", "F.conv2d(", "F.conv3d(", "ops.conv(")
 """Code of products that take a bias as the keyword of that name."""
 
 
@@ -39,7 +40,7 @@ class SegmentWriter:
                 lines.append(f"{INDENT}# {module or self._made.plan.graph.name}")
             lines.append(INDENT + self._statement(part, merged.get(part)))
         lines.append(f"{INDENT}return {tuple_of(value.name for value in results)}")
-        return "\n".join(lines)
+        return freed("\n".join(lines))
 
     def _merged(self, segment: Segment, exported: set[str]) -> dict[Part, Part]:
         """Parts that add a bias, with the product that each adds it to, which is made in one call.

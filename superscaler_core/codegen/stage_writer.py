@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.segment_writer import SegmentWriter
 from superscaler_core.codegen.segments import Segment, Step
 from superscaler_core.codegen.text import INDENT, assigned, function, index_text, tuple_of, wrapped
+from superscaler_core.codegen.totals import Totals
 from superscaler_core.codegen.values import Value, Values, combined
 from superscaler_core.materialize.edges import Edge
 from superscaler_core.materialize.materialized import Materialized
@@ -36,7 +38,8 @@ class StageWriter:
     ) -> None:
         self._made, self._stage, self._device, self._steps = made, stage, device, steps
         self._names = names
-        self._grads: dict[str, list[str]] = {}
+        self._grads = Totals(names)
+        self._sums = Totals(names)
         self._values = Values(made, device, names)
         self._segments = [step for step in steps if isinstance(step, Segment)]
         self._maker = {
@@ -47,6 +50,7 @@ class StageWriter:
         }
         self._exports = self._find_exports()
         self._args = {segment: self._args_of(segment) for segment in self._segments}
+        self._summands = self._find_summands()
 
     # --- what the file gets ---------------------------------------------------------------------
 
@@ -63,6 +67,11 @@ class StageWriter:
     def recomputed(self) -> list[str]:
         """Segments whose backward runs their forward again."""
         return [segment.name for segment in self._segments if segment.recompute]
+
+    @property
+    def swapped(self) -> list[str]:
+        """Segments that keep on the host what their backward needs."""
+        return [segment.name for segment in self._segments if segment.swap]
 
     # --- segments -------------------------------------------------------------------------------
 
@@ -120,13 +129,31 @@ class StageWriter:
         if self._device not in edge.src.shards:
             return "None"
         box = edge.src.shards[self._device].box
-        return combined(box, self._values.edge_source(edge))
+        return self._sums.of(edge) or combined(box, self._values.edge_source(edge))
 
-    def _unpack_grad(self, edge: Edge, grad: str) -> None:
+    def _find_summands(self) -> dict[str, list[Edge]]:
+        """What edges take a sum of that several parts here make: by summand, the edges."""
+        found: dict[str, list[Edge]] = {}
+        for edge in self._edges_from_here():
+            box = edge.src.shards[self._device].box
+            sources = self._values.edge_source(edge)
+            if len(sources) > 1 and all(value.box == box for value in sources):
+                for value in sources:
+                    found.setdefault(value.name, []).append(edge)
+        return found
+
+    def _unpack_grad(self, edge: Edge, grad: str) -> list[str]:
         """Give the gradient of a shard to what the shard was made of."""
         box = edge.src.shards[self._device].box
-        for value in self._values.edge_source(edge):
-            self._grads.setdefault(value.name, []).append(grad + index_text(value.box, box))
+        return [
+            line
+            for value in self._values.edge_source(edge)
+            for line in self._add_grad(value.name, grad + index_text(value.box, box))
+        ]
+
+    def _add_grad(self, name: str, grad: str) -> list[str]:
+        """Count a gradient of a value that several may read."""
+        return self._grads.add(name, f"g_{name}_sum", grad)
 
     # --- the stage ------------------------------------------------------------------------------
 
@@ -139,6 +166,7 @@ class StageWriter:
         for step in self._steps:
             if isinstance(step, Segment):
                 lines += self._call(step)
+                lines += self._add_up(step)
             elif isinstance(step, Move):
                 lines += self._move(step.edge)
             elif isinstance(step, Open | Close):
@@ -147,7 +175,7 @@ class StageWriter:
             if self._device in edge.src.shards:
                 call = "send" if edge.recycles is None else "recycle"
                 lines.append(f'run.{call}("{edge.name}", mb, {self._packed(edge)})')
-        return function(f"def stage{self._stage}_forward(run, mb):", lines)
+        return freed(function(f"def stage{self._stage}_forward(run, mb):", lines))
 
     def _call(self, segment: Segment) -> list[str]:
         with_grad, others = self._args[segment]
@@ -160,6 +188,15 @@ class StageWriter:
         lines = [wrapped(head, texts, ",))" if len(texts) == 1 else "))", INDENT)]
         lines += [f"run.add_loss({name})" for name in self._loss_names(segment)]
         return lines
+
+    def _add_up(self, segment: Segment) -> list[str]:
+        """Add what a segment made to the sums that edges take."""
+        return [
+            line
+            for value in self._exports[segment]
+            for edge in self._summands.get(value.name, ())
+            for line in self._sums.add(edge, f"{edge.tensor.name}_sum", value.name)
+        ]
 
     def _move(self, edge: Edge) -> list[str]:
         shard = self._packed(edge)
@@ -198,13 +235,12 @@ class StageWriter:
     # --- the way back ---------------------------------------------------------------------------
 
     def _backward(self) -> str:
-        self._grads = {}
         lines = []
         for edge in self._made.crossing_from(self._stage):
             if self._device in edge.src.shards and edge.backward:
                 grad = self._grad_name(edge, edge.tensor.name)
                 lines.append(f'{grad} = run.receive_grad("{edge.name}", mb)')
-                self._unpack_grad(edge, grad)
+                lines += self._unpack_grad(edge, grad)
         for step in reversed(self._steps):
             if isinstance(step, Segment):
                 lines += self._call_back(step)
@@ -216,7 +252,7 @@ class StageWriter:
             if self._device in edge.dst.shards and edge.backward:
                 grad = self._sum(self._values.of_edge(edge).name)
                 lines.append(f'run.send_grad("{edge.name}", mb, {grad})')
-        return function(f"def stage{self._stage}_backward(run, mb):", lines)
+        return freed(function(f"def stage{self._stage}_backward(run, mb):", lines))
 
     def _grad_name(self, source: Segment | Edge, name: str) -> str:
         """The variable of the gradient of a value that comes from a segment or an edge."""
@@ -224,7 +260,7 @@ class StageWriter:
 
     def _sum(self, name: str) -> str:
         """The gradient of a value, from all who read it."""
-        return " + ".join(self._grads.get(name, [])) or "None"
+        return self._grads.of(name) or "None"
 
     def _call_back(self, segment: Segment) -> list[str]:
         outs = [value for value in self._exports[segment] if value.has_grad]
@@ -234,9 +270,10 @@ class StageWriter:
         grads = ["run.loss_grad" if v.name in loss else self._sum(v.name) for v in outs]
         with_grad, _ = self._args[segment]
         results = [self._grad_name(segment, value.name) for value in with_grad]
+        lines = [f"{assigned(results)}run.backward({segment.name}, mb, {tuple_of(grads)})"]
         for value, result in zip(with_grad, results, strict=True):
-            self._grads.setdefault(value.name, []).append(result)
-        return [f"{assigned(results)}run.backward({segment.name}, mb, {tuple_of(grads)})"]
+            lines += self._add_grad(value.name, result)
+        return lines
 
     def _move_back(self, edge: Edge) -> list[str]:
         if not edge.backward:
@@ -250,5 +287,4 @@ class StageWriter:
         if len(edge.backward) == 1 and edge.backward[0].is_idle and grad != "None":
             call = grad
         name = self._grad_name(edge, edge.tensor.name)
-        self._unpack_grad(edge, name)
-        return [f"{name} = {call}"]
+        return [f"{name} = {call}", *self._unpack_grad(edge, name)]

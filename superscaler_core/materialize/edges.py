@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import count
 
+import rvdcomm as rv
 from superscaler_core.graph import Op
 from superscaler_core.materialize.side import Device, Side
 from superscaler_core.materialize.transfer import Transfer, transfers
@@ -146,17 +147,43 @@ def _shares(
     summed with the gradients of the weights, once a step, not once a microbatch.
     """
     has_weights_alone = all(t.kind == PARAMETER for t in op.inputs if t.requires_grad)
-    is_replicated = not any(part.pieces for part in plan.parts(op))
-    if not (op.parameters and has_weights_alone and is_replicated and len(op.outputs) == 1):
+    if not (op.parameters and has_weights_alone and len(op.outputs) == 1):
         return None
     reading = Side.joined(side for _, side in groups)
     is_here = all(dst_stage == stage for dst_stage, _ in groups)
     if not is_here or reading.shards.keys() != src.shards.keys() or not _holds(src, reading):
         return None
-    kinds = list(dict.fromkeys(shard.held for shard in reading.shards.values()))
-    if sum(map(len, kinds)) != len(reading.held):
+    # By the pieces of the op, if it is cut: what its replicas on different devices read of them.
+    kinds: dict[frozenset[Part], list[frozenset[tuple[rv.Box, int]]]] = {}
+    shares: dict[Device, int] = {}
+    for device, pieces in _pieces_on(plan, op).items():
+        held = reading.shards[device].held
+        known = kinds.setdefault(pieces, [])
+        known += [held] if held not in known else []
+        shares[device] = known.index(held)
+    if not _are_apart(kinds) or sum(len(h) for k in kinds.values() for h in k) != len(reading.held):
         return None
-    return {device: kinds.index(shard.held) for device, shard in reading.shards.items()}
+    return shares
+
+
+def _pieces_on(plan: Plan, op: Op) -> Mapping[Device, frozenset[Part]]:
+    """What every device does of an op, which replica aside."""
+    found: dict[Device, set[Part]] = {}
+    for part in plan.parts(op):
+        found.setdefault(_device(plan, part), set()).add(Part(op, part.pieces))
+    return {device: frozenset(parts) for device, parts in found.items()}
+
+
+def _are_apart(kinds: Iterable[frozenset[Part]]) -> bool:
+    """Whether devices do the same pieces of an op or none in common, with nothing summed."""
+    parts = [part for pieces in kinds for part in pieces]
+    is_summed = any(
+        view.summand
+        for part in parts
+        for view in (*part.inputs, *part.outputs)
+        if view.tensor.requires_grad
+    )
+    return not is_summed and len(set(parts)) == len(parts)
 
 
 def _edges_of(
@@ -210,7 +237,10 @@ def is_inline(src: Side, dst: Side, has_grad: bool) -> bool:
     """Whether every device can compute what it reads, and its gradients, from what it wrote.
 
     Values have to be there with all summands, and so have the gradients of what was written.
+    Several summands on one device are added once, for all who read the sum, by an edge.
     """
+    if any(len(shard.summands) > 1 for shard in src.shards.values()):
+        return False
     if src.num_summands == dst.num_summands == 1 and src.views == dst.views:
         return True
     return _holds(src, dst) and (not has_grad or _holds(dst, src))

@@ -109,6 +109,11 @@ class Shard:
         held = frozenset((view.box, view.summand) for view in views)
         return cls(bounding(box for box, _ in held), held)
 
+    @property
+    def summands(self) -> frozenset[int]:
+        """All of which it holds something."""
+        return frozenset(summand for _, summand in self.held)
+
     def summands_at(self, cell: rv.Box) -> frozenset[int]:
         """The summands that are held of all of a cell."""
         return frozenset(summand for box, summand in self.held if box.contains(cell))

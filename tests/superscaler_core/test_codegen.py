@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import ast
+from itertools import pairwise
 
 import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.text import index_text, wrapped
+from superscaler_core.codegen.totals import Totals
 from tests.superscaler_core.small import branched, on_one, two_linears
 
 
@@ -100,3 +103,49 @@ def test_a_bias_joins_its_product_where_the_sum_is_not_cut(cut: str | None, call
         how = ss.split(cut, 2) if cut in op.sizes else ss.replicate(2)
         plan.op_assign(plan.op_trans(op, how), plan.devices)
     assert ss.compile(plan).files[1].count("F.linear(x, w, bias=b)") == calls
+
+
+# --- what is no longer needed -------------------------------------------------------------------
+
+
+def test_a_variable_is_deleted_after_its_last_use() -> None:
+    lines = ["def f(x):", "y, z = g(x)", "w = y + z", "v = w * z", "u = v + 1", "return u, w"]
+    assert freed("\n    ".join(lines)).split("\n    ") == [
+        *lines[:3],
+        "del y",
+        lines[3],
+        "del z",
+        *lines[4:],
+    ]
+
+
+def test_a_call_of_several_lines_is_not_cut() -> None:
+    calls = ["a = g(\n        run,\n    )", "h(\n        a,\n    )", "h(1)", "h(2)"]
+    text = "\n    ".join(["def f(run):", *calls])
+    assert freed(text) == text.replace("    h(1)", "    del a\n    h(1)")
+
+
+def test_totals_add_term_by_term_into_a_tensor_of_their_own() -> None:
+    totals = Totals(Names())
+    assert totals.of("k") is None
+    assert totals.add("k", "sum", "a") == []
+    assert totals.of("k") == "a"
+    assert totals.add("k", "sum", "b[1:]") == ["sum = a + b[1:]"]
+    assert totals.add("k", "sum", "a") == ["sum += a"]
+    assert totals.of("k") == "sum"
+
+
+def test_parts_of_a_sum_on_one_device_are_added_as_they_come() -> None:
+    plan = ss.Plan(two_linears(), [0])
+    for op, loop in zip(plan.graph.ops, ["n", "n", "k", None], strict=True):
+        for chunk in plan.op_trans(op, ss.split(loop, 3)) if loop else ():
+            plan.op_assign(chunk, 0)
+        plan.op_assign(op, 0)
+    chunks = list(zip(*(plan.parts(op) for op in plan.graph.ops[:3]), strict=True))
+    for before, after in pairwise(chunks):
+        plan.op_order(before[-1], after[0])
+    plan.recompute(*chunks)
+    text = ss.compile(plan).files[0]
+    assert "down_linear_sum = down_linear + down_linear_2" in text
+    assert "down_linear_sum += down_linear_3" in text
+    assert "del down_linear, down_linear_2" in text

@@ -1,0 +1,44 @@
+"""Totals: sums that generated functions add up term by term, so that no more than a sum is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from superscaler_core.codegen.names import Names
+
+
+class Totals:
+    """What has been added up so far, by what it is the sum of.
+
+    Args:
+        names: of the device's file.
+    """
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._now: dict[Hashable, str] = {}
+        self._own: set[str] = set()
+
+    def add(self, key: Hashable, wish: str, term: str) -> list[str]:
+        """The statements that add an expression to the total of ``key``.
+
+        Args:
+            key: what it is the sum of.
+            wish: a name for the total.
+            term: the expression; nothing is written into what it names.
+        """
+        now = self._now.get(key)
+        if now is None:
+            self._now[key] = term
+            return []
+        if now in self._own:
+            return [f"{now} += {term}"]
+        # The first sum of two is a tensor of its own, which nobody else holds.
+        total = self._names.of((key, "total"), wish)
+        self._own.add(total)
+        self._now[key] = total
+        return [f"{total} = {now} + {term}"]
+
+    def of(self, key: Hashable) -> str | None:
+        """The total, as an expression; None if nothing was added."""
+        return self._now.get(key)
