@@ -28,17 +28,23 @@ from superscaler_core.tensor import PTensor, VTensor
 if TYPE_CHECKING:
     from superscaler_core.front_end import capture
     from superscaler_core.register import register_op
+    from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load
     from superscaler_core.run.threads import run_threads
     from superscaler_core.run.trainer import Trainer
+    from superscaler_core.simulator import DeviceProfile, simulate
 
-_NEEDS_TORCH = {
+_LAZY = {
+    "DeviceProfile": "superscaler_core.simulator",
+    "LiveBytes": "superscaler_core.run.live_bytes",
     "Trainer": "superscaler_core.run.trainer",
     "capture": "superscaler_core.front_end",
     "load": "superscaler_core.run.load",
     "register_op": "superscaler_core.register",
     "run_threads": "superscaler_core.run.threads",
+    "simulate": "superscaler_core.simulator",
 }
+"""What needs torch or takes long to import, by the module that it is in."""
 
 __all__ = [
     "SCHEDULES",
@@ -49,10 +55,12 @@ __all__ = [
     "Compiled",
     "CoverageError",
     "DeviceMemoryError",
+    "DeviceProfile",
     "DimClass",
     "Dims",
     "Graph",
     "GraphBuilder",
+    "LiveBytes",
     "Op",
     "OrderError",
     "PTensor",
@@ -71,13 +79,14 @@ __all__ = [
     "register_op",
     "replicate",
     "run_threads",
+    "simulate",
     "split",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEEDS_TORCH:
+    if name not in _LAZY:
         raise AttributeError(f"module 'superscaler_core' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -3,29 +3,27 @@
 An identifier is one loop of the op. It is *spatial* if every output has it, so that pieces of it
 make pieces of the outputs; a *reduction*, marked ``+``, if pieces of it make summands; and *fixed*,
 marked ``^``, if it cannot be cut. ``(h d)`` is one dim made of two loops, the outer first; ``1`` is
-a dim of size 1; ``()`` is a scalar. The form follows nnScaler's dimops.
+a dim of size 1; ``()`` is a scalar. ``y*2-1+1`` is a dim of an input that is read through a window
+which slides along the loop ``y``; what parts read of it overlaps, and they give back summands of
+its gradient. The form follows nnScaler's dimops, which has no windows.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import prod
 
 import rvdcomm as rv
+from superscaler_core.annotation_text import Dim, Loops, operands_of
 from superscaler_core.errors import AnnotationError
-
-Dim = tuple[str, ...]
-"""The identifiers of one dim, outermost first; ``()`` for a dim of size 1."""
+from superscaler_core.sliding import SlidingWindow
 
 Operand = tuple[Dim, ...]
 
 Ranges = Mapping[str, tuple[int, int]]
 """Half-open ranges of identifiers, in iterations; one that is missing is whole."""
-
-_TOKEN = re.compile(r"\s*(\(|\)|->|,|[A-Za-z_][A-Za-z0-9_.]*[+^]?|1)")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,8 @@ class Annotation:
     """Operands of an op by the loops that index them, in canonical form.
 
     Laws (tests/superscaler_core/test_annotation.py): ``Annotation.parse(str(x)) == x``; the boxes
-    of an operand, over ranges that tile its loops, tile the operand.
+    of an operand, over ranges that tile its loops, tile the operand, or cover it where windows
+    overlap.
 
     >>> matmul = Annotation.parse("m k+, k n -> m n")
     >>> str(matmul), matmul.reductions
@@ -44,11 +43,19 @@ class Annotation:
     outputs: tuple[Operand, ...]
     fixed: frozenset[str]
 
+    def __post_init__(self) -> None:
+        for window in _windows(self.operands):
+            everywhere = all(window.loop in _ids_of(out) for out in self.outputs)
+            if window.loop in self.fixed or not everywhere or any(_windows(self.outputs)):
+                raise AnnotationError(
+                    f"{self}: the window {window} has to be of an input, and to slide along a loop "
+                    "that all outputs have and that can be cut."
+                )
+
     @cached_property
     def ids(self) -> tuple[str, ...]:
         """All identifiers, in the order in which they are first written."""
-        found = dict.fromkeys(i for operand in self.operands for dim in operand for i in dim)
-        return tuple(found)
+        return tuple(dict.fromkeys(i for o in self.operands for dim in o for i in _loops(dim)))
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -64,10 +71,10 @@ class Annotation:
     def is_splittable(self, identifier: str, sizes: Mapping[str, int]) -> bool:
         """Whether a loop can be cut: it is not fixed, and outermost in every dim that it is in."""
         return identifier not in self.fixed and all(
-            all(sizes[outer] == 1 for outer in dim[: dim.index(identifier)])
+            all(sizes[outer] == 1 for outer in loops[: loops.index(identifier)])
             for operand in self.operands
-            for dim in operand
-            if identifier in dim
+            for loops in map(_loops, operand)
+            if identifier in loops
         )
 
     def sizes(
@@ -88,11 +95,12 @@ class Annotation:
         shapes = (*inputs, *outputs)
         self._check_ranks(shapes, len(inputs))
         sizes = dict(known or {})
-        dims = [
+        every = [
             (dim, size)
             for operand, shape in zip(self.operands, shapes, strict=True)
             for dim, size in zip(operand, shape, strict=True)
         ]
+        dims = [(dim, size) for dim, size in every if not isinstance(dim, SlidingWindow)]
         # A dim of several identifiers says how large the last unknown one is: few rounds do.
         progress = True
         while progress:
@@ -116,16 +124,55 @@ class Annotation:
                     f"{self} does not fit shapes {_shapes_text(shapes)}: a dim of size {size} "
                     f"should be {known_text}."
                 )
+        for each, size in every:
+            if isinstance(each, SlidingWindow) and not each.fits(sizes[each.loop], size):
+                raise AnnotationError(
+                    f"{self} does not fit shapes {_shapes_text(shapes)}: {sizes[each.loop]} "
+                    f"windows {each} do not fit a dim of size {size}; the last one has to begin "
+                    "in it, and one more must not end in it."
+                )
         return sizes
 
-    def box(self, operand: Operand, ranges: Ranges, sizes: Mapping[str, int]) -> rv.Box:
+    def box(
+        self,
+        operand: Operand,
+        ranges: Ranges,
+        sizes: Mapping[str, int],
+        shape: Sequence[int] | None = None,
+    ) -> rv.Box:
         """What of an operand the iterations in ``ranges`` touch.
+
+        Args:
+            operand: one of this annotation's.
+            ranges: iterations.
+            sizes: of all identifiers.
+            shape: of the operand's tensor; only where windows slide it is asked for.
 
         Raises:
             AnnotationError: the region is not one box: an inner loop of a dim is cut.
         """
-        bounds = [_bounds(dim, ranges, sizes, self) for dim in operand]
+        bounds = []
+        for i, dim in enumerate(operand):
+            if isinstance(dim, SlidingWindow):
+                assert shape is not None, f"{self}: {dim} ends where its tensor does"
+                start, stop = ranges.get(dim.loop, (0, sizes[dim.loop]))
+                bounds.append(dim.reads(start, stop, of=sizes[dim.loop], size=shape[i]))
+            else:
+                bounds.append(_bounds(dim, ranges, sizes, self))
         return rv.Box(tuple(lo for lo, _ in bounds), tuple(hi for _, hi in bounds))
+
+    def overhang(
+        self, operand: Operand, ranges: Ranges, sizes: Mapping[str, int], shape: Sequence[int]
+    ) -> tuple[tuple[int, int], ...]:
+        """How far iterations reach over the ends of every dim: what an op has to pad there."""
+        found = []
+        for dim, size in zip(operand, shape, strict=True):
+            if isinstance(dim, SlidingWindow):
+                start, stop = ranges.get(dim.loop, (0, sizes[dim.loop]))
+                found.append(dim.overhang(start, stop, size=size))
+            else:
+                found.append((0, 0))
+        return tuple(found)
 
     def _check_ranks(self, shapes: Sequence[tuple[int, ...]], num_inputs: int) -> None:
         if (num_inputs, len(shapes)) != (len(self.inputs), len(self.operands)):
@@ -145,6 +192,9 @@ class Annotation:
             return "()"
         words = []
         for dim in operand:
+            if isinstance(dim, SlidingWindow):
+                words.append(str(dim))
+                continue
             marked = [i + self._mark(i) for i in dim]
             words.append(
                 "1" if not dim else marked[0] if len(dim) == 1 else f"({' '.join(marked)})"
@@ -167,13 +217,13 @@ class Annotation:
         """
         sides: list[list[Operand]] = [[]]
         marks: dict[str, set[str]] = {}
-        for operand, ends_side in _operands(text):
+        for operand, ends_side in operands_of(text):
             for dim in operand:
-                for word in dim:
+                for word in _loops(dim):
                     marks.setdefault(word.rstrip("+^"), set()).update(
                         word[len(word.rstrip("+^")) :]
                     )
-            sides[-1].append(tuple(tuple(w.rstrip("+^") for w in dim) for dim in operand))
+            sides[-1].append(tuple(map(_unmarked, operand)))
             if ends_side:
                 sides.append([])
         if len(sides) != 2:
@@ -198,48 +248,8 @@ def _check_marks(made: Annotation, marks: Mapping[str, set[str]], text: str) -> 
             )
 
 
-def _operands(text: str) -> Iterator[tuple[tuple[Dim, ...], bool]]:
-    """Every operand with its marks, and whether ``->`` follows it."""
-    dims: list[Dim] = []
-    inner: list[str] | None = None
-    at, any_word = 0, False
-    while at < len(text.rstrip()):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise AnnotationError(
-                f"cannot parse annotation {text!r}: unexpected {text[at:].strip()[:1]!r} at column "
-                f"{len(text) - len(text[at:].lstrip()) + 1}."
-            )
-        token, at = found[1], found.end()
-        if token in (",", "->"):
-            if inner is not None:
-                raise AnnotationError(f"cannot parse annotation {text!r}: '(' is not closed.")
-            if any_word or token == ",":
-                yield tuple(dims), token == "->"
-            elif token == "->":  # no inputs at all: an op that makes a tensor of nothing
-                raise AnnotationError(f"cannot parse annotation {text!r}: no input before '->'.")
-            dims, any_word = [], False
-            continue
-        any_word = True
-        if token == "(":
-            inner = []
-        elif token == ")":
-            if inner is None:
-                raise AnnotationError(f"cannot parse annotation {text!r}: ')' without '('.")
-            if inner:
-                dims.append(tuple(inner))
-            inner = None
-        elif inner is not None:
-            inner += [token] if token != "1" else []
-        else:
-            dims.append((token,) if token != "1" else ())
-    if inner is not None:
-        raise AnnotationError(f"cannot parse annotation {text!r}: '(' is not closed.")
-    yield tuple(dims), False
-
-
 def _bounds(
-    dim: Dim, ranges: Ranges, sizes: Mapping[str, int], annotation: Annotation
+    dim: Loops, ranges: Ranges, sizes: Mapping[str, int], annotation: Annotation
 ) -> tuple[int, int]:
     """The run of indices of one dim: outer loops stand still, then one is cut, the rest whole."""
     lo, extent, is_cut = 0, 1, False
@@ -257,8 +267,28 @@ def _bounds(
     return lo, lo + extent
 
 
+@cache
+def tiling_loops(operand: Operand) -> frozenset[str]:
+    """The loops whose pieces are disjoint in an operand: all that it has, but for overlaps."""
+    windows = _windows((operand,))
+    return _ids_of(operand) | {window.loop for window in windows if not window.overlap}
+
+
+def _loops(dim: Dim) -> Loops:
+    """The loops that index a dim; a window's is one of another operand."""
+    return () if isinstance(dim, SlidingWindow) else dim
+
+
+def _unmarked(dim: Dim) -> Dim:
+    return dim if isinstance(dim, SlidingWindow) else tuple(word.rstrip("+^") for word in dim)
+
+
+def _windows(operands: Sequence[Operand]) -> list[SlidingWindow]:
+    return [dim for operand in operands for dim in operand if isinstance(dim, SlidingWindow)]
+
+
 def _ids_of(operand: Operand) -> frozenset[str]:
-    return frozenset(i for dim in operand for i in dim)
+    return frozenset(i for dim in operand for i in _loops(dim))
 
 
 def _shapes_text(shapes: Sequence[tuple[int, ...]]) -> str:

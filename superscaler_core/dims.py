@@ -7,11 +7,13 @@ features between two linears. GSPMD propagates splits along these ties; here a p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph import Graph, Op
+from superscaler_core.sliding import SlidingWindow
 
 Node = tuple[str | int, str | int]
 """A dim ``(tensor name, dim)`` or a loop ``(op index, identifier)``."""
@@ -72,9 +74,19 @@ class Dims:
 
     def ids(self, op: Op, of: DimClass) -> tuple[str, ...]:
         """Loops of an op that belong to a class and can be cut."""
-        return tuple(
-            i for i in op.sizes if self._classes[op.index, i] == of and op.is_splittable(i)
-        )
+        return self._loops[op.index].get(of, ())
+
+    @cached_property
+    def _loops(self) -> tuple[Mapping[DimClass, tuple[str, ...]], ...]:
+        """The loops of every op that can be cut, by class."""
+        found: list[dict[DimClass, tuple[str, ...]]] = []
+        for op in self.graph.ops:
+            by_class: dict[DimClass, tuple[str, ...]] = {}
+            for identifier in filter(op.is_splittable, op.sizes):
+                of = self._classes[op.index, identifier]
+                by_class[of] = (*by_class.get(of, ()), identifier)
+            found.append(by_class)
+        return tuple(found)
 
     @cached_property
     def _classes(self) -> dict[Node, DimClass]:
@@ -99,8 +111,9 @@ class Dims:
             tensors = (*op.inputs, *op.outputs)
             for tensor, operand in zip(tensors, op.annotation.operands, strict=True):
                 for dim, ids in enumerate(operand):
-                    # To cut a dim is to cut its outermost loop.
-                    outer = next((i for i in ids if op.sizes[i] > 1), None)
+                    # To cut a dim is to cut its outermost loop, or that of its window.
+                    loops = (ids.loop,) if isinstance(ids, SlidingWindow) else ids
+                    outer = next((i for i in loops if op.sizes[i] > 1), None)
                     if outer is not None:
                         # Earlier nodes stay roots, so that a class is named after its first dim.
                         first, then = root((tensor.name, dim)), root((op.index, outer))

@@ -33,8 +33,9 @@ class Op:
         flops: floating-point operations of one iteration of all loops, forward.
 
     ``code`` may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``, ...
-    (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{size[k]}`` and ``{start[k]}``
-    (iterations of loop k here, and the first) and ``{seed}`` (a number of this op's own).
+    (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far windows
+    reach over both ends of dim 2 of an input), ``{size[k]}`` and ``{start[k]}`` (iterations of loop
+    k here, and the first) and ``{seed}`` (a number of this op's own).
     """
 
     index: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from superscaler_core.annotation import Operand
+from superscaler_core.annotation import Operand, tiling_loops
 from superscaler_core.graph import Op
 from superscaler_core.tensor import PTensor, VTensor
 
@@ -55,6 +55,15 @@ class Part:
         return tuple(self._view(tensor, operand) for tensor, operand in pairs)
 
     @property
+    def overhangs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """How far its windows reach over the ends of every dim of every input."""
+        op = self.op
+        return tuple(
+            op.annotation.overhang(operand, self.ranges, op.sizes, tensor.shape)
+            for tensor, operand in zip(op.inputs, op.annotation.inputs, strict=True)
+        )
+
+    @property
     def volume(self) -> int:
         """Iterations of all loops together."""
         return prod(hi - lo for lo, hi in map(self.range, self.op.sizes))
@@ -64,15 +73,17 @@ class Part:
         fields: dict[str, object] = {f"x{i}": name for i, name in enumerate(names)}
         fields |= {f"in{i}": view.box for i, view in enumerate(self.inputs)}
         fields |= {f"out{i}": view.box for i, view in enumerate(self.outputs)}
+        fields |= {f"pad{i}": pad for i, pad in enumerate(self.overhangs)}
         ranges = {i: self.range(i) for i in self.op.sizes}
         fields["start"] = {i: lo for i, (lo, _) in ranges.items()}
         fields["size"] = {i: hi - lo for i, (lo, hi) in ranges.items()}
         return self.op.code.format(**fields, seed=seed)
 
     def _view(self, tensor: PTensor, operand: Operand) -> VTensor:
-        box = self.op.annotation.box(operand, self.ranges, self.op.sizes)
-        held = {i for dim in operand for i in dim}
-        return VTensor(tensor, box, tuple(p for p in self.pieces if p[0] not in held))
+        box = self.op.annotation.box(operand, self.ranges, self.op.sizes, tensor.shape)
+        # Where windows overlap, parts give back summands of one gradient.
+        tiling = tiling_loops(operand)
+        return VTensor(tensor, box, tuple(p for p in self.pieces if p[0] not in tiling))
 
     def __hash__(self) -> int:
         return self._hash

@@ -16,6 +16,7 @@ from torch import Tensor
 from superscaler_core.annotation import Annotation
 from superscaler_core.errors import AnnotationError
 from superscaler_core.graph import Op
+from superscaler_core.sliding import SlidingWindow
 
 NAMESPACE = "superscaler"
 """Of the torch ops that stand for registered functions in a traced program."""
@@ -150,7 +151,13 @@ def registered_modules(op: Op) -> tuple[str, ...]:
 def _check_sizes(
     annotation: Annotation, sizes: Mapping[str, object], dtypes: Sequence[object]
 ) -> None:
-    held = {i for operand in annotation.inputs for dim in operand for i in dim}
+    dims = [dim for operand in annotation.inputs for dim in operand]
+    held = {i for dim in dims if not isinstance(dim, SlidingWindow) for i in dim}
+    if any(isinstance(dim, SlidingWindow) for dim in dims):
+        raise AnnotationError(
+            f"{annotation}: a registered function is not told where its windows reach over an end "
+            "of the tensor; mark what they slide along '^'."
+        )
     for identifier in annotation.ids:
         if identifier in held:
             continue

@@ -38,3 +38,15 @@ def parse_bytes(text: str) -> int:
             f"cannot parse bytes {text[:80]!r}: expected a form such as '32GiB', '512MiB' or '1e6'."
         )
     return int(Fraction(found[1]) * 1024 ** _POWERS[(found[2] or "").upper()])
+
+
+def secs_text(secs: float) -> str:
+    """Seconds in a unit that keeps the number readable.
+
+    >>> secs_text(0.00125), secs_text(0)
+    ('1.25 ms', '0 s')
+    """
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(secs) >= scale:
+            return f"{secs / scale:.4g} {unit}"
+    return f"{secs / 1e-9:.4g} ns" if secs else "0 s"

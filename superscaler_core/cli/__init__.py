@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from superscaler_core.cli import explain, plan, run, validate
+from superscaler_core.cli import explain, plan, run, simulate, validate
 from superscaler_core.cli.arguments import NAMES, Formatter, Parser
 from superscaler_core.cli.command import BAD_REQUEST, OK, USER_ERRORS
 
@@ -14,6 +14,7 @@ COMMANDS = {
     "plan": plan.COMMAND,
     "validate": validate.COMMAND,
     "explain": explain.COMMAND,
+    "simulate": simulate.COMMAND,
     "run": run.COMMAND,
 }
 

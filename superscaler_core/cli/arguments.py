@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, NoReturn
@@ -119,11 +119,13 @@ class Program:
         plan: filled by the sProgram.
         model: that was captured.
         make: from a batch's size to the model and its inputs.
+        recycled: the last of the inputs, as of ``models.Model``.
     """
 
     plan: Plan
     model: nn.Module
     make: Callable[[int], Made]
+    recycled: Mapping[str, int]
 
     @property
     def graph(self) -> Graph:
@@ -133,9 +135,10 @@ class Program:
     def batch(self, size: int) -> list[Tensor]:
         """Inputs of ``size`` samples; the examples again and again if they come in one size."""
         _, inputs = self.make(size)
+        given = inputs[: len(inputs) - len(self.recycled)]
         return [
             x.repeat(-(-size // len(x)), *[1] * (x.dim() - 1))[:size] if x.shape else x
-            for x in inputs
+            for x in given
         ]
 
 
@@ -163,11 +166,11 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     with phase(f"build {model_from.name}"):
         model, inputs = make(args.microbatch)
     with phase("capture"):
-        graph = capture(model, inputs)
+        graph = capture(model, inputs, recycled=model_from.recycled)
     plan = Plan(graph, range(args.devices))
     with phase(f"apply {plan_from.name}"):
         _called(plan_from, plan, **knobs)
-    return Program(plan, model, make)
+    return Program(plan, model, make, model_from.recycled)
 
 
 def _cast(model: nn.Module, inputs: Sequence[Tensor], dtype: str | None) -> Made:

@@ -9,7 +9,7 @@ from superscaler_core.cli.command import OK, Command
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
 from superscaler_core.report import explain_edge, explain_ops
-from superscaler_core.schedules import Schedule, grid
+from superscaler_core.schedules import grid, timeline
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -32,13 +32,9 @@ def _explain(args: argparse.Namespace) -> int:
         report = compiled.report()
     print(report)
     if plan.schedule is not None:
-        print(f"\n{_grid(plan.schedule)}")
+        times = timeline(plan.schedule, edges=compiled.materialized.edges.stage_graph)
+        print(f"\nschedule, if every action took as long\n{grid(times)}")
     return OK
-
-
-def _grid(schedule: Schedule) -> str:
-    """The schedule if every action took one unit of time."""
-    return f"schedule, if every action took as long\n{grid(schedule)}"
 
 
 def _add(parser: argparse.ArgumentParser) -> None:

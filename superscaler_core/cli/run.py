@@ -99,8 +99,8 @@ def _compared(
         expected, by = on_single_device(
             training,
             program.model,
-            program.graph,
-            program.plan.num_microbatches,
+            program.plan,
+            program.recycled,
             seed=args.seed,
             master_dtype=_master_dtype(args),
         )

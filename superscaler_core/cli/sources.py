@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,13 @@ class Source:
         name: as it was asked for.
         defaults: what it takes by ``--set``, with the values that are set already.
         call: makes the model of a microbatch's size and settings, or fills a plan by settings.
+        recycled: of a model, as of ``models.Model``.
     """
 
     name: str
     defaults: Mapping[str, Any]
     call: Callable[..., Any]
+    recycled: Mapping[str, int] = field(default_factory=dict)
 
 
 def model_source(name: str, preset: str | None) -> Source:
@@ -60,7 +62,7 @@ def model_source(name: str, preset: str | None) -> Source:
             inputs = MODELS[name].example_inputs(made, batch, torch.Generator().manual_seed(0))
         return MODELS[name].build(made), inputs
 
-    return Source(name, vars(config), make)
+    return Source(name, vars(config), make, MODELS[name].recycled)
 
 
 def plan_source(name: str) -> Source:

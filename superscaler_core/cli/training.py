@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from superscaler_core.compiled import compile
-from superscaler_core.graph import Graph
+from superscaler_core.models.recycling import last_turn
 from superscaler_core.plan import Plan
 from superscaler_core.run.threads import run_threads
-from superscaler_core.schedules import one_f_one_b
+from superscaler_core.schedules import nf1b
 
 State = Mapping[str, Tensor]
 """Whole parameters by their single-device names."""
@@ -116,21 +116,35 @@ def _or_inf(number: float) -> float:
 
 @dataclass
 class Eager:
-    """The model itself, which adds up gradients over microbatches."""
+    """The model itself, which adds up gradients over microbatches.
+
+    Attributes:
+        model: whose parameters change.
+        plan: that it is compared with; says how many microbatches and turns there are.
+        recycled: the last inputs of the model, as of ``models.Model``.
+    """
 
     model: nn.Module
-    num_microbatches: int
-    names: Sequence[str]
+    plan: Plan
+    recycled: Mapping[str, int]
 
     def step(self, *batch: Tensor) -> Tensor:
         """Forward and backward of every microbatch."""
-        num = self.num_microbatches
-        total = torch.zeros(())
+        num, total = self.plan.num_microbatches, torch.zeros(())
+        graph = self.plan.graph
+        first = [
+            torch.zeros(t.shape, dtype=getattr(torch, t.dtype), device=batch[0].device)
+            for t in graph.inputs
+            if t in graph.recycled
+        ]
         for inputs in zip(*(x.chunk(num) if x.shape else [x] * num for x in batch), strict=True):
-            loss = self.model(*inputs) / num
-            loss.backward()
+            loss = self._loss([*inputs, *first]) / num
+            torch.autograd.backward(loss)
             total = total + loss.detach()
         return total
+
+    def _loss(self, inputs: Sequence[Tensor]) -> Tensor:
+        return last_turn(self.model, inputs, self.recycled, _turns(self.plan))
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of the model."""
@@ -143,14 +157,14 @@ class Eager:
     def state_dict(self) -> State:
         """Parameters alone."""
         state = self.model.state_dict()
-        return {name: state[name] for name in self.names}
+        return {name: state[name] for name in self.plan.graph.parameters}
 
 
 def on_single_device(
     training: Training,
     model: nn.Module,
-    graph: Graph,
-    num_microbatches: int,
+    plan: Plan,
+    recycled: Mapping[str, int],
     *,
     seed: int = 0,
     master_dtype: torch.dtype | None = None,
@@ -160,14 +174,20 @@ def on_single_device(
     By the model itself. Where its random numbers are not those of a program, or parameters are
     stored in another dtype, by a program of one device.
     """
+    graph = plan.graph
     is_random = any("{seed}" in op.code for op in graph.ops)
     if not is_random and master_dtype is None:
-        return training(Eager(model, num_microbatches, list(graph.parameters))), "the eager model"
-    plan = Plan(graph, [0])
+        return training(Eager(model, plan, recycled)), "the eager model"
+    single = Plan(graph, [0])
     for op in graph.ops:
-        plan.op_assign(op, 0)
-    plan.op_order(one_f_one_b(1, num_microbatches))
+        single.op_assign(op, 0)
+    single.op_order(nf1b(1, plan.num_microbatches, _turns(plan)))
     with tempfile.TemporaryDirectory() as folder:
-        compile(plan).save(folder)
+        compile(single).save(folder)
         results = run_threads(folder, training, range(1), seed=seed, dtype=master_dtype)
     return results[0], "a program of one device"
+
+
+def _turns(plan: Plan) -> int:
+    """Forwards without gradient of every microbatch."""
+    return plan.num_turns // plan.num_microbatches

@@ -51,11 +51,12 @@ def _rank_file(
         if device in by_device
     ]
     recomputed = [name for writer in writers for name in writer.recomputed]
+    swapped = [name for writer in writers for name in writer.swapped]
     texts = [
         _head(made, device),
         *(text for writer in writers for text in writer.functions()),
         _step(events),
-        tables_text(made, device, recomputed),
+        tables_text(made, device, recomputed, swapped),
     ]
     return "\n\n\n".join(text.rstrip("\n") for text in texts) + "\n"
 

@@ -13,11 +13,21 @@ from superscaler_core.part import Part
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Parts that run as one function; ``recompute`` if its backward runs its forward again."""
+    """Parts that run as one function.
+
+    Attributes:
+        name: of the function.
+        parts: in order.
+        recompute: whether its backward runs its forward again.
+        swap: whether what it keeps for its backward waits on the host.
+        span: number of the group with which it is run again as a whole; 0 if it is not.
+    """
 
     name: str
     parts: tuple[Part, ...]
     recompute: bool
+    swap: bool = False
+    span: int = 0
 
 
 Step = Segment | Item
@@ -30,10 +40,10 @@ class _Builder:
     stage: int
     steps: list[Step] = field(default_factory=list)
     parts: list[Part] = field(default_factory=list)
-    group: int = 0
+    group: tuple[int, int, int] = (0, 0, 0)
     num_segments: int = 0
 
-    def add(self, part: Part, group: int) -> None:
+    def add(self, part: Part, group: tuple[int, int, int]) -> None:
         if group != self.group:
             self.close()
         self.group = group
@@ -43,7 +53,8 @@ class _Builder:
         if not self.parts:
             return
         name = f"stage{self.stage}_segment{self.num_segments}"
-        self.steps.append(Segment(name, tuple(self.parts), self.group > 0))
+        recompute, swap, span = self.group
+        self.steps.append(Segment(name, tuple(self.parts), recompute > 0, swap > 0, span))
         self.parts, self.num_segments = [], self.num_segments + 1
 
 
@@ -53,7 +64,9 @@ def stage_steps(made: Materialized, stage: int) -> Mapping[Device, tuple[Step, .
     for item in made.items[stage]:
         if isinstance(item, Compute):
             builder = builders.setdefault(item.device, _Builder(stage))
-            builder.add(item.part, made.plan.recompute_group(item.part))
+            plan, part = made.plan, item.part
+            span = made.spans[stage].get(item, 0)
+            builder.add(part, (plan.recompute_group(part), plan.swap_group(part), span))
             continue
         for device in _devices(made, item):
             builder = builders.setdefault(device, _Builder(stage))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.names import Names
@@ -51,6 +52,7 @@ class StageWriter:
         self._exports = self._find_exports()
         self._args = {segment: self._args_of(segment) for segment in self._segments}
         self._summands = self._find_summands()
+        self._spans = {n: tuple(run) for n, run in groupby(steps, self._span) if n}
 
     # --- what the file gets ---------------------------------------------------------------------
 
@@ -155,6 +157,45 @@ class StageWriter:
         """Count a gradient of a value that several may read."""
         return self._grads.add(name, f"g_{name}_sum", grad)
 
+    # --- what is run again as a whole -----------------------------------------------------------
+
+    def _span(self, step: Step) -> int:
+        """The number of the span that a step is in; 0 if in none."""
+        if isinstance(step, Segment):
+            return step.span
+        return self._made.spans[self._stage].get(step, 0)
+
+    def _entering(self, span: int) -> list[Value]:
+        """What the steps of a span read that none of them makes."""
+        read: dict[str, Value] = {}
+        made: set[str] = set()
+        for step in self._spans[span]:
+            if isinstance(step, Segment):
+                with_grad, others = self._args[step]
+                values = with_grad + [v for v in others if v.text == v.name]
+                made |= {value.name for value in self._exports[step]}
+            elif isinstance(step, Move):
+                here = self._device in step.edge.src.shards
+                values = self._values.edge_source(step.edge) if here else []
+                if self._device in step.edge.dst.shards:
+                    made.add(self._values.of_edge(step.edge).name)
+            else:
+                continue
+            read |= {value.name: value for value in values}
+        return [value for name, value in read.items() if name not in made]
+
+    def _keep(self, span: int) -> list[str]:
+        values = tuple_of(v.name for v in self._entering(span))
+        return [f'run.keep("stage{self._stage}_span{span}", mb, {values})']
+
+    def _run_again(self, span: int) -> list[str]:
+        """The forward of a span once more, which now keeps what its backward needs."""
+        values = self._entering(span)
+        kept = f'run.kept("stage{self._stage}_span{span}", mb)'
+        lines = [f"{assigned(v.name for v in values)}{kept}"]
+        self._sums = Totals(self._names)
+        return lines + [line for step in self._spans[span] for line in self._step(step, span)]
+
     # --- the stage ------------------------------------------------------------------------------
 
     def _forward(self) -> str:
@@ -163,40 +204,52 @@ class StageWriter:
             if self._device in edge.dst.shards:
                 call = "receive" if edge.recycles is None else "recycled"
                 lines.append(f'{self._values.of_edge(edge).name} = run.{call}("{edge.name}", mb)')
-        for step in self._steps:
-            if isinstance(step, Segment):
-                lines += self._call(step)
-                lines += self._add_up(step)
-            elif isinstance(step, Move):
-                lines += self._move(step.edge)
-            elif isinstance(step, Open | Close):
-                lines += self._window(step, is_forward=True)
+        for span, steps in groupby(self._steps, self._span):
+            lines += self._keep(span) if span else []
+            lines += [line for step in steps for line in self._step(step)]
         for edge in self._made.crossing_from(self._stage):
             if self._device in edge.src.shards:
                 call = "send" if edge.recycles is None else "recycle"
                 lines.append(f'run.{call}("{edge.name}", mb, {self._packed(edge)})')
         return freed(function(f"def stage{self._stage}_forward(run, mb):", lines))
 
-    def _call(self, segment: Segment) -> list[str]:
+    def _step(self, step: Step, again: int = 0) -> list[str]:
+        """The forward of one step; of the span that it is in, ``again`` if that is run again."""
+        if isinstance(step, Segment):
+            return [*self._call(step, again), *self._add_up(step, again)]
+        if isinstance(step, Move):
+            return self._move(step.edge)
+        assert isinstance(step, Open | Close)
+        return self._window(step, is_forward=True)
+
+    def _call(self, segment: Segment, again: int) -> list[str]:
         with_grad, others = self._args[segment]
         outs = self._exports[segment]
-        # What has no gradient has no backward, so nothing is kept for it.
-        which = "forward" if any(value.has_grad for value in outs) else "compute"
+        # What has no gradient has no backward, so nothing is kept for it; nor before it runs again.
+        keeps = any(value.has_grad for value in outs) and segment.span == again
+        which = "forward" if keeps else "compute"
         given = tuple_of(v.name for v in with_grad)
         head = f"{assigned(v.name for v in outs)}run.{which}({segment.name}, mb, {given}, ("
         texts = [v.text for v in others]
         lines = [wrapped(head, texts, ",))" if len(texts) == 1 else "))", INDENT)]
-        lines += [f"run.add_loss({name})" for name in self._loss_names(segment)]
+        if not again:
+            lines += [f"run.add_loss({name})" for name in self._loss_names(segment)]
         return lines
 
-    def _add_up(self, segment: Segment) -> list[str]:
+    def _add_up(self, segment: Segment, again: int) -> list[str]:
         """Add what a segment made to the sums that edges take."""
         return [
             line
             for value in self._exports[segment]
             for edge in self._summands.get(value.name, ())
+            if not again or self._is_summed_in(edge, again)
             for line in self._sums.add(edge, f"{edge.tensor.name}_sum", value.name)
         ]
+
+    def _is_summed_in(self, edge: Edge, span: int) -> bool:
+        """Whether all summands that an edge takes, and the edge, are in a span."""
+        makers = (self._maker[value.name] for value in self._values.edge_source(edge))
+        return self._span(Move(edge)) == span and all(maker.span == span for maker in makers)
 
     def _move(self, edge: Edge) -> list[str]:
         shard = self._packed(edge)
@@ -241,18 +294,23 @@ class StageWriter:
                 grad = self._grad_name(edge, edge.tensor.name)
                 lines.append(f'{grad} = run.receive_grad("{edge.name}", mb)')
                 lines += self._unpack_grad(edge, grad)
-        for step in reversed(self._steps):
-            if isinstance(step, Segment):
-                lines += self._call_back(step)
-            elif isinstance(step, Move):
-                lines += self._move_back(step.edge)
-            elif isinstance(step, Open | Close):
-                lines += self._window(step, is_forward=False)
+        for span, steps in groupby(reversed(self._steps), self._span):
+            lines += self._run_again(span) if span else []
+            lines += [line for step in steps for line in self._step_back(step)]
         for edge in self._made.crossing_to(self._stage):
             if self._device in edge.dst.shards and edge.backward:
                 grad = self._sum(self._values.of_edge(edge).name)
                 lines.append(f'run.send_grad("{edge.name}", mb, {grad})')
         return freed(function(f"def stage{self._stage}_backward(run, mb):", lines))
+
+    def _step_back(self, step: Step) -> list[str]:
+        """The backward of one step."""
+        if isinstance(step, Segment):
+            return self._call_back(step)
+        if isinstance(step, Move):
+            return self._move_back(step.edge)
+        assert isinstance(step, Open | Close)
+        return self._window(step, is_forward=False)
 
     def _grad_name(self, source: Segment | Edge, name: str) -> str:
         """The variable of the gradient of a value that comes from a segment or an edge."""

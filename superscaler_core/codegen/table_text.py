@@ -13,7 +13,9 @@ from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.materialize.weights import Use
 
 
-def tables_text(made: Materialized, device: Device, recomputed: Sequence[str]) -> str:
+def tables_text(
+    made: Materialized, device: Device, recomputed: Sequence[str], swapped: Sequence[str]
+) -> str:
     """The assignment of ``TABLES`` for one device."""
     plan = made.plan
     lines = [
@@ -30,13 +32,14 @@ def tables_text(made: Materialized, device: Device, recomputed: Sequence[str]) -
         *_indented(_edge_lines(edge, device) for edge in made.edges.all if device in edge.devices),
         "    },",
         "    weights={",
-        *_indented(_weight_lines(use, device) for use in _uses_on(made, device)),
+        *_indented(_weight_lines(made, use, device) for use in _uses_on(made, device)),
         "    },",
         "    parameters={",
         *_indented(_stored_lines(made, name, device) for name in plan.graph.parameters),
         "    },",
         f"    aliases={dict(plan.graph.aliases)!r},",
         f"    recomputed=frozenset({sorted(recomputed)!r}),",
+        *([f"    swapped=frozenset({sorted(swapped)!r}),"] if swapped else []),
         ")",
     ]
     return "\n".join(lines)
@@ -78,7 +81,7 @@ def _layouts(legs: Sequence[Transfer]) -> str:
     return f"{legs[0].src.rvd} -> {legs[0].dst.rvd}"
 
 
-def _weight_lines(use: Use, device: Device) -> list[str]:
+def _weight_lines(made: Materialized, use: Use, device: Device) -> list[str]:
     windowed = "" if use.window is None else "gather" if use.window.gathers else "reduce"
     return [
         f"# {use.tensor}: gradient {_layouts(use.reduce)}",
@@ -89,6 +92,7 @@ def _weight_lines(use: Use, device: Device) -> list[str]:
         f"    fetch={_legs(use.fetch, device)},",
         f"    reduce={_legs(use.reduce, device)},",
         f"    windowed={windowed!r},",
+        f"    bucket={made.weights.bucket_of[use]},",
         "),",
     ]
 
@@ -103,6 +107,7 @@ def _stored_lines(made: Materialized, name: str, device: Device) -> list[str]:
         f"    box={_box(storage, device)},",
         f"    is_trained={tensor.requires_grad},",
         f"    whole={_legs(made.whole[tensor], device)},",
+        *(["    on_host=True,"] if name in made.plan.on_host else []),
         "),",
     ]
 

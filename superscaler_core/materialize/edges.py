@@ -87,6 +87,12 @@ class Edges:
     deferred: Mapping[Op, Mapping[Device, int]]
     """Ops whose replicas pass on a share of the gradient each (``_shares``); which share."""
 
+    @property
+    def stage_graph(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of stages of which one reads what the other makes, in the same turn."""
+        inside = (edge for edge in self.all if edge.crosses and edge.recycles is None)
+        return tuple(sorted({(edge.src_stage, edge.dst_stage) for edge in inside}))
+
     def of_stage(self, stage: int) -> tuple[Edge, ...]:
         """Edges inside a stage."""
         return tuple(e for e in self.all if e.src_stage == stage and not e.crosses)

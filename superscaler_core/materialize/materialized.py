@@ -9,8 +9,9 @@ from functools import cached_property
 import rvdcomm as rv
 from superscaler_core.graph import Op
 from superscaler_core.materialize.edges import Edge, Edges, find_edges, output_side
-from superscaler_core.materialize.sequence import Compute, Item, Open, stage_items
+from superscaler_core.materialize.sequence import Compute, Item, Move, Open, stage_items
 from superscaler_core.materialize.side import Device, Side, View
+from superscaler_core.materialize.spans import spans_of
 from superscaler_core.materialize.steps import Event, Run, step_events
 from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.materialize.weights import Use, Weights, find_weights
@@ -57,6 +58,15 @@ class Materialized:
     def _everyone(self, tensor: PTensor) -> Side:
         box = tensor.box
         return Side(1, tuple(View(device, box, 0) for device in sorted(self.plan.devices)))
+
+    @cached_property
+    def spans(self) -> tuple[Mapping[Item, int], ...]:
+        """Of every stage, what is run again as a whole, and with which group."""
+        return tuple(spans_of(self.plan, items) for items in self.items)
+
+    def runs_again(self, edge: Edge) -> bool:
+        """Whether a backward takes an edge's value along once more."""
+        return not edge.crosses and Move(edge) in self.spans[edge.src_stage]
 
     @cached_property
     def stage_devices(self) -> tuple[frozenset[Device], ...]:

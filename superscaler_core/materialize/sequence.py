@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from superscaler_core.errors import OrderError
+from superscaler_core.graph import Op
 from superscaler_core.materialize.edges import Edge, Edges
 from superscaler_core.materialize.side import Device
 from superscaler_core.part import Part
@@ -139,13 +140,16 @@ def _data_order(
 ) -> dict[Item, list[Item]]:
     """What every item waits for."""
     before: dict[Item, list[Item]] = {item: [] for item in keys}
+    here: dict[tuple[Op, Device], list[Compute]] = {}
+    for part, item in computes.items():
+        here.setdefault((part.op, item.device), []).append(item)
     for part, item in computes.items():
         for position in range(len(part.op.inputs)):
             edge = edges.of_reader.get((part.op, position))
             if edge is not None and edge in moves:
                 before[item].append(moves[edge])
             elif edge is None:
-                before[item] += _writers(plan, part, position, computes)
+                before[item] += _writers(plan, item, position, here)
     for edge, move in moves.items():
         if edge.parent is not None:
             before[move] += [moves[edge.parent]] if edge.parent in moves else []
@@ -162,21 +166,21 @@ def _data_order(
 
 
 def _writers(
-    plan: Plan, part: Part, position: int, computes: Mapping[Part, Compute]
+    plan: Plan,
+    reader: Compute,
+    position: int,
+    here: Mapping[tuple[Op, Device], Sequence[Compute]],
 ) -> list[Compute]:
     """Parts on the same device that write what a part reads."""
-    view = part.inputs[position]
+    view = reader.part.inputs[position]
     op = plan.graph.producer.get(view.tensor)
     if op is None:
         return []
     output = op.outputs.index(view.tensor)
-    device = plan.device(part)
     return [
-        computes[writer]
-        for writer in plan.parts(op)
-        if plan.device(writer) == device
-        and writer in computes
-        and writer.outputs[output].box.intersect(view.box) is not None
+        writer
+        for writer in here.get((op, reader.device), ())
+        if writer.part.outputs[output].box.intersect(view.box) is not None
     ]
 
 

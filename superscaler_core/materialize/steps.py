@@ -52,9 +52,7 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
     schedule = schedule_of(plan)
     crossing = [edge for edge in edges.all if edge.crosses]
     try:
-        inside = (edge for edge in crossing if edge.recycles is None)
-        flow = sorted({(edge.src_stage, edge.dst_stage) for edge in inside})
-        spans = timeline(schedule, edges=flow).spans
+        spans = timeline(schedule, edges=edges.stage_graph).spans
     except ScheduleError as error:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
     carried: dict[tuple[str, int], list[Edge]] = {}

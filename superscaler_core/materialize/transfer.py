@@ -65,7 +65,24 @@ def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple
         if readers:
             made = _cell_layouts(cell, src, readers)
             found.append(Transfer(cell, *made, dtype))
-    return tuple(found)
+    return _in_rounds(found)
+
+
+def _in_rounds(found: Iterable[Transfer]) -> tuple[Transfer, ...]:
+    """Transfers so ordered that those of different devices can take place at one time.
+
+    A device does one after another: along a chain of neighbours each would wait for the one before.
+    """
+    rounds: list[tuple[set[Device], list[Transfer]]] = []
+    for transfer in found:
+        devices = () if transfer.is_idle else transfer.devices
+        free = next((one for one in rounds if one[0].isdisjoint(devices)), None)
+        if free is None:
+            free = set(), []
+            rounds.append(free)
+        free[0].update(devices)
+        free[1].append(transfer)
+    return tuple(transfer for _, together in rounds for transfer in together)
 
 
 # --- one layout ---------------------------------------------------------------------------------

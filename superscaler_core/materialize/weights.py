@@ -19,6 +19,10 @@ from superscaler_core.part import Part
 from superscaler_core.plan import Plan, Window
 from superscaler_core.tensor import PTensor
 
+BUCKET_ELEMENTS = 1 << 24
+"""Elements that a device moves in one call at a step's start or end (64 MiB of float32): few calls,
+and little memory for what arrives before what it replaces is dropped."""
+
 
 @dataclass(frozen=True, eq=False)
 class Use:
@@ -50,7 +54,7 @@ class Use:
         """Whether it is gathered for its window, and dropped after."""
         return self.window is not None and self.window.gathers
 
-    @property
+    @cached_property
     def is_stored(self) -> bool:
         """Whether every device that reads it stores just that."""
         return not self.is_fetched and all(
@@ -84,6 +88,19 @@ class Weights:
     def of_reader(self) -> Mapping[Reader, Use]:
         """The copy that a reader reads."""
         return {reader: use for use in self.uses for reader in use.readers}
+
+    @cached_property
+    def bucket_of(self) -> Mapping[Use, int]:
+        """Which uses move in one call at a step's start and end; the same for all devices."""
+        found: dict[Use, int] = {}
+        number = size = 0
+        for use in self.uses:
+            most = max(shard.box.num_elements for shard in use.side.shards.values())
+            if size and size + most > BUCKET_ELEMENTS:
+                number, size = number + 1, 0
+            found[use] = number
+            size += most
+        return found
 
 
 def find_weights(plan: Plan, edges: Edges) -> Weights:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from superscaler_core.models import gpt, mlp, moe, wide_resnet
+from superscaler_core.models import evoformer, gpt, mbart, mlp, moe, swin, wide_resnet
 
 __all__ = ["MODELS", "Model", "build", "config_of", "example_inputs"]
 
@@ -22,19 +22,29 @@ class Model:
         config: class of its sizes, with ``presets()``.
         build: from the sizes to a module whose ``forward`` returns the loss.
         example_inputs: from the sizes, a batch and a generator to arguments of ``forward``.
+        recycled: the last of these, if results of ``forward`` are fed back; as of ``capture``.
     """
 
     config: Any
     build: Callable[[Any], nn.Module]
     example_inputs: Callable[[Any, int, torch.Generator], tuple[Tensor, ...]]
+    recycled: Mapping[str, int] = field(default_factory=dict)
 
 
 MODELS = {
     "gpt": Model(gpt.GPTConfig, gpt.GPT, gpt.example_inputs),
     "moe": Model(moe.MoEConfig, moe.MoETransformer, moe.example_inputs),
+    "mbart": Model(mbart.MBartConfig, mbart.MBart, mbart.example_inputs),
     "mlp": Model(mlp.MLPConfig, mlp.MLPModel, mlp.example_inputs),
+    "swin": Model(swin.SwinConfig, swin.Swin, swin.example_inputs),
     "wide_resnet": Model(
         wide_resnet.WideResNetConfig, wide_resnet.WideResNet, wide_resnet.example_inputs
+    ),
+    "evoformer": Model(
+        evoformer.EvoformerConfig,
+        evoformer.Evoformer,
+        evoformer.example_inputs,
+        evoformer.RECYCLED,
     ),
 }
 

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
+from superscaler_core.register import register_op
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -21,6 +23,8 @@ class GPTConfig:
         heads: of the attention; divides the width.
         dropout: probability, of the embedding and of both branches of a block.
         tied: whether the head shares the embedding's weight.
+        fused: whether attention is one kernel, which keeps no matrix of queries times keys, or
+            written out, as it was before there were such kernels.
     """
 
     vocabulary: int = 50257
@@ -30,6 +34,7 @@ class GPTConfig:
     heads: int = 32
     dropout: float = 0.0
     tied: bool = False
+    fused: bool = True
 
     @classmethod
     def presets(cls) -> dict[str, GPTConfig]:
@@ -42,12 +47,30 @@ class GPTConfig:
         }
 
 
+@register_op("b h q k, q, k -> b h q k", saves=())
+def hide_later(scores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """Hide keys behind their query.
+
+    Args:
+        scores: of the attention, ``[batch, heads, queries, keys]``.
+        queries, keys: their places in the sequence, ``[queries]`` and ``[keys]``.
+
+    Returns:
+        The scores, ``-inf`` where a key comes later than the query.
+    """
+    # Added, so that autograd keeps nothing as large as the scores.
+    mask = torch.zeros((), dtype=scores.dtype, device=scores.device).masked_fill(
+        keys > queries[:, None], float("-inf")
+    )
+    return scores + mask
+
+
 class Attention(nn.Module):
     """Causal self-attention, ``[batch, sequence, width]`` to the same."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, fused: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.fused = heads, fused
         self.q = nn.Linear(width, width)
         self.k = nn.Linear(width, width)
         self.v = nn.Linear(width, width)
@@ -55,7 +78,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self._heads(line(x)) for line in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.fused:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            places = torch.arange(x.shape[1], device=x.device)
+            scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+            mixed = hide_later(scores, places, places).softmax(-1) @ v
         joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return joined
 
@@ -82,7 +110,7 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width)
-        self.attn = Attention(config.width, config.heads)
+        self.attn = Attention(config.width, config.heads, fused=config.fused)
         self.norm2 = nn.LayerNorm(config.width)
         self.mlp = MLP(config.width, 4 * config.width)
         self.dropout = config.dropout

@@ -1,6 +1,7 @@
 """Functions that generated code calls, beside those of torch: exact on any part of an op."""
 
 from superscaler_core.ops.attention import attention
+from superscaler_core.ops.image import avg_pool, conv, max_pool
 from superscaler_core.ops.join import join
 from superscaler_core.ops.lookup import embedding
 from superscaler_core.ops.loss import count_labels, cross_entropy, nll_loss
@@ -8,11 +9,14 @@ from superscaler_core.ops.random import dropout, mix, uniform_bits
 
 __all__ = [
     "attention",
+    "avg_pool",
+    "conv",
     "count_labels",
     "cross_entropy",
     "dropout",
     "embedding",
     "join",
+    "max_pool",
     "mix",
     "nll_loss",
     "uniform_bits",

@@ -12,7 +12,12 @@ from superscaler_core.graph import Op
 from superscaler_core.plan import Axis, Device, Plan
 
 INNER = (
-    (("*.attn.q.weight", 0), ("*.mlp.up.weight", 0), ("*.experts.up", 2)),
+    (
+        ("*.attn.q.weight", 0),
+        ("*.cross.q.weight", 0),
+        ("*.mlp.up.weight", 0),
+        ("*.experts.up", 2),
+    ),
     (("*.conv2.weight", 0),),
     (("layers.*[02468].weight", 0),),
 )
@@ -42,7 +47,7 @@ def spread_all(
             size = op.sizes[plan.dims.ids(op, dim)[0]]
             loops.setdefault((dim, num), {}).setdefault(size, op)
     for (dim, num), sizes in loops.items():
-        _check(plan.graph.name, dim, num, sizes)
+        check_cut(plan.graph.name, dim, num, sizes)
     for op in chosen:
         plan.spread(op, devices, axes)
 
@@ -57,8 +62,18 @@ def _pieces_of(plan: Plan, axes: Sequence[Axis], op: Op) -> dict[DimClass, int]:
     return found
 
 
-def _check(model: str, dim: DimClass, num: int, sizes: Mapping[int, Op]) -> None:
-    """All loops of a dim can be cut at the same places."""
+def check_cut(model: str, dim: DimClass, num: int, sizes: Mapping[int, Op]) -> None:
+    """All loops of a dim can be cut at the same places.
+
+    Args:
+        model: name, for messages.
+        dim: what is cut.
+        num: pieces.
+        sizes: of its loops, each with one op that has it.
+
+    Raises:
+        PlanError: they cannot; the message says into how many pieces they can.
+    """
     # Loops of one size are cut alike wherever; of several, at multiples of the coarsest grain.
     grain = gcd(*sizes)
     if num <= grain and (len(sizes) == 1 or grain % num == 0):
@@ -71,21 +86,23 @@ def _check(model: str, dim: DimClass, num: int, sizes: Mapping[int, Op]) -> None
     )
 
 
-def sequence(plan: Plan) -> DimClass:
-    """The dim of the tokens of a sequence: dim 1 of the first input.
+def sequences(plan: Plan) -> tuple[DimClass, ...]:
+    """The dims of tokens: dim 1 of the inputs, such as of a source and of a target.
 
     Raises:
-        PlanError: few ops have it, so it is no sequence.
+        PlanError: few ops have one of them, so they are no sequences.
     """
-    tensor = plan.graph.inputs[0]
-    if len(tensor.shape) > 1:
-        dim = plan.dims.of(tensor.name, 1)
-        having = sum(bool(plan.dims.ids(op, dim)) for op in plan.graph.ops)
-        if 2 * having > len(plan.graph.ops):
-            return dim
+    dims = dict.fromkeys(plan.dims.of(t.name, 1) for t in plan.graph.inputs if len(t.shape) > 1)
+    num_ops = len(plan.graph.ops)
+    having = {dim: sum(bool(plan.dims.ids(op, dim)) for op in plan.graph.ops) for dim in dims}
+    # Features of an input end at its first linear map; tokens are there all along.
+    found = tuple(dim for dim, num in having.items() if 4 * num > num_ops)
+    if 2 * sum(having[dim] for dim in found) > num_ops:
+        return found
     raise PlanError(
-        f"{plan.graph.name} has no sequence: its first input {tensor} should be [batch, sequence, "
-        "...] with a dim 1 that most ops keep; cut the batch instead (data_parallel)."
+        f"{plan.graph.name} has no sequence: an input such as {plan.graph.inputs[0]} should be "
+        "[batch, sequence, ...] with a dim 1 that most ops keep; cut the batch instead "
+        "(data_parallel)."
     )
 
 
@@ -100,6 +117,30 @@ def inner(plan: Plan, given: str = "") -> tuple[DimClass, ...]:
     Raises:
         PlanError: a pattern fits no parameter.
     """
+    return tuple(sorted(plan.dims.of_params(*_inner_params(plan, given))))
+
+
+def width(plan: Plan, given: str = "") -> tuple[DimClass, ...]:
+    """The features of the hidden state: the other dims of the matrices that have inner features.
+
+    Args:
+        plan, given: as of ``inner``.
+
+    Raises:
+        PlanError: as of ``inner``.
+    """
+    shapes = {name: tensor.shape for name, tensor in plan.graph.parameters.items()}
+    params = [
+        (name, 1 - dim)
+        for pattern, dim in _inner_params(plan, given)
+        for name, shape in shapes.items()
+        if fnmatchcase(name, pattern) and len(shape) == 2
+    ]
+    return tuple(sorted(plan.dims.of_params(*params)))
+
+
+def _inner_params(plan: Plan, given: str) -> list[tuple[str, int]]:
+    """The parameters, with wildcards, and their dims that are inner features."""
     names = plan.graph.parameters
     rows = [[p for p in row if any(fnmatchcase(n, p[0]) for n in names)] for row in INNER]
     row = next((row for row in rows if row), [])
@@ -111,21 +152,30 @@ def inner(plan: Plan, given: str = "") -> tuple[DimClass, ...]:
             "features='NAME:DIM,...', where NAME is a parameter, with wildcards, whose dim DIM is "
             f"cut. It has {', '.join(list(names)[:8])}, ..."
         )
-    return tuple(sorted(plan.dims.of_params(*row)))
+    return row
 
 
 def vocabulary(plan: Plan) -> tuple[DimClass, ...]:
-    """The words, in the embedding and in the head.
+    """The words, in the embedding and, where there is one, in the head.
 
     Raises:
         PlanError: the model has no such parameters.
     """
-    return tuple(dict.fromkeys(plan.dims.of(name, dim) for name, dim in VOCABULARY))
+    known = {*plan.graph.parameters, *plan.graph.aliases}
+    embedding, *heads = VOCABULARY
+    rows = (embedding, *(row for row in heads if row[0] in known))
+    return tuple(dict.fromkeys(plan.dims.of(name, dim) for name, dim in rows))
 
 
-def has(plan: Plan, op: Op, dims: Iterable[DimClass]) -> bool:
-    """Whether an op can be cut along one of these."""
-    return any(plan.dims.ids(op, dim) for dim in dims)
+def last_scores(plan: Plan, words: Iterable[DimClass]) -> int:
+    """The last op that gives each word a score; the number of ops if none does."""
+    found = [
+        op.index
+        for op in plan.graph.ops
+        for dim in words
+        if {*plan.dims.ids(op, dim)} - {*op.annotation.reductions}
+    ]
+    return max(found, default=len(plan.graph.ops))
 
 
 def _pattern(word: str) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Plan
 from superscaler_core.plans.blocks import BLOCK, blocks_of, stages_of_blocks
+from superscaler_core.plans.colocate import colocate
 from superscaler_core.plans.storage import shard_storage
 from superscaler_core.plans.tensor_parallel import tensor_parallel
 from superscaler_core.schedules import interleaved, one_f_one_b
@@ -21,6 +22,9 @@ def hybrid(
     vocabulary: bool = False,
     zero1: bool = False,
     recompute: bool = False,
+    rerun: bool = False,
+    coshard: int = 1,
+    coshard_blocks: str = "",
     block: str = BLOCK,
     sizes: str = "",
     features: str = "",
@@ -40,7 +44,11 @@ def hybrid(
         sequence: cut what is between tensor parallel maps along the sequence.
         vocabulary, features: as of ``megatron``.
         zero1: cut master weights and states along the data parallel devices.
-        recompute: keep of every block only its input.
+        recompute: keep of every block only what enters it, and its sums over devices.
+        rerun: keep only what enters it, and communicate inside it again in the backward.
+        coshard: parts of every attention and MLP that a device runs one after another, as of
+            ``colocate``.
+        coshard_blocks: numbers of the blocks with such parts, such as ``"0-3,8"``; all if empty.
         block, sizes: as of ``blocks.stages_of_blocks``.
 
     Raises:
@@ -70,3 +78,7 @@ def hybrid(
         shard_storage(plan)
     if recompute:
         plan.recompute(*blocks_of(plan.graph, block))
+    if rerun:
+        plan.rerun(*blocks_of(plan.graph, block))
+    # Behind what looks at whole parts, such as who stores what.
+    colocate(plan, coshard, blocks=coshard_blocks, block=block, features=features)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from superscaler_core.plan import Axis, Plan
-from superscaler_core.plans.cuts import sequence, spread_all
+from superscaler_core.plans.cuts import sequences, spread_all
 
 
 def sequence_parallel(plan: Plan) -> None:
@@ -14,5 +14,5 @@ def sequence_parallel(plan: Plan) -> None:
     activations but for keys and values.
     """
     # What mixes the tokens of a sequence, such as a gate's places, is cut along the batch.
-    axes = [Axis(len(plan.devices), (sequence(plan), plan.dims.batch))]
+    axes = [Axis(len(plan.devices), (*sequences(plan), plan.dims.batch))]
     spread_all(plan, axes, plan.graph.ops, plan.devices)

@@ -34,10 +34,9 @@ def tensor_parallel(
     outer = Axis(len(devices) // tp, (plan.dims.batch,))
     words = cuts.vocabulary(plan) if vocabulary and tp > 1 else ()
     dims = words + (cuts.inner(plan, features) if tp > 1 else ())
-    tokens = (cuts.sequence(plan), plan.dims.batch) if tp > 1 and (sequence or vocabulary) else ()
-    # The head is the last op that has words as features; if they are none, nothing is behind it.
-    with_words = [op.index for op in plan.graph.ops if cuts.has(plan, op, words)]
-    head = max(with_words, default=len(plan.graph.ops))
+    has_tokens = tp > 1 and (sequence or vocabulary)
+    tokens = (*cuts.sequences(plan), plan.dims.batch) if has_tokens else ()
+    head = cuts.last_scores(plan, words)
     for is_behind in (False, True):
         chosen = [op for op in ops if (op.index > head) is is_behind]
         inside = Axis(tp, (*dims, *tokens) if sequence or is_behind else dims)

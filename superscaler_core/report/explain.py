@@ -17,7 +17,7 @@ def explain_ops(plan: Plan, width: int = 100) -> str:
     """How every op was split and where its parts are, ops of alike layers in one row.
 
     ``b/4`` is loop b in 4 pieces, ``2 copies`` that two parts do the same work, ``again`` that the
-    backward computes it again.
+    backward computes it again, ``swapped`` that what it keeps until then is on the host.
     """
     stage_of = {op.index: stage.index for stage in plan.stages for op in stage.ops}
     groups: dict[Hashable, list[Op]] = {}
@@ -47,6 +47,7 @@ def split_text(plan: Plan, op: Op) -> str:
     most = max(copies.values())
     words += [f"{most} copies"] if most > 1 else []
     words += ["again"] if any(map(plan.recompute_group, parts)) else []
+    words += ["swapped"] if any(map(plan.swap_group, parts)) else []
     return ", ".join(words) or "whole"
 
 

@@ -78,6 +78,7 @@ def moves_of(
     count, turns = made.plan.num_microbatches, made.plan.num_turns
     for edge in made.edges.all:
         times = turns if edge.recycles is not None else turns + count
+        times += count if made.runs_again(edge) else 0
         name, ends = edge.tensor.name, (edge.src_stage, edge.dst_stage)
         yield from _move(edge.name, "forward", name, ends, times, edge.forward, topology)
         yield from _move(edge.name, "backward", name, ends[::-1], count, edge.backward, topology)

@@ -102,8 +102,12 @@ class Report:
             [numbers_text(devices), *map(bytes_text, (*need.by_kind.values(), need.total_bytes))]
             for need, devices in alike.items()
         ]
-        kinds = next(iter(self.memory.values())).by_kind
-        return "memory\n" + table(["devices", *kinds, "total"], cells, WIDTH)
+        header = ["devices", *next(iter(self.memory.values())).by_kind, "total"]
+        if any(need.host_bytes for need in alike):
+            header.append("host")
+            for row, need in zip(cells, alike, strict=True):
+                row.append(bytes_text(need.host_bytes))
+        return "memory\n" + table(header, cells, WIDTH)
 
 
 def report_of(

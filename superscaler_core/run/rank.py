@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import rvdcomm as rv
 from superscaler_core.ops import mix
+from superscaler_core.run.host import Host
 from superscaler_core.run.moves import Wait, move, start
+from superscaler_core.run.swap import Parcel, Swap, emptied
 from superscaler_core.run.tables import Edge, Leg, Tables, box_of
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
@@ -23,11 +26,16 @@ Segment = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What the backward of a segment needs; no outputs if it runs the forward again."""
+    """What the backward of a segment needs.
 
-    leaves: tuple[Tensor, ...]
+    Gradients of its results enter at ``roots``; None if it runs the forward again. Of a swapped
+    segment ``parcel`` has the values, and leaves are empty (or packed, if the forward runs again).
+    """
+
+    leaves: tuple[Any, ...]
     others: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...] | None
+    roots: tuple[GradientEdge | None, ...] | None
+    parcel: Parcel | None = None
 
 
 class Rank:
@@ -43,6 +51,7 @@ class Rank:
         seed: of dropout.
         dtype: of stored parameters; the model's if None.
         device: where tensors live.
+        host: where those live that the program stores on the host, or swaps.
     """
 
     def __init__(
@@ -54,9 +63,12 @@ class Rank:
         seed: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        host: Host | None = None,
     ) -> None:
         self.tables: Tables = module.TABLES
-        self.weights = WeightStore(self.tables, transport, dtype, device)
+        host = host or Host(device)
+        self.weights = WeightStore(self.tables, transport, dtype, device, host)
+        self._swap = Swap(host)
         self.device = torch.device(device)
         self._step: Callable[[Rank], None] = module.step
         self._transport = transport
@@ -68,6 +80,7 @@ class Rank:
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
         self._saved: dict[tuple[str, int], _Saved] = {}
+        self._kept: dict[tuple[str, int], tuple[Tensor, ...]] = {}
         # By what, edge and microbatch; a microbatch that takes several turns leaves one each.
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
         self._has_turned: set[tuple[str, int]] = set()
@@ -95,6 +108,7 @@ class Rank:
         self._num_steps += 1
         self._step(self)
         assert not self._saved, "every forward had its backward"
+        assert not self._kept, "every span was run again"
         # A send of which nobody waited may still run; its error must not be lost.
         for (kind, _, _), queue in self._mail.items():
             for waits in queue if kind.endswith("sent") else ():
@@ -208,6 +222,8 @@ class Rank:
         if not self._with_grad:
             return self.compute(segment, mb, inputs, others)
         name = segment.__name__
+        if name in self.tables.swapped:
+            return self._forward_swapped(segment, mb, inputs, others)
         if name in self.tables.recomputed:
             with torch.no_grad():
                 outputs = segment(self._rng(mb), *inputs, *others)
@@ -215,7 +231,23 @@ class Rank:
             return outputs
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
         outputs = segment(self._rng(mb), *leaves, *others)
-        self._saved[name, mb] = _Saved(leaves, others, outputs)
+        self._saved[name, mb] = _Saved(leaves, (), _roots(outputs))
+        return tuple(x.detach() for x in outputs)
+
+    def _forward_swapped(
+        self, segment: Segment, mb: int, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """As ``forward``; what the backward needs goes to the host."""
+        name, parcel = segment.__name__, self._swap.parcel(others)
+        if name in self.tables.recomputed:
+            outputs = self.compute(segment, mb, inputs, others)
+            self._saved[name, mb] = _Saved(tuple(map(parcel.pack, inputs)), others, None, parcel)
+            parcel.send()
+            return outputs
+        leaves = tuple(x.detach().requires_grad_() for x in inputs)
+        with parcel.packing():
+            outputs = segment(self._rng(mb), *leaves, *others)
+        self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs), parcel)
         return tuple(x.detach() for x in outputs)
 
     def compute(
@@ -233,16 +265,36 @@ class Rank:
         Gradients of weights are added to those of their copies.
         """
         saved = self._saved.pop((segment.__name__, mb))
-        leaves, outputs = saved.leaves, saved.outputs
-        if outputs is None:
-            leaves = tuple(x.detach().requires_grad_() for x in leaves)
-            outputs = segment(self._rng(mb), *leaves, *saved.others)
-        # Outputs that have gradients come first.
-        pairs = zip(outputs, grads, strict=False)
-        given = [(out, grad) for out, grad in pairs if grad is not None and out.requires_grad]
+        self._fetch(saved, mb)
+        leaves, roots = saved.leaves, saved.roots
+        if roots is None:
+            unpacked = leaves if saved.parcel is None else map(saved.parcel.unpack, leaves)
+            leaves = tuple(x.detach().requires_grad_() for x in unpacked)
+            roots = _roots(segment(self._rng(mb), *leaves, *saved.others))
+        # Results that have gradients come first.
+        pairs = zip(roots, grads, strict=False)
+        given = [(root, grad) for root, grad in pairs if root is not None and grad is not None]
         if given:
-            torch.autograd.backward([out for out, _ in given], [grad for _, grad in given])
+            torch.autograd.backward([root for root, _ in given], [grad for _, grad in given])
         return tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves)
+
+    def _fetch(self, saved: _Saved, mb: int) -> None:
+        """Bring what a backward needs from the host, and then what the next one will need."""
+        if not self.tables.swapped:
+            return
+        before = (s for (_, other), s in reversed(self._saved.items()) if other == mb)
+        for one in (saved, next(before, None)):
+            if one is not None and one.parcel is not None:
+                one.parcel.fetch()
+
+    def keep(self, name: str, mb: int, values: tuple[Tensor, ...]) -> None:
+        """Keep what is needed to run a span again, if there will be a backward."""
+        if self._with_grad:
+            self._kept[name, mb] = values
+
+    def kept(self, name: str, mb: int) -> tuple[Tensor, ...]:
+        """What ``keep`` kept, which is let go."""
+        return self._kept.pop((name, mb))
 
     def add_loss(self, loss: Tensor) -> None:
         """Count a part of a microbatch's loss."""
@@ -316,6 +368,11 @@ class Rank:
 
 def _box(text: str | None) -> rv.Box | None:
     return None if text is None else box_of(text)
+
+
+def _roots(outputs: tuple[Tensor, ...]) -> tuple[GradientEdge | None, ...]:
+    """Where gradients of results enter, by which a backward starts without the results."""
+    return tuple(get_gradient_edge(out) if out.requires_grad else None for out in outputs)
 
 
 def _shard(tensor: Tensor | None, box: str | None) -> tuple[Tensor, rv.Box] | None:

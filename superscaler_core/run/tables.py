@@ -85,6 +85,7 @@ class Weight:
         fetch: from storage to here; empty if it is read where it is stored.
         reduce: its gradient's way to storage.
         windowed: "" or what a window does: "gather" (and reduce), or "reduce" alone.
+        bucket: what is of one bucket moves in one call at a step's start or end.
     """
 
     name: str
@@ -93,17 +94,22 @@ class Weight:
     fetch: tuple[Leg, ...]
     reduce: tuple[Leg, ...]
     windowed: str = ""
+    bucket: int = 0
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter: what of it this rank stores (None: nothing), and how all ranks get all of it."""
+    """A parameter: what of it this rank stores (None: nothing), and how all ranks get all of it.
+
+    It may be stored ``on_host``: in the memory beside the device's.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     box: str | None
     is_trained: bool
     whole: tuple[Leg, ...]
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,3 +127,4 @@ class Tables:
     parameters: Mapping[str, Stored] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     recomputed: frozenset[str] = frozenset()
+    swapped: frozenset[str] = frozenset()

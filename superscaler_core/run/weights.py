@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
+from superscaler_core.run.host import Host
 from superscaler_core.run.moves import Shard, move_many
 from superscaler_core.run.tables import Leg, Tables, Weight, box_of
 from superscaler_core.run.transport import Transport
@@ -21,13 +22,15 @@ class WeightStore:
     A *stored* parameter is what the optimizer sees: this rank's box of it, by its single-device
     name. A *copy* is what segments read, and where autograd leaves gradients; it shares the memory
     of what is stored where box and dtype are the same. Gradients of copies in a narrower dtype are
-    added up, and reduced, in that of what is stored.
+    added up, and reduced, in that of what is stored. What is stored on the host shares no memory
+    with copies; gradients go there once they are reduced.
 
     Args:
         tables: of the rank's file.
         transport: moves copies and gradients.
         dtype: of what is stored (master weights); that of the model if None.
-        device: where tensors live.
+        device: where copies live, and what is not stored on the host.
+        host: where the rest is stored; that of the device if None.
     """
 
     def __init__(
@@ -36,13 +39,18 @@ class WeightStore:
         transport: Transport,
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        host: Host | None = None,
     ) -> None:
         self._tables, self._transport, self._dtype = tables, transport, dtype
+        self._host = host or Host(device)
         self.stored: dict[str, nn.Parameter] = {}
         for name, entry in tables.parameters.items():
             if entry.box is not None:
-                shape = box_of(entry.box).shape
-                shard = torch.zeros(shape, dtype=self._stored_dtype(name), device=device)
+                shape, stored = box_of(entry.box).shape, self._stored_dtype(name)
+                if entry.on_host:
+                    shard = self._host.zeros(shape, stored)
+                else:
+                    shard = torch.zeros(shape, dtype=stored, device=device)
                 self.stored[name] = nn.Parameter(shard, requires_grad=entry.is_trained)
         self._copies: dict[str, Tensor] = {
             name: self._made(name, weight, device)
@@ -51,6 +59,7 @@ class WeightStore:
         }
         self._wide: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
+        self._landing: list[tuple[str, rv.Box, Tensor]] = []
         self._resting = [n for n, w in tables.weights.items() if w.windowed != "gather"]
         self._unwindowed = [n for n, w in tables.weights.items() if not w.windowed]
         for name in set(tables.weights) - set(self._resting):
@@ -73,7 +82,9 @@ class WeightStore:
 
     def _is_shared(self, weight: Weight) -> bool:
         """Whether a copy is read where the parameter is stored."""
-        is_here = weight.name in self.stored and not weight.fetch and weight.windowed != "gather"
+        if weight.name not in self.stored or self._tables.parameters[weight.name].on_host:
+            return False
+        is_here = not weight.fetch and weight.windowed != "gather"
         return is_here and self._stored_dtype(weight.name) == _dtype(weight.dtype)
 
     def _widen(self, name: str, copy: Tensor) -> None:
@@ -90,16 +101,30 @@ class WeightStore:
         """What segments read."""
         return self._copies[name]
 
-    def shard(self, parameter: str) -> Shard | None:
-        """What is stored here of a parameter."""
-        box = self._tables.parameters[parameter].box
-        return None if box is None else (self.stored[parameter].data, box_of(box))
+    def shard(self, parameter: str, dtype: torch.dtype | None = None) -> Shard | None:
+        """What is stored here of a parameter, on the device; in another dtype if one is given."""
+        entry = self._tables.parameters[parameter]
+        if entry.box is None:
+            return None
+        value = self.stored[parameter].data
+        value = value if dtype is None else value.to(dtype)
+        if entry.on_host:
+            value = self._host.to_device(value)()
+        return value, box_of(entry.box)
 
     # --- values ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Bring all copies that stay up to date."""
-        self._fetch(self._resting)
+        for names in self._buckets(self._resting):
+            self._fetch(names)
+
+    def _buckets(self, names: Iterable[str]) -> Iterable[list[str]]:
+        """Copies that move in one call each, in the order that all ranks keep."""
+        found: dict[int, list[str]] = {}
+        for name in names:
+            found.setdefault(self._tables.weights[name].bucket, []).append(name)
+        return (found[number] for number in sorted(found))
 
     def gather(self, names: Iterable[str]) -> None:
         """Fill copies that a window drops when it ends."""
@@ -124,7 +149,9 @@ class WeightStore:
             if weight.fetch:
                 moves[name] = weight.fetch, self._value(weight)
             elif name in self._copies and not self._is_shared(weight):
-                self._copies[name].data.copy_(self.stored[weight.name].data)
+                value = self._value(weight)
+                assert value is not None, "it is read where it is stored"
+                self._copies[name].data.copy_(value[0])
         for name, box, result in move_many(self._transport, moves):
             held = self._tables.weights[name].box
             assert held is not None
@@ -132,8 +159,7 @@ class WeightStore:
 
     def _value(self, weight: Weight) -> Shard | None:
         """What is stored here of a weight, in the dtype in which it is read."""
-        shard = self.shard(weight.name)
-        return None if shard is None else (shard[0].to(_dtype(weight.dtype)), shard[1])
+        return self.shard(weight.name, _dtype(weight.dtype))
 
     # --- gradients ------------------------------------------------------------------------------
 
@@ -141,12 +167,26 @@ class WeightStore:
         """Take gradients of copies to where the parameters are stored, and add them up there."""
         chosen = [name for name in names if self._tables.weights[name].reduce]
         moves = {name: (self._way_home(name), self._grad(name)) for name in chosen}
+        # What the window before sent to the host has had this one's time to arrive.
+        if self._landing:
+            self._settle()
         for name, box, result in move_many(self._transport, moves):
-            self._add(self._tables.weights[name].name, box, result)
+            parameter = self._tables.weights[name].name
+            if self._tables.parameters[parameter].on_host:
+                self._landing.append((parameter, box, self._host.to_host(result)))
+            else:
+                self._add(parameter, box, result)
         for name in chosen:
             self._wide.pop(name, None)
             if name in self._copies:
                 self._copies[name].grad = None
+
+    def _settle(self) -> None:
+        """Wait for copies to and from the host, and add up the gradients that came there."""
+        self._host.wait()
+        for parameter, box, grad in self._landing:
+            self._add(parameter, box, grad)
+        self._landing.clear()
 
     def _way_home(self, name: str) -> tuple[Leg, ...]:
         """The legs of a gradient, in the dtype in which it was added up."""
@@ -180,7 +220,9 @@ class WeightStore:
 
     def end(self) -> None:
         """Reduce what no window has reduced, and add gradients to those where optimizers look."""
-        self.reduce(self._unwindowed)
+        for names in self._buckets(self._unwindowed):
+            self.reduce(names)
+        self._settle()
         for name, total in self._totals.items():
             stored = self.stored[name]
             stored.grad = total if stored.grad is None else stored.grad + total

@@ -13,8 +13,10 @@ from superscaler_core.schedules.action import Action
 from superscaler_core.schedules.errors import ScheduleError
 from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.grid import grid
+from superscaler_core.schedules.interlaced import interlaced, interlaced_edges
 from superscaler_core.schedules.interleaved import interleaved
 from superscaler_core.schedules.naive import naive
+from superscaler_core.schedules.nf1b import nf1b
 from superscaler_core.schedules.one_f_one_b import one_f_one_b
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.timeline import Span, Timeline, timeline
@@ -24,6 +26,8 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
     "interleaved": interleaved,
+    "interlaced": interlaced,
+    "nf1b": nf1b,
 }
 """Generators by the name of the schedules that they make."""
 
@@ -36,8 +40,11 @@ __all__ = [
     "Timeline",
     "gpipe",
     "grid",
+    "interlaced",
+    "interlaced_edges",
     "interleaved",
     "naive",
+    "nf1b",
     "one_f_one_b",
     "timeline",
 ]

@@ -54,8 +54,9 @@ class Held:
     """What one microbatch holds of a stage on a device.
 
     Attributes:
-        storages: from the forward to the backward.
-        again_bytes: more while the backward runs a forward again: the most of any segment.
+        storages: from the forward to the backward; what is swapped is not there.
+        again_bytes: more while the backward runs a forward again, or has fetched what was swapped
+            for itself and for what runs backward next: the most of any segment.
     """
 
     storages: tuple[Storage, ...]
@@ -78,16 +79,33 @@ def held_of(made: Materialized, device: Device, steps: Iterable[Step]) -> Held:
     values = _Values(made, device)
     segments = [step for step in steps if isinstance(step, Segment)]
     owners = {part: segment for segment in segments for part in segment.parts}
-    kept = dict.fromkeys(s for segment in segments for s in values.arguments(segment, owners))
+    kept: dict[Storage, None] = {}
+    swapped: dict[Segment, dict[Storage, None]] = {}
     for segment in segments:
-        if not segment.recompute:
-            kept |= dict.fromkeys(values.saved(segment))
-    again = (
-        sum(s.num_bytes for s in dict.fromkeys(values.saved(segment)) if s not in kept)
-        for segment in segments
-        if segment.recompute
-    )
-    return Held(tuple(kept), max(again, default=0))
+        wanted = _wanted(values, segment, owners)
+        if segment.swap:
+            stays = dict.fromkeys(values.arguments(segment, owners, without_grad=True))
+            swapped[segment] = {s: None for s in wanted if s not in stays}
+            wanted = {s: None for s in wanted if s in stays}
+        kept |= wanted
+    again = 0
+    for before, segment in zip([None, *segments], segments, strict=False):
+        fetched = swapped.get(segment, {})
+        made_again = dict.fromkeys(values.saved(segment)) if segment.recompute else {}
+        more = [s for s in made_again if s not in kept and s not in fetched]
+        coming = swapped.get(before, {}) if before is not None else {}
+        again = max(again, sum(s.num_bytes for s in (*more, *fetched, *coming)))
+    return Held(tuple(kept), again)
+
+
+def _wanted(
+    values: _Values, segment: Segment, owners: Mapping[Part, Segment]
+) -> dict[Storage, None]:
+    """What the backward of a segment needs of its forward."""
+    if segment.swap and not segment.recompute:
+        return dict.fromkeys(values.saved_by_autograd(segment))
+    wanted = dict.fromkeys(values.arguments(segment, owners))
+    return wanted if segment.recompute else wanted | dict.fromkeys(values.saved(segment))
 
 
 class _Values:
@@ -104,10 +122,14 @@ class _Values:
         taken = {e.tensor for e in edges if e.parent is None and self._device in e.src.shards}
         return frozenset({*taken, self._made.plan.graph.loss})
 
-    def arguments(self, segment: Segment, owners: Mapping[Part, Segment]) -> Iterable[Storage]:
-        """What a segment is given, but for weights and constants."""
+    def arguments(
+        self, segment: Segment, owners: Mapping[Part, Segment], *, without_grad: bool = False
+    ) -> Iterable[Storage]:
+        """What a segment is given, but for weights and constants; all, or what has no gradient."""
         for part in segment.parts:
-            for position in range(len(part.inputs)):
+            for position, view in enumerate(part.inputs):
+                if without_grad and view.tensor.requires_grad:
+                    continue
                 writers = self._writers(part, position)
                 for writer, output in writers:
                     if owners[writer] is not segment:
@@ -117,15 +139,20 @@ class _Values:
 
     def saved(self, segment: Segment) -> Iterable[Storage]:
         """What autograd saves of a segment, and the results that leave it."""
+        yield from self.saved_by_autograd(segment)
+        for part in segment.parts:
+            for i, view in enumerate(part.outputs):
+                if view.tensor in self._leaving:
+                    yield from self._output(part, i)
+
+    def saved_by_autograd(self, segment: Segment) -> Iterable[Storage]:
+        """What autograd saves of a segment."""
         for part in segment.parts:
             for number in part.op.saves:
                 if number < len(part.inputs):
                     yield from self._operand(part, number)
                 else:
                     yield from self._saved_output(part, number - len(part.inputs))
-            for i, view in enumerate(part.outputs):
-                if view.tensor in self._leaving:
-                    yield from self._output(part, i)
 
     def _saved_output(self, part: Part, position: int) -> tuple[Storage, ...]:
         item_bytes = SAVED_ITEM_BYTES.get(part.op.kind)

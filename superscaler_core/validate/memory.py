@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-import rvdcomm as rv
 from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.units import bytes_text
 from superscaler_core.validate.activations import Activations
+from superscaler_core.validate.step_memory import StepMemory
 from superscaler_core.validate.stored import Stored
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
@@ -23,9 +22,10 @@ _ADVICE = {
     "weights": "cut weights over more devices (tensor parallel), make more stages, or gather them "
     "for the ops that read them (plan.gather_weights, ZeRO 3)",
     "grads": "reduce them as soon as they are there (plan.reduce_grads, ZeRO 2)",
-    "optimizer": "let several devices store a share each (parts of plan.update(name), ZeRO 1)",
-    "activations": "recompute groups of ops (plan.recompute), or make microbatches smaller, or cut "
-    "ops along the batch or the sequence",
+    "optimizer": "let several devices store a share each (parts of plan.update(name), ZeRO 1), "
+    "or store them on the host (plan.store_on_host)",
+    "activations": "recompute groups of ops (plan.recompute), swap them to the host (plan.swap), "
+    "or make microbatches smaller, or cut ops along the batch or the sequence",
     "buffers": "reduce gradients in windows (plan.reduce_grads), and cut what moves",
 }
 
@@ -39,13 +39,16 @@ class DeviceMemory:
     and 16/N for a model in bfloat16 that is stored in float32 and trained with Adam.
 
     Attributes:
-        weights_bytes: what is stored, copies in another form, and windows that are open at once.
+        weights_bytes: what is stored, copies in another form, and windows that are open.
         grads_bytes: of copies, of storage that windows have reduced to, and of open windows.
         optimizer_bytes: states of what is stored.
-        activations_bytes: of all microbatches in flight, and of one recomputation.
-        buffers_bytes: constants, and staging of the largest communication; or, if it is more, what
-            weights that come at a step's start, or gradients that go at its end, need beyond the
-            room that activations (and gradients) leave then.
+        activations_bytes: of all microbatches in flight, and of what runs: results, gradients of
+            results, what is computed again, and gradients of weights that are not added up yet.
+        buffers_bytes: constants, staging, and what has arrived and is not read yet: activations
+            from other stages, weights at a step's start, gradients at its end.
+        host_bytes: in host memory, so of no kind above: what is stored there with its gradients
+            and states, and activations that are swapped.
+        staging_bytes: of the buffers, what ``rvdcomm`` keeps to stage its largest transfer.
     """
 
     weights_bytes: int
@@ -53,10 +56,17 @@ class DeviceMemory:
     optimizer_bytes: int
     activations_bytes: int
     buffers_bytes: int
+    host_bytes: int = 0
+    staging_bytes: int = 0
+
+    @property
+    def step_bytes(self) -> int:
+        """Of what ``run.LiveBytes`` sees of a step: no optimizer states, and nothing staged."""
+        return self.total_bytes - self.optimizer_bytes - self.staging_bytes
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Bytes of every kind."""
+        """Bytes of every kind, on the device."""
         return {
             "weights": self.weights_bytes,
             "grads": self.grads_bytes,
@@ -67,12 +77,13 @@ class DeviceMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Of all kinds."""
+        """Of all kinds, on the device."""
         return sum(self.by_kind.values())
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in self.by_kind.items())
-        return f"{bytes_text(self.total_bytes)} ({kinds})"
+        host = f", and {bytes_text(self.host_bytes)} on the host" if self.host_bytes else ""
+        return f"{bytes_text(self.total_bytes)} ({kinds}){host}"
 
 
 def memory_of(
@@ -80,7 +91,8 @@ def memory_of(
 ) -> dict[Device, DeviceMemory]:
     """What every device of a plan needs.
 
-    Not counted: temporaries inside an op, gradients of activations, and what an allocator loses.
+    That is what a step takes if gradients were let go before it (``zero_grad``). Not counted: the
+    caller's batch, what kernels and an optimizer take while they run, and what an allocator loses.
 
     Args:
         made: the plan.
@@ -133,10 +145,8 @@ class _Account:
             _check_known("dtype", master_dtype, ITEM_BYTES)
         self._made, self._num_states = made, STATES[optimizer]
         self._stored = Stored(made, master_dtype)
+        self._steps = StepMemory(made, self._stored)
         self._activations = Activations(made)
-        self._beyond: dict[tuple[rv.Layout, rv.Layout, str], int] = {}
-        constants = {t for op in made.plan.graph.ops for t in op.inputs if t.kind == "constant"}
-        self._constant_bytes = sum(tensor.num_bytes for tensor in constants)
 
     def all(self) -> dict[Device, DeviceMemory]:
         """Of all devices."""
@@ -147,43 +157,21 @@ class _Account:
         stored = {
             f"{t.name} (parameter)": size * (1 + self._num_states * t.requires_grad)
             for t, size in self._stored.shards(device).items()
+            if t.name not in self._made.plan.on_host
         }
         return stored | self._activations.tensors(device)
 
     def _memory(self, device: Device) -> DeviceMemory:
-        stored = self._stored
-        activations = self._activations.num_bytes(device)
-        grads = stored.grads_bytes(device)
-        during = self._staging_bytes(self._edge_legs(device))
-        at_end = stored.arriving_bytes(device) + self._staging_bytes(stored.reductions(device))
-        at_start = stored.fetched_bytes(device)
+        worst, stored = self._steps.worst(device), self._stored
         return DeviceMemory(
-            weights_bytes=stored.weights_bytes(device),
-            grads_bytes=grads,
+            weights_bytes=worst.moment.weights,
+            grads_bytes=worst.moment.grads,
             optimizer_bytes=self._num_states * stored.trained_bytes(device),
-            activations_bytes=activations,
-            buffers_bytes=self._constant_bytes
-            + max(during, at_end - activations, at_start - activations - grads),
+            activations_bytes=worst.moment.activations,
+            buffers_bytes=worst.moment.buffers,
+            host_bytes=stored.host_bytes(device, self._num_states) + worst.host_bytes,
+            staging_bytes=worst.staging_bytes,
         )
-
-    def _edge_legs(self, device: Device) -> Iterable[Transfer]:
-        for edge in self._made.edges.all:
-            if device in edge.devices:
-                yield from (*edge.forward, *edge.backward)
-
-    def _staging_bytes(self, legs: Iterable[Transfer]) -> int:
-        """Memory besides the shards at both ends that the largest transfer needs."""
-        moving = {leg for leg in legs if not leg.is_idle}
-        return max(map(self._beyond_shards, moving), default=0)
-
-    def _beyond_shards(self, leg: Transfer) -> int:
-        # Devices meet the same transfers, and layers that are alike do.
-        key = leg.src, leg.dst, leg.dtype
-        if key not in self._beyond:
-            plan = leg.plan(self._made.topology)
-            # The least that any plan needs is its shards.
-            self._beyond[key] = max(0, plan.cost.peak_bytes - plan.bound.peak_bytes)
-        return self._beyond[key]
 
 
 def _check_known(what: str, given: str, known: Mapping[str, object]) -> None:

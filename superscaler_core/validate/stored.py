@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -19,7 +19,8 @@ class Stored:
 
     A parameter is *stored* in the master dtype, and read from a *copy* where box or dtype differ,
     or a window brings it. Gradients are added up at copies, in the dtype of storage, and reduced
-    to storage at the step's end, or at the end of a window's backward.
+    to storage at the step's end, or at the end of a window's backward. Where storage is on the
+    host, what moves between devices is on the device as it passes.
 
     Args:
         made: the plan.
@@ -27,13 +28,13 @@ class Stored:
     """
 
     def __init__(self, made: Materialized, master_dtype: str | None = None) -> None:
-        self._made, self._master = made, master_dtype
+        self._made, self.master_dtype = made, master_dtype
         self._windowed = {use.tensor for use in made.weights.uses if use.window is not None}
 
     # --- what is there all the time -------------------------------------------------------------
 
     def shards(self, device: Device) -> dict[PTensor, int]:
-        """Bytes that are stored, by parameter."""
+        """Bytes that are stored, on the device or on its host, by parameter."""
         return {
             tensor: side.shards[device].box.num_elements * self._item_bytes(tensor)
             for tensor, side in self._made.weights.storage.items()
@@ -41,27 +42,70 @@ class Stored:
         }
 
     def _item_bytes(self, tensor: PTensor) -> int:
-        return ITEM_BYTES[self._master or tensor.dtype]
+        return ITEM_BYTES[self.master_dtype or tensor.dtype]
 
     def trained_bytes(self, device: Device) -> int:
-        """Bytes that are stored and that an optimizer changes."""
-        return sum(self._trained(device).values())
+        """Bytes that are stored on the device and that an optimizer changes."""
+        return sum(self._here(self._trained(device)).values())
+
+    def _here(self, sizes: Mapping[PTensor, int]) -> dict[PTensor, int]:
+        """Those of parameters that are not stored on the host."""
+        return {t: size for t, size in sizes.items() if not self._is_hosted(t)}
+
+    def _is_hosted(self, tensor: PTensor) -> bool:
+        return tensor.name in self._made.plan.on_host
+
+    def host_bytes(self, device: Device, num_states: int) -> int:
+        """Of what is stored on the host, its gradients and its states."""
+        hosted = {t: size for t, size in self.shards(device).items() if self._is_hosted(t)}
+        return sum(size * (1 + t.requires_grad * (1 + num_states)) for t, size in hosted.items())
 
     def _trained(self, device: Device) -> dict[PTensor, int]:
         return {t: size for t, size in self.shards(device).items() if t.requires_grad}
 
     def weights_bytes(self, device: Device) -> int:
         """Of what is stored, copies that stay, and windows that are open at one time."""
-        resting = sum(_copy_bytes(use, device) for use in self._resting(device))
-        return sum(self.shards(device).values()) + resting + self.opened_bytes(device)
+        return self.resting_bytes(device) + self.opened_bytes(device)
+
+    def resting_bytes(self, device: Device) -> int:
+        """Of what is stored, and copies that stay."""
+        copies = sum(_copy_bytes(use, device) for use in self._resting(device))
+        return sum(self._here(self.shards(device)).values()) + copies
 
     def opened_bytes(self, device: Device) -> int:
         """The most at one time of copies that windows bring."""
-        return self._open_bytes(device, lambda u, d: _copy_bytes(u, d) if u.is_fetched else 0)
+        return self._open_bytes(device, self._opened_bytes_of)
+
+    def _opened_bytes_of(self, use: Use, device: Device) -> int:
+        return _copy_bytes(use, device) + self.passing_bytes(use, device) if use.is_fetched else 0
+
+    def passing_bytes(self, use: Use, device: Device) -> int:
+        """Of what is stored on the host, on its way to other devices."""
+        if not self._is_hosted(use.tensor) or device not in use.storage.shards:
+            return 0
+        return use.storage.shards[device].box.num_elements * ITEM_BYTES[use.tensor.dtype]
 
     def fetched_bytes(self, device: Device) -> int:
-        """Of copies that stay and that communication fills at the step's start."""
-        return sum(_copy_bytes(use, device) for use in self._resting(device) if use.fetch)
+        """Of what communication brings to copies that stay, at the step's start: of one bucket."""
+        most = 0
+        for uses in self._buckets:
+            # Those that only come from the host are copied one by one.
+            copied = max((self.passing_bytes(u, device) for u in uses if not u.fetch), default=0)
+            fetched = [use for use in uses if use.fetch and not use.is_fetched]
+            arrived = sum(
+                _copy_bytes(use, device) + self.passing_bytes(use, device) for use in fetched
+            )
+            most = max(most, copied, arrived)
+        return most
+
+    @cached_property
+    def _buckets(self) -> list[list[Use]]:
+        """Uses that are there all the time, as they move in one call each."""
+        found: dict[int, list[Use]] = {}
+        for use in self._made.weights.uses:
+            if not use.is_fetched:
+                found.setdefault(self._made.weights.bucket_of[use], []).append(use)
+        return [found[number] for number in sorted(found)]
 
     def _resting(self, device: Device) -> list[Use]:
         """Copies besides storage that stay."""
@@ -72,7 +116,8 @@ class Stored:
 
     def _is_own(self, use: Use) -> bool:
         """Whether what is read is the stored tensor itself."""
-        return use.is_stored and self._master in (None, use.tensor.dtype)
+        is_here = use.is_stored and not self._is_hosted(use.tensor)
+        return is_here and self.master_dtype in (None, use.tensor.dtype)
 
     # --- gradients ------------------------------------------------------------------------------
 
@@ -81,16 +126,24 @@ class Stored:
         copies = sum(
             self._grad_bytes(use, device) for use in self._uses(device) if use.window is None
         )
-        reduced = sum(s for t, s in self._trained(device).items() if t in self._windowed)
+        trained = self._here(self._trained(device))
+        reduced = sum(size for t, size in trained.items() if t in self._windowed)
         return copies + reduced + self._open_bytes(device, self._grad_bytes)
 
     def arriving_bytes(self, device: Device) -> int:
-        """At the step's end: of storage, where it is not the copy's gradient as it is."""
-        return sum(
-            size
-            for tensor, size in self._trained(device).items()
-            if tensor not in self._windowed and tensor not in self._staying
-        )
+        """The most beyond gradients of copies while they are reduced, at the step's end.
+
+        Bucket by bucket, sums arrive where parameters are stored, and what they are of is dropped.
+        """
+        trained = self._trained(device)
+        now = most = 0
+        for uses in self._buckets:
+            moved = [u for u in uses if u.window is None and u.tensor not in self._staying]
+            arriving = {u.tensor: trained.get(u.tensor, 0) for u in moved}
+            most = max(most, now + sum(arriving.values()))
+            now += sum(self._here(arriving).values())
+            now -= sum(self._grad_bytes(use, device) for use in moved)
+        return most
 
     @cached_property
     def _staying(self) -> frozenset[PTensor]:
@@ -102,11 +155,17 @@ class Stored:
         }
         return frozenset(self._made.weights.storage) - moved
 
+    def fetches(self, device: Device) -> Iterable[Transfer]:
+        """Communication of weights in which a device takes part."""
+        for use in self._made.weights.uses:
+            if _takes_part(device, use.side, use.storage):
+                yield from use.fetch
+
     def reductions(self, device: Device) -> Iterable[Transfer]:
         """Communication of gradients in which a device takes part."""
         for use in self._made.weights.uses:
             if _takes_part(device, use.side, use.storage):
-                dtype = self._master or use.tensor.dtype
+                dtype = self.master_dtype or use.tensor.dtype
                 yield from (replace(leg, dtype=dtype) for leg in use.reduce)
 
     def _grad_bytes(self, use: Use, device: Device) -> int:

@@ -13,7 +13,14 @@ import torch.distributed as dist
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
 from tests.dist.world import Worlds
-from tests.superscaler_core.training import Case, Trained, difference, train, train_alone
+from tests.superscaler_core.training import (
+    EVOFORMER_PLANS,
+    Case,
+    Trained,
+    difference,
+    train,
+    train_alone,
+)
 
 pytestmark = pytest.mark.dist
 
@@ -28,11 +35,49 @@ GPT = {"heads": 8, "layers": 1}
 MOE = {"heads": 8, "experts": 8, "top": 2, "capacity_factor": 2.5}
 CHUNKS = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2}
 """Stages a device of the pipelines; a stage has a block."""
-HYBRID = {
-    2: {"pp": 2, "recompute": True, "microbatches": 2},
-    4: {"tp": 2, "zero1": True, "microbatches": 2},
-    8: {"tp": 2, "pp": 2, "zero1": True, "sequence": True, "vocabulary": True, "microbatches": 4},
+KNOBS = {
+    "hybrid": {
+        2: {"pp": 2, "recompute": True, "microbatches": 2},
+        4: {"tp": 2, "zero1": True, "microbatches": 2},
+        8: {
+            "tp": 2, "pp": 2, "zero1": True, "sequence": True, "vocabulary": True, "microbatches": 4
+        },
+    },
+    "coshard": {
+        2: {"tp": 2, "parts": 4},
+        4: {"tp": 2, "parts": 2, "rerun": True},
+        8: {"tp": 2, "pp": 2, "parts": 4, "microbatches": 2, "rerun": True},
+    },
+    "interlaced": {
+        2: {"microbatches": 3},
+        4: {"microbatches": 4, "rows": True},
+        8: {"microbatches": 3, "tp": 2, "recompute": True},
+    },
+    "dap": {4: {"recompute": True}, 8: {"dp": 2}},
+    "spatial": {4: {"columns": 2}, 8: {"rows": 2, "columns": 2}},
+    "dap_pipeline": {
+        2: {"microbatches": 2}, 4: {"microbatches": 2}, 8: {"microbatches": 2, "dp": 2}
+    },
+    "nf1b": {
+        2: {"microbatches": 2},
+        4: {"microbatches": 3, "pp": 2},
+        8: {"microbatches": 4, "pp": 4, "dp": 2, "recycle": 1, "recompute": True},
+    },
+}  # fmt: skip
+"""Of a plan, by the number of devices."""
+EVOFORMER: dict[str, Any] = {"model": "evoformer", "sizes": {"sequences": 8, "residues": 8}}
+FIELDS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(EVOFORMER_PLANS, EVOFORMER),
+    "dap": {**EVOFORMER, "sizes": {**EVOFORMER["sizes"], "layers": 1}},
+    "nf1b": {"model": "evoformer", "sizes": {"layers": 4}, "batch": 2},
+    "expert_parallel": {"model": "moe", "sizes": MOE},
+    "hybrid": {"sizes": {**GPT, "layers": 2}},
+    "coshard": {"model": "swin", "sizes": {"heads": 8, "depths": (2,)}, "batch": 4},
+    # Under Adam its batch norms make 1e-4 of float32's rounding, with data_parallel too.
+    "spatial": {"model": "wide_resnet", "sizes": {}, "optimizer": "sgd"},
+    "interlaced": {"model": "mbart", "sizes": {"heads": 8}, "batch": 2},
 }
+"""Of the case of a plan that needs others than most."""
 
 
 def case_of(plan: str, num_devices: int, dtype: str) -> Case:
@@ -42,11 +87,8 @@ def case_of(plan: str, num_devices: int, dtype: str) -> Case:
     if plan in CHUNKS:
         sizes = {"heads": 8, "layers": CHUNKS[plan] * num_devices}
         return replace(case, knobs={"microbatches": 4}, sizes=sizes, batch=2)
-    if plan == "expert_parallel":
-        return replace(case, model="moe", sizes=MOE, batch=8)
-    if plan == "hybrid":
-        return replace(case, knobs=HYBRID[num_devices], sizes={**GPT, "layers": 2}, batch=8)
-    return replace(case, sizes=GPT, batch=8)
+    knobs = KNOBS.get(plan, {}).get(num_devices, {})
+    return replace(case, knobs=knobs, **{"sizes": GPT, "batch": 8, **FIELDS.get(plan, {})})
 
 
 CASES = [

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superscaler_core.annotation import Annotation
+from superscaler_core.annotation import Annotation, tiling_loops
 from superscaler_core.errors import AnnotationError
 
 TEXTS = [
@@ -20,6 +20,8 @@ TEXTS = [
     "1 h -> b h",
     "g s^ e^ -> g s^ e^ c^, g",
     "n (g c+) x^, (g o) c+ k^ -> n (g o) y^",
+    "n c+ y0*2-1+1 y1-0+2, o c+ k0^ k1^ -> n o y0 y1",
+    "b y*3 -> b y",
 ]
 
 
@@ -92,9 +94,60 @@ def test_composed_dim_is_split_along_its_outer_loop_only():
         annotation.box(annotation.inputs[0], {"d": (0, 2)}, sizes)
 
 
+IMAGES = Annotation.parse("n c+ y0*2-1+1 y1*2-0+1, o c+ k^ l^ -> n o y0 y1")
+IMAGE_SHAPES = [(2, 3, 9, 8), (5, 3, 3, 2)], [(2, 5, 5, 4)]
+
+
+def test_a_window_reads_its_halo_as_far_as_the_tensor_goes():
+    sizes = IMAGES.sizes(*IMAGE_SHAPES)
+    image, shape = IMAGES.inputs[0], IMAGE_SHAPES[0][0]
+    boxes = [
+        IMAGES.box(image, {"y0": rows, "y1": columns, "c": (1, 3)}, sizes, shape)
+        for rows, columns in [((0, 2), (0, 1)), ((2, 5), (1, 4))]
+    ]
+    assert list(map(str, boxes)) == ["[0:2,1:3,0:4,0:2]", "[0:2,1:3,3:9,2:8]"]
+    assert str(IMAGES.box(image, {}, sizes, shape)) == "[0:2,0:3,0:9,0:8]"
+    pads = IMAGES.overhang(image, {"y0": (0, 2)}, sizes, shape)
+    assert pads == ((0, 0), (0, 0), (1, 0), (0, 0))
+
+
+def test_pieces_of_a_loop_overlap_where_its_windows_do():
+    assert tiling_loops(IMAGES.inputs[0]) == {"n", "c", "y1"}
+    assert tiling_loops(IMAGES.outputs[0]) == {"n", "o", "y0", "y1"}
+
+
+def test_loops_of_windows_can_be_cut_and_have_the_size_of_the_output():
+    sizes = IMAGES.sizes(*IMAGE_SHAPES)
+    assert sizes == {"n": 2, "c": 3, "o": 5, "k": 3, "l": 2, "y0": 5, "y1": 4}
+    loops = [i for i in IMAGES.ids if IMAGES.is_splittable(i, sizes)]
+    assert sorted(loops) == ["c", "n", "o", "y0", "y1"]
+    assert IMAGES.reductions == ("c",)
+
+
+@pytest.mark.parametrize("height", [8, 12])
+def test_a_dim_that_windows_do_not_fit_is_an_error_with_the_numbers(height):
+    shapes = [(2, 3, height, 8), (5, 3, 3, 2)], [(2, 5, 5, 4)]
+    if height == 8:  # the fifth window begins at row 7
+        assert IMAGES.sizes(*shapes)["y0"] == 5
+        shapes = [(2, 3, 7, 8), (5, 3, 3, 2)], [(2, 5, 5, 4)]
+    with pytest.raises(AnnotationError, match=r"5 windows y0\*2-1\+1 do not fit a dim of size"):
+        IMAGES.sizes(*shapes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["y-1+1 -> y^", "y-1+1, y -> ()", "y -> y-1+1", "y-1+1 -> y, ()"],
+)
+def test_a_window_slides_along_a_loop_of_all_outputs_that_can_be_cut(text):
+    with pytest.raises(AnnotationError, match=r"the window y-1\+1 has to be of an input"):
+        Annotation.parse(text)
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
+        ("(y-1+1 d) -> y d", r"the window y-1\+1 is a dim of its own, outside of '\( \)'"),
+        ("y-1 -> y", "unexpected '-' at column 2"),
         ("m k, k n -> m n", r"some output lacks k; write 'k\+' if parts of it add up, 'k\^'"),
         ("m+ k -> m k", r"'m\+' marks a sum over m, but every output has it"),
         ("m k+^ -> m", "unexpected|both|marked"),

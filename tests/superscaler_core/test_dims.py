@@ -54,6 +54,18 @@ def test_a_fixed_loop_is_no_way_to_cut_a_class() -> None:
     assert [plan.dims.ids(op, plan.dims.of("x", 1)) for op in plan.graph.ops] == [(), ("v",)]
 
 
+def test_rows_of_an_image_are_followed_through_windows_that_change_their_number() -> None:
+    builder = ss.GraphBuilder("image")
+    x = builder.input("x", (2, 9), "float64")
+    (y,) = builder.op("pool", "b y*2-1+1 -> b y", [x], [((2, 5), "float64")], "{x0}")
+    (z,) = builder.op("point", "b y*3 -> b y", [y], [((2, 2), "float64")], "{x0}[:, ::3]")
+    (loss,) = builder.op("sum", "b+ s+ -> ()", [z], [((), "float64")], "{x0}.sum()")
+    plan = ss.Plan(builder.build(loss), [0])
+    rows = plan.dims.of("x", 1)
+    assert [plan.dims.ids(op, rows) for op in plan.graph.ops] == [("y",), ("y",), ("s",)]
+    assert [op.sizes[plan.dims.ids(op, rows)[0]] for op in plan.graph.ops] == [5, 2, 2]
+
+
 def test_what_does_not_exist_is_refused() -> None:
     dims = ss.Plan(two_linears(), [0]).dims
     with pytest.raises(ss.PlanError, match="no dim 2 of a tensor 'x'"):

@@ -8,16 +8,23 @@ from superscaler_core.evaluate import evaluate, run_part
 from superscaler_core.front_end import capture
 from superscaler_core.models import MODELS, build, config_of, example_inputs
 from superscaler_core.models.moe import top_gating
+from superscaler_core.models.recycling import last_turn
 from superscaler_core.part import Part
 from tests.superscaler_core.parts import check_splits, values_of
 
 TINY = [
+    ("evoformer", "tiny", {}),
+    ("evoformer", "tiny", {"outer_last": True, "dropout": 0.2}),
     ("gpt", "tiny", {}),
     ("gpt", "tiny", {"tied": True, "dropout": 0.2}),
+    ("gpt", "tiny", {"fused": False}),
     ("moe", "tiny", {}),
     ("moe", "tiny-switch", {}),
+    ("mbart", "tiny", {"dropout": 0.2}),
+    ("mbart", "tiny-translation", {}),
     ("mlp", "tiny", {}),
     ("mlp", "tiny-classes", {}),
+    ("swin", "tiny", {}),
     ("wide_resnet", "tiny", {}),
 ]
 IDS = [" ".join([name, preset, *sizes]) for name, preset, sizes in TINY]
@@ -30,13 +37,19 @@ def made(name, preset, sizes, batch=3):
     return model, [x.double() if x.is_floating_point() else x for x in inputs]
 
 
+def graph_of(name, model, inputs):
+    return capture(model, inputs, recycled=MODELS[name].recycled)
+
+
 @pytest.mark.parametrize("name, preset, sizes", TINY, ids=IDS)
 def test_graph_computes_the_loss_and_gradients_of_the_model(name, preset, sizes):
     model, inputs = made(name, preset, sizes)
     model.eval()
-    graph = capture(model, inputs)
+    graph = graph_of(name, model, inputs)
     parameters = dict(model.named_parameters())
-    found, expected = evaluate(graph, inputs, parameters), model(*inputs)
+    given = inputs[: len(graph.batch_inputs)]
+    found = evaluate(graph, given, parameters, turns=len(graph.recycled))
+    expected = last_turn(model, inputs, MODELS[name].recycled, len(graph.recycled))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     grads = [torch.autograd.grad(y, list(parameters.values())) for y in (found, expected)]
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-14)
@@ -45,7 +58,7 @@ def test_graph_computes_the_loss_and_gradients_of_the_model(name, preset, sizes)
 @pytest.mark.parametrize("name, preset, sizes", TINY, ids=IDS)
 def test_parts_of_every_kind_of_op_make_the_whole(name, preset, sizes):
     model, inputs = made(name, preset, sizes)
-    graph = capture(model, inputs)
+    graph = graph_of(name, model, inputs)
     values = values_of(graph, inputs, dict(model.named_parameters()))
     kinds = {(op.code, str(op.annotation), *op.sizes.items()): op for op in graph.ops}
     for op in kinds.values():
@@ -56,7 +69,7 @@ def test_parts_of_every_kind_of_op_make_the_whole(name, preset, sizes):
 def test_first_batch_dim_of_every_op_that_has_one_can_be_cut(name):
     """So that data parallelism cuts all that depends on the batch: none is left whole."""
     model, inputs = made(name, "tiny", {}, batch=6)
-    graph = capture(model, inputs)
+    graph = graph_of(name, model, inputs)
     depends = set(graph.inputs)
     for op in graph.ops:
         if not depends.intersection(op.inputs):
@@ -106,12 +119,13 @@ def kept_bytes(function, inputs) -> int:
 
 
 @pytest.mark.parametrize(
-    "name, preset", [("gpt", "tiny"), ("mlp", "tiny"), ("wide_resnet", "tiny")]
+    "name, preset",
+    [("evoformer", "tiny"), ("gpt", "tiny"), ("mlp", "tiny"), ("wide_resnet", "tiny")],
 )
 def test_saves_is_what_autograd_keeps(name, preset):
     """Up to what is much smaller than the operands, such as the statistics of a norm."""
     model, inputs = made(name, preset, {}, batch=4)
-    graph = capture(model, inputs)
+    graph = graph_of(name, model, inputs)
     values = values_of(graph, inputs, dict(model.named_parameters()))
     for op in {op.kind: op for op in graph.ops}.values():
         leaves = [
@@ -179,7 +193,7 @@ def test_example_inputs_repeat_with_their_seed():
 @pytest.mark.parametrize(
     "name, preset, sizes, message",
     [
-        ("bert", "tiny", {}, "no model 'bert'; there are gpt, moe, mlp, wide_resnet"),
+        ("bert", "tiny", {}, f"no model 'bert'; there are {', '.join(MODELS)}"),
         ("gpt", "huge", {}, "no preset 'huge'; it has tiny, 1.3B, 6.7B, 15B"),
         ("gpt", "tiny", {"depth": 3}, "depth.*its sizes are vocabulary, sequence, layers"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 
@@ -11,13 +12,21 @@ from torch import Tensor
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
-from tests.superscaler_core.training import Case, Trained, difference, train, train_alone
+from tests.superscaler_core.training import (
+    MODEL_OF,
+    Case,
+    Trained,
+    difference,
+    train,
+    train_alone,
+)
 
 FLOOR = 1e-3
 """Below this a parameter is compared absolutely: a key's bias has no gradient but rounding noise,
 and stays near its start at zero, while other parameters are 0.02 and more."""
 
 TIED = {"tied": True, "layers": 2}
+TRANSLATION = {"task": "translation"}
 SWITCH = {"top": 1, "capacity_factor": 1.25}
 
 # Beside tests/dist/test_superscaler.py, where every plan trains one model on processes: other
@@ -43,6 +52,10 @@ CASES = [
     Case("zero2", 3, sizes=TIED),
     Case("zero3", 3, sizes=TIED, optimizer="adamw"),
     Case("zero3", 2, model="moe"),
+    Case("zero_offload", 3, {"recompute": True}, sizes=TIED),
+    Case("zero3_offload", 2, model="moe", optimizer="adamw"),
+    Case("swap", 2, model="wide_resnet"),
+    Case("swap", 3, {"recompute": True}, model="moe"),
     Case("recompute", 2, model="moe"),
     Case("recompute", 1),
     Case("gpipe", 2, {"microbatches": 1}, sizes={"layers": 3}),
@@ -51,10 +64,36 @@ CASES = [
     Case("one_f_one_b", 2, {"microbatches": 2}, model="wide_resnet"),
     Case("one_f_one_b", 2, {"microbatches": 2}, model="moe"),
     Case("interleaved", 2, {"microbatches": 3}, model="mlp", sizes={"layers": 5}),
+    Case("megatron", 2, {"vocabulary": True}, model="mbart", optimizer="adamw"),
+    Case("megatron_sp", 2, {"vocabulary": True}, model="mbart", sizes=TRANSLATION),
+    Case("sequence_parallel", 3, model="mbart"),
+    Case("zero3", 3, model="mbart", sizes=TRANSLATION),
+    Case("one_f_one_b", 3, {"microbatches": 3, "sizes": "1,1,2"}, model="mbart", sizes=TRANSLATION),
+    Case("interleaved", 2, {"microbatches": 3}, model="mbart", optimizer="adamw"),
+    Case("hybrid", 8, {"tp": 2, "pp": 2, "microbatches": 2, "vocabulary": True, "zero1": True},
+         model="mbart", sizes=TRANSLATION),
+    Case("interlaced", 4, {"microbatches": 3}, model="mbart", optimizer="adamw"),
+    Case("interlaced", 8, {"microbatches": 4, "tp": 2, "rows": True}, model="mbart"),
+    Case("interlaced", 4, {"microbatches": 3, "tp": 2, "vocabulary": True}, model="mbart",
+         sizes=TRANSLATION, optimizer="adamw"),
+    Case("interlaced", 6, {"microbatches": 4}, model="mbart", sizes={"layers": 3}, batch=2),
+    Case("interlaced", 2, {"microbatches": 3}, sizes=TIED),
     Case("hybrid", 4, {"tp": 2, "microbatches": 2, "recompute": True}, model="moe"),
     Case("hybrid", 6, {"tp": 2, "pp": 3, "microbatches": 2}, sizes={"layers": 3, "tied": True}),
     Case("hybrid", 4, {"pp": 2, "chunks": 2, "microbatches": 4, "zero1": True}, model="mlp",
          sizes={"layers": 4}),
+    Case("spatial", 3, model="wide_resnet"),
+    Case("spatial", 4, {"rows": 2, "columns": 2}, model="wide_resnet", optimizer="adamw"),
+    Case("spatial", 8, {"columns": 2}, model="wide_resnet", batch=2),
+    Case("dap", 3, model="evoformer", optimizer="adamw"),
+    Case("dap", 4, {"dp": 2, "recompute": True}, model="evoformer"),
+    Case("dap_pipeline", 4, {"microbatches": 3}, model="evoformer"),
+    Case("branch_parallel", 2, model="evoformer"),
+    Case("branch_parallel", 4, model="evoformer", sizes={"outer_last": True}),
+    Case("nf1b", 1, {"microbatches": 2, "recycle": 3}, model="evoformer"),
+    Case("nf1b", 2, {"microbatches": 3, "recompute": True}, model="evoformer", optimizer="adamw"),
+    Case("nf1b", 4, {"microbatches": 4, "pp": 2, "recycle": 1}, model="evoformer"),
+    Case("nf1b", 4, {"microbatches": 3, "pp": 2, "dp": 2}, model="evoformer"),
 ]  # fmt: skip
 
 
@@ -98,14 +137,21 @@ DROPOUT = {"dropout": 0.3}
         Case("sequence_parallel", 2, sizes=DROPOUT),
         Case("zero3", 2, sizes=DROPOUT),
         Case("recompute", 2, sizes=DROPOUT),
+        Case("swap", 2, sizes=DROPOUT),
         Case("one_f_one_b", 2, {"microbatches": 3}, sizes=DROPOUT),
         Case("hybrid", 4, {"tp": 2, "microbatches": 3, "recompute": True}, sizes=DROPOUT),
+        Case("dap", 3, model="evoformer", sizes=DROPOUT),
+        Case("nf1b", 2, {"microbatches": 2}, model="evoformer", sizes=DROPOUT),
     ],
     ids=str,
 )
 def test_every_plan_drops_what_one_device_drops(case: Case, tmp_path: Path) -> None:
     num_microbatches = case.compiled().plan.num_microbatches
-    single = Case("accumulate", 1, {"microbatches": num_microbatches}, sizes=case.sizes)
+    single = replace(
+        case, plan="accumulate", num_devices=1, knobs={"microbatches": num_microbatches}
+    )
+    if case.recycle:
+        single = replace(single, plan="nf1b", knobs={**single.knobs, "recycle": case.recycle})
     start = case.new_model().state_dict()
     (alone,) = trained(single, tmp_path / "single", start)
     assert alone.losses != train_alone(case, num_microbatches).losses  # torch drops others
@@ -117,11 +163,11 @@ def test_every_plan_drops_what_one_device_drops(case: Case, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", PLANS)
 def test_no_plan_computes_anything_else_than_the_model(name: str) -> None:
-    model = "moe" if name == "expert_parallel" else "mlp"
-    layers = 2 if model == "moe" else 4
+    model = MODEL_OF.get(name, "mlp")
+    sizes = {} if model == "wide_resnet" else {"layers": 2 if name in MODEL_OF else 4}
     if "sequence_parallel" in name or name == "megatron_sp":
         model = "gpt"
-    assert Case(name, 2, model=model, sizes={"layers": layers}).compiled().plan.notes == []
+    assert Case(name, 2, model=model, sizes=sizes).compiled().plan.notes == []
 
 
 def test_the_page_of_plans_has_a_row_for_each_with_its_knobs() -> None:
@@ -149,6 +195,15 @@ def test_stages_begin_with_blocks_and_share_what_is_around_them(
 @pytest.mark.parametrize(
     ("case", "words"),
     [
+        (Case("spatial", 4), r"GPT has no images to cut along dim 2: its first input is tokens"),
+        (
+            Case("spatial", 4, {"rows": 3}, model="wide_resnet"),
+            r"3 rows times 1 columns on 4 devices: .* product 3 has to divide 4",
+        ),
+        (
+            Case("spatial", 8, {"rows": 1}, model="wide_resnet"),
+            r"the batch of 4 is cut into 8; take more tiles",
+        ),
         (Case("data_parallel", 8), r"along tokens\.0 into 8: .* 4 in .*; cut it into at most 4"),
         (Case("megatron", 3), r"q\.weight\.0 into 3: it has 4 in .* and 16 in .* a divisor of 4"),
         (

@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Iterable
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import rvdcomm as rv
+import superscaler_core as ss
 from superscaler_core.compiled import Compiled
 from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.plans import PLANS
 from superscaler_core.tensor import PTensor
-from tests.superscaler_core.training import Case
+from superscaler_core.validate.footprint import footprints
+from tests.superscaler_core.training import EVOFORMER_PLANS, MODEL_OF, Case
 
 NUM = 4
 # Nothing is cheaper than bytes: the limit of large tensors.
@@ -20,6 +24,11 @@ LARGE = rv.Topology.single_host(8, alpha_secs=1e-12, bytes_per_sec=1e9)
 
 MLP = {"inputs": 8, "hidden": 16, "outputs": 8, "layers": 3}
 """All sizes are multiples of the devices, so that volumes are exact."""
+
+EVEN = {
+    "layers": 4, "sequences": 8, "residues": 8, "outer_width": 4, "triangle_width": 8, "bins": 8
+}  # fmt: skip
+"""Of an Evoformer, likewise."""
 
 
 def moves(transfers: Iterable[Transfer]) -> list[rv.Plan]:
@@ -124,7 +133,10 @@ def test_recompute_keeps_less_and_moves_no_more() -> None:
         Case(name, NUM, sizes={"layers": 4}).compiled() for name in ("data_parallel", "recompute")
     )
     assert backward(again) == backward(kept)
-    assert again.memory[0].activations_bytes < kept.memory[0].activations_bytes / 2
+    kept_bytes, again_bytes = (
+        footprints(made.materialized, 0)["F", 0].kept.activations for made in (kept, again)
+    )
+    assert again_bytes < kept_bytes / 2
 
 
 @pytest.mark.parametrize(
@@ -190,6 +202,100 @@ def test_pipelines_send_one_hidden_state_between_stages_each_way(name: str) -> N
     assert kinds(reductions(made)) == {}
 
 
+# --- images -------------------------------------------------------------------------------------
+
+
+WINDOWS = ((3, 2, 1), (7, 1, 3))
+"""Kernel, stride and padding of the convolutions of a tower; one before them reads inputs."""
+
+
+class Tower(nn.Module):
+    """Convolutions of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 2, 5, padding=2)
+        self.convs = nn.ModuleList(nn.Conv2d(2, 2, k, s, padding=p) for k, s, p in WINDOWS)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        for conv in self.convs:
+            x = conv(torch.tanh(x))
+        return x.square().mean()
+
+
+def halo(size: int, window: tuple[int, int, int], num: int) -> list[tuple[set[int], set[int]]]:
+    """Rows of an image that each of ``num`` devices reads, and those that it has."""
+    kernel, stride, padding = window
+    count = (size + 2 * padding - kernel) // stride + 1
+    found = []
+    for i in range(num):
+        windows = range(count * i // num, count * (i + 1) // num)
+        met = {y * stride - padding + k for y in windows for k in range(kernel)}
+        rows = range(size * i // num, size * (i + 1) // num)
+        found.append((met & set(range(size)), set(rows)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num", "rows", "columns"), [(2, 2, 1), (6, 6, 1), (3, 1, 3), (4, 2, 2), (6, 3, 2), (8, 2, 2)]
+)
+def test_spatial_exchanges_the_rows_that_windows_reach_into_and_no_more(
+    num: int, rows: int, columns: int
+) -> None:
+    height, width, channels, batch = 12, 10, 2, 4
+    graph = ss.capture(Tower().double(), (torch.zeros(batch, 3, height, width).double(),))
+    plan = ss.Plan(graph, range(num))
+    PLANS["spatial"](plan, rows=rows, columns=columns)
+    made = ss.compile(plan)
+    pixels = 0
+    for window in WINDOWS:
+        for reads_y, has_y in halo(height, window, rows):
+            for reads_x, has_x in halo(width, window, columns):
+                pixels += len(reads_y) * len(reads_x) - len(reads_y & has_y) * len(reads_x & has_x)
+        height, width = (-(-size // window[1]) for size in (height, width))
+    volume = pixels * channels * batch * 8
+    report = made.report()
+    for way in ("forward", "backward"):
+        assert sum(row.sent_bytes for row in report.of(way)) == volume > 0
+
+
+@pytest.mark.parametrize(("num", "tp"), [(4, 1), (8, 1), (8, 2), (8, 4)])
+@pytest.mark.parametrize("rows", [False, True])
+def test_interlaced_gathers_words_on_the_group_that_reads_them_and_scatters_their_gradient(
+    num: int, tp: int, rows: bool
+) -> None:
+    knobs = {"tp": tp, "microbatches": 2, "rows": rows}
+    sizes = {"layers": 4, "heads": 8, "target_sequence": 8}
+    made = Case("interlaced", num, knobs, model="mbart", sizes=sizes).compiled()
+    hidden = 4 * 8 * 16 * 8  # batch, sequence, width, bytes of a float64
+    looked_up = [e for e in made.materialized.edges.all if e.tensor.name.startswith("embed.")]
+    assert len(looked_up) == 2
+    for edge in looked_up:
+        there, back = sent_bytes(edge.forward), sent_bytes(edge.backward)
+        if rows:
+            assert there == (num - 1) * hidden + tp * hidden * (num - 1) // num
+            assert back >= (num - tp) * hidden
+        else:
+            assert there == tp * hidden * (num - 1) // num
+            assert back == hidden * (num - tp) // num
+
+
+def test_interlaced_sends_the_hidden_state_on_and_the_encoders_result_to_all_of_the_decoder() -> (
+    None
+):
+    sizes = {"layers": 4, "heads": 8, "target_sequence": 6}
+    made = Case("interlaced", 8, {"microbatches": 2}, model="mbart", sizes=sizes).compiled()
+    edges = [e for e in made.materialized.edges.all if not e.tensor.name.startswith("embed.")]
+    sent = Counter(e.tensor.name for e in edges if e.crosses)
+    assert sent.pop("encoder_norm.layer_norm") == 4
+    assert sorted(sent.values()) == [1] * 6
+    source, target = (4 * length * 16 * 8 for length in (8, 6))
+    for way in ("forward", "backward"):
+        volume = sent_bytes(t for e in edges for t in getattr(e, way))
+        assert volume == (3 + 4) * source + 3 * target
+
+
 # --- bounds -------------------------------------------------------------------------------------
 
 
@@ -197,11 +303,17 @@ LIMIT = [
     *(
         Case(name, NUM, sizes={"layers": 8 if name == "interleaved" else 4})
         for name in PLANS
-        if name != "expert_parallel"
+        if name not in MODEL_OF
     ),
     Case("expert_parallel", NUM, model="moe"),
+    Case("interlaced", NUM, model="mbart"),
+    *(Case(name, NUM, model="evoformer", sizes=EVEN) for name in EVOFORMER_PLANS),
     *(Case(name, NUM, model="moe") for name in ("megatron", "megatron_sp", "sequence_parallel")),
     *(Case(name, NUM, model="wide_resnet", sizes={"classes": 8}) for name in ("megatron", "zero3")),
+    *(
+        Case("spatial", NUM, {"rows": rows}, model="wide_resnet", sizes={"classes": 8, "image": 32})
+        for rows in (2, 4)
+    ),
     Case("hybrid", 8, {"tp": 2, "pp": 2, "zero1": True, "sequence": True, "vocabulary": True}),
     Case("hybrid", 8, {"tp": 4, "sequence": True, "recompute": True}, model="moe", batch=8),
 ]

@@ -8,9 +8,10 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.evaluate import evaluate
@@ -19,8 +20,24 @@ from superscaler_core.run.trainer import Trainer
 from tests.superscaler_core.small import branched, two_linears
 
 NUM_DEVICES = 4
-GRAPHS = {graph.name: graph for graph in (two_linears(), branched())}
 X = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+class Windows(nn.Module):
+    """Windows over rows of six pixels: overlapping, of stride 2, and wider than a piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Conv1d(1, 2, 5, padding=2, dtype=torch.float64)
+        self.down = nn.Conv1d(2, 1, 3, stride=2, padding=1, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.up(x.unsqueeze(1)))
+        mean = F.avg_pool1d(hidden, 3, 1, padding=1, count_include_pad=False)
+        return (self.down(mean) + F.max_pool1d(hidden, 2)[:, :1]).square().mean()
+
+
+GRAPHS = {g.name: g for g in (two_linears(), branched(), ss.capture(Windows(), (X[:4],)))}
 
 
 def state_of(graph: Graph) -> dict[str, Tensor]:
@@ -100,14 +117,18 @@ def plans(draw: Callable[..., object], graph: Graph) -> ss.Plan:
     window = draw(st.sampled_from([None, plan.gather_weights, plan.reduce_grads]))
     if window is not None:
         window(graph.ops[:1], graph.ops_in("down"))
+    if draw(st.booleans()):
+        plan.swap(graph.ops[1:3])
+        plan.store_on_host(draw(st.sampled_from(["*", "up.*"])))
     return plan
 
 
 @st.composite
 def parted_storage(draw: Callable[..., object], plan: ss.Plan, op: ss.Op) -> None:
     """Store a parameter in pieces of one dim on distinct devices."""
-    count = draw(st.integers(1, NUM_DEVICES))
-    parts = plan.op_trans(op, ss.split(draw(st.sampled_from(["d0", "d1"])), count))
+    loop = draw(st.sampled_from(list(op.sizes)))
+    count = draw(st.integers(1, min(NUM_DEVICES, op.sizes[loop])))
+    parts = plan.op_trans(op, ss.split(loop, count))
     plan.op_assign(parts, draw(st.permutations(range(NUM_DEVICES)))[:count])
 
 
@@ -118,6 +139,7 @@ def test_any_plan_computes_loss_and_gradients_of_the_model(name: str, data: st.D
     plan = data.draw(plans(GRAPHS[name]))
     try:
         compiled = ss.compile(plan)
+        assert compiled.files  # transfers are made as they are written
     except ss.PlanError as error:
         # A device sums what it has of one sum, and replicas can make such sums overlap.
         assume("put parts of one sum on distinct devices" not in str(error))

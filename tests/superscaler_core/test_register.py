@@ -109,6 +109,7 @@ def _untyped(x: Tensor, *, size) -> Tensor:
             "argument 'size' needs an annotation out of int, float, bool, str",
         ),
         ("b k -> b", {}, _two, "some output lacks k"),
+        ("b y-1+1 -> b y", {}, _two, "a registered function is not told where its windows reach"),
     ],
 )
 def test_annotation_that_does_not_fit_the_function_is_an_error(

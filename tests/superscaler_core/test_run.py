@@ -10,6 +10,7 @@ import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.evaluate import evaluate
 from superscaler_core.graph import Graph
+from superscaler_core.plans.storage import shard_storage
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import Board, ThreadTransport
 from tests.superscaler_core.small import on_one, two_linears
@@ -55,6 +56,32 @@ def test_gradients_of_two_steps_add_up_as_in_torch(program: Path) -> None:
 
     for once, twice in ss.run_threads(program, work, range(2)).values():
         torch.testing.assert_close(twice, 2 * once, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("limit, num_buckets", [(88, 1), (87, 2), (1, 2)])
+def test_weights_move_in_buckets_and_mean_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, num_buckets: int
+) -> None:
+    monkeypatch.setattr("superscaler_core.materialize.weights.BUCKET_ELEMENTS", limit)
+    plan = batch_split()
+    shard_storage(plan)
+    compiled = ss.compile(plan)
+    buckets = compiled.materialized.weights.bucket_of.values()
+    assert set(buckets) == set(range(num_buckets))
+
+    def work(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
+        trainer.load_state_dict(state())
+        loss = trainer.step(inputs(4)).item()
+        return loss, {n: p.grad for n, p in trainer.named_parameters() if p.grad is not None}
+
+    parameters = {name: value.requires_grad_() for name, value in state().items()}
+    expected = evaluate(GRAPH, (inputs(4),), parameters)
+    expected.backward()
+    found = ss.run_threads(compiled.save(tmp_path), work, range(2))
+    assert all(loss == pytest.approx(expected.item(), rel=1e-14) for loss, _ in found.values())
+    for name, dim in {"up.weight": 0, "down.weight": 1}.items():
+        whole = torch.cat([found[rank][1][name] for rank in range(2)], dim)
+        torch.testing.assert_close(whole, parameters[name].grad, rtol=1e-13, atol=1e-14)
 
 
 def test_what_is_saved_is_what_was_loaded(program: Path) -> None:

@@ -178,6 +178,15 @@ def test_explain_shows_ops_and_communication_and_the_schedule(
     assert "worker 1 -- F0 B0 F1 B1" in said.out
 
 
+def test_explain_draws_a_schedule_of_stages_that_are_no_chain(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["explain", "mbart", "interlaced", "--devices", "2", "--set", "microbatches=1"]
+    said = Said([*words, "--set", "layers=1"], capsys)
+    assert "worker 0 0F0 2F0 1F0  --  -- 1B0 2B0 0B0" in said.out
+    assert "worker 1 0F0 2F0  -- 3F0 3B0  -- 2B0 0B0" in said.out
+
+
 def test_explain_of_an_edge_prints_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     said = Said(["explain", "mlp", "one_f_one_b", "--devices", "2", "--edge", "e0"], capsys)
     assert said.out.startswith("e0: gelu[4, 12] float32")
@@ -193,6 +202,7 @@ def test_explain_of_an_edge_prints_its_plan(capsys: pytest.CaptureFixture[str]) 
         # Dropout and master weights are compared with a program of one device.
         ["gpt", "data_parallel", "--set", "dropout=0.2", "--set", "layers=1", "--steps", "2"],
         ["mlp", "zero1", "--dtype", "bfloat16", "--master-dtype", "float32"],
+        ["evoformer", "nf1b", "--set", "microbatches=3", "--dtype", "float64", "--steps", "2"],
     ],
 )
 def test_run_trains_as_a_single_device_does(

@@ -115,6 +115,39 @@ def test_what_forms_none_moves_in_regions_that_tile_the_tensor(end: str) -> None
     assert all(a.box.intersect(b.box) is None for a, b in itertools.combinations(found, 2))
 
 
+def chain(num: int) -> tuple[Side, Side]:
+    """Rows of a chain of devices, and the same rows with one of each neighbour's."""
+    rows = [(2 * d, 2 * d + 2) for d in range(num)]
+    halos = [(max(0, lo - 1), min(2 * num, hi + 1)) for lo, hi in rows]
+    return (
+        side(1, *((d, f"[{lo}:{hi},0:4]", 0) for d, (lo, hi) in enumerate(rows))),
+        side(num, *((d, f"[{lo}:{hi},0:4]", d) for d, (lo, hi) in enumerate(halos))),
+    )
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("num", [2, 3, 8, 13])
+def test_a_halo_costs_its_own_bytes(num: int, is_back: bool) -> None:
+    rows, halos = chain(num)
+    ends = (halos, rows) if is_back else (rows, halos.whole)
+    found = [t for t in transfers(*ends, (2 * num, 4), "float64") if not t.is_idle]
+    # A row of four float64 each way between neighbours, and nobody else takes part.
+    assert sum(t.plan().cost.wire_bytes for t in found) == 2 * (num - 1) * 4 * 8
+    assert all(b - a == 1 for a, b in (t.devices for t in found))
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize("num", [3, 8, 13])
+def test_transfers_along_a_chain_do_not_wait_for_each_other(num: int, is_back: bool) -> None:
+    rows, halos = chain(num)
+    ends = (halos, rows) if is_back else (rows, halos.whole)
+    done = dict.fromkeys(range(num), 0)
+    for transfer in transfers(*ends, (2 * num, 4), "float64"):
+        if not transfer.is_idle:
+            done |= dict.fromkeys(transfer.devices, 1 + max(done[d] for d in transfer.devices))
+    assert max(done.values()) == 4  # what a device in the middle takes part in
+
+
 def test_sums_that_overlap_are_refused() -> None:
     src = side(3, (0, WHOLE, 0), (0, WHOLE, 1), (1, WHOLE, 1), (1, WHOLE, 2))
     match = r"is the sum of 3 summands, .*: 0\+1 on \[0\], 1\+2 on \[1\]; put parts of one sum on"

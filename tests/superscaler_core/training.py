@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.models import build, example_inputs
+from superscaler_core.models import MODELS, build, example_inputs
+from superscaler_core.models.recycling import last_turn
 from superscaler_core.plans import PLANS
 
 NUM_STEPS = 5
@@ -27,6 +29,13 @@ def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": _sgd, "adamw": _adamw}
+
+
+EVOFORMER_PLANS = ("dap", "dap_pipeline", "branch_parallel", "nf1b")
+
+MODEL_OF = {"expert_parallel": "moe", **dict.fromkeys(EVOFORMER_PLANS, "evoformer"),
+            "interlaced": "mbart", "spatial": "wide_resnet"}  # fmt: skip
+"""The model of a plan that is for one kind of model alone."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +73,22 @@ class Case:
         return build(self.model, **self.sizes).to(getattr(torch, self.dtype))
 
     def inputs(self, seed: int, num_microbatches: int = 1) -> tuple[Tensor, ...]:
-        """The arguments of one step."""
+        """The arguments of one step, those that are recycled last."""
         batch = self.batch * num_microbatches
         made = example_inputs(self.model, batch, seed=seed, **self.sizes)
         dtype = getattr(torch, self.dtype)
         return tuple(x.to(dtype) if x.is_floating_point() else x for x in made)
+
+    @property
+    def recycle(self) -> int:
+        """Turns of a microbatch before the one that is trained."""
+        knobs = signature(PLANS[self.plan]).parameters
+        return self.knobs.get("recycle", knobs["recycle"].default if "recycle" in knobs else 0)
+
+    @property
+    def recycled(self) -> Mapping[str, int]:
+        """Inputs that nobody gives to a program: the last ones."""
+        return MODELS[self.model].recycled
 
     def compiled(self) -> ss.Compiled:
         """The program."""
@@ -80,7 +100,7 @@ class Case:
         """The model, captured once for all plans: no plan changes it."""
         key = f"{self.model} {self.sizes} {self.dtype} {self.batch}"
         if key not in _graphs:
-            _graphs[key] = ss.capture(self.new_model(), self.inputs(0))
+            _graphs[key] = ss.capture(self.new_model(), self.inputs(0), recycled=self.recycled)
         return _graphs[key]
 
 
@@ -101,14 +121,15 @@ def train(trainer: ss.Trainer, case: Case, state: Mapping[str, Tensor]) -> Train
     optimizer = OPTIMIZERS[case.optimizer](trainer.parameters())
     losses = []
     for step in range(NUM_STEPS):
-        losses.append(trainer.step(*case.inputs(step, trainer.num_microbatches)).item())
+        inputs = case.inputs(step, trainer.num_microbatches)
+        losses.append(trainer.step(*inputs[: len(inputs) - len(case.recycled)]).item())
         optimizer.step()
         optimizer.zero_grad()
     return Trained(tuple(losses), trainer.state_dict())
 
 
 def train_alone(case: Case, num_microbatches: int) -> Trained:
-    """Train the model on one device by plain torch, over the same microbatches."""
+    """Train the model on one device by plain torch, over the same microbatches and turns."""
     model = case.new_model()
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     losses = []
@@ -116,7 +137,7 @@ def train_alone(case: Case, num_microbatches: int) -> Trained:
         chunks = [x.chunk(num_microbatches) for x in case.inputs(step, num_microbatches)]
         total = 0.0
         for microbatch in zip(*chunks, strict=True):
-            loss = model(*microbatch) / num_microbatches
+            loss = last_turn(model, microbatch, case.recycled, case.recycle) / num_microbatches
             loss.backward()
             total += loss.item()
         losses.append(total)

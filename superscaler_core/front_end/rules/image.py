@@ -1,13 +1,58 @@
-"""Images: convolutions, pools and interpolation; height and width stay whole."""
+"""Images: convolutions, pools and interpolation; windows slide along height and width.
+
+Where padding is wider than a window, or a size is not that of the windows, dims stay whole.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-from superscaler_core.front_end.call import Call, literal, names, text
+from superscaler_core.front_end.call import Call, literal, names, share, text
 from superscaler_core.front_end.rules.linear import add_bias
 from superscaler_core.front_end.rules.table import rule
+from superscaler_core.sliding import SlidingWindow
 from superscaler_core.tensor import PTensor
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """How windows lie in the spatial dims of an image; numbers are of one dim each.
+
+    Attributes:
+        sizes, counts: of the image, and of windows.
+        reach: rows that a window spans.
+        stride: between two windows.
+        before: rows of padding before the image.
+    """
+
+    sizes: Sequence[int]
+    counts: Sequence[int]
+    reach: Sequence[int]
+    stride: Sequence[int]
+    before: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def dims(self) -> list[str] | None:
+        """The image's dims as windows along ``y0``, ...; None if one is no window of its size."""
+        rows = zip(self.sizes, self.counts, self.reach, self.stride, self.before, strict=True)
+        made = []
+        for i, (size, count, reach, stride, before) in enumerate(rows):
+            if before >= reach:
+                return None
+            window = SlidingWindow(f"y{i}", stride, -before, reach - 1 - before)
+            if not window.fits(count, size):
+                return None
+            made.append(f"y{i}" if reach == stride == 1 else str(window))
+        return made
+
+    def overhang(self, lead: int) -> str:
+        """Code of how far windows reach over the ends, behind ``lead`` other dims."""
+        return f"[{', '.join(f'{{pad0[{lead + i}]}}' for i in range(len(self)))}]"
 
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
@@ -17,38 +62,141 @@ def convolution(call: Call) -> PTensor:
     rank = len(x.shape) - 2
     if len(weight.shape) != len(x.shape):
         raise call.error("an input without a batch dim is not supported.")
-    image, kernel, out = ([f"{c}{i}^" for i in range(rank)] for c in "xky")
-    words = ["{x0}", "{x1}"]
-    words += [
-        f"{name}={literal(call[name], ())}" for name, _ in call.node.given
-        if name in ("stride", "padding", "dilation")
-    ]  # fmt: skip
-    if call["groups"] == 1:
+    windows, dilation = _convolved(call, rank)
+    kernel = [f"k{i}^" for i in range(rank)]
+    out = [f"y{i}" for i in range(rank)]
+    image = windows.dims()
+    flops = 2.0
+    if image is None:
+        image, out = ([f"{c}{i}^" for i in range(rank)] for c in "xy")
+        flops /= prod(x.shape[2:])  # pixels are loops too here, but each window is met once
+    groups = call["groups"]
+    if groups == 1:
         dims = ["n", "c+", *image], ["o", "c+", *kernel], ["n", "o", *out]
     else:
         dims = ["n", "(g c+)", *image], ["(g o)", "c+", *kernel], ["n", "(g o)", *out]
-        words.append("groups={size[g]}")
+    if image[0][-1] == "^" or image == out:
+        code, steps = f"F.{call.kind}", ["stride", "padding", "dilation"]
+        words = [f"{n}={literal(call[n], ())}" for n, _ in call.node.given if n in steps]
+    else:
+        code = "ops.conv"
+        words = [windows.overhang(2), f"stride={windows.stride}", f"dilation={dilation}"]
+    words += ["groups={size[g]}"] if groups != 1 else []
     made = call.op(
         call.kind, f"{text(dims[0])}, {text(dims[1])} -> {text(dims[2])}", (x, weight),
-        f"F.{call.kind}({', '.join(words)})",
-        # Input pixels are loops too, but a kernel meets each output pixel once.
-        flops=2.0 / prod(x.shape[2:]),
+        f"{code}({', '.join(['{x0}', '{x1}', *words])})", flops=flops,
     )  # fmt: skip
     return made if call["bias"] is None else add_bias(call, made, call["bias"], dim=1)
 
 
-@rule("aten.max_pool1d", "aten.max_pool2d", "aten.avg_pool1d", "aten.avg_pool2d",
-      "aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.upsample_nearest2d",
-      "aten.upsample_bilinear2d")  # fmt: skip
-def resampled(call: Call) -> PTensor:
+def _convolved(call: Call, rank: int) -> tuple[_Windows, list[int]]:
+    """The windows of a convolution, and its dilation."""
+    dilation = _each(call["dilation"], rank)
+    sizes = zip(call["weight"].shape[2:], dilation, strict=True)
+    reach = [d * (k - 1) + 1 for k, d in sizes]
+    padding = call["padding"]
+    if isinstance(padding, str):
+        # The odd row of an even kernel is padded behind.
+        before = [(r - 1) // 2 * (padding == "same") for r in reach]
+    else:
+        before = _each(padding, rank)
+    stride = _each(call["stride"], rank)
+    shape = call["input"].shape[2:]
+    return _Windows(shape, call.shape[2:], reach, stride, before), dilation
+
+
+@rule("aten.max_pool1d", "aten.max_pool2d", "aten.avg_pool1d", "aten.avg_pool2d")
+def pooled(call: Call) -> PTensor:
+    (x,) = call.tensors
+    rank = int(call.kind[-2])
+    kernel = _each(call["kernel_size"], rank)
+    dilation = _each(call.get("dilation", 1), rank)
+    padding = _each(call["padding"], rank)
+    windows = _Windows(
+        x.shape[-rank:], call.shape[-rank:],
+        [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)],
+        _each(call["stride"] or kernel, rank), padding,
+    )  # fmt: skip
+    is_max = call.kind.startswith("max")
+    lead = names(len(x.shape) - rank)
+    image = windows.dims()
+    # The last mean of ceil_mode may be over less than a window; integers have no minus infinity.
+    is_exact = (is_max or _are_whole(windows)) and x.dtype.startswith(("float", "bfloat"))
+    if image is None or not is_exact:
+        return _whole(call)
+    words = ["{x0}", str(kernel), windows.overhang(len(lead)), f"stride={windows.stride}"]
+    words += [f"dilation={dilation}"] if is_max else []
+    words += ["counts_padding=False"] if not call.get("count_include_pad", True) else []
+    divisor = call.get("divisor_override")
+    words += [f"divisor={divisor}"] if divisor is not None else []
+    out = [*lead, *(f"y{i}" for i in range(rank))]
+    return call.op(
+        call.kind, f"{text([*lead, *image])} -> {text(out)}", (x,),
+        f"ops.{call.kind[:-2]}({', '.join(words)})", saves=(0, 1) if is_max else (0,),
+        flops=float(prod(kernel)),
+    )  # fmt: skip
+
+
+def _are_whole(windows: _Windows) -> bool:
+    """Whether the last windows end in the image or in its padding, as all do without ceil_mode."""
+    rows = zip(windows.sizes, windows.counts, windows.reach, windows.stride, windows.before,
+               strict=True)  # fmt: skip
+    return all((c - 1) * s - p + r <= size + p for size, c, r, s, p in rows)
+
+
+@rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d")
+def adaptive(call: Call) -> PTensor:
+    """To one pixel it is a mean, whose parts add up."""
+    (x,) = call.tensors
+    rank = int(call.kind[-2])
+    if prod(call.shape[-rank:]) != 1:
+        return _whole(call)
+    dims = names(len(x.shape))
+    source = [*dims[:-rank], *(f"{d}+" for d in dims[-rank:])]
+    axes = tuple(range(len(dims) - rank, len(dims)))
+    return call.op(
+        "mean", f"{text(source)} -> {text([*dims[:-rank], *['1'] * rank])}", (x,),
+        f"{{x0}}.mean({axes}, keepdim=True) * {share(dims[-rank:], prod(x.shape[-rank:]))}",
+        saves=(),
+    )  # fmt: skip
+
+
+@rule("aten.upsample_nearest2d")
+def repeated(call: Call) -> PTensor:
+    """By a power of two every pixel is repeated, however the image is cut."""
+    (x,) = call.tensors
+    factors = [out // size for out, size in zip(call.shape[2:], x.shape[2:], strict=True)]
+    is_whole = call.shape[2:] == tuple(f * n for f, n in zip(factors, x.shape[2:], strict=True))
+    # Other factors are not exact in float32, in which torch divides by them.
+    is_exact = is_whole and all(f & (f - 1) == 0 for f in factors)
+    if not is_exact or (call.get("scale_factors") or factors) != factors:
+        return _whole(call)
+    return call.op(
+        call.kind, "n c y x -> n c (y f0^) (x f1^)", (x,),
+        f"F.interpolate({{x0}}, scale_factor={factors})", saves=(),
+        sizes={"f0": factors[0], "f1": factors[1]},
+    )  # fmt: skip
+
+
+@rule("aten.upsample_bilinear2d")
+def interpolated(call: Call) -> PTensor:
+    return _whole(call)
+
+
+def _whole(call: Call) -> PTensor:
+    """What keeps height and width whole."""
     x = next(iter(call.tensors))
     spatial = 1 if call.kind.endswith("1d") else 2
-    lead = names(len(x.shape) - spatial)
+    dims = names(len(x.shape) - spatial)
     image, out = ([f"{c}{i}^" for i in range(spatial)] for c in "xy")
-    # A mean over the whole image needs no more than its count.
-    is_linear = call.kind.startswith("upsample") or prod(call.shape[-spatial:]) == 1
     keeps_places = call.kind.startswith("max")
     return call.op(
-        call.kind, f"{text([*lead, *image])} -> {text([*lead, *out])}", (x,), call.fallback((x,)),
-        saves=(0, 1) if keeps_places else () if is_linear else (0,),
+        call.kind, f"{text([*dims, *image])} -> {text([*dims, *out])}", (x,), call.fallback((x,)),
+        saves=(0, 1) if keeps_places else () if call.kind.startswith("upsample") else (0,),
     )  # fmt: skip
+
+
+def _each(value: Any, rank: int) -> list[int]:
+    """A number of every spatial dim, as torch takes them: one for all, or a list."""
+    given = [value] if isinstance(value, int) else list(value)
+    return given * rank if len(given) == 1 else given

@@ -1,0 +1,47 @@
+"""The paper's machines, 4 hosts of 8 V100s, and what is assumed of them."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import rvdcomm as rv
+from superscaler_core.simulator import PROFILES, DeviceProfile
+
+GPUS = (4, 8, 16, 32)
+"""Sizes that the paper shows; 4 are half a host."""
+
+PER_HOST = 8
+
+RESERVED_BYTES = 2 << 30
+"""Of every GPU, for the CUDA context, communicators and what an allocator cannot use: assumed."""
+
+
+def profile() -> DeviceProfile:
+    """A V100 with 32 GB."""
+    return PROFILES["v100"]
+
+
+def limit_bytes() -> int:
+    """What a program may need of a GPU."""
+    return profile().memory_bytes - RESERVED_BYTES
+
+
+def topology(num_gpus: int) -> rv.Topology:
+    """NVLink inside hosts of 8, one NIC of 100 Gbit/s a host between them."""
+    hosts = ceil(num_gpus / PER_HOST)
+    return rv.Topology.preset("dgx-v100", hosts, min(num_gpus, PER_HOST))
+
+
+ASSUMPTIONS = (
+    "GPUs: V100-32GB, 8 a host, NVLink inside, one 100 Gbit/s InfiniBand NIC a host (the paper's "
+    "test bed); NVLink and NIC at 0.8 and 0.88 of their data sheets.",
+    f"{RESERVED_BYTES >> 30} GiB of every GPU are kept free, for the CUDA context, communicators "
+    "and what an allocator cannot use.",
+    "Of the peaks are reached: "
+    + ", ".join(f"{share} of {kind}" for kind, share in profile().efficiency.items())
+    + "; all systems the same, whatever the sizes of their products.",
+    "Every system communicates by the same rvdcomm plans, so what differs is the parallelization "
+    "alone: no system's own overheads are modelled, and no system overlaps reductions of gradients "
+    "with its backward.",
+    "A step is a forward and a backward of the whole batch, and the optimizer's (Adam).",
+)

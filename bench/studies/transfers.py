@@ -1,0 +1,109 @@
+"""RVD on and off: the studies' communication by rvdcomm's plans and point-to-point."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import rvdcomm as rv
+import superscaler_core as ss
+from bench.cases import make_cases
+from bench.studies import cluster, report
+from bench.studies.study import STUDIES
+from bench.studies.systems import Way
+from bench.studies.tuning import compiled
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.simulator.wire import TICKS_PER_SEC, Wires
+
+MODES = (("rvd", "rvd"), ("p2p", "rvd"), ("rvd", "p2p"), ("p2p", "p2p"))
+"""How communication inside stages, and between stages, is done."""
+
+SIZES = ("64 KiB", "4 MiB", "64 MiB")
+
+GROUPS = {"n->n": (4, 4), "n->2n": (4, 8), "2n->n": (8, 4)}
+"""GPUs of both groups, each on a host of its own; in a group of the second host too."""
+
+
+def run(out: Path) -> dict[str, Any]:
+    """Both tables, and the JSON of them; reads the tuned ways of the other studies."""
+    cases = list(_cases())
+    _show_cases(cases)
+    rows = [row for name in STUDIES for row in _study(out, name)]
+    _show_studies(rows)
+    return {
+        "study": "RVD on and off",
+        "claim": {"inter": 57},
+        "assumptions": list(cluster.ASSUMPTIONS),
+        "cases": cases,
+        "rows": rows,
+    }
+
+
+# --- the 18 cases -------------------------------------------------------------------------------
+
+
+def _cases() -> Iterator[dict[str, Any]]:
+    """Every case between two hosts, and those in one group of both, by both methods."""
+    wires = Wires(cluster.topology(16))
+    hosts = range(8), range(8, 16)
+    groups = {name: (hosts[0][:a], hosts[1][:b]) for name, (a, b) in GROUPS.items()}
+    groups["in group"] = (range(16), range(16))
+    for case in make_cases(groups, SIZES):
+        leg = Transfer(rv.Box.of_shape(case.layouts[0].shape), *case.layouts, "float32")
+        if leg.is_idle:
+            continue
+        secs = {m: wires.of([leg], m).ticks / TICKS_PER_SEC for m in ("rvd", "p2p")}
+        yield {**case.to_json(), "secs": secs}
+
+
+def _show_cases(cases: list[dict[str, Any]]) -> None:
+    print("p2p over RVD: time of a transition between two hosts of V100s, port model\n")
+    head = ["case", "groups", *SIZES]
+    lines = [head]
+    by_name = {(c["category"], c["relation"], c["size"]): c["secs"] for c in cases}
+    for category, relation in dict.fromkeys((c["category"], c["relation"]) for c in cases):
+        ratios = [by_name[category, relation, size] for size in SIZES]
+        lines.append([category, relation, *(f"{s['p2p'] / s['rvd']:.2f}" for s in ratios)])
+    print(report.grid(lines), "\n")
+    worst = max(c["secs"]["p2p"] / c["secs"]["rvd"] for c in cases if c["relation"] != "in group")
+    print(f"between groups up to {worst:.1f} x; the paper: up to 57 x\n")
+
+
+# --- the studies --------------------------------------------------------------------------------
+
+
+def _study(out: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The best way of every system of a study, by all modes."""
+    path = out / f"study_{name}.json"
+    if not path.exists():
+        print(f"{path} is missing: run `python -m bench.studies {name}` first; left out here.")
+        return
+    study = STUDIES[name]
+    for row in json.loads(path.read_text())["rows"]:
+        workload = study.workloads[row["gpus"]][row["model"]]
+        for system in study.systems:
+            found = report.best_of(row["systems"].get(system.name, ()))
+            if found is None:
+                continue
+            way = Way(found["dp"], found["knobs"])
+            program = compiled(workload, row["gpus"], system.sprogram, way, found["microbatch"])
+            secs = [
+                ss.simulate(program, cluster.profile(), intra=intra, inter=inter).secs
+                for intra, inter in MODES
+            ]
+            head = {"study": name, "gpus": row["gpus"], "model": row["model"]}
+            yield {**head, "system": system.name, "way": found["way"], "secs": secs}
+
+
+def _show_studies(rows: list[dict[str, Any]]) -> None:
+    print("Seconds of a step by RVD; times as long with p2p inside stages, between them, in both\n")
+    lines = [["study", "GPUs", "model", "system", "RVD", "intra p2p", "inter p2p", "both"]]
+    for row in rows:
+        base = row["secs"][0]
+        lines.append([
+            row["study"], str(row["gpus"]), row["model"], row["system"], f"{base:.4g}",
+            *(f"{secs / base:.2f} x" for secs in row["secs"][1:]),
+        ])  # fmt: skip
+    print(report.grid(lines))

@@ -1,0 +1,172 @@
+"""Tuning: every way of a system simulated, and the best that fits in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+import superscaler_core as ss
+from bench.studies import cluster
+from bench.studies.systems import System, Way
+from superscaler_core.models import MODELS
+from superscaler_core.simulator import simulate
+from superscaler_core.tensor import ITEM_BYTES
+
+MICROBATCHES = (1, 2, 4, 8, 16)
+"""Samples of a microbatch and replica that are tried, ascending; the first that is too large for
+the memory ends the row."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained.
+
+    Attributes:
+        model: a name of ``MODELS``.
+        sizes: of it.
+        dtype: of weights and activations; states and gradients are in float32.
+        batch: samples of a step.
+    """
+
+    model: str
+    sizes: Mapping[str, Any]
+    dtype: str
+    batch: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One way of a system on one workload.
+
+    Attributes:
+        system, way: which; ``dp`` and ``knobs`` are the way in full.
+        microbatch: samples of a microbatch, all replicas together.
+        num_microbatches: of a step.
+        problem: why it cannot be; empty if it can.
+        secs: of a step.
+        samples_per_sec: of training.
+        peak_bytes: of the fullest device, by kind.
+        shares: of the step that devices compute, communicate (exposed) and wait, mean of devices.
+        levels: communication by level: bytes sent, and seconds a device.
+    """
+
+    system: str
+    way: str
+    dp: int
+    knobs: Mapping[str, Any]
+    microbatch: int
+    num_microbatches: int
+    problem: str = ""
+    secs: float = 0.0
+    samples_per_sec: float = 0.0
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    levels: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+@lru_cache(maxsize=8)
+def _captured(model: str, sizes: tuple[tuple[str, Any], ...], dtype: str, batch: int) -> ss.Graph:
+    kind = MODELS[model]
+    config = kind.config(**dict(sizes))
+    with torch.device("meta"):
+        module = kind.build(config).to(getattr(torch, dtype))
+    inputs = kind.example_inputs(config, batch, torch.Generator().manual_seed(0))
+    given = tuple(x.to(getattr(torch, dtype)) if x.is_floating_point() else x for x in inputs)
+    return ss.capture(module, given, recycled=kind.recycled)
+
+
+def captured(workload: Workload, batch: int) -> ss.Graph:
+    """The model with a microbatch of so many samples."""
+    return _captured(workload.model, tuple(workload.sizes.items()), workload.dtype, batch)
+
+
+def compiled(
+    workload: Workload, num_gpus: int, sprogram: Callable[..., None], way: Way, microbatch: int
+) -> ss.Compiled:
+    """The program of one way.
+
+    Raises:
+        PlanError: the model cannot be cut so.
+    """
+    plan = ss.Plan(captured(workload, microbatch), range(num_gpus))
+    sprogram(plan, microbatches=workload.batch // microbatch, **way.knobs)
+    return ss.compile(
+        plan,
+        topology=cluster.topology(num_gpus),
+        optimizer="adam",
+        master_dtype="float32",
+    )
+
+
+def outcomes(workload: Workload, num_gpus: int, system: System) -> Iterator[Outcome]:
+    """Every way of a system that may fit."""
+    for way in system.ways(num_gpus):
+        for samples in MICROBATCHES:
+            microbatch = samples * way.dp
+            if workload.batch % microbatch:
+                continue
+            found = _outcome(workload, num_gpus, system, way, microbatch)
+            yield found
+            if found.problem:
+                break
+
+
+def _outcome(
+    workload: Workload, num_gpus: int, system: System, way: Way, microbatch: int
+) -> Outcome:
+    num = workload.batch // microbatch
+    head = (system.name, str(way), way.dp, dict(way.knobs), microbatch, num)
+    problem = _hopeless(workload, way, microbatch)
+    if problem:
+        return Outcome(*head, problem)
+    try:
+        program = compiled(workload, num_gpus, system.sprogram, way, microbatch)
+    except (ss.PlanError, ss.OrderError, ss.ScheduleError) as error:
+        return Outcome(*head, str(error))
+    need = max(memory.total_bytes for memory in program.memory.values())
+    if need > cluster.limit_bytes():
+        return Outcome(*head, f"needs {need / 2**30:.1f} GiB")
+    return outcome_of(program, workload, head)
+
+
+def _hopeless(workload: Workload, way: Way, microbatch: int) -> str:
+    """Whether weights, gradients and states alone are too much, which needs no plan to see."""
+    graph = captured(workload, microbatch)
+    params = sum(t.num_bytes // ITEM_BYTES[t.dtype] for t in graph.parameters.values())
+    each = (16 + (2 if workload.dtype == "float16" else 0)) * params / way.splits
+    if not way.on_host and each > cluster.limit_bytes():
+        return f"weights and states alone need {each / 2**30:.1f} GiB"
+    return ""
+
+
+def outcome_of(program: ss.Compiled, workload: Workload, head: tuple[Any, ...]) -> Outcome:
+    """Simulate one program; ``head`` are the first fields of the outcome."""
+    result = simulate(program, cluster.profile())
+    num, secs = len(result.devices), result.secs
+    fullest = max(result.devices, key=lambda d: sum(result.memory[d].values()))
+    parts = {
+        "compute": result.compute_secs,
+        "communication": result.communication_secs,
+        "bubble": result.bubble_secs,
+    }
+    return Outcome(
+        *head,
+        secs=secs,
+        samples_per_sec=workload.batch / secs,
+        peak_bytes=dict(result.memory[fullest]),
+        shares={name: sum(by.values()) / num / secs for name, by in parts.items()},
+        levels={level.name: (level.sent_bytes, level.secs) for level in result.levels},
+    )
+
+
+def best(found: list[Outcome]) -> Outcome | None:
+    """The fastest that fits."""
+    return max((o for o in found if not o.problem), key=lambda o: o.samples_per_sec, default=None)

@@ -1,0 +1,134 @@
+"""``superscaler simulate``: a program's step in time and memory, on a cluster that is not there."""
+
+from __future__ import annotations
+
+import argparse
+from math import prod
+from pathlib import Path
+
+import rvdcomm as rv
+from superscaler_core.cli.arguments import NAMES, add_program, program_of
+from superscaler_core.cli.command import NOT_VALID, OK, Command, UsageError
+from superscaler_core.cli.progress import phase
+from superscaler_core.compiled import compile
+from superscaler_core.simulator import PROFILES, DeviceProfile, simulate
+from superscaler_core.simulator.wire import METHODS
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    topology = _topology(args.topology, args.devices)
+    profile = _profile(args.profile)
+    program = program_of(args)
+    with phase("validate and materialize"):
+        compiled = compile(
+            program.plan,
+            topology=topology,
+            optimizer=args.optimizer,
+            master_dtype=args.master_dtype,
+        )
+    found = simulate(
+        compiled,
+        profile,
+        communication=args.communication,
+        intra=args.intra,
+        inter=args.inter,
+    )
+    print(found)
+    for path, write in ((args.trace, found.save_trace), (args.picture, found.draw)):
+        if path is not None:
+            with phase(f"write {path}"):
+                write(path)
+            print(f"\nwrote {path}")
+    return OK if found.fits else NOT_VALID
+
+
+def _profile(text: str) -> DeviceProfile:
+    """A preset's name, or a file."""
+    if text in PROFILES:
+        return PROFILES[text]
+    if not Path(text).is_file():
+        raise UsageError(
+            f"--profile {text}: there is no such file, and no such preset; the presets are "
+            f"{', '.join(PROFILES)}."
+        )
+    return DeviceProfile.load(text)
+
+
+def _topology(text: str | None, num_devices: int) -> rv.Topology | None:
+    """A preset with its counts, such as ``v100:4x8``, or a file; None is one host."""
+    if text is None:
+        return None
+    name, colon, counts = text.partition(":")
+    if not colon:
+        return rv.Topology.load(text)
+    sizes = counts.split("x")
+    if not all(size.isdecimal() and 0 < len(size) < 7 for size in sizes):
+        raise UsageError(f"--topology {text}: expected counts such as {name}:4x8, hosts x devices.")
+    numbers = list(map(int, sizes))
+    if len(numbers) > 1 and prod(numbers) < num_devices:
+        raise UsageError(
+            f"--topology {text} has {prod(numbers)} devices, and the plan {num_devices}."
+        )
+    return rv.Topology.preset(name, *numbers)
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_program(parser)
+    parser.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        default="v100",
+        help=f"every device: {', '.join(PROFILES)}, or a JSON that DeviceProfile.save wrote "
+        "(default: v100)",
+    )
+    parser.add_argument(
+        "--topology",
+        metavar="NAME:HxD|FILE",
+        help="H hosts of D devices of a preset (v100, a100, h100, ethernet, ...), or a JSON that "
+        "rvdcomm.Topology.save wrote (default: one host)",
+    )
+    for option, what in (
+        ("--communication", "all tensors (default rvd)"),
+        ("--intra", "those inside stages, weights and gradients too"),
+        ("--inter", "those between stages"),
+    ):
+        default = METHODS[0] if option == "--communication" else None
+        parser.add_argument(
+            option, choices=METHODS, default=default, help=f"how {what} move: see below"
+        )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write a trace, for chrome://tracing or ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw devices and memory over time, as .png or .svg"
+    )
+
+
+COMMAND = Command(
+    "simulate a training step: time, bubble, communication by level, memory",
+    f"""{NAMES}
+examples:
+  A pipeline on two hosts of four V100s:
+    superscaler simulate gpt hybrid --preset 1.3B --dtype float16 --devices 8 --microbatch 1 \\
+      --set pp=4 --set tp=2 --topology v100:2x4
+  The same without rvdcomm's plans between stages, and a picture of it:
+    superscaler simulate gpt hybrid --devices 8 --set pp=4 --set tp=2 --topology v100:2x4 \\
+      --inter p2p --picture step.png
+
+how tensors move:
+  rvd   by rvdcomm's plans
+  p2p   every reader pulls what it needs from those who wrote it, a message each
+
+in the tables:
+  compute        forward, backward, recomputation and the optimizer
+  communication  in which a device does nothing else; the rest of it is hidden
+  bubble         in which it waits for others
+  of makespan    bubble over the step's time; of ideal: over busy time;
+  of span        1 - most busy time / longest time from a device's first to its last run
+  rank, host     bytes that stay inside a host, that leave it
+
+The exit status is 1 if some device has too little memory.
+""",
+    _add,
+    _simulate,
+)

@@ -1,0 +1,40 @@
+"""Spans: what a stage runs again as a whole, communication too, before its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from superscaler_core.errors import PlanError
+from superscaler_core.materialize.sequence import Compute, Item
+from superscaler_core.plan import Plan
+
+
+def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
+    """By item of a stage's order, the number of the group with which it is run again.
+
+    A span reaches from the first to the last op of its group, with all that is between, so that all
+    devices run the same communication again.
+
+    Raises:
+        PlanError: two groups are not one behind the other, or a part is swapped too.
+    """
+    places: dict[int, list[int]] = {}
+    for place, item in enumerate(items):
+        number = plan.rerun_group(item.part.op) if isinstance(item, Compute) else 0
+        if number:
+            places.setdefault(number, []).append(place)
+    found: dict[Item, int] = {}
+    for number, where in places.items():
+        for item in items[where[0] : where[-1] + 1]:
+            if item in found:
+                raise PlanError(
+                    f"rerun of two groups that both have {item} between their ops; groups have to "
+                    "be one behind the other, such as blocks."
+                )
+            if isinstance(item, Compute) and plan.swap_group(item.part):
+                raise PlanError(
+                    f"rerun and swap of {item.part}: nothing of it is kept, so nothing can wait on "
+                    "the host; use one of them."
+                )
+            found[item] = number
+    return found

@@ -1,0 +1,59 @@
+"""2-D tensor parallel: every weight matrix is cut along both of its dims, on a mesh of devices."""
+
+from __future__ import annotations
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Axis, Plan
+from superscaler_core.plans import cuts
+
+
+def mesh_2d(
+    plan: Plan, *, x: int = 0, y: int = 0, sequence: bool = False, features: str = ""
+) -> None:
+    """Cut inner features along ``x`` and the width of the hidden state along ``y``.
+
+    Words of an embedding and a head count as inner features. What has no dim to cut along a side
+    of the mesh is cut along the batch there: a norm, which needs the whole width, along ``y``; what
+    is between the maps along ``x``. So a linear map gathers its input along one side and reduces
+    and scatters its output along the other. Memory a device: 1/(x * y) of the matrices of blocks,
+    of embedding and head, and of the activations.
+
+    Args:
+        plan: to fill.
+        x, y: sides of the mesh, ``y`` innermost; the rest is data parallel. If both are 0, all
+            devices are one mesh, as square as can be; if one is, it is what the other leaves.
+        sequence: cut the sequence instead of the batch, on the mesh.
+        features: what is cut along ``x``, as ``cuts.inner`` takes it; their weights' other dims are
+            the width.
+
+    Raises:
+        PlanError: ``x * y`` does not divide the devices.
+
+    Source: Xu et al., GSPMD, 2021 (its 2-D layouts); Xu et al., Optimus, 2021.
+    """
+    num = len(plan.devices)
+    rows, columns = _sides(num, x, y)
+    known = {*plan.graph.parameters, *plan.graph.aliases}
+    words = [plan.dims.of(name, dim) for name, dim in cuts.VOCABULARY if name in known]
+    rest = (*(cuts.sequences(plan) if sequence else ()), plan.dims.batch)
+    axes = [
+        Axis(num // (rows * columns), (plan.dims.batch,)),
+        Axis(rows, (*words, *cuts.inner(plan, features), *rest)),
+        Axis(columns, (*cuts.width(plan, features), *rest)),
+    ]
+    cuts.spread_all(plan, axes, plan.graph.ops, plan.devices)
+
+
+def _sides(num: int, x: int, y: int) -> tuple[int, int]:
+    """The sides of the mesh, given those that are not 0."""
+    if min(x, y) < 0 or num % ((x or 1) * (y or 1)):
+        raise PlanError(
+            f"a mesh of x={x} times y={y} on {num} devices: their product has to divide {num}; the "
+            "rest is data parallel."
+        )
+    if x and y:
+        return x, y
+    if x or y:
+        return (x, num // x) if x else (num // y, y)
+    side = next(side for side in range(int(num**0.5), 0, -1) if num % side == 0)
+    return num // side, side

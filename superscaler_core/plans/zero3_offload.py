@@ -1,0 +1,27 @@
+"""ZeRO 3 with offload: devices have the weights of one block, and hosts have the rest."""
+
+from __future__ import annotations
+
+from superscaler_core.plan import Plan
+from superscaler_core.plans.blocks import BLOCK, blocks_of
+from superscaler_core.plans.zero3 import zero3
+
+
+def zero3_offload(plan: Plan, *, recompute: bool = False, block: str = BLOCK) -> None:
+    """Let every device store its share of all that ``zero3`` cuts on its host.
+
+    A step moves what ``zero3`` moves; besides, for every microbatch each device takes 1/N of the
+    weights from its host twice, and 1/N of the gradients to it once. Memory a device: the weights
+    and gradients of one block.
+
+    Args:
+        plan: to fill.
+        recompute: whether to compute the forward of every block again in its backward.
+        block: pattern of the blocks' module paths.
+
+    Source: Rajbhandari et al., ZeRO-Infinity, 2021.
+    """
+    zero3(plan, block=block)
+    plan.store_on_host()
+    if recompute:
+        plan.recompute(*blocks_of(plan.graph, block))

@@ -1,0 +1,199 @@
+"""LiveBytes: the memory that tensors take while something runs, measured."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from superscaler_core.run.trainer import Trainer
+
+
+class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of tensors, every piece of memory once, from its first use to its end.
+
+    It sees what this thread does, forward and backward (autograd runs on the CPU in the thread
+    that calls it); not what a kernel takes for itself while it runs.
+
+    Attributes:
+        now_bytes: what is there.
+        is_paused: whether what is made is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now_bytes = 0
+        self.is_paused = False
+        self._sizes: dict[int, int] = {}
+        self._watched: dict[int, weakref.ref[Any]] = {}
+
+    def count(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors from now on; those that are counted or ignored already stay so."""
+        for tensor in tensors:
+            # torch keeps the Python object of a storage as long as the storage.
+            storage = tensor.untyped_storage()
+            if id(storage) not in self._watched:
+                self._watch(storage, storage.nbytes())
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Never count the memory of tensors."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if id(storage) in self._watched:
+                self.now_bytes -= self._sizes[id(storage)]
+                self._sizes[id(storage)] = 0
+            else:
+                self._watch(storage, 0)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator."""
+        return func(*args, **kwargs)
+
+    def look(self) -> None:
+        """Called after every operator, while what it read and what it made are there."""
+
+    def _watch(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
+        key = id(storage)
+        self._sizes[key] = num_bytes
+        self._watched[key] = weakref.ref(storage, self._ending(key))
+        self.now_bytes += num_bytes
+
+    def _ending(self, key: int) -> Callable[[Any], None]:
+        def end(_: Any) -> None:
+            del self._watched[key]
+            self.now_bytes -= self._sizes.pop(key)
+
+        return end
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled under it, and the guard against that takes longer than most kernels.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = self.call(func, args, kwargs)
+        tensors = list(_tensors((*args, *kwargs.values(), result)))
+        if self.is_paused:
+            self.ignore(t for t in tensors if id(t.untyped_storage()) not in self._watched)
+        else:
+            self.count(tensors)
+            self.look()
+        return result
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """All tensors among the arguments or results of an operator."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+class LiveBytes:
+    """Measures the most memory that a trainer's tensors take at one time on this rank.
+
+    Counted are weights, gradients, constants and all that steps make; the caller's batch and what
+    is on the host are not. What ``rvdcomm`` stages is seen where it is first made, so in the first
+    step, as are optimizer states. On CUDA it is what torch's allocator gave out, all of it.
+
+    >>> # with LiveBytes(trainer) as live:
+    >>> #     trainer.step(tokens, targets)
+    >>> # live.peak_bytes
+
+    Attributes:
+        peak_bytes: the most at one time since it was entered.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._rank = trainer._rank
+        self._meter = _Peak(self._is_outside, self._windowed())
+        self.peak_bytes = 0
+
+    def __enter__(self) -> LiveBytes:
+        if self._rank.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._rank.device)
+            return self
+        self._meter.count(self._resting())
+        self._meter.look()
+        host = self._rank.weights._host
+        # On a CPU what is on the host is tensors like all others.
+        self._to_host, host.to_host = host.to_host, self._unseen  # type: ignore[method-assign]
+        self._meter.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def _unseen(self, x: Tensor) -> Tensor:
+        self._meter.is_paused = True
+        copy = self._to_host(x)
+        self._meter.is_paused = False
+        return copy
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._rank.device.type == "cuda":
+            self.peak_bytes = torch.cuda.max_memory_allocated(self._rank.device)
+            return
+        self._meter.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._rank.weights._host.to_host = self._to_host  # type: ignore[method-assign]
+        self.peak_bytes = self._meter.peak_bytes
+
+    def _resting(self) -> Iterable[Tensor]:
+        """What is there between steps."""
+        weights, tables = self._rank.weights, self._rank.tables
+        for name, parameter in weights.stored.items():
+            if not tables.parameters[name].on_host:
+                yield parameter
+                yield from () if parameter.grad is None else (parameter.grad,)
+        yield from (c for n, c in weights._copies.items() if tables.weights[n].windowed != "gather")
+        yield from self._rank._constants.values()
+
+    def _windowed(self) -> list[Tensor]:
+        """Weights whose memory comes and goes without an operator."""
+        weights, tables = self._rank.weights, self._rank.tables
+        return [c for n, c in weights._copies.items() if tables.weights[n].windowed == "gather"]
+
+    def _is_outside(self, tensor: Tensor) -> bool:
+        """Whether memory is the caller's, or the host's."""
+        place = tensor.untyped_storage().data_ptr()
+        tables = self._rank.tables
+        outside = [*self._rank._batch.values()]
+        outside += [p for n, p in self._rank.weights.stored.items() if tables.parameters[n].on_host]
+        return any(other.untyped_storage().data_ptr() == place for other in outside)
+
+
+class _Peak(StorageMeter):  # type: ignore[no-untyped-call]
+    """The most at one time.
+
+    Args:
+        is_outside: whether memory that an operator reads, but none has made, is not counted.
+        windowed: tensors whose memory is resized.
+    """
+
+    def __init__(self, is_outside: Callable[[Tensor], bool], windowed: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._is_outside = is_outside
+        self._resized = [tensor.untyped_storage() for tensor in windowed]
+        self.ignore(windowed)
+
+    def count(self, tensors: Iterable[Tensor]) -> None:
+        given = list(tensors)
+        new = [t for t in given if id(t.untyped_storage()) not in self._watched]
+        self.ignore(tensor for tensor in new if self._is_outside(tensor))
+        super().count(given)
+
+    def look(self) -> None:
+        opened = sum(storage.nbytes() for storage in self._resized)
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes + opened)

@@ -1,0 +1,8 @@
+"""Simulator: what a program takes in time and memory on any topology, without its devices."""
+
+from superscaler_core.simulator.presets import PROFILES
+from superscaler_core.simulator.profile import DeviceProfile
+from superscaler_core.simulator.simulate import simulate
+from superscaler_core.simulator.simulated import Level, Simulated
+
+__all__ = ["PROFILES", "DeviceProfile", "Level", "Simulated", "simulate"]

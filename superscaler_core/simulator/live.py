@@ -1,0 +1,53 @@
+"""Live: what devices hold over a step, and the most of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from superscaler_core.compiled import Compiled
+from superscaler_core.materialize.side import Device
+from superscaler_core.simulator.timeline import Timeline
+from superscaler_core.simulator.wire import TICKS_PER_SEC
+from superscaler_core.validate.footprint import footprints
+
+NAMES = {"grads": "gradients"}
+"""Kinds of memory that have another name here."""
+
+
+Series = tuple[tuple[float, int], ...]
+"""Seconds from the step's start, and bytes from then on."""
+
+
+def peaks_of(compiled: Compiled) -> dict[Device, dict[str, int]]:
+    """The most at one time, by device and kind; ``"host"`` is not on the device."""
+    return {
+        device: {NAMES.get(kind, kind): size for kind, size in memory.by_kind.items()}
+        | ({"host": memory.host_bytes} if memory.host_bytes else {})
+        for device, memory in compiled.memory.items()
+    }
+
+
+def live_of(compiled: Compiled, timeline: Timeline) -> Mapping[Device, Series]:
+    """Bytes over time: in every run of a stage the most that it holds, then what it keeps.
+
+    What stays, such as weights and gradients, is there all the time.
+    """
+    made = compiled.materialized
+    prints = {d: footprints(made, d, compiled.master_dtype) for d in timeline.devices}
+    now = {
+        device: memory.weights_bytes + memory.grads_bytes + memory.optimizer_bytes
+        for device, memory in compiled.memory.items()
+    }
+    found = {device: [(0.0, size)] for device, size in now.items()}
+    for ran in timeline.runs:
+        key = ran.event.kind, ran.event.stage
+        for device, end in zip(ran.inside.devices, ran.inside.ends, strict=True):
+            footprint = prints[device].get(key)
+            if footprint is None:
+                continue
+            most, kept = footprint.most, footprint.kept
+            peak = now[device] + most.activations + most.buffers
+            now[device] += kept.activations + kept.buffers
+            found[device].append((ran.start / TICKS_PER_SEC, peak))
+            found[device].append(((ran.start + end) / TICKS_PER_SEC, now[device]))
+    return {device: tuple(series) for device, series in found.items()}

@@ -1,0 +1,158 @@
+"""Picture: devices over time, in the colours of what they do, and their memory below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superscaler_core.errors import PlanError
+from superscaler_core.materialize.side import Device
+from superscaler_core.simulator.live import Series
+from superscaler_core.simulator.timeline import Ran
+from superscaler_core.simulator.wire import TICKS_PER_SEC
+
+if TYPE_CHECKING:
+    from superscaler_core.simulator.simulated import Simulated
+
+COLOURS = {
+    "forward": "#4c9be8",
+    "backward": "#2a9d6f",
+    "no gradient": "#b9c7d6",
+    "communication": "#e07a3f",
+    "weights": "#c9a227",
+    "optimizer": "#7d5ba6",
+}
+"""Of what a device does."""
+
+KINDS = {"F": "forward", "B": "backward", "f": "no gradient", "begin": "weights", "end": "weights"}
+
+MAX_LABELS = 400
+"""Runs that get their microbatch's number."""
+
+MAX_ROWS = 64
+"""Devices that are shown; of more, one of every few."""
+
+
+def draw(simulated: Simulated, path: str | Path) -> None:
+    """Write a picture; the file's ending says which kind.
+
+    Raises:
+        PlanError: matplotlib is missing, or the name ends in what it does not write.
+    """
+    file = Path(path)
+    if file.suffix not in (".png", ".svg", ".pdf"):
+        raise PlanError(f"cannot draw to {str(path)!r}: use a name in .png, .svg or .pdf.")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PlanError(
+            "a picture needs matplotlib, which is not installed: pip install 'rvdcomm[plot]'."
+        ) from None
+    rows = _rows(simulated.devices)
+    height = 0.4 + 0.28 * len(rows)
+    figure = Figure(figsize=(12, height + 3.2), dpi=120, layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(height, 1.4), 2.2])
+    _gantt(above, simulated, rows)
+    _memory(below, simulated)
+    figure.savefig(file)
+
+
+def _rows(devices: tuple[Device, ...]) -> dict[Device, int]:
+    """Which row each device that is shown gets."""
+    stride = -(-len(devices) // MAX_ROWS)
+    return {device: row for row, device in enumerate(devices[::stride])}
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+Bar = tuple[float, float, int]
+"""Start and length in seconds, and the row."""
+
+
+def _gantt(axes: Any, simulated: Simulated, rows: Mapping[Device, int]) -> None:
+    bars: dict[str, list[Bar]] = {name: [] for name in COLOURS}
+    for ran in simulated.timeline.runs:
+        for name, bar in _bars(ran, rows):
+            bars[name].append(bar)
+    for name, found in bars.items():
+        if found:
+            _fill(axes, found, name)
+    stages = [ran for ran in simulated.timeline.runs if ran.event.stage >= 0]
+    if sum(len(ran.inside.devices) for ran in stages) <= MAX_LABELS:
+        _label(axes, stages, rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_yticks(list(rows.values()), [str(device) for device in rows])
+    axes.set_ylabel("device")
+    axes.set_title(str(simulated).partition("\n")[0], loc="left", fontsize=10)
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(bars), fontsize=8, frameon=False,
+        borderaxespad=0.1, handlelength=1.0, columnspacing=1.0,
+    )  # fmt: skip
+
+
+def _bars(ran: Ran, rows: Mapping[Device, int]) -> Iterator[tuple[str, Bar]]:
+    for act, start, end in ran.inside.spans:
+        name = KINDS[ran.event.kind] if act.wire is None else "communication"
+        if act.name == "optimizer":
+            name = "optimizer"
+        elif act.wire is not None and ran.event.stage < 0:
+            name = "weights"
+        for device in act.devices:
+            if device in rows:
+                begin = (ran.start + start) / TICKS_PER_SEC
+                yield name, (begin, (end - start) / TICKS_PER_SEC, rows[device])
+
+
+def _fill(axes: Any, bars: list[Bar], name: str) -> None:
+    """All bars of a colour as one collection: there may be many thousands."""
+    from matplotlib.collections import PolyCollection
+
+    corners = [
+        [(x, row - 0.4), (x + w, row - 0.4), (x + w, row + 0.4), (x, row + 0.4)]
+        for x, w, row in bars
+    ]
+    made = PolyCollection(corners, facecolors=COLOURS[name], edgecolors="none", label=name)
+    axes.add_collection(made)
+    axes.autoscale_view()
+
+
+def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int]) -> None:
+    """The microbatch of every run, and a line where it begins."""
+    for ran in runs:
+        for device, end in zip(ran.inside.devices, ran.inside.ends, strict=True):
+            if device not in rows or not ran.inside.computing[device]:
+                continue
+            begin = min(s for act, s, _ in ran.inside.spans if device in act.devices)
+            start, stop = ((ran.start + tick) / TICKS_PER_SEC for tick in (begin, end))
+            row = rows[device]
+            axes.plot([start, start], [row - 0.4, row + 0.4], color="white", linewidth=0.8)
+            axes.text((start + stop) / 2, row, str(ran.event.microbatch), ha="center",
+                      va="center", fontsize=6.5, color="white", clip_on=True)  # fmt: skip
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def _memory(axes: Any, simulated: Simulated) -> None:
+    """Memory over time, of devices whose peaks differ."""
+    from matplotlib import colormaps
+
+    shown: dict[Series, Device] = {}
+    for device, series in simulated.live.items():
+        shown.setdefault(series, device)
+    colours = colormaps["viridis"]
+    for i, device in enumerate(shown.values()):
+        secs = [time for time, _ in simulated.live[device]] + [simulated.secs]
+        sizes = [size / 2**30 for _, size in simulated.live[device]]
+        colour = colours(i / max(1, len(shown) - 1) * 0.9)
+        axes.step(secs, [*sizes, sizes[-1]], where="post", linewidth=1, color=colour,
+                  label=f"device {device}")  # fmt: skip
+    axes.set_xlim(0, simulated.secs)
+    # Room for the names above the lines.
+    top = max(size for series in simulated.live.values() for _, size in series)
+    axes.set_ylim(0, 1.2 * top / 2**30 or 1.0)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("GiB")
+    if len(shown) <= 16:
+        axes.legend(loc="upper right", fontsize=7, frameon=False, ncols=min(8, len(shown)))

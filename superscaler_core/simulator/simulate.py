@@ -1,0 +1,99 @@
+"""Simulate: a program's step in time and memory on any topology, without its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tqdm import tqdm
+
+import rvdcomm as rv
+from superscaler_core.compiled import Compiled
+from superscaler_core.errors import PlanError
+from superscaler_core.materialize.side import Device
+from superscaler_core.simulator.live import live_of, peaks_of
+from superscaler_core.simulator.op_time import OpTimes
+from superscaler_core.simulator.presets import profile_of
+from superscaler_core.simulator.profile import DeviceProfile
+from superscaler_core.simulator.simulated import Simulated
+from superscaler_core.simulator.timeline import Stepper
+from superscaler_core.simulator.wire import METHODS, Wires, topology_for
+from superscaler_core.simulator.work import Methods, Work
+from superscaler_core.validate import STATES
+from superscaler_core.validate.stored import Stored
+
+ASSUMED = (
+    "an op takes its operations or its memory traffic, whichever is longer, and its launch; views "
+    "take nothing; a backward computes as much as the forward for every gradient",
+    "calls of communication take their plan's time, all groups at once; tensors of one call pay "
+    "its latency once; all that take part begin when the last is there",
+    "what hosts share (NICs) serves in the program's order, later calls in the time that is left; "
+    "tensors between stages share the links of their devices, other calls have them alone",
+    "tensors between stages travel while devices compute, from when both ends come to them; "
+    "computing is not slowed by communication",
+)
+
+
+def simulate(
+    compiled: Compiled,
+    profile: DeviceProfile | str,
+    topology: rv.Topology | None = None,
+    *,
+    communication: str = "rvd",
+    intra: str | None = None,
+    inter: str | None = None,
+) -> Simulated:
+    """What a training step takes: time, bubble, communication and memory.
+
+    Args:
+        compiled: the program.
+        profile: of every device, or a preset's name, one of ``simulator.PROFILES``.
+        topology: who is near to whom; what the program was compiled for if None.
+        communication: "rvd", by rvdcomm's plans, or "p2p": every reader pulls what it needs from
+            those who wrote it, a message each.
+        intra: the same for communication inside stages, weights and gradients included.
+        inter: the same between stages.
+
+    Raises:
+        PlanError: there is no such profile or method, or the topology lacks a device.
+    """
+    methods = Methods(intra or communication, inter or communication)
+    for method in (methods.intra, methods.inter):
+        if method not in METHODS:
+            raise PlanError(
+                f"communication {method!r} is not known; there are {', '.join(METHODS)}."
+            )
+    if isinstance(profile, str):
+        profile = profile_of(profile)
+    made = compiled.materialized
+    devices = made.plan.devices
+    wires = Wires(topology_for(topology or made.topology, devices))
+    work = Work(made, OpTimes(profile), wires, methods, compiled.master_dtype)
+    optimizer_secs = _optimizer_secs(compiled, profile)
+    with tqdm(total=len(made.events), desc="simulate", delay=2, leave=False, disable=None) as bar:
+        stepper = Stepper(made, work, optimizer_secs, move_secs=profile.move_secs, tick=bar.update)
+        timeline = stepper.run()
+    title = f"{made.plan.graph.name} on {len(devices)} x {profile.name}"
+    how = f"communication inside stages by {methods.intra}, between stages by {methods.inter}"
+    return Simulated(
+        title,
+        timeline,
+        wires.level_names,
+        peaks_of(compiled),
+        profile.memory_bytes,
+        live_of(compiled, timeline),
+        optimizer_secs,
+        (*profile.assumptions, how, *ASSUMED),
+    )
+
+
+def _optimizer_secs(compiled: Compiled, profile: DeviceProfile) -> Mapping[Device, float]:
+    """Of one fused pass: weights and states are read and written, gradients read."""
+    stored = Stored(compiled.materialized, compiled.master_dtype)
+    passes = 3 + 2 * STATES[compiled.optimizer]
+    found = {}
+    for device in compiled.plan.devices:
+        # What has a state takes as much more of the host's memory for every one.
+        hosted = stored.host_bytes(device, 1) - stored.host_bytes(device, 0)
+        here_secs = passes * stored.trained_bytes(device) / profile.reached_bytes_per_sec
+        found[device] = here_secs + passes * hosted / profile.host_memory_bytes_per_sec
+    return found

@@ -1,0 +1,86 @@
+"""Text: a simulation as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from superscaler_core.materialize.side import Device
+from superscaler_core.report.table import numbers_text, table
+from superscaler_core.simulator.wire import HOST_NAME
+from superscaler_core.units import bytes_text, secs_text
+
+if TYPE_CHECKING:
+    from superscaler_core.simulator.simulated import Simulated
+
+WIDTH = 98
+
+
+def text_of(found: Simulated) -> str:
+    """Time, bubble, communication by level, memory by kind, and what they rest on."""
+    share = f"{found.overlap:.1%}" if any(level.secs for level in found.levels) else "-"
+    lines = [
+        f"{found.title}: {secs_text(found.secs)} a step",
+        f"bubble of makespan {found.bubble_of_makespan:.1%}, of ideal "
+        f"{found.bubble_of_ideal:.1%}, of span {found.bubble_of_span:.1%}; "
+        f"communication hidden {share}",
+        "",
+        _times(found),
+        "",
+        _levels(found),
+        "",
+        _memory(found),
+    ]
+    over = [d for d, size in found.peak_bytes.items() if size > found.memory_bytes]
+    if over:
+        memory = bytes_text(found.memory_bytes)
+        lines.append(f"out of memory: devices {numbers_text(over)} have {memory}")
+    notes = [
+        fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ") for text in found.assumptions
+    ]
+    return "\n".join([*lines, "", "assumptions", *notes])
+
+
+def _times(found: Simulated) -> str:
+    times = (found.compute_secs, found.communication_secs, found.bubble_secs)
+    rows = {
+        device: _time_cells([time[device] for time in times], found.secs)
+        for device in found.devices
+    }
+    mean = _time_cells([sum(time.values()) / len(time) for time in times], found.secs)
+    header = ["devices", "compute", "communication", "bubble", "computing"]
+    return table(header, [*_merged(rows), ["mean", *mean]])
+
+
+def _time_cells(secs: list[float], total_secs: float) -> tuple[str, ...]:
+    return (*map(secs_text, secs), f"{secs[0] / total_secs:.1%}")
+
+
+def _levels(found: Simulated) -> str:
+    rows = [
+        [lv.name, bytes_text(lv.sent_bytes), secs_text(lv.secs), secs_text(lv.exposed_secs)]
+        for lv in found.levels
+        if lv.sent_bytes or lv.name != HOST_NAME
+    ]
+    return table(["level", "sent", "time a device", "exposed"], rows)
+
+
+def _memory(found: Simulated) -> str:
+    kinds = list(dict.fromkeys(kind for memory in found.memory.values() for kind in memory))
+    rows = {
+        device: tuple(
+            bytes_text(size)
+            for size in (*(memory.get(k, 0) for k in kinds), found.peak_bytes[device])
+        )
+        for device, memory in found.memory.items()
+    }
+    return table(["devices", *kinds, "peak"], _merged(rows))
+
+
+def _merged(rows: Mapping[Device, tuple[str, ...]]) -> list[list[str]]:
+    """Rows of devices that read the same as one."""
+    alike: dict[tuple[str, ...], list[Device]] = {}
+    for device, cells in rows.items():
+        alike.setdefault(cells, []).append(device)
+    return [[numbers_text(devices), *cells] for cells, devices in alike.items()]

@@ -1,0 +1,189 @@
+"""Timeline: a training step in time, event by event in the order that programs keep."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.side import Device
+from superscaler_core.materialize.steps import Carry, Run
+from superscaler_core.simulator.ports import Ports
+from superscaler_core.simulator.stage_run import StageRun, StageRuns
+from superscaler_core.simulator.wire import Wire, ticks
+from superscaler_core.simulator.work import Act, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run of a stage, or what is before and after all of them ("begin", "end")."""
+
+    event: Run
+    start: int
+    inside: StageRun
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A tensor's way to another stage, or of a gradient: one call, besides what devices do."""
+
+    event: Carry
+    wire: Wire
+    start: int
+    end: int
+
+
+@dataclass
+class Timeline:
+    """All of a step, in ticks from its start.
+
+    Attributes:
+        devices: of the plan.
+        runs: in the program's order.
+        carries: the same.
+        waits: ticks that each device waits for carries that are on their way, by level.
+        calls: ticks that each device takes to start carries, by level.
+        makespan: when the last device is done.
+    """
+
+    devices: tuple[Device, ...]
+    runs: list[Ran] = field(default_factory=list)
+    carries: list[Carried] = field(default_factory=list)
+    waits: dict[tuple[Device, int], int] = field(default_factory=dict)
+    calls: dict[tuple[Device, int], int] = field(default_factory=dict)
+    makespan: int = 0
+
+
+Arrival = tuple[int, int, int]
+"""When a carry begins and ends for a device, and the farthest level that it passes."""
+
+
+class Stepper:
+    """Lets time pass.
+
+    Args:
+        made: the plan.
+        work: what devices do.
+        optimizer_secs: of every device, at the end.
+        move_secs: that a device takes to start a carry.
+        is_memoized: as of ``StageRuns``.
+        tick: called after every event.
+    """
+
+    def __init__(
+        self,
+        made: Materialized,
+        work: Work,
+        optimizer_secs: Mapping[Device, float],
+        *,
+        move_secs: float = 0.0,
+        is_memoized: bool = True,
+        tick: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._made, self._work, self._tick = made, work, tick
+        self._optimizer_secs, self._call_ticks = optimizer_secs, ticks(move_secs)
+        self._ports = Ports()
+        self._runs = StageRuns(self._ports, is_memoized=is_memoized)
+        self._clock = dict.fromkeys(made.plan.devices, 0)
+        self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
+        self._begun: set[int] = set()
+        self._wires: dict[tuple[Edge, bool], Sequence[Wire]] = {}
+        self._stage_devices = [tuple(sorted(devices)) for devices in made.stage_devices]
+        self.timeline = Timeline(made.plan.devices)
+
+    def run(self) -> Timeline:
+        """The whole step."""
+        everyone = self._made.plan.devices
+        self._do(Run("begin", -1, -1), self._work.begin, everyone, {})
+        for event in self._made.events:
+            if isinstance(event, Run):
+                acts = self._work.stage(event.kind, event.stage, is_first=self._is_first(event))
+                devices = self._stage_devices[event.stage]
+                self._do(event, acts, devices, self._arrivals(event))
+            else:
+                self._carry(event)
+            self._tick()
+        self._do(Run("end", -1, -1), (*self._work.end, *self._updates()), everyone, {})
+        self.timeline.makespan = max(self._clock.values())
+        return self.timeline
+
+    def _is_first(self, event: Run) -> bool:
+        """Whether it is the first backward of its stage."""
+        if event.kind != "B" or event.stage in self._begun:
+            return False
+        self._begun.add(event.stage)
+        return True
+
+    def _updates(self) -> Iterator[Act]:
+        for device, secs in self._optimizer_secs.items():
+            yield Act("optimizer", (device,), ticks(secs))
+
+    def _do(
+        self,
+        event: Run,
+        acts: Sequence[Act],
+        devices: tuple[Device, ...],
+        arrivals: Mapping[Device, Arrival],
+    ) -> None:
+        """Run acts on devices, each from when it is free and has what it waits for."""
+        ready = []
+        for device in devices:
+            now = self._clock[device]
+            if device in arrivals and arrivals[device][1] > now:
+                start, end, level = arrivals[device]
+                key = device, level
+                waits = self.timeline.waits
+                waits[key] = waits.get(key, 0) + end - max(now, start)
+                now = end
+            ready.append(now)
+        base, inside = self._runs.run(acts, devices, ready)
+        for device, end in zip(devices, inside.ends, strict=True):
+            self._clock[device] = base + end
+        self.timeline.runs.append(Ran(event, base, inside))
+
+    # --- between stages -------------------------------------------------------------------------
+
+    def _carry(self, event: Carry) -> None:
+        """All that take part start it when they come to it, and go on."""
+        key = event.edge, event.is_back
+        if key not in self._wires:
+            self._wires[key] = self._work.carry(*key)
+        arrived: dict[Device, Arrival] = {}
+        for wire in self._wires[key]:
+            self._call(wire)
+            start = max(self._clock[device] for device in wire.devices)
+            end = self._ports.reserve(start, wire.ticks, wire.ports)
+            self.timeline.carries.append(Carried(event, wire, start, end))
+            for device in wire.devices:
+                before = arrived.get(device)
+                if before is None or end > before[1]:
+                    arrived[device] = start, end, wire.level
+        mail = event.edge, event.microbatch, event.is_back
+        self._mail.setdefault(mail, deque()).append(arrived)
+
+    def _call(self, wire: Wire) -> None:
+        calls = self.timeline.calls
+        for device in wire.devices if self._call_ticks else ():
+            self._clock[device] += self._call_ticks
+            key = device, wire.level
+            calls[key] = calls.get(key, 0) + self._call_ticks
+
+    def _arrivals(self, event: Run) -> Mapping[Device, Arrival]:
+        """For every device the last carry that a run waits for."""
+        is_back = event.kind == "B"
+        found: dict[Device, Arrival] = {}
+        for edge, ends in self._awaited(event.stage, is_back):
+            mail = self._mail.get((edge, event.microbatch, is_back))
+            # The first turn of what is recycled waits for nothing.
+            for device, arrival in mail.popleft().items() if mail else ():
+                if device in ends and (device not in found or arrival[1] > found[device][1]):
+                    found[device] = arrival
+        return found
+
+    def _awaited(self, stage: int, is_back: bool) -> Iterable[tuple[Edge, Mapping[Device, object]]]:
+        """Edges whose carries a stage waits for, with the devices that do."""
+        if is_back:
+            return [(e, e.src.shards) for e in self._made.crossing_from(stage) if e.backward]
+        return [(e, e.dst.shards) for e in self._made.crossing_to(stage)]

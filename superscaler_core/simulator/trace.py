@@ -1,0 +1,111 @@
+"""Trace: a simulated step in Chrome's trace event format.
+
+Every device is a process with two threads, what it does and what travels meanwhile, and a counter
+of its memory. Source of the format: "Trace Event Format", complete ("X"), counter ("C") and
+metadata ("M") events; times in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from superscaler_core.materialize.steps import Carry, Run
+from superscaler_core.simulator.timeline import Carried, Ran
+from superscaler_core.simulator.wire import TICKS_PER_SEC
+
+if TYPE_CHECKING:
+    from superscaler_core.simulator.simulated import Simulated
+
+MICROS_PER_TICK = 1e6 / TICKS_PER_SEC
+
+DOES, TRAVELS = 0, 1
+"""Threads of a device."""
+
+KINDS = {"F": "forward", "B": "backward", "f": "forward without gradient"}
+
+
+def save_trace(simulated: Simulated, path: str | Path) -> None:
+    """Write a trace, an event a line.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with Path(path).open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        file.write(",\n".join(map(json.dumps, events(simulated))))
+        file.write("\n]}\n")
+
+
+def events(simulated: Simulated) -> Iterator[dict[str, Any]]:
+    """All events of a trace."""
+    for device in simulated.devices:
+        yield _meta("process_name", device, DOES, f"device {device}")
+        yield _meta("thread_name", device, DOES, "stages")
+        yield _meta("thread_name", device, TRAVELS, "meanwhile")
+    for ran in simulated.timeline.runs:
+        yield from _ran(ran)
+    for carried in simulated.timeline.carries:
+        yield from _carried(carried)
+    for device, series in simulated.live.items():
+        for secs, num_bytes in series:
+            time = {"ts": 1e6 * secs, "pid": device, "ph": "C", "name": "memory"}
+            yield {**time, "args": {"MiB": num_bytes / 2**20}}
+
+
+def _meta(name: str, device: int, thread: int, text: str) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": device, "tid": thread, "args": {"name": text}}
+
+
+def _span(
+    name: str, category: str, device: int, thread: int, start: int, end: int, **args: Any
+) -> dict[str, Any]:
+    return {
+        "ph": "X", "name": name, "cat": category, "pid": device, "tid": thread,
+        "ts": start * MICROS_PER_TICK, "dur": (end - start) * MICROS_PER_TICK, "args": args,
+    }  # fmt: skip
+
+
+def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
+    """A run of a stage, and what is in it."""
+    event, inside = ran.event, ran.inside
+    begins = dict.fromkeys(inside.devices, -1)
+    for act, start, _ in inside.spans:
+        for device in act.devices:
+            if begins[device] < 0:
+                begins[device] = start
+    for device, end in zip(inside.devices, inside.ends, strict=True):
+        if event.stage >= 0 and begins[device] >= 0:
+            times = ran.start + begins[device], ran.start + end
+            args = {"stage": event.stage, "microbatch": event.microbatch}
+            yield _span(name_of(event), KINDS[event.kind], device, DOES, *times, **args)
+    for act, start, end in inside.spans:
+        category = "compute" if act.wire is None else "communication"
+        for device in act.devices:
+            times = ran.start + start, ran.start + end
+            yield _span(act.name, category, device, DOES, *times)
+    for wire, start, end in inside.copies:
+        times, num_bytes = (ran.start + start, ran.start + end), sum(wire.level_bytes)
+        yield _span("copy", "communication", wire.devices[0], TRAVELS, *times, bytes=num_bytes)
+
+
+def _carried(carried: Carried) -> Iterator[dict[str, Any]]:
+    event, wire = carried.event, carried.wire
+    for device in wire.devices:
+        yield _span(
+            carry_name(event), "communication", device, TRAVELS, carried.start, carried.end,
+            bytes=sum(wire.level_bytes), microbatch=event.microbatch,
+        )  # fmt: skip
+
+
+def name_of(event: Run) -> str:
+    """A run in a few characters: ``F3 of stage 1``."""
+    turn = f".{event.turn}" if event.kind == "f" else ""
+    return f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"
+
+
+def carry_name(event: Carry) -> str:
+    """What travels: a tensor, or its gradient."""
+    return f"{'gradient of ' if event.is_back else ''}{event.edge.tensor.name}"

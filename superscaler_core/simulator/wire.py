@@ -1,0 +1,237 @@
+"""Wire: what communication takes of the links of a topology, by rvdcomm's plans or point-to-point.
+
+All times are whole picoseconds (*ticks*), so that sums are exact and equal runs have equal times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import rvdcomm as rv
+from superscaler_core.errors import PlanError
+from superscaler_core.materialize.side import Device
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.tensor import ITEM_BYTES
+
+TICKS_PER_SEC = 10**12
+
+METHODS = ("rvd", "p2p")
+"""How tensors move: by rvdcomm's plans, or every reader pulls what it needs from the writers."""
+
+Port = tuple[int, int, str]
+"""Level of the topology, group of that level, and "in" or "out"; or ``(HOST, device, "copy")``."""
+
+HOST = -1
+"""Level of the ports between devices and the memory of their hosts."""
+
+HOST_NAME = "host memory"
+
+_Ends = tuple[rv.Layout, rv.Layout, str]
+"""From where to where, and the dtype."""
+
+Traffic = Mapping[tuple[Device, Device], int]
+"""Bytes from device to device."""
+
+
+def ticks(secs: float) -> int:
+    """Seconds as whole picoseconds."""
+    return round(secs * TICKS_PER_SEC)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One call of communication.
+
+    Attributes:
+        devices: all that take part.
+        ticks: that it takes alone.
+        ports: time that it keeps each port busy, of devices (level 0) and of what they share.
+        level_bytes: bytes sent, by the farthest level whose ports they pass; last those to or from
+            the host's memory.
+        level: the farthest that has any; 0 if none move.
+    """
+
+    devices: tuple[Device, ...]
+    ticks: int
+    ports: tuple[tuple[Port, int], ...]
+    level_bytes: tuple[int, ...]
+    level: int
+
+    @cached_property
+    def shared(self) -> tuple[tuple[Port, int], ...]:
+        """Ports of which calls wait for each other; not those between devices of a host."""
+        return tuple((port, busy) for port, busy in self.ports if port[0] != 0)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What moves at one time: latency, then bytes through ports, of which the busiest counts."""
+
+    alpha_secs: float
+    bytes_secs: float
+    ports: Mapping[Port, float]
+    level_bytes: tuple[int, ...]
+
+
+class Wires:
+    """Prices transfers; equal ones once.
+
+    Args:
+        topology: that holds all devices.
+    """
+
+    def __init__(self, topology: rv.Topology) -> None:
+        self._topology = topology
+        self._steps: dict[tuple[_Ends, str], tuple[_Step, ...]] = {}
+        self._made: dict[tuple[frozenset[tuple[_Ends, int]], str], Wire] = {}
+
+    @property
+    def level_names(self) -> tuple[str, ...]:
+        """Of the levels, innermost first, and of the host's memory."""
+        return (*(level.name for level in self._topology.levels), HOST_NAME)
+
+    def copy(self, device: Device, num_bytes: int, bytes_per_sec: float) -> Wire:
+        """A copy between a device and its host's memory; a device makes one at a time."""
+        busy = ticks(num_bytes / bytes_per_sec)
+        levels = (0,) * len(self._topology.levels)
+        ports = (((HOST, device, "copy"), busy),)
+        return Wire((device,), busy, ports, (*levels, num_bytes), len(levels))
+
+    def of(self, legs: Iterable[Transfer], method: str) -> Wire:
+        """Transfers of equal devices that one call moves; their rounds are paid once.
+
+        Args:
+            legs: that move something.
+            method: one of ``METHODS``.
+        """
+        counts = Counter((leg.src, leg.dst, leg.dtype) for leg in legs)
+        key = frozenset(counts.items()), method
+        if key not in self._made:
+            self._made[key] = self._wire(counts, method)
+        return self._made[key]
+
+    def _wire(self, counts: Mapping[_Ends, int], method: str) -> Wire:
+        devices: set[Device] = set()
+        alpha_secs = bytes_secs = 0.0
+        ports: dict[Port, float] = {}
+        level_bytes = [0] * (1 + len(self._topology.levels))
+        for ends, count in counts.items():
+            devices |= {*ends[0].ranks, *ends[1].ranks}
+            steps = self._steps_of(ends, method)
+            alpha_secs = max(alpha_secs, sum(step.alpha_secs for step in steps))
+            for step in steps:
+                bytes_secs += count * step.bytes_secs
+                for port, secs in step.ports.items():
+                    ports[port] = ports.get(port, 0.0) + count * secs
+                for level, num_bytes in enumerate(step.level_bytes):
+                    level_bytes[level] += count * num_bytes
+        return Wire(
+            tuple(sorted(devices)),
+            ticks(alpha_secs + bytes_secs),
+            tuple((port, ticks(secs)) for port, secs in sorted(ports.items())),
+            tuple(level_bytes),
+            max((i for i, count in enumerate(level_bytes) if count), default=0),
+        )
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _steps_of(self, ends: _Ends, method: str) -> tuple[_Step, ...]:
+        key = ends, method
+        if key not in self._steps:
+            make = {"rvd": self._planned, "p2p": self._pulled}[method]
+            self._steps[key] = tuple(make(*ends))
+        return self._steps[key]
+
+    def _planned(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
+        plan = rv.plan(src, dst, dtype, self._topology)
+        if not plan.is_counted:
+            return self._modelled(plan)
+        traffic: list[dict[tuple[Device, Device], int]] = [{} for _ in plan.path.steps]
+        rounds: list[dict[Device, int]] = [{} for _ in plan.path.steps]
+        for collective in plan.program.collectives:
+            total, mine = traffic[collective.step], rounds[collective.step]
+            for pair, count in collective.traffic().items():
+                total[pair] = total.get(pair, 0) + count * ITEM_BYTES[dtype]
+            for rank in collective.ranks:
+                mine[rank] = mine.get(rank, 0) + collective.rounds
+        pairs = zip(traffic, rounds, strict=True)
+        return [self._step(moved, max(mine.values(), default=0)) for moved, mine in pairs]
+
+    def _modelled(self, plan: rv.Plan) -> list[_Step]:
+        """Of many ranks, of which no program is made: all hosts send and receive as much."""
+        topology, found = self._topology, []
+        hosts = sorted(
+            {topology.homes[1][r] for r in plan.path.ranks} if topology.homes[1:] else ()
+        )
+        for step in plan.step_costs:
+            far = step.host_bytes
+            alpha_secs = topology.levels[1 if far else 0].link.alpha_secs * step.rounds
+            ports: dict[Port, float] = {}
+            if far:
+                secs = far / len(hosts) / topology.levels[1].link.bytes_per_sec
+                ports = {(1, host, way): secs for host in hosts for way in ("in", "out")}
+            sent = (step.wire_bytes - far, far)[: len(topology.levels)]
+            found.append(_Step(alpha_secs, max(0.0, step.secs - alpha_secs), ports, sent))
+        return found
+
+    def _step(self, traffic: Traffic, rounds: int) -> _Step:
+        topology = self._topology
+        through, sent = dict[Port, int](), [0] * len(topology.levels)
+        for (src, dst), num_bytes in traffic.items():
+            if src == dst or num_bytes == 0:
+                continue
+            distance = topology.distance(src, dst)
+            sent[distance - 1] += num_bytes
+            for level in range(distance):
+                home = topology.homes[level]
+                for port in ((level, home[src], "out"), (level, home[dst], "in")):
+                    through[port] = through.get(port, 0) + num_bytes
+        links = [level.link for level in topology.levels]
+        ports = {port: count / links[port[0]].bytes_per_sec for port, count in through.items()}
+        far = max((level for level, count in enumerate(sent) if count), default=None)
+        alpha_secs = 0.0 if far is None else links[far].alpha_secs * rounds
+        return _Step(alpha_secs, max(ports.values(), default=0.0), ports, tuple(sent))
+
+    def _pulled(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
+        """SuperScaler's baseline: a message for every part that a reader needs, from one writer.
+
+        Where replicas hold it, readers take turns among them; a reader that holds it takes its own.
+        """
+        holders: dict[tuple[int, rv.Box], list[Device]] = {}
+        for rank in src.ranks:
+            cell = src.cell(rank)
+            holders.setdefault((cell.part, cell.box), []).append(rank)
+        moved: dict[tuple[Device, Device], int] = {}
+        partners: dict[tuple[Device, str], int] = {}
+        for position, reader in enumerate(dst.ranks):
+            wanted = dst.cell(reader).box
+            for (_, box), ranks in holders.items():
+                common = box.intersect(wanted)
+                writer = reader if reader in ranks else ranks[position % len(ranks)]
+                if common is None or writer == reader:
+                    continue
+                pair = writer, reader
+                moved[pair] = moved.get(pair, 0) + common.num_elements * ITEM_BYTES[dtype]
+                for end in ((writer, "out"), (reader, "in")):
+                    partners[end] = partners.get(end, 0) + 1
+        return [self._step(moved, max(partners.values(), default=0))]
+
+
+def topology_for(given: rv.Topology | None, devices: Sequence[Device]) -> rv.Topology:
+    """The topology to simulate on: what is given, or the one host that plans are made for.
+
+    Raises:
+        PlanError: it lacks a device.
+    """
+    if given is None:
+        # What rvdcomm plans for when it is told nothing.
+        return rv.Topology.single_host(max(devices) + 1, alpha_secs=5e-6, bytes_per_sec=200e9)
+    missing = sorted(set(devices) - given.ranks)
+    if missing:
+        raise PlanError(
+            f"devices {missing} are not in the topology, which has {len(given.ranks)} ranks."
+        )
+    return given

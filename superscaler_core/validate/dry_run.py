@@ -1,0 +1,347 @@
+"""Dry run: generated functions of a stage, run on tensors without data to see what they hold.
+
+The run time runs them as ever, on torch's meta device, so that what is held, and for how long, is
+what generated code and autograd hold. Only weights, inputs and communication stand in.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import rvdcomm as rv
+from superscaler_core import ops
+from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.segments import Segment, Step
+from superscaler_core.codegen.stage_writer import StageWriter
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.side import Device
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.materialize.weights import Use
+from superscaler_core.plan import Window
+from superscaler_core.register import registered_modules
+from superscaler_core.run.host import Arrival, Host
+from superscaler_core.run.rank import Rank
+from superscaler_core.run.tables import Tables
+from superscaler_core.run.transport import Board, ThreadTransport
+from superscaler_core.tensor import ITEM_BYTES
+from superscaler_core.validate.moments import Meter
+from superscaler_core.validate.stored import Stored
+
+
+class DryRun:
+    """What the functions of one stage on one device call, without data.
+
+    Args:
+        made: the plan.
+        stage, device: which.
+        steps: what the device does in the stage's forward.
+        master_dtype: of what is stored; the model's if None.
+    """
+
+    def __init__(
+        self,
+        made: Materialized,
+        stage: int,
+        device: Device,
+        steps: Sequence[Step],
+        master_dtype: str | None = None,
+    ) -> None:
+        self.meter = Meter()
+        self._made, self._stage, self._here = made, stage, device
+        self._stored = Stored(made, master_dtype)
+        self._module = _module_of(made, stage, device, steps)
+        self._edges = {edge.name: edge for edge in made.edges.all}
+        self._uses = {use.name: use for use in made.weights.uses}
+        self._weights: dict[str, Tensor] = {}
+        self._host = _Elsewhere(self.meter)
+        transport = ThreadTransport(device, Board())
+        self._rank = Rank(self._module, transport, {}, device="meta", host=self._host)
+        self.loss_grad = self._rank.loss_grad
+        self.meter.ignore([self.loss_grad])
+        self._with_grad = True
+
+    def run(self, kind: str) -> Meter:
+        """Run the stage: "F", "B" of the forward that was run, or "f" without gradient."""
+        self._with_grad, self._is_back = kind != "f", kind == "B"
+        self.meter.start()
+        which = "backward" if kind == "B" else "forward"
+        with torch.enable_grad(), _FusedAttention(), self.meter:
+            getattr(self._module, f"stage{self._stage}_{which}")(self, 0)
+        self.meter.step(None)
+        return self.meter
+
+    # --- what segments are given ----------------------------------------------------------------
+
+    def input(self, name: str, mb: int, box: str) -> Tensor:
+        (tensor,) = (t for t in self._made.plan.graph.inputs if t.name == name)
+        return self._outside(rv.Box.parse(box).shape, tensor.dtype)
+
+    def constant(self, name: str) -> Tensor:
+        if name not in self._weights:
+            (tensor,) = {t for op in self._made.plan.graph.ops for t in op.inputs if t.name == name}
+            self._weights[name] = self._outside(tensor.shape, tensor.dtype)
+        return self._weights[name]
+
+    def use(self, name: str) -> Tensor:
+        if name not in self._weights:
+            use = self._uses[name]
+            shape = use.side.shards[self._here].box.shape
+            weight = self._outside(shape, use.tensor.dtype)
+            if use.tensor.requires_grad:
+                weight.requires_grad_()
+                hook = partial(self._add_grad, use)
+                weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+            self._weights[name] = weight
+        return self._weights[name]
+
+    def _outside(self, shape: Sequence[int], dtype: str) -> Tensor:
+        """What is counted elsewhere, or by nobody."""
+        tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
+        self.meter.ignore([tensor])
+        return tensor
+
+    # --- weights --------------------------------------------------------------------------------
+
+    def _add_grad(self, use: Use, weight: Tensor) -> None:
+        """Count a gradient that autograd left as one that stays, or that its window passes on."""
+        size = weight.numel() * self._stored_item_bytes(use)
+        grads = self.meter.staying if use.window is None else self.meter.passing
+        grads[use.name] = size
+        if self._stored_item_bytes(use) != weight.element_size():
+            self.meter.look()
+        weight.grad = None
+
+    def _stored_item_bytes(self, use: Use) -> int:
+        return ITEM_BYTES[self._stored.master_dtype or use.tensor.dtype]
+
+    def gather(self, names: Sequence[str]) -> None:
+        self._begin_window(names, opens=not self._is_back)
+        uses = [self._uses[name] for name in names]
+        size = sum(map(self._copy_bytes, uses))
+        self.meter.opened += size
+        # What arrives is copied to where it is read; what is stored on the host comes first.
+        self._wait(size + sum(self._stored.passing_bytes(use, self._here) for use in uses))
+
+    def _wait(self, num_bytes: int) -> None:
+        """Look at the moment at which communication holds so much."""
+        self.meter.buffers += num_bytes
+        self.meter.look()
+        self.meter.buffers -= num_bytes
+
+    def drop(self, names: Sequence[str]) -> None:
+        self._begin_window(names, opens=False)
+        self.meter.opened -= sum(self._copy_bytes(self._uses[name]) for name in names)
+
+    def _copy_bytes(self, use: Use) -> int:
+        shard = use.side.shards.get(self._here)
+        return 0 if shard is None else shard.box.num_elements * ITEM_BYTES[use.tensor.dtype]
+
+    def reduce(self, names: Sequence[str]) -> None:
+        self._begin_window(names, opens=True)
+        uses = [self._uses[name] for name in names]
+        arriving = {use: self._reduced_bytes(use) for use in uses if use.reduce}
+        self._wait(sum(arriving.values()))
+        for use, size in arriving.items():
+            self.meter.passing.pop(use.name, None)
+            if use.tensor.name not in self._made.plan.on_host:
+                self.meter.staying[f"{use.tensor.name} (stored)"] = size
+        self.meter.opened -= sum(self._copy_bytes(use) for use in uses if use.is_fetched)
+
+    def _begin_window(self, names: Sequence[str], *, opens: bool) -> None:
+        window = self._uses[names[0]].window
+        assert window is not None
+        self.meter.step(window_step(window, opens=opens))
+
+    def _reduced_bytes(self, use: Use) -> int:
+        """Of a gradient where it is stored."""
+        shard = use.storage.shards.get(self._here)
+        return 0 if shard is None else shard.box.num_elements * self._stored_item_bytes(use)
+
+    # --- segments -------------------------------------------------------------------------------
+
+    def forward(self, segment: Any, mb: int, inputs: Any, others: Any) -> tuple[Tensor, ...]:
+        if not self._with_grad:
+            return self.compute(segment, mb, inputs, others)
+        self.meter.step(segment.__name__)
+        return self._rank.forward(segment, mb, inputs, others)
+
+    def compute(self, segment: Any, mb: int, inputs: Any, others: Any) -> tuple[Tensor, ...]:
+        self.meter.step(segment.__name__)
+        return self._rank.compute(segment, mb, inputs, others)
+
+    def backward(self, segment: Any, mb: int, grads: Any) -> tuple[Tensor, ...]:
+        self.meter.step(segment.__name__)
+        return self._rank.backward(segment, mb, grads)
+
+    def keep(self, name: str, mb: int, values: tuple[Tensor, ...]) -> None:
+        if self._with_grad:
+            self._rank.keep(name, mb, values)
+
+    def kept(self, name: str, mb: int) -> tuple[Tensor, ...]:
+        return self._rank.kept(name, mb)
+
+    def add_loss(self, loss: Tensor) -> None:
+        """A number more."""
+
+    # --- communication --------------------------------------------------------------------------
+
+    def move(self, name: str, shard: Tensor | None) -> Any:
+        edge = self._edges[name]
+        self.meter.step(name)
+        return self._moved(edge.forward, shard, edge.src, edge.dst, edge)
+
+    def move_back(self, name: str, grad: Tensor | None) -> Any:
+        edge = self._edges[name]
+        self.meter.step(name)
+        if grad is None:
+            grad = self._made_for(edge.dst, edge)
+        return self._moved(edge.backward, grad, edge.dst, edge.src, edge)
+
+    def _moved(
+        self, legs: Sequence[Transfer], shard: Tensor | None, src: Any, dst: Any, edge: Edge
+    ) -> Tensor | None:
+        if len(legs) == 1 and legs[0].is_idle and self._here in dst.shards:
+            assert shard is not None, "nothing moves, so it is here"
+            box = dst.shards[self._here].box
+            return shard[box.slices_within(src.shards[self._here].box)]
+        pieces = [
+            torch.empty(leg.dst.cell(self._here).box.shape, dtype=_dtype(edge), device="meta")
+            for leg in legs
+            if len(legs) > 1 and self._here in leg.dst and not leg.is_idle
+        ]
+        result = self._made_for(dst, edge)
+        del pieces
+        return result
+
+    def _made_for(self, side: Any, edge: Edge) -> Tensor | None:
+        shard = side.shards.get(self._here)
+        if shard is None:
+            return None
+        return torch.empty(shard.box.shape, dtype=_dtype(edge), device="meta")
+
+    # --- between stages and turns ---------------------------------------------------------------
+
+    def send(self, name: str, mb: int, shard: Tensor | None) -> None:
+        self.meter.look()
+
+    def receive(self, name: str, mb: int) -> Any:
+        edge = self._edges[name]
+        return self._brought(edge.forward, edge.src, edge.dst, edge)
+
+    def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
+        self.meter.look()
+
+    def recycled(self, name: str, mb: int) -> Any:
+        return self.receive(name, mb)
+
+    def send_grad(self, name: str, mb: int, grad: Tensor | None) -> None:
+        self.meter.look()
+
+    def receive_grad(self, name: str, mb: int) -> Any:
+        edge = self._edges[name]
+        return self._brought(edge.backward, edge.dst, edge.src, edge)
+
+    def _brought(self, legs: Sequence[Transfer], src: Any, dst: Any, edge: Edge) -> Tensor | None:
+        result = self._made_for(dst, edge)
+        # What this device sent to itself is counted where it was made.
+        if result is not None and self._here in src.shards and all(leg.is_idle for leg in legs):
+            self.meter.ignore([result])
+        return result
+
+
+def window_step(window: Window, *, opens: bool) -> str:
+    """The name of the step at which a window opens, or closes, in the forward."""
+    return f"{'open' if opens else 'close'} {window.ops[0].name}"
+
+
+class _Elsewhere(Host):
+    """A host whose memory is not counted."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__("meta")
+        self._meter = meter
+
+    def to_host(self, x: Tensor) -> Tensor:
+        self._meter.is_paused = True
+        copy = torch.empty_like(x)
+        self._meter.is_paused = False
+        self._meter.host.count([copy])
+        return copy
+
+    def to_device(self, x: Tensor) -> Arrival:
+        copy = torch.empty_like(x)
+        return lambda: copy
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Lets attention be the fused kernel that devices take, which the meta device does not."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    is_fused = q.dim() == 4 and q.shape[-1] == v.shape[-1] and q.shape[1] == k.shape[1]
+    if not is_fused or (mask is not None and mask.requires_grad):
+        return F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, 0.0)
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    result: Tensor = fused(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
+    return result
+
+
+def _module_of(made: Materialized, stage: int, device: Device, steps: Sequence[Step]) -> ModuleType:
+    """The stage's functions, and what ``Rank`` reads of a rank's file."""
+    module = ModuleType(f"dry_{stage}_{device}")
+    module.__dict__.update(torch=torch, F=F, ops=ops)
+    parts = [part for step in steps if isinstance(step, Segment) for part in step.parts]
+    for path in {path for part in parts for path in registered_modules(part.op)}:
+        importlib.import_module(path)
+        root = path.partition(".")[0]
+        setattr(module, root, importlib.import_module(root))
+    writer = StageWriter(made, stage, device, steps, Names())
+    exec("\n\n".join(writer.functions()), module.__dict__)
+    graph = made.plan.graph
+    tables = Tables(
+        rank=device,
+        num_ranks=device + 1,
+        num_microbatches=1,
+        inputs={},
+        loss_dtype=graph.loss.dtype,
+        loss=(),
+        recomputed=frozenset(writer.recomputed),
+        swapped=frozenset(writer.swapped),
+    )
+    module.__dict__.update(TABLES=tables, step=None)
+    return module
+
+
+def _dtype(edge: Edge) -> torch.dtype:
+    found: torch.dtype = getattr(torch, edge.tensor.dtype)
+    return found

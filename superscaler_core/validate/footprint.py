@@ -1,0 +1,202 @@
+"""Footprint: the memory of a stage's forward or backward on a device, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+from superscaler_core.codegen.segments import Segment, Step, stage_steps
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.sequence import Close, Move, Open
+from superscaler_core.materialize.side import Device, Side
+from superscaler_core.materialize.steps import Run
+from superscaler_core.part import Part
+from superscaler_core.validate.dry_run import DryRun, window_step
+from superscaler_core.validate.moments import Meter, Moment, Peak
+
+Kind = str
+"""Of a run of a stage: "F" forward, "B" backward, "f" forward without gradient."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one run of a stage for one microbatch holds on a device, above what was there before.
+
+    Laws (tests/superscaler_core/test_footprint.py): what a forward keeps, its backward frees; the
+    worst moment of all steps is what a real step takes, within a tenth.
+
+    Attributes:
+        peaks: of every step of ``codegen.stage_steps``, in the order run (a backward runs them from
+            the end); gradients of weights that stay are taken to be there already.
+        first_peaks: the same where the gradients come to be: in the first backward of a step.
+        grads: bytes of those gradients, by weight.
+        host_bytes: in host memory after the run: what a forward has swapped.
+    """
+
+    peaks: tuple[Peak, ...]
+    first_peaks: tuple[Peak, ...]
+    grads: Mapping[str, int]
+    host_bytes: int = 0
+
+    @cached_property
+    def most(self) -> Moment:
+        """The worst moment of all steps."""
+        return _worst(self.peaks)
+
+    @cached_property
+    def first_most(self) -> Moment:
+        """The worst moment of all steps where gradients come to be."""
+        return _worst(self.first_peaks)
+
+    @property
+    def kept(self) -> Moment:
+        """What stays after the run: of a forward until its backward, which takes it away."""
+        return self.peaks[-1].after if self.peaks else Moment()
+
+    @property
+    def kept_bytes(self) -> Mapping[str, int]:
+        """What stays, by kind."""
+        return {"activations": self.kept.activations, "buffers": self.kept.buffers}
+
+
+def footprints(
+    made: Materialized, device: Device, master_dtype: str | None = None
+) -> Mapping[tuple[Kind, int], Footprint]:
+    """The footprints of all runs of stages on a device, by kind and stage.
+
+    Args:
+        made: the plan.
+        device: one of its devices.
+        master_dtype: of what is stored; the model's if None.
+    """
+    found = _FOUND.setdefault(made, {})
+    if master_dtype not in found:
+        found[master_dtype] = _Footprints(made, master_dtype)
+    return found[master_dtype].of(device)
+
+
+class _Footprints:
+    """All footprints of a plan. Devices with parts of the same shapes share one.
+
+    Of such devices the last speaks for all: it is the one to which causal attention shows most.
+    """
+
+    def __init__(self, made: Materialized, master_dtype: str | None) -> None:
+        self._made, self._master = made, master_dtype
+        runs = [event for event in made.events if isinstance(event, Run)]
+        self._kinds = {stage.index: set[Kind]() for stage in made.plan.stages}
+        for run in runs:
+            self._kinds[run.stage].add(run.kind)
+        self._found: dict[tuple[int, Device], Mapping[Kind, Footprint]] = {}
+
+    def of(self, device: Device) -> Mapping[tuple[Kind, int], Footprint]:
+        """Of all runs on one device."""
+        found: dict[tuple[Kind, int], Footprint] = {}
+        for stage, speaker in self._speakers.get(device, {}).items():
+            if (stage, speaker) not in self._found:
+                self._found[stage, speaker] = self._looked_at(stage, speaker)
+            found |= {(kind, stage): f for kind, f in self._found[stage, speaker].items()}
+        return found
+
+    @cached_property
+    def _steps(self) -> Sequence[Mapping[Device, tuple[Step, ...]]]:
+        return [stage_steps(self._made, stage.index) for stage in self._made.plan.stages]
+
+    @cached_property
+    def _speakers(self) -> Mapping[Device, Mapping[int, Device]]:
+        """Who speaks for a device, by stage."""
+        found: dict[Device, dict[int, Device]] = {}
+        for stage, by_device in enumerate(self._steps):
+            alike: dict[Hashable, list[Device]] = {}
+            for device, steps in by_device.items():
+                alike.setdefault(_form(self._made, stage, device, steps), []).append(device)
+            for devices in alike.values():
+                for device in devices:
+                    found.setdefault(device, {})[stage] = max(devices)
+        return found
+
+    def _looked_at(self, stage: int, device: Device) -> Mapping[Kind, Footprint]:
+        """Run a stage without data: turns without gradient, then a forward and its backward."""
+        steps = self._steps[stage][device]
+        dry = DryRun(self._made, stage, device, steps, self._master)
+        names = [_name(step) for step in steps]
+        return {
+            kind: _footprint(dry.run(kind), names[::-1] if kind == "B" else names)
+            for kind in "fFB"
+            if kind in self._kinds[stage]
+        }
+
+
+_FOUND: WeakKeyDictionary[Materialized, dict[str | None, _Footprints]] = WeakKeyDictionary()
+
+
+def _worst(peaks: Sequence[Peak]) -> Moment:
+    return max((peak.most for peak in peaks), key=lambda moment: moment.total, default=Moment())
+
+
+def _footprint(meter: Meter, names: Sequence[str]) -> Footprint:
+    return Footprint(
+        _in_order(meter.peaks, names),
+        _in_order(meter.first_peaks, names),
+        dict(meter.staying),
+        meter.host.now_bytes,
+    )
+
+
+def _in_order(peaks: Mapping[str, Peak], names: Sequence[str]) -> tuple[Peak, ...]:
+    """The peaks of all steps; at one that does nothing all stays as it was."""
+    found: list[Peak] = []
+    now = Moment()
+    for name in names:
+        found.append(peaks.get(name) or Peak(now, now))
+        now = found[-1].after
+    return tuple(found)
+
+
+def _name(step: Step) -> str:
+    """The name under which a dry run knows a step."""
+    if isinstance(step, Segment):
+        return step.name
+    if isinstance(step, Move):
+        return step.edge.name
+    assert isinstance(step, Open | Close)
+    return window_step(step.window, opens=isinstance(step, Open))
+
+
+# --- forms --------------------------------------------------------------------------------------
+
+
+def _form(made: Materialized, stage: int, device: Device, steps: Sequence[Step]) -> Hashable:
+    """What devices whose memory is alike have in common: ops and shapes, wherever boxes lie."""
+    crossing = [*made.crossing_to(stage), *made.crossing_from(stage)]
+    return (
+        tuple(_step_form(made, device, step) for step in steps),
+        tuple(_edge_form(edge, device) for edge in crossing if device in edge.devices),
+    )
+
+
+def _step_form(made: Materialized, device: Device, step: Step) -> Hashable:
+    if isinstance(step, Segment):
+        return step.recompute, step.swap, tuple(map(_part_form, step.parts))
+    if isinstance(step, Move):
+        return _edge_form(step.edge, device)
+    assert isinstance(step, Open | Close)
+    uses = made.uses_of.get(step.window, ())
+    ends = [(u.name, _shape(u.side, device), _shape(u.storage, device)) for u in uses]
+    return isinstance(step, Open), tuple(ends)
+
+
+def _part_form(part: Part) -> Hashable:
+    return part.op.index, tuple((loop, hi - lo) for loop, lo, hi in part.pieces)
+
+
+def _edge_form(edge: Edge, device: Device) -> Hashable:
+    return edge.index, _shape(edge.src, device), _shape(edge.dst, device)
+
+
+def _shape(side: Side, device: Device) -> tuple[int, ...] | None:
+    shard = side.shards.get(device)
+    return None if shard is None else shard.box.shape

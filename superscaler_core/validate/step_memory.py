@@ -1,0 +1,133 @@
+"""Step memory: what is on a device at the worst moment of a step, over all its runs of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.side import Device
+from superscaler_core.materialize.steps import Run
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.tensor import ITEM_BYTES
+from superscaler_core.validate.footprint import Footprint, footprints
+from superscaler_core.validate.moments import Moment
+from superscaler_core.validate.staging import Staging
+from superscaler_core.validate.stored import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """What a step takes on one device.
+
+    Attributes:
+        moment: the one at which most is there.
+        staging_bytes: what ``rvdcomm`` keeps all the time to stage communication; of the buffers.
+        host_bytes: the most on the host of what is swapped.
+    """
+
+    moment: Moment
+    staging_bytes: int
+    host_bytes: int
+
+
+class StepMemory:
+    """Lays the footprints of stages over the order of a step.
+
+    Args:
+        made: the plan.
+        stored: its parameters.
+    """
+
+    def __init__(self, made: Materialized, stored: Stored) -> None:
+        self._made, self._stored = made, stored
+        self._staging = Staging(made.topology)
+        constants = {t for op in made.plan.graph.ops for t in op.inputs if t.kind == "constant"}
+        self._constant_bytes = sum(tensor.num_bytes for tensor in constants)
+
+    def worst(self, device: Device) -> Worst:
+        """The moment of a step at which most is on a device; optimizer states come on top."""
+        stored = self._stored
+        walk = _Walk(footprints(self._made, device, stored.master_dtype))
+        for event in self._made.events_on[device]:
+            if isinstance(event, Run):
+                walk.run(event, self._read(event))
+            else:
+                walk.carry((event.edge, event.microbatch, event.is_back), device)
+        # Weights come all at once, and so do gradients go.
+        at_start = Moment(buffers=stored.fetched_bytes(device))
+        at_end = Moment(grads=sum(walk.grads.values()), buffers=stored.arriving_bytes(device))
+        moment = max(walk.worst, at_start, at_end, key=lambda moment: moment.total)
+        staging = self._staging.most(self._legs(device))
+        buffers = self._constant_bytes + staging
+        resting = Moment(weights=stored.resting_bytes(device), buffers=buffers)
+        return Worst(resting + moment, staging, walk.most_host_bytes)
+
+    def _legs(self, device: Device) -> Iterable[Transfer]:
+        """All communication of a step in which a device takes part."""
+        for edge in self._made.edges.all:
+            if device in edge.devices:
+                yield from (*edge.forward, *edge.backward)
+        yield from self._stored.fetches(device)
+        yield from self._stored.reductions(device)
+
+    def _read(self, run: Run) -> Iterable[tuple[Edge, int, bool]]:
+        """What a run takes of what edges have brought."""
+        is_back = run.kind == "B"
+        made = self._made
+        edges = made.crossing_from(run.stage) if is_back else made.crossing_to(run.stage)
+        return ((edge, run.microbatch, is_back) for edge in edges)
+
+
+class _Walk:
+    """One device's way through a step.
+
+    Attributes:
+        worst: the moment at which most was there.
+        grads: bytes of the gradients that stay, by weight.
+        most_host_bytes: the most that was on the host.
+    """
+
+    def __init__(self, footprints: Mapping[tuple[str, int], Footprint]) -> None:
+        self._footprints = footprints
+        self._kept = self.worst = Moment()
+        self._mail: dict[tuple[Edge, int, bool], int] = {}
+        self._begun: set[int] = set()
+        self.grads: dict[str, int] = {}
+        self._host_bytes = 0
+        self.most_host_bytes = 0
+
+    def run(self, run: Run, read: Iterable[tuple[Edge, int, bool]]) -> None:
+        """A stage runs for a microbatch."""
+        footprint = self._footprints[run.kind, run.stage]
+        for letter in read:
+            self._mail.pop(letter, None)
+        is_first = run.kind == "B" and run.stage not in self._begun
+        self._look(footprint.first_most if is_first else footprint.most)
+        self._kept += footprint.kept
+        forward = self._footprints.get(("F", run.stage))
+        if forward is not None and run.kind != "f":
+            self._host_bytes += forward.host_bytes if run.kind == "F" else -forward.host_bytes
+            self.most_host_bytes = max(self.most_host_bytes, self._host_bytes)
+        if is_first:
+            self._begun.add(run.stage)
+            self.grads |= footprint.grads
+
+    def carry(self, letter: tuple[Edge, int, bool], device: Device) -> None:
+        """Something arrives, and waits for who reads it."""
+        edge, _, is_back = letter
+        src, dst = (edge.dst, edge.src) if is_back else (edge.src, edge.dst)
+        legs = edge.backward if is_back else edge.forward
+        shard = dst.shards.get(device)
+        # What a device sends to itself is there already.
+        if shard is None or (device in src.shards and all(leg.is_idle for leg in legs)):
+            return
+        self._mail[letter] = shard.box.num_elements * ITEM_BYTES[edge.tensor.dtype]
+        self._look(Moment())
+
+    def _look(self, more: Moment) -> None:
+        here = Moment(grads=sum(self.grads.values()), buffers=sum(self._mail.values()))
+        now = self._kept + here + more
+        if now.total > self.worst.total:
+            self.worst = now

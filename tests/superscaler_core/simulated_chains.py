@@ -1,0 +1,66 @@
+"""Chains of equal layers whose times are given, on networks that cost nothing."""
+
+from __future__ import annotations
+
+from math import inf
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.graph import Graph
+from superscaler_core.simulator import DeviceProfile
+from superscaler_core.simulator.op_time import signature
+
+FREE = rv.Link(0.0, inf)
+
+
+def free(num_devices: int) -> rv.Topology:
+    """A host in which communication takes no time."""
+    return rv.Topology.single_host(num_devices, FREE.alpha_secs, FREE.bytes_per_sec)
+
+
+def chain(num_layers: int, batch: int = 4, width: int = 8, *, recycles: bool = False) -> Graph:
+    """``sum(x w0 w1 ...)``: square matrices and a loss; what they make may be recycled as ``x``."""
+    builder = ss.GraphBuilder("chain")
+    x = first = builder.input("x", (batch, width), "float32")
+    for i in range(num_layers):
+        weight = builder.parameter(f"layers.{i}.weight", (width, width), "float32")
+        (x,) = builder.op(
+            "linear", "b k+, n k+ -> b n", [x, weight], [((batch, width), "float32")],
+            "F.linear({x0}, {x1})", module=f"layers.{i}", flops=2.0,
+        )  # fmt: skip
+    (loss,) = builder.op("sum", "b+ n+ -> ()", [x], [((), "float32")], "{x0}.sum()", module="loss")
+    return builder.build(loss, {first: x} if recycles else None)
+
+
+def given(graph: Graph, forward_secs: float, backward_secs: float) -> DeviceProfile:
+    """Every layer takes these times, whole or cut; all else takes none."""
+    return DeviceProfile(
+        "given",
+        {"float32": inf},
+        inf,
+        1 << 40,
+        op_secs={
+            signature(ss.Part(op)): (forward_secs, backward_secs)
+            for op in graph.ops
+            if op.kind == "linear"
+        },
+    )
+
+
+def pipelined(
+    num_layers: int,
+    num_devices: int,
+    schedule: ss.Schedule,
+    topology: rv.Topology,
+    *,
+    recycles: bool = False,
+) -> ss.Compiled:
+    """As many layers on every stage, stages dealt out to devices in turn."""
+    graph = chain(num_layers, recycles=recycles)
+    plan = ss.Plan(graph, range(num_devices))
+    size = num_layers // schedule.num_stages
+    for stage in plan.pipeline([size * i for i in range(1, schedule.num_stages)]):
+        for op in stage.ops:
+            plan.op_assign(op, stage.index % num_devices)
+    plan.op_order(schedule)
+    return ss.compile(plan, topology=topology)

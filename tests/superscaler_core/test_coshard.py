@@ -1,0 +1,202 @@
+"""Laws of co-shard: parts of an op stay on one device, take turns there, and send nothing more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.codegen.segments import Segment, stage_steps
+from superscaler_core.compiled import Compiled
+from superscaler_core.materialize.sequence import Compute
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.validate.held import Held, held_of
+from tests.superscaler_core.test_footprint import LOSS_BYTES, step_bytes
+from tests.superscaler_core.test_plans_communication import backward, fetches, forward, reductions
+from tests.superscaler_core.training import Case, difference, train, train_alone
+
+SMALL_SWIN = {"depths": (2,)}
+
+# --- the same numbers ---------------------------------------------------------------------------
+
+CASES = [
+    Case("coshard", 1, {"parts": 4}),
+    Case("coshard", 2, {"parts": 3}, sizes={"heads": 3, "width": 12}),
+    Case("coshard", 2, {"parts": 2, "tp": 2}, optimizer="adamw", sizes={"tied": True}),
+    Case("coshard", 4, {"parts": 2, "tp": 2, "blocks": "0-1"}, model="swin", batch=2),
+    Case("coshard", 2, {"parts": 2, "blocks": "1"}, model="mbart"),
+    Case("coshard", 1, {"parts": 3}, model="mlp"),
+    Case("hybrid", 4, {"tp": 2, "coshard": 2, "zero1": True, "recompute": True, "microbatches": 1}),
+    Case("hybrid", 4, {"pp": 2, "chunks": 2, "coshard": 2, "coshard_blocks": "0,3",
+                       "microbatches": 4}, sizes={"layers": 4}, batch=2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_co_shard_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+    compiled = case.compiled()
+    compiled.save(tmp_path)
+    start = case.new_model().state_dict()
+    alone = train_alone(case, compiled.plan.num_microbatches)
+    ranks = range(case.num_devices)
+    found = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), ranks)
+    errors = [difference(one, alone, 1e-3) for one in found.values()]
+    assert [error for error in errors if not error <= 1e-12] == []
+
+
+# --- what it sends ------------------------------------------------------------------------------
+
+
+def moving(transfers: Iterable[Transfer]) -> Counter[Transfer]:
+    """What is not at its place."""
+    return Counter(t for t in transfers if not t.is_idle)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("coshard", 1, {"parts": 2}),
+        Case("coshard", 4, {"parts": 2}),
+        Case("coshard", 2, {"parts": 2, "tp": 2}),
+        Case("coshard", 4, {"parts": 2, "tp": 2, "pp": 2}),
+        Case("coshard", 1, {"parts": 4}, model="swin"),
+        Case("coshard", 4, {"parts": 2, "tp": 2}, model="swin"),
+    ],
+    ids=str,
+)
+def test_co_shard_sends_what_is_sent_without_it(case: Case) -> None:
+    plain, shared = (
+        replace(case, knobs={**case.knobs, **more}).compiled() for more in ({"parts": 1}, {})
+    )
+    for legs in (forward, backward, fetches, reductions):
+        assert moving(legs(shared)) == moving(legs(plain))
+    if case.num_devices == 1:
+        assert not moving([*forward(shared), *backward(shared), *reductions(shared)])
+
+
+# --- the turns ----------------------------------------------------------------------------------
+
+
+def turns(made: Compiled, device: int) -> list[tuple[str, int]]:
+    """Attentions and MLPs in the order in which a device computes parts of them, and which part."""
+    seen: list[tuple[str, int]] = []
+    for item in made.materialized.items[0]:
+        if not isinstance(item, Compute) or item.device != device:
+            continue
+        cut = [part for part in made.plan.parts(item.part.op) if made.plan.device(part) == device]
+        if len(cut) > 1:
+            module = ".".join(item.part.op.module.split(".")[:3])
+            seen.append((module, cut.index(item.part)))
+    return [key for key, _ in groupby(seen)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("coshard", 1, {"parts": 4}, sizes={"layers": 1}),
+        Case("coshard", 4, {"parts": 2, "tp": 2}, sizes={"layers": 1}),
+        Case("coshard", 2, {"parts": 2, "tp": 2}, model="swin", sizes={"depths": (1,)}),
+    ],
+    ids=str,
+)
+def test_a_device_ends_one_part_before_it_begins_the_next(case: Case) -> None:
+    made = case.compiled()
+    numbers = range(case.knobs["parts"])
+    expected = [(f"layers.0.{module}", i) for module in ("attn", "mlp") for i in numbers]
+    for device in range(case.num_devices):
+        assert turns(made, device) == expected
+
+
+def test_blocks_that_are_not_named_are_not_cut() -> None:
+    made = Case("coshard", 1, {"parts": 2, "blocks": "0,2-3"}, sizes={"layers": 5}).compiled()
+    cut = {op.module.split(".")[1] for op in made.plan.graph.ops if len(made.plan.parts(op)) > 1}
+    assert cut == {"0", "2", "3"}
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def held(case: Case) -> Held:
+    """What the only stage holds on device 0."""
+    made = case.compiled().materialized
+    return held_of(made, 0, stage_steps(made, 0)[0])
+
+
+def recomputed(case: Case) -> list[Segment]:
+    """The segments of device 0 whose backward computes their forward again."""
+    steps = stage_steps(case.compiled().materialized, 0)[0]
+    return [step for step in steps if isinstance(step, Segment) and step.recompute]
+
+
+@pytest.mark.parametrize("model", ["gpt", "swin"])
+def test_every_part_is_recomputed_alone(model: str) -> None:
+    sizes = {"layers": 2} if model == "gpt" else SMALL_SWIN
+    segments = recomputed(Case("coshard", 1, {"parts": 4}, model=model, sizes=sizes))
+    assert len(segments) == 2 * 2 * 4  # blocks, attention and MLP, parts
+    for segment in segments:
+        assert len({part.op for part in segment.parts}) == len(segment.parts)
+
+
+@pytest.mark.parametrize(
+    ("case", "result"),
+    [
+        (Case("coshard", 1, sizes={"sequence": 16, "heads": 8}), 4 * 16 * 16 * 8),
+        (Case("coshard", 1, model="swin", sizes={**SMALL_SWIN, "heads": 8}), 4 * 8 * 8 * 16 * 8),
+    ],
+    ids=str,
+)
+def test_inner_activations_are_those_of_one_part(case: Case, result: int) -> None:
+    """``result`` is the sum to which each part adds a share, in bytes: it is never cut."""
+    few, many = (held(replace(case, knobs={"parts": parts})) for parts in (2, 8))
+    assert (many.again_bytes - result) * 4 == few.again_bytes - result > 0
+    assert many.num_bytes == few.num_bytes
+
+
+@pytest.mark.parametrize("rerun", [False, True])
+def test_measured_memory_of_inner_activations_is_divided_by_the_parts(
+    rerun: bool, tmp_path: Path
+) -> None:
+    """What a real step takes is a + b / parts, b being the inner activations of an attention."""
+    sizes = {"depths": (1,), "image": 32, "patch": 2, "window": 8, "heads": 8}
+    peaks = []
+    for parts in (2, 4, 8):
+        case = Case("coshard", 1, {"parts": parts, "rerun": rerun}, model="swin", sizes=sizes)
+        made = case.compiled()
+        (peak,) = step_bytes(made, case, tmp_path / str(parts)).values()
+        assert made.memory[0].step_bytes == pytest.approx(peak, abs=LOSS_BYTES)
+        peaks.append(peak)
+    assert peaks[0] - peaks[1] == 2 * (peaks[1] - peaks[2])
+    # An attention keeps its scores' softmax alone, and at its worst moment it has three of them.
+    scores = 4 * 4 * 8 * 64**2 * 8
+    assert peaks[0] - peaks[1] > 2 * scores // 4
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case("coshard", 1, {"parts": 0}), "0 parts on a device: it takes 1 or more"),
+        (
+            Case("coshard", 1, {"parts": 3}),
+            r"q\.weight\.0 into 3: it has 4 in .* and 16 in .*; cut it into a divisor of 4",
+        ),
+        (
+            Case("coshard", 2, {"parts": 4, "tp": 2}, model="swin"),
+            r"attn\.offset\.0 into 8: it has 4 in .*; cut it into a divisor of 4",
+        ),
+        (Case("coshard", 1, {"blocks": "0-2"}), "blocks='0-2' of 2: '0-2' should be a number from"),
+        (Case("coshard", 1, {"blocks": "a"}), "'a' should be a number from 0 to 1, or two such as"),
+        (Case("coshard", 4, {"tp": 3}), "tp=3 times pp=1 on 4 devices"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_cut_is_an_error_that_says_what_can(case: Case, words: str) -> None:
+    with pytest.raises(ss.PlanError, match=words):
+        case.compiled()

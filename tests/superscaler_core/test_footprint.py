@@ -1,0 +1,178 @@
+"""Footprints: what stages hold step by step is what real steps take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from superscaler_core.codegen.segments import stage_steps
+from superscaler_core.compiled import Compiled
+from superscaler_core.materialize import weights
+from superscaler_core.plans import PLANS
+from superscaler_core.run.live_bytes import LiveBytes, StorageMeter
+from superscaler_core.run.threads import run_threads
+from superscaler_core.run.trainer import Trainer
+from superscaler_core.validate.footprint import Footprint, footprints
+from superscaler_core.validate.moments import Moment
+from tests.superscaler_core.training import MODEL_OF, Case
+
+# Sizes at which tensors are far more than the numbers beside them, such as the loss.
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt": {"width": 64, "sequence": 32, "vocabulary": 128},
+    "moe": {"width": 64, "sequence": 32, "vocabulary": 128},
+    "mlp": {"inputs": 64, "hidden": 256},
+}
+KNOBS: dict[str, dict[str, Any]] = {
+    "hybrid": {"pp": 2, "recompute": True, "microbatches": 3},
+    "gpipe": {"microbatches": 4},
+    "one_f_one_b": {"microbatches": 4},
+    "interleaved": {"microbatches": 4},
+    "interlaced": {"microbatches": 3},
+    "dap_pipeline": {"microbatches": 2},
+    "nf1b": {"microbatches": 3, "recycle": 1},
+}
+
+
+def case_of(plan: str, model: str = "", **sizes: Any) -> Case:
+    model = model or MODEL_OF.get(plan, "gpt")
+    more = {"layers": 4} if plan == "interleaved" else {}
+    sizes = {**SIZES.get(model, {}), **more, **sizes}
+    return Case(plan, 2, KNOBS.get(plan, {}), model=model, sizes=sizes)
+
+
+CASES = [
+    *map(case_of, PLANS),
+    *(case_of("data_parallel", model) for model in ("moe", "mlp", "wide_resnet")),
+    case_of("megatron", "moe"),
+    case_of("recompute", dropout=0.1),
+]
+
+
+def step_bytes(made: Compiled, case: Case, folder: Path, dtype: Any = None) -> dict[int, int]:
+    """The most that a step takes on every rank; a first step was before it."""
+    made.save(folder)
+    inputs = case.inputs(0, made.plan.num_microbatches)[: len(made.plan.graph.batch_inputs)]
+
+    def work(trainer: Trainer) -> int:
+        trainer.step(*inputs)
+        for parameter in trainer.parameters():
+            parameter.grad = None
+        with LiveBytes(trainer) as live:
+            trainer.step(*inputs)
+        return live.peak_bytes
+
+    return run_threads(folder, work, range(case.num_devices), dtype=dtype)
+
+
+EXACT = ("data_parallel", "megatron", "megatron_sp", "zero1", "zero2", "zero3", "recompute", "swap")
+LOSS_BYTES = 16
+"""The loss and its share, which are not followed."""
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_memory_is_within_a_tenth_of_what_a_step_takes(case: Case, tmp_path: Path) -> None:
+    made = case.compiled()
+    for rank, size in step_bytes(made, case, tmp_path).items():
+        allowed = LOSS_BYTES if case.plan in EXACT and case.model == "gpt" else size / 10
+        assert made.memory[rank].step_bytes == pytest.approx(size, abs=allowed)
+
+
+@pytest.mark.parametrize("plan", ["data_parallel", "zero1", "zero3"])
+def test_memory_of_wide_storage_is_what_a_step_takes(plan: str, tmp_path: Path) -> None:
+    case = replace(case_of(plan), dtype="bfloat16")
+    made = replace(case.compiled(), master_dtype="float32")
+    for rank, size in step_bytes(made, case, tmp_path, torch.float32).items():
+        assert made.memory[rank].step_bytes == pytest.approx(size, rel=0.1)
+
+
+@pytest.mark.parametrize("plan", ["data_parallel", "zero1"])
+def test_memory_is_exact_where_weights_move_in_buckets(
+    plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = case_of(plan).compiled().memory[0].step_bytes
+    monkeypatch.setattr(weights, "BUCKET_ELEMENTS", 1 << 14)
+    case = case_of(plan)
+    made = case.compiled()
+    for rank, size in step_bytes(made, case, tmp_path).items():
+        assert made.memory[rank].step_bytes == pytest.approx(size, abs=LOSS_BYTES)
+        assert size < whole
+
+
+def found(plan: str) -> tuple[Compiled, dict[tuple[str, int], Footprint]]:
+    made = case_of(plan).compiled()
+    return made, dict(footprints(made.materialized, 0))
+
+
+@pytest.mark.parametrize("plan", ["one_f_one_b", "megatron", "zero3", "hybrid", "swap", "nf1b"])
+def test_a_backward_frees_what_its_forward_keeps(plan: str) -> None:
+    _, prints = found(plan)
+    for (kind, stage), footprint in prints.items():
+        if kind == "F":
+            assert footprint.kept.total > 0
+            assert footprint.kept + prints["B", stage].kept == Moment()
+        if kind == "f":
+            assert footprint.kept == Moment()
+
+
+@pytest.mark.parametrize("plan", ["one_f_one_b", "megatron", "zero3"])
+def test_there_is_a_peak_for_every_step_of_a_stage(plan: str) -> None:
+    made, prints = found(plan)
+    for (_, stage), footprint in prints.items():
+        num_steps = len(stage_steps(made.materialized, stage)[0])
+        assert len(footprint.peaks) == len(footprint.first_peaks) == num_steps
+        for peak in footprint.peaks:
+            assert peak.most_bytes >= peak.after_bytes
+
+
+def test_gradients_come_to_be_in_the_first_backward() -> None:
+    made, prints = found("megatron")
+    footprint = prints["B", 0]
+    assert sum(footprint.grads.values()) == made.memory[0].weights_bytes
+    first, again = footprint.first_peaks[-1].after, footprint.peaks[-1].after
+    assert first.grads == sum(footprint.grads.values())
+    assert again.grads == 0
+
+
+def test_a_window_holds_weights_while_it_is_open() -> None:
+    made, prints = found("zero3")
+    assert max(peak.most.weights for peak in prints["F", 0].peaks) > 0
+    assert prints["F", 0].kept.weights == 0
+    most = max(window_bytes(made).values())
+    assert max(peak.after.weights for peak in prints["F", 0].peaks) == most
+
+
+def window_bytes(made: Compiled) -> dict[Any, int]:
+    """Of the weights of every window."""
+    sizes: dict[Any, int] = {}
+    for use in made.materialized.weights.uses:
+        sizes[use.window] = sizes.get(use.window, 0) + use.tensor.num_bytes
+    return sizes
+
+
+def test_what_is_swapped_is_on_the_host_instead() -> None:
+    _, swapped = found("swap")
+    _, kept = found("data_parallel")
+    assert swapped["F", 0].kept.activations < kept["F", 0].kept.activations / 2
+    assert swapped["F", 0].host_bytes > kept["F", 0].kept.activations / 2
+    assert swapped["B", 0].host_bytes == 0
+
+
+def test_a_meter_counts_every_piece_of_memory_once_until_its_end() -> None:
+    x = torch.ones(100)
+    with StorageMeter() as meter:
+        y = x + 1
+        view = y[3:5]
+        assert meter.now_bytes == 800
+        del y
+        assert meter.now_bytes == 800
+        del view
+        assert meter.now_bytes == 400
+        weight = torch.ones(100, requires_grad=True)
+        loss = (weight * x).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert meter.now_bytes == 400 + 400 + 400 + 4
+    assert x.sum() == 100

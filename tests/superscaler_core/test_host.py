@@ -1,0 +1,344 @@
+"""Laws of host memory as a place: what is stored there, and what waits there for its backward."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import superscaler_core as ss
+from superscaler_core.codegen.segments import Segment, stage_steps
+from superscaler_core.plans.blocks import block_groups, blocks_of
+from superscaler_core.report.explain import split_text
+from superscaler_core.run.swap import Swap
+from superscaler_core.run.trainer import Trainer
+from tests.superscaler_core.recorder import Recorder
+from tests.superscaler_core.training import Case, difference, train
+
+MLP = {"inputs": 8, "hidden": 16, "outputs": 8, "layers": 4}
+"""All sizes are multiples of the devices, so that volumes are exact."""
+
+
+def steps(
+    case: Case, compiled: ss.Compiled, folder: Path, num_steps: int = 1, **options: Any
+) -> tuple[Recorder, list[Trainer]]:
+    """Some steps without an optimizer; what moved, and all ranks as they are then."""
+    host = Recorder()
+
+    def work(trainer: Trainer) -> Trainer:
+        trainer.load_state_dict(case.new_model().state_dict())
+        for seed in range(num_steps):
+            trainer.step(*case.inputs(seed, trainer.num_microbatches))
+        return trainer
+
+    ranks = range(case.num_devices)
+    found = ss.run_threads(compiled.save(folder), work, ranks, host=host, **options)
+    return host, list(found.values())
+
+
+def weights_of(compiled: ss.Compiled) -> int:
+    """Elements of all parameters."""
+    return sum(t.box.num_elements for t in compiled.plan.graph.parameters.values())
+
+
+# --- storage ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "zero2", "zero3"])
+def test_what_is_stored_on_the_host_shares_no_memory_with_copies(name: str, tmp_path: Path) -> None:
+    case = Case(name, 2)
+    plan = case.compiled().plan
+    plan.store_on_host()
+    host, trainers = steps(case, ss.compile(plan), tmp_path)
+    came = {tensor.untyped_storage() for tensor in host.on_host}
+    for trainer in trainers:
+        copies = trainer._rank.weights._copies.values()
+        on_device = {copy.untyped_storage() for copy in copies}
+        for parameter in trainer.parameters():
+            assert parameter.untyped_storage() not in on_device
+            assert parameter.grad is not None
+            # One microbatch, one window: gradients are what came, not sums of it.
+            assert parameter.grad.untyped_storage() in came
+
+
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize(("name", "times"), [("zero_offload", 1), ("zero3_offload", 2)])
+def test_a_step_takes_gradients_to_the_host_and_weights_from_it(
+    name: str, times: int, microbatches: int, tmp_path: Path
+) -> None:
+    case = Case(name, 4, model="mlp", sizes=MLP)
+    plan = case.compiled().plan
+    plan.op_order(ss.SCHEDULES["1f1b"](1, microbatches))
+    compiled = ss.compile(plan)
+    host, _ = steps(case, compiled, tmp_path)
+    whole = 8 * weights_of(compiled)
+    # Under ZeRO 3 weights come for every window's forward and backward.
+    assert host.fetched_bytes == times * (microbatches if times > 1 else 1) * whole
+    assert host.sent_bytes == microbatches * whole
+
+
+def test_weights_leave_the_host_in_the_dtype_in_which_they_are_read(tmp_path: Path) -> None:
+    case = Case("zero_offload", 2, model="mlp", sizes=MLP, dtype="bfloat16")
+    compiled = case.compiled()
+    host, trainers = steps(case, compiled, tmp_path, dtype=torch.float32)
+    assert {weight.dtype for trainer in trainers for weight in trainer.parameters()} == {
+        torch.float32
+    }
+    assert host.fetched_bytes == 2 * weights_of(compiled)
+    assert host.sent_bytes == 4 * weights_of(compiled)
+
+
+@pytest.mark.parametrize("name", ["zero_offload", "zero3_offload"])
+def test_offload_moves_between_devices_what_zero_moves(name: str) -> None:
+    other = {"zero_offload": "zero2", "zero3_offload": "zero3"}[name]
+    rows = [
+        [row.cells() for row in Case(plan, 4).compiled().report().rows] for plan in (name, other)
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_parameters_that_no_pattern_fits_stay_on_the_device(tmp_path: Path) -> None:
+    case = Case("data_parallel", 2)
+    plan = case.compiled().plan
+    plan.store_on_host("*.mlp.*", "head.weight")
+    compiled = ss.compile(plan)
+    host, trainers = steps(case, compiled, tmp_path)
+    inside = {n for n in plan.graph.parameters if ".mlp." in n or n == "head.weight"}
+    assert plan.on_host == inside
+    came = {tensor.untyped_storage() for tensor in host.on_host}
+    for name, parameter in trainers[0].named_parameters():
+        assert parameter.grad is not None
+        assert (parameter.grad.untyped_storage() in came) == (name in inside)
+
+
+def test_a_tied_weight_is_stored_on_the_host_by_either_name() -> None:
+    plan = Case("zero2", 2, sizes={"tied": True, "layers": 2}).compiled().plan
+    ((alias, name),) = plan.graph.aliases.items()
+    plan.store_on_host(alias)
+    assert plan.on_host == {name}
+
+
+def test_clipping_and_states_are_those_of_devices(tmp_path: Path) -> None:
+    def work(trainer: Trainer) -> tuple[float, dict[str, torch.Tensor]]:
+        trainer.load_state_dict(start)
+        trainer.step(*case.inputs(0))
+        norm = trainer.clip_grad_norm_(0.5)
+        torch.optim.SGD(trainer.parameters(), lr=0.1).step()
+        trainer.save(tmp_path / trainer_name / "checkpoint")
+        before = trainer.state_dict()
+        torch.optim.SGD(trainer.parameters(), lr=0.1).step()
+        trainer.load(tmp_path / trainer_name / "checkpoint")
+        after = trainer.state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+        return norm.item(), after
+
+    found = []
+    for trainer_name in ("zero3", "zero3_offload"):
+        case = Case(trainer_name, 2)
+        start = case.new_model().state_dict()
+        folder = case.compiled().save(tmp_path / trainer_name)
+        found += ss.run_threads(folder, work, range(2)).values()
+    norms, states = zip(*found, strict=True)
+    assert len(set(norms)) == 1
+    assert norms[0] > 0.5
+    for state in states[1:]:
+        assert all(torch.equal(state[name], value) for name, value in states[0].items())
+
+
+# --- swapping -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_what_is_swapped_is_what_the_plan_says(
+    recompute: bool, microbatches: int, tmp_path: Path
+) -> None:
+    case = Case("swap", 1, {"recompute": recompute}, model="mlp", sizes=MLP)
+    plan = case.compiled().plan
+    plan.op_order(ss.SCHEDULES["gpipe"](1, microbatches))
+    compiled = ss.compile(plan)
+    host, _ = steps(case, compiled, tmp_path)
+    # Of 4 layers, what three read (the input of the model stays), and what three gelus read.
+    num_hidden = 3 if recompute else 6
+    assert host.sent_bytes == microbatches * num_hidden * case.batch * 16 * 8
+    assert compiled.memory[0].host_bytes == host.sent_bytes
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_nothing_that_is_swapped_stays_on_the_device(recompute: bool, tmp_path: Path) -> None:
+    case = Case("swap", 1, {"recompute": recompute}, sizes={"layers": 5})
+    host, _ = steps(case, case.compiled(), tmp_path)
+    assert [copied.sent_alive_bytes for copied in host.fetched] == [0] * len(host.fetched)
+
+
+def test_what_comes_back_is_there_for_two_groups_at_once(tmp_path: Path) -> None:
+    case = Case("swap", 1, sizes={"layers": 5})
+    host, _ = steps(case, case.compiled(), tmp_path)
+    assert host.fetched_bytes == host.sent_bytes
+    # Layers are alike: each sends as much.
+    most = max(copied.fetched_alive_bytes + copied.num_bytes for copied in host.fetched)
+    assert most == 2 * host.sent_bytes // 5
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_weights_constants_and_inputs_stay(window: bool, tmp_path: Path) -> None:
+    case = Case("swap", 1)
+    plan = case.compiled().plan
+    if window:
+        plan.gather_weights(*block_groups(plan.graph))
+    batch = case.inputs(0)
+
+    def work(trainer: Trainer) -> Trainer:
+        trainer.load_state_dict(case.new_model().state_dict())
+        trainer.step(*batch)
+        return trainer
+
+    host = Recorder()
+    folder = ss.compile(plan).save(tmp_path)
+    (trainer,) = ss.run_threads(folder, work, range(1), host=host).values()
+    rank = trainer._rank
+    assert host.sent_bytes > 0
+    assert not host.has_sent([*rank.weights._copies.values(), *rank._constants.values(), *batch])
+
+
+def test_segments_end_where_groups_of_ops_end() -> None:
+    case = Case("swap", 1, model="mlp", sizes=MLP)
+    compiled = case.compiled()
+    found = [s for s in stage_steps(compiled.materialized, 0)[0] if isinstance(s, Segment)]
+    blocks = blocks_of(compiled.plan.graph)
+    assert [tuple(p.op for p in s.parts) for s in found if s.swap] == list(blocks)
+
+
+def test_a_piece_of_memory_goes_once_however_many_look_at_it() -> None:
+    host = Recorder()
+    swap = Swap(host)
+    whole = torch.arange(24.0).reshape(4, 6)
+    looks = [whole, whole.t(), whole[1:3, ::2], whole.detach(), whole.view(torch.int32)[2]]
+    weight = torch.ones(3)
+    first, second = swap.parcel([weight]), swap.parcel([])
+    kept = [first.pack(look) for look in (*looks, weight[1:])]
+    again = second.pack(whole[2])
+    first.send()
+    second.send()
+    assert [copied.num_bytes for copied in host.sent] == [whole.nbytes]
+    for one, look in zip(kept, (*looks, weight[1:]), strict=True):
+        found = first.unpack(one)
+        assert torch.equal(found, look)
+        assert (found.dtype, found.stride()) == (look.dtype, look.stride())
+    assert torch.equal(second.unpack(again), whole[2])
+    assert first.unpack(kept[0]).data_ptr() != whole.data_ptr()
+    assert first.unpack(kept[-1]).data_ptr() == weight[1:].data_ptr()
+    assert len(host.fetched) == 2  # once for each that keeps it
+
+
+def test_memory_that_is_used_again_is_sent_again() -> None:
+    host = Recorder()
+    swap = Swap(host)
+    for value in range(3):
+        parcel = swap.parcel([])
+        kept = parcel.pack(torch.full((4,), float(value)))
+        parcel.send()
+        assert torch.equal(parcel.unpack(kept), torch.full((4,), float(value)))
+    assert len(host.sent) == 3
+
+
+# --- all together -------------------------------------------------------------------------------
+
+
+HYBRID = {"tp": 2, "pp": 2, "microbatches": 3, "zero1": True, "sequence": True}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case("hybrid", 4, HYBRID, sizes={"layers": 3}), Case("zero3", 2, sizes={"dropout": 0.3})],
+    ids=str,
+)
+def test_places_change_no_number(case: Case, tmp_path: Path) -> None:
+    start = case.new_model().state_dict()
+    plain = case.compiled()
+    plan = case.compiled().plan
+    first, *others = blocks_of(plan.graph)
+    plan.swap(first, *others)
+    plan.recompute(first)
+    plan.store_on_host("*.attn.*", "embed.*")
+    work, ranks = partial(train, case=case, state=start), range(case.num_devices)
+    found = [
+        ss.run_threads(compiled.save(tmp_path / name), work, ranks).values()
+        for name, compiled in {"plain": plain, "placed": ss.compile(plan)}.items()
+    ]
+    for ours, theirs in zip(*found, strict=True):
+        assert difference(ours, theirs, 1e-3) <= 1e-12
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num", [2, 4])
+@pytest.mark.parametrize("name", ["zero_offload", "zero3_offload"])
+def test_bytes_a_parameter_are_those_of_zero_on_two_places(name: str, num: int) -> None:
+    case = Case(name, num, model="mlp", sizes={**MLP, "layers": 8}, dtype="bfloat16")
+    compiled = ss.compile(case.compiled().plan, master_dtype="float32", optimizer="adam")
+    num_parameters = weights_of(compiled)
+    for memory in compiled.memory.values():
+        # Float32 weights, gradients and two states; ZeRO's table has 14 with gradients of 2 bytes.
+        assert memory.host_bytes == 16 * num_parameters // num
+        assert memory.optimizer_bytes == 0
+        if name == "zero_offload":
+            assert memory.weights_bytes == 2 * num_parameters
+        else:
+            # The weights of a layer, of 8.
+            assert memory.weights_bytes <= 2 * (16 * 16 + 16)
+
+
+def test_a_swapped_model_needs_less_of_the_device_and_more_of_the_host() -> None:
+    memory = {
+        name: Case(name, 1, sizes={"layers": 5}, batch=32).compiled().memory[0]
+        for name in ("data_parallel", "swap")
+    }
+    kept, swapped = memory.values()
+    assert kept.host_bytes == 0
+    # Of 5 layers 2 are there at once.
+    assert swapped.activations_bytes < 0.6 * kept.activations_bytes
+    assert swapped.total_bytes < kept.total_bytes < swapped.total_bytes + swapped.host_bytes
+
+
+@pytest.mark.parametrize("model", ["gpt", "moe", "wide_resnet"])
+def test_host_memory_is_what_a_step_sends_there(model: str, tmp_path: Path) -> None:
+    case = Case("swap", 1, model=model, dtype="float32")
+    compiled = case.compiled()
+    host, _ = steps(case, compiled, tmp_path)
+    assert compiled.memory[0].host_bytes == host.sent_bytes
+
+
+@pytest.mark.parametrize(("name", "shown"), [("zero_offload", True), ("zero2", False)])
+def test_a_report_shows_host_memory_where_there_is_some(name: str, shown: bool) -> None:
+    compiled = Case(name, 2).compiled()
+    lines = str(compiled.report()).splitlines()
+    header = lines[lines.index("memory") + 1].split()
+    assert (header[-1] == "host") == shown
+    assert ("on the host" in str(compiled.memory[0])) == shown
+
+
+def test_an_explanation_says_what_is_swapped() -> None:
+    plan = Case("swap", 2, {"recompute": True}).compiled().plan
+    rows = {op.module: split_text(plan, op) for op in plan.graph.ops}
+    assert rows["layers.1.mlp.up"] == "b/2, again, swapped"
+    assert "swapped" not in rows["head"]
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def test_a_pattern_that_fits_no_parameter_is_refused() -> None:
+    plan = ss.Plan(Case("zero2", 2).compiled().plan.graph, range(2))
+    with pytest.raises(ss.PlanError, match=r"no parameter that fits 'h\.\*'; it has embed\.weight"):
+        plan.store_on_host("*.mlp.*", "h.*")
+
+
+def test_a_group_without_ops_is_refused() -> None:
+    plan = ss.Plan(Case("zero2", 2).compiled().plan.graph, range(2))
+    with pytest.raises(ss.PlanError, match="swap of a group without ops"):
+        plan.swap(plan.graph.ops[:3], [])

@@ -1,0 +1,238 @@
+"""Laws of the interlaced pipeline: its schedule, and the plan that runs it."""
+
+from __future__ import annotations
+
+from itertools import accumulate, product
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.schedules import (
+    Action,
+    Schedule,
+    ScheduleError,
+    interlaced,
+    interlaced_edges,
+    one_f_one_b,
+    timeline,
+)
+from tests.superscaler_core.schedule_rows import TWICE
+from tests.superscaler_core.training import Case, difference, train
+
+# S, N, number of embeddings.
+SIZES = [(t * k, n, t) for t, k, n in product((1, 2, 3), (1, 2, 3, 4), (1, 2, 5, 9))]
+
+STEPS = """\
+0 encF0 | F0 --|-- F0|-- --|-- --
+1 encF1 decF0 | F1 --|-- F1|F0 --|-- F0
+2 encF2 decF1 | F2 --|-- F2|F1 B0|B0 F1 | decB0
+3 encF3 decF2 | F3 B0|B0 F3|F2 B1|B1 F2 | decB1 encB0
+4 decF3 | -- B1|B1 --|F3 B2|B2 F3 | decB2 encB1
+5 | -- B2|B2 --|-- B3|B3 -- | decB3 encB2
+6 | -- B3|B3 --|-- --|-- -- | encB3"""
+"""Four workers and microbatches by SuperScaler's public code: what the embeddings run, what every
+worker runs first and second, what the embeddings run behind that."""
+
+
+def steps_of(schedule: Schedule) -> str:
+    """A schedule of an encoder and a decoder in time, in the form of ``STEPS``."""
+    num = schedule.num_workers
+    times = timeline(schedule, edges=interlaced_edges(num))
+    names = {0: "enc", num // 2 + 1: "dec"}
+    now: dict[int, dict[int, Action]] = {}
+    for worker, row in enumerate(times.rows):
+        for span in row:
+            now.setdefault(int(span.start), {})[worker] = span.action
+    lines: list[tuple[list[str], list[list[str]], list[str]]] = [([], [], [])]
+    for _, running in sorted(now.items()):
+        before, turns, after = lines[-1]
+        action = next(iter(running.values()))
+        is_embedding = action.stage in names
+        starts = action.kind == "F" if is_embedding else len(turns) == 2
+        if (starts and (turns or after)) or (after and not is_embedding):
+            before, turns, after = [], [], []
+            lines.append((before, turns, after))
+        if is_embedding:
+            assert running == dict.fromkeys(range(num), action)
+            (after if turns else before).append(names[action.stage] + action.brief)
+        else:
+            turns.append([running[w].brief if w in running else "--" for w in range(num)])
+    return "\n".join(
+        " ".join([str(i), *before, "|", "|".join(map(" ".join, zip(*turns, strict=True)))])
+        + (f" | {' '.join(after)}" if after else "")
+        for i, (before, turns, after) in enumerate(lines)
+    )
+
+
+def embeddings_of(num_workers: int, num_embeddings: int) -> list[int]:
+    """The stages that are an embedding: those that read no stage."""
+    edges = interlaced_edges(num_workers, num_embeddings)
+    return sorted({*range(num_workers + num_embeddings)} - {reader for _, reader in edges})
+
+
+# --- the schedule -------------------------------------------------------------------------------
+
+
+def test_four_workers_run_the_table_of_seven_steps() -> None:
+    assert steps_of(interlaced(4, 4)) == STEPS
+
+
+@pytest.mark.parametrize("s, n", [(2, 3), (4, 1), (4, 9), (8, 8), (8, 2), (12, 5)])
+def test_a_step_for_every_microbatch_and_for_every_worker_but_one(s: int, n: int) -> None:
+    assert len(steps_of(interlaced(s, n)).splitlines()) == n + s - 1
+
+
+@pytest.mark.parametrize("s, n, t", SIZES)
+def test_between_the_embeddings_it_is_1f1b(s: int, n: int, t: int) -> None:
+    embeddings = embeddings_of(s, t)
+    rows = interlaced(s, n, t).rows
+    layers = [[a.brief for a in row if a.stage not in embeddings] for row in rows]
+    assert layers == [[action.brief for action in row] for row in one_f_one_b(s, n).rows]
+
+
+@pytest.mark.parametrize("s, peaks", [(4, [4, 3, 2, 1]), (8, [8, 7, 6, 5, 4, 3, 2, 1])])
+def test_worker_d_holds_as_many_microbatches_of_its_layers_as_in_1f1b(
+    s: int, peaks: list[int]
+) -> None:
+    held = {"F": 1, "B": -1}
+    embeddings = embeddings_of(s, 2)
+    found = [
+        max(accumulate(held[a.kind] for a in row if a.stage not in embeddings))
+        for row in interlaced(s, s).rows
+    ]
+    assert found == peaks
+
+
+@pytest.mark.parametrize("s, n, t", SIZES)
+def test_all_workers_run_every_embedding_of_a_microbatch_at_one_time(
+    s: int, n: int, t: int
+) -> None:
+    schedule = interlaced(s, n, t)
+    everyone = tuple(range(s))
+    assert all(schedule.workers_of(stage) == everyone for stage in embeddings_of(s, t))
+    orders = [[a for a in row if a.stage in embeddings_of(s, t)] for row in schedule.rows]
+    assert all(order == orders[0] for order in orders)
+
+
+@pytest.mark.parametrize("s, n, t", [*SIZES, (4, 4, 1)])
+def test_time_is_that_of_1f1b_and_of_the_embeddings(s: int, n: int, t: int) -> None:
+    """nnScaler's general form counts the same, such as 22 steps for (4, 4, 1)."""
+    times = timeline(interlaced(s, n, t), edges=interlaced_edges(s, t))
+    assert times.makespan == 2 * (n + s - 1) + 2 * n * t
+    assert timeline(one_f_one_b(s, n)).makespan == 2 * (n + s - 1)
+
+
+@pytest.mark.parametrize("s", [2, 4, 6, 8])
+def test_another_step_takes_two_backwards_and_the_embeddings(s: int) -> None:
+    """Where 1F1B, whose workers do not wait for all others, takes a forward and a backward."""
+    edges = interlaced_edges(s)
+    times = [timeline(interlaced(s, 2 * s + i), TWICE, edges).makespan for i in (0, 1)]
+    straight = [timeline(one_f_one_b(s, 2 * s + i), TWICE).makespan for i in (0, 1)]
+    assert times[1] - times[0] == 2 * TWICE["B"] + 2 * (TWICE["F"] + TWICE["B"])
+    assert straight[1] - straight[0] == TWICE["F"] + TWICE["B"]
+
+
+def test_it_is_written_and_read_as_text() -> None:
+    schedule = interlaced(4, 3)
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((3, 4), "each of 2 embeddings is in front of as many of the 3 workers'.* multiple of 2"),
+        ((4, 4, 3), "multiple of 3 workers"),
+        ((0, 4), "num_workers is an integer of at least 1, got 0"),
+        ((4, 0), "num_microbatches is an integer of at least 1, got 0"),
+        ((4, 4, 0), "num_embeddings is an integer of at least 1, got 0"),
+    ],
+)
+def test_counts_that_cannot_be_are_errors(counts: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ScheduleError, match=words):
+        interlaced(*counts)
+
+
+# --- the plan -----------------------------------------------------------------------------------
+
+
+def case(num_devices: int, *, layers: int = 2, **knobs: object) -> Case:
+    """The plan on an mBART of so many layers on each side."""
+    sizes = {"layers": layers, "heads": 8}
+    knobs = {"microbatches": 2, **knobs}
+    return Case("interlaced", num_devices, knobs, model="mbart", sizes=sizes, batch=2)
+
+
+@pytest.mark.parametrize("made", [case(2), case(4), case(8, tp=2), case(8, layers=4)], ids=str)
+def test_stages_read_each_other_as_the_schedule_expects(made: Case) -> None:
+    compiled = made.compiled()
+    schedule = compiled.plan.schedule
+    assert schedule is not None
+    assert compiled.materialized.edges.stage_graph == interlaced_edges(schedule.num_workers)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_embeddings_are_on_all_devices_and_layers_on_a_group(tp: int) -> None:
+    made = case(4 * tp, tp=tp).compiled()
+    devices = made.materialized.stage_devices
+    groups = [frozenset(range(tp * i, tp * i + tp)) for i in range(4)]
+    everyone = frozenset(range(4 * tp))
+    assert devices == (everyone, *groups[:2], everyone, *groups[2:])
+
+
+@pytest.mark.parametrize(("rows", "shape"), [(False, (40, 4)), (True, (10, 16))])
+def test_every_device_stores_a_share_of_the_embedding_once(
+    rows: bool, shape: tuple[int, int]
+) -> None:
+    weights = case(4, rows=rows).compiled().materialized.weights
+    embedding = next(t for t in weights.storage if t.name == "embed.weight")
+    shards = weights.storage[embedding].shards
+    assert [shard.box.shape for shard in shards.values()] == [shape] * 4
+    assert len({shard.box for shard in shards.values()}) == 4
+    (use,) = (use for use in weights.uses if use.tensor is embedding)
+    assert use.is_stored
+    assert len(use.readers) == 2
+
+
+def test_recomputed_blocks_hold_less() -> None:
+    kept, again = (case(4, recompute=flag).compiled().memory[0] for flag in (False, True))
+    assert again.activations_bytes < kept.activations_bytes
+
+
+def test_it_drops_what_one_device_drops(tmp_path: Path) -> None:
+    sizes = {"dropout": 0.3, "layers": 1, "target_sequence": 4}
+    knobs = {"microbatches": 3}
+    found = []
+    for name, num in (("accumulate", 1), ("interlaced", 2)):
+        one = Case(name, num, knobs, model="mbart", sizes=sizes, batch=2)
+        one.compiled().save(tmp_path / name)
+        start = one.new_model().state_dict()
+        ranks = ss.run_threads(
+            tmp_path / name, lambda t, one=one, start=start: train(t, one, start), range(num)
+        )
+        found.append(list(ranks.values()))
+    ((alone,), parallel) = found
+    assert [d for d in (difference(one, alone, 1e-3) for one in parallel) if not d <= 1e-12] == []
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (
+            case(3),
+            r"tp=1 on 3 devices: .* each of 2 look-ups in 'embed.weight'.* multiple of 2 \* tp",
+        ),
+        (case(4, tp=0), "tp is at least 1"),
+        (case(4, tp=4), "tp=4 on 4 devices"),
+        (case(8), r"4 stages of the 2 blocks 'layers\.\*' behind embed:embedding: .* larger tp"),
+        (case(4, embedding="embed"), "has no parameter 'embed'; it has embed.weight"),
+        (
+            case(4, embedding="classify.weight"),
+            "no op before its last block that reads 'classify.weight'; say embedding='NAME'",
+        ),
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_says_what_can(made: Case, words: str) -> None:
+    with pytest.raises(ss.PlanError, match=words):
+        made.compiled()

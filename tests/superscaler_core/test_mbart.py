@@ -1,0 +1,90 @@
+"""Laws of mBART: what sees what, in which order it runs, and that its weights are as published."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+import superscaler_core as ss
+from superscaler_core.models import build, config_of, example_inputs
+from superscaler_core.models.mbart import TASKS, DecoderLayer, EncoderLayer
+from superscaler_core.plans import cuts
+
+CONFIG = config_of("mbart")
+
+
+@cache
+def graph_of(task: str) -> ss.Graph:
+    torch.manual_seed(0)
+    return ss.capture(build("mbart", task=task), example_inputs("mbart", 2, task=task))
+
+
+def reached(y: Tensor, token: int, x: Tensor) -> list[int]:
+    """The tokens of ``x`` on which token ``token`` of ``y`` depends."""
+    (grad,) = torch.autograd.grad(y[:, token].square().sum(), x, retain_graph=True)
+    return grad.abs().sum((0, 2)).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_blocks_run_behind_their_embeddings(task: str) -> None:
+    modules = [op.module for op in graph_of(task).ops]
+    parts = dict.fromkeys(".".join(module.split(".")[:2]) for module in modules)
+    blocks = [part for part in parts if part.startswith("layers.")]
+    assert blocks == [f"layers.{i}" for i in range(2 * CONFIG.layers)]
+    first, second = (i for i, module in enumerate(modules) if module == "embed")
+    assert first == 0
+    assert modules[second - 1] == "encoder_norm"
+    assert modules.index(f"layers.{CONFIG.layers}.norm1") > second
+
+
+@pytest.mark.parametrize(("task", "num_readers"), [("classification", 2), ("translation", 3)])
+def test_one_weight_has_the_words(task: str, num_readers: int) -> None:
+    graph = graph_of(task)
+    large = [t for t in graph.parameters.values() if CONFIG.vocabulary in t.shape]
+    assert large == [graph.parameter("embed.weight")]
+    assert len(graph.readers[large[0]]) == num_readers
+    assert graph.aliases == ({"head.weight": "embed.weight"} if num_readers == 3 else {})
+
+
+def test_a_decoder_layer_sees_what_came_before_and_an_encoder_layer_all() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, CONFIG.target_sequence, CONFIG.width, requires_grad=True)
+    memory = torch.randn(1, CONFIG.sequence, CONFIG.width, requires_grad=True)
+    assert reached(EncoderLayer(CONFIG)(memory), 3, memory) == list(range(CONFIG.sequence))
+    decoded = DecoderLayer(CONFIG)(x, memory)
+    assert reached(decoded, 3, x) == [0, 1, 2, 3]
+    assert reached(decoded, 3, memory) == list(range(CONFIG.sequence))
+
+
+@pytest.mark.parametrize(
+    ("preset", "billions"),
+    [("2-gpus", 1.97), ("4-gpus", 5.78), ("8-gpus", 13.3), ("32-gpus", 53.8)],
+)
+def test_presets_have_the_parameters_of_their_sizes(preset: str, billions: float) -> None:
+    """An encoder's block has 12 d^2 of them, a decoder's 16 d^2, the embedding 500,000 d."""
+    with torch.device("meta"):
+        model = build("mbart", preset)
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_source_and_target_are_sequences_that_plans_can_cut(task: str) -> None:
+    plan = ss.Plan(graph_of(task), range(2))
+    assert cuts.sequences(plan) == (plan.dims.of("source", 1), plan.dims.of("target", 1))
+
+
+@pytest.mark.parametrize(("task", "is_scored"), [("classification", False), ("translation", True)])
+def test_words_have_scores_in_a_translation_alone(task: str, is_scored: bool) -> None:
+    plan = ss.Plan(graph_of(task), range(2))
+    last = cuts.last_scores(plan, cuts.vocabulary(plan))
+    assert (last < len(plan.graph.ops)) is is_scored
+    if is_scored:
+        assert CONFIG.vocabulary in plan.graph.ops[last].outputs[0].shape
+
+
+def test_an_unknown_task_is_an_error_that_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="no task 'summary'; it has classification, translation"):
+        build("mbart", task="summary")

@@ -1,0 +1,108 @@
+"""Laws of 2-D tensor parallel: matrices are cut along both dims, and what moves is cut alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.compiled import Compiled
+from tests.superscaler_core.test_plans_communication import (
+    backward,
+    fetches,
+    forward,
+    kinds,
+    moves,
+    reductions,
+)
+from tests.superscaler_core.training import Case, difference, train, train_alone
+
+CASES = [
+    Case("mesh_2d", 4, {"sequence": True}, optimizer="adamw"),
+    Case("mesh_2d", 4, {"x": 1, "y": 2}, sizes={"tied": True}),
+    Case("mesh_2d", 4, model="swin"),
+    Case("mesh_2d", 6, {"x": 3}, model="mlp", batch=6),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_mesh_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+    compiled = case.compiled()
+    compiled.save(tmp_path)
+    start = case.new_model().state_dict()
+    alone = train_alone(case, compiled.plan.num_microbatches)
+    ranks = range(case.num_devices)
+    found = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), ranks)
+    errors = [difference(one, alone, 1e-3) for one in found.values()]
+    assert [error for error in errors if not error <= 1e-12] == []
+
+
+def shares(made: Compiled, name: str) -> set[float]:
+    """How much of a parameter each device stores."""
+    tensor = made.plan.graph.parameter(name)
+    shards = made.materialized.weights.storage[tensor].shards.values()
+    return {shard.box.num_elements / tensor.box.num_elements for shard in shards}
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "y"), [("gpt", 4, 2), ("gpt", 2, 2), ("gpt", 1, 4), ("swin", 2, 4)]
+)
+def test_every_device_stores_one_piece_of_every_matrix(model: str, x: int, y: int) -> None:
+    sizes = {"layers": 1} if model == "gpt" else {"depths": (1,)}
+    made = Case("mesh_2d", 8, {"x": x, "y": y}, model=model, sizes=sizes, batch=8).compiled()
+    words = ["attn.q", "attn.k", "attn.v", "attn.out", "mlp.up", "mlp.down"]
+    matrices = [f"layers.0.{word}.weight" for word in words] + ["head.weight"]
+    if model == "gpt":
+        matrices.append("embed.weight")
+    assert {share for name in matrices for share in shares(made, name)} == {1 / (x * y)}
+
+
+def test_a_layer_gathers_along_one_side_and_scatters_along_the_other() -> None:
+    """Six maps a layer reduce and scatter; q, k and v share what is gathered for them.
+
+    Round each norm the width is swapped for the batch and back.
+    """
+    one, two = (Case("mesh_2d", 4, sizes={"layers": layers}).compiled() for layers in (1, 2))
+    there = kinds(forward(two)) - kinds(forward(one))
+    back = kinds(backward(two)) - kinds(backward(one))
+    assert there == {"reduce_scatter": 6, "all_gather": 4, "all_to_all": 4}
+    assert back == {"all_gather": 6, "reduce_scatter": 4, "all_to_all": 4}
+    assert kinds(fetches(two)) == {}
+
+
+def test_no_tensor_of_a_swin_takes_longer_than_its_bound() -> None:
+    """Of a GPT that is in test_plans_communication.py."""
+    made = Case("mesh_2d", 4, model="swin").compiled()
+    every = [*forward(made), *backward(made), *reductions(made)]
+    assert max(plan.gap for plan in moves(t for t in every if t.box.num_elements > 1)) <= 1.001
+
+
+@pytest.mark.parametrize(
+    ("num", "knobs", "sides"),
+    [(4, {}, (2, 2)), (8, {}, (4, 2)), (8, {"x": 2}, (2, 4)), (8, {"y": 1}, (8, 1))],
+)
+def test_a_mesh_is_as_square_as_can_be(
+    num: int, knobs: dict[str, int], sides: tuple[int, int]
+) -> None:
+    case = Case("mesh_2d", num, knobs, sizes={"heads": 8, "layers": 1}, batch=8)
+    plan = case.compiled().plan
+    linear = next(op for op in plan.graph.ops if op.name == "layers.0.attn.q:linear")
+    cuts = [{part.range(i) for part in plan.parts(linear)} for i in ("n", "k")]
+    assert tuple(map(len, cuts)) == sides
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (Case("mesh_2d", 4, {"x": 3}), "x=3 times y=0 on 4 devices: .* has to divide 4"),
+        (Case("mesh_2d", 4, {"x": 4, "y": 2}), "x=4 times y=2 on 4 devices"),
+        (Case("mesh_2d", 4, {"x": -1}), "x=-1"),
+        (Case("mesh_2d", 8, {}), r"along tokens\.0 into 8: .* cut it into at most 4"),
+    ],
+    ids=str,
+)
+def test_a_mesh_that_cannot_be_says_what_can(case: Case, words: str) -> None:
+    with pytest.raises(ss.PlanError, match=words):
+        replace(case, sizes={"heads": 8}).compiled()

@@ -1,0 +1,123 @@
+"""Laws of nF1B: turns without gradient between the forwards and backwards of 1F1B."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.materialize.steps import Carry
+from superscaler_core.schedules import Schedule, ScheduleError, nf1b, one_f_one_b, timeline
+from tests.superscaler_core.training import Case, train_alone
+
+COUNTS = [(d, d + more, r) for d, more, r in product((1, 2, 3, 5, 8), (0, 1, 6), (0, 1, 2, 4))]
+"""Stages, microbatches and turns; there are no fewer microbatches than stages."""
+
+
+# --- the schedule -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("worker", "row"),
+    [
+        (0, "f f f f f F0 f f F1 f f F2 f f F3 B0 f F4 B1 F5 B2 B3 B4 B5"),
+        (3, "f f f f f F0 B0 f f F1 B1 f f F2 B2 f f F3 B3 f F4 B4 F5 B5"),
+    ],
+)
+def test_rows_of_3f1b_are_those_of_superscaler(worker: int, row: str) -> None:
+    """Its code, run for 4 stages and 6 microbatches, does not number forwards without gradient."""
+    found = (re.sub(r"f[0-9.]+", "f", action.brief) for action in nf1b(4, 6, 2).rows[worker])
+    assert " ".join(found) == row
+
+
+def test_a_worker_of_3f1b_has_two_forwards_without_gradient_for_each_with_it() -> None:
+    for row in nf1b(4, 6, 2).rows:
+        assert [sum(a.kind == kind for a in row) for kind in "fFB"] == [12, 6, 6]
+
+
+@pytest.mark.parametrize("counts", COUNTS, ids=str)
+def test_nf1b_runs_and_holds_what_1f1b_holds(counts: tuple[int, int, int]) -> None:
+    """A timeline exists only if the last stage's turn can reach the first stage: no deadlock."""
+    schedule = nf1b(*counts)
+    d, n, recycle = counts
+    times = timeline(schedule)
+    assert times.busy == (n * (recycle + 2),) * d
+    assert times.peak_microbatches == one_f_one_b(d, n).peak_microbatches
+    assert Schedule.parse(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize(("d", "n"), [(1, 1), (2, 5), (4, 4), (6, 9)])
+def test_without_turns_it_is_1f1b(d: int, n: int) -> None:
+    assert nf1b(d, n, 0).rows == one_f_one_b(d, n).rows
+
+
+@pytest.mark.parametrize(("recycle", "d"), [*product((1, 2, 3, 4), range(2, 9))])
+def test_a_full_pipeline_never_waits_if_stages_are_no_more_than_a_wave(
+    recycle: int, d: int
+) -> None:
+    few, many = (timeline(nf1b(d, n, recycle)).idle for n in (20, 30))
+    assert (few == many) == (d <= recycle + 3)
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((4, 3, 2), "3 microbatches through 4 stages; it takes at least 4"),
+        ((2, 2, -1), "recycle is 0 or more, got -1"),
+        ((0, 2, 1), "num_stages is an integer of at least 1, got 0"),
+    ],
+)
+def test_nf1b_refuses_counts(counts: tuple[int, int, int], words: str) -> None:
+    with pytest.raises(ScheduleError, match=words):
+        nf1b(*counts)
+
+
+# --- the plan -----------------------------------------------------------------------------------
+
+
+def test_what_the_last_stage_makes_goes_back_to_the_first_once_a_turn() -> None:
+    made = Case("nf1b", 2, {"microbatches": 3, "recycle": 4}, model="evoformer").compiled()
+    carried = [event for event in made.materialized.events if isinstance(event, Carry)]
+    back = [e for e in carried if e.edge.recycles is not None]
+    assert {(e.edge.src_stage, e.edge.dst_stage) for e in back} == {(1, 0)}
+    assert len(back) == 2 * 4 * 3  # alignment and pairs, turns, microbatches
+    onward = [e for e in carried if e.edge.recycles is None]
+    assert len([e for e in onward if not e.is_back]) == 2 * (4 + 1) * 3
+    assert len([e for e in onward if e.is_back]) == 2 * 3
+
+
+def test_turns_without_gradient_keep_no_activations() -> None:
+    once, often = (
+        Case("nf1b", 2, {"microbatches": 2, "recycle": turns}, model="evoformer").compiled()
+        for turns in (0, 3)
+    )
+    kept = [[m.activations_bytes for m in made.memory.values()] for made in (once, often)]
+    assert kept[0] == kept[1]
+
+
+def test_training_by_another_number_of_turns_gives_other_losses() -> None:
+    """So that a plan that runs one turn too few does not pass for right."""
+    losses = {
+        turns: train_alone(Case("nf1b", 1, {"recycle": turns}, model="evoformer"), 2).losses
+        for turns in (0, 1, 2)
+    }
+    assert len(set(losses.values())) == 3
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (
+            Case("nf1b", 2, {"microbatches": 1}, model="evoformer"),
+            "microbatches=1 of 2 stages: .* it takes at least 2",
+        ),
+        (Case("nf1b", 2, {"pp": 1, "dp": 3}, model="evoformer"), "pp=1 times dp=3 on 2 devices"),
+        (Case("nf1b", 2), "GPT recycles nothing"),
+    ],
+    ids=str,
+)
+def test_a_plan_that_cannot_be_says_what_can(case: Case, words: str) -> None:
+    with pytest.raises(ss.PlanError, match=words):
+        case.compiled()

@@ -1,0 +1,143 @@
+"""Laws of ``rerun``: a group keeps only what enters it, and runs again, communication too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.plans.blocks import blocks_of
+from superscaler_core.simulator import PROFILES, simulate
+from tests.superscaler_core.training import Case, Trained, difference, train, train_alone
+
+HIDDEN = 4 * 16 * 16 * 8
+"""Bytes of the hidden state: batch, sequence, width, of a float64."""
+
+
+def trained(case: Case, folder: Path) -> list[Trained]:
+    """What every rank of the program sees."""
+    case.compiled().save(folder)
+    start, ranks = case.new_model().state_dict(), range(case.num_devices)
+    return list(ss.run_threads(folder, lambda t: train(t, case, start), ranks).values())
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("hybrid", 2, {"tp": 2, "rerun": True, "microbatches": 2}),
+        Case("hybrid", 4, {"tp": 2, "pp": 2, "rerun": True, "sequence": True, "microbatches": 3}),
+        Case("hybrid", 2, {"tp": 2, "rerun": True, "recompute": True, "microbatches": 1}),
+        Case("coshard", 2, {"parts": 2, "tp": 2, "rerun": True}, model="swin", optimizer="adamw"),
+    ],
+    ids=str,
+)
+def test_what_runs_again_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+    alone = train_alone(case, case.compiled().plan.num_microbatches)
+    errors = [difference(one, alone, 1e-3) for one in trained(case, tmp_path)]
+    assert [error for error in errors if not error <= 1e-12] == []
+
+
+def test_what_runs_again_drops_what_it_dropped(tmp_path: Path) -> None:
+    knobs = {"tp": 2, "microbatches": 2}
+    once = Case("hybrid", 2, knobs, sizes={"dropout": 0.3})
+    again = replace(once, knobs={**knobs, "rerun": True})
+    pair = trained(once, tmp_path / "once")[0], trained(again, tmp_path / "again")[0]
+    assert pair[0].losses == pair[1].losses
+    assert difference(*pair, 1e-3) == 0
+
+
+def bytes_a_block(case: Case) -> float:
+    """By how much a block more makes the activations larger, in hidden states."""
+    # The second microbatch finds gradients of weights there: the worst moment is before all blocks
+    # but the last have run backward.
+    sizes = ({"sequence": 16, "layers": layers} for layers in (3, 4))
+    knobs = {**case.knobs, "microbatches": 2}
+    few, many = (replace(case, knobs=knobs, sizes=s).compiled().memory[0] for s in sizes)
+    return (many.activations_bytes - few.activations_bytes) / HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("case", "kept"),
+    [
+        (Case("hybrid", 1, {"recompute": True}), 1),
+        (Case("hybrid", 1, {"rerun": True}), 1),
+        (Case("hybrid", 2, {"tp": 2, "recompute": True}), 6),
+        (Case("hybrid", 2, {"tp": 2, "rerun": True}), 1),
+        (Case("coshard", 2, {"parts": 2, "tp": 2, "rerun": True}), 1),
+    ],
+    ids=str,
+)
+def test_of_a_block_only_what_enters_it_is_kept(case: Case, kept: int) -> None:
+    """By ``recompute`` also what communication in it takes and brings: four tensors, and a sum."""
+    assert bytes_a_block(case) == kept
+
+
+def test_communication_runs_again_too() -> None:
+    once, again = (
+        Case("hybrid", 2, {"tp": 2, "rerun": rerun}, sizes={"layers": 3}).compiled().files[0]
+        for rerun in (False, True)
+    )
+    assert once.count("run.move(") == 2 * 3
+    assert again.count("run.move(") == 2 * once.count("run.move(")
+    assert again.count("run.move_back(") == once.count("run.move_back(")
+    assert again.count("run.add_loss(") == once.count("run.add_loss(")
+
+
+def test_a_report_counts_what_is_sent_again() -> None:
+    once, again = (
+        Case("hybrid", 2, {"tp": 2, "rerun": rerun, "microbatches": 3}).compiled().report()
+        for rerun in (False, True)
+    )
+    ways = [{way: sum(row.sent_bytes for row in report.of(way)) for way in ("forward", "backward")}
+            for report in (once, again)]  # fmt: skip
+    assert ways[1] == {"forward": 2 * ways[0]["forward"], "backward": ways[0]["backward"]}
+    assert ways[0]["forward"] > 0
+
+
+def test_simulated_time_has_the_forward_twice_and_its_communication() -> None:
+    """On two devices, against a plan that keeps all: forward and backward move the same bytes."""
+    once, again = (
+        simulate(
+            Case("hybrid", 2, {"tp": 2, "rerun": rerun, "microbatches": 1}).compiled(),
+            PROFILES["v100"],
+        )
+        for rerun in (False, True)
+    )
+    assert 2 * again.levels[0].sent_bytes == 3 * once.levels[0].sent_bytes > 0
+    assert once.compute_secs[0] < again.compute_secs[0] < 1.6 * once.compute_secs[0]
+    one, recomputed = (
+        simulate(Case("hybrid", 1, knobs).compiled(), PROFILES["v100"]).compute_secs[0]
+        for knobs in ({"rerun": True}, {"recompute": True})
+    )
+    calls = 8 * 2 * PROFILES["v100"].segment_secs  # microbatches, blocks
+    assert one - calls == pytest.approx(recomputed, rel=1e-9)
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def plan_of_two_blocks() -> ss.Plan:
+    graph = Case("data_parallel", 1).compiled().plan.graph
+    plan = ss.Plan(graph, [0])
+    for op in graph.ops:
+        plan.op_assign(op, 0)
+    return plan
+
+
+def test_groups_that_overlap_are_an_error() -> None:
+    plan = plan_of_two_blocks()
+    first, second = blocks_of(plan.graph)
+    plan.rerun((first[0], second[0]), first[1:])
+    with pytest.raises(ss.PlanError, match="rerun of two groups that both have layers"):
+        _ = ss.compile(plan).files
+
+
+def test_what_runs_again_is_not_swapped() -> None:
+    plan = plan_of_two_blocks()
+    blocks = blocks_of(plan.graph)
+    plan.rerun(*blocks)
+    plan.swap(blocks[1])
+    with pytest.raises(ss.PlanError, match=r"rerun and swap of layers\.1.*use one of them"):
+        _ = ss.compile(plan).files

@@ -1,0 +1,85 @@
+"""``superscaler simulate``: what it prints and writes, and what it says to a wrong request."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rvdcomm as rv
+from superscaler_core.simulator import PROFILES
+from tests.superscaler_core.test_superscaler_cli import Said
+
+PIPELINE = ["simulate", "mlp", "one_f_one_b", "--devices", "2", "--set", "microbatches=3"]
+
+
+def test_simulate_prints_time_bubble_communication_and_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = Said([*PIPELINE, "--topology", "v100:2x1"], capsys)
+    assert (said.status, said.err) == (0, "")
+    assert said.out.startswith("MLPModel on 2 x V100-32GB: ")
+    assert "bubble of makespan" in said.out
+    header = ["devices", "compute", "communication", "bubble", "computing"]
+    assert header in [line.split() for line in said.out.splitlines()]
+    for name in ("rank", "host", "weights", "assumptions"):
+        assert name in said.out
+    assert max(map(len, said.out.splitlines())) <= 100
+
+
+def test_simulate_writes_a_trace_and_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    trace, picture = tmp_path / "step.json", tmp_path / "step.svg"
+    said = Said([*PIPELINE, "--trace", str(trace), "--picture", str(picture)], capsys)
+    assert f"wrote {trace}" in said.out
+    assert f"wrote {picture}" in said.out
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "<svg" in picture.read_text()
+
+
+def test_files_of_a_profile_and_a_topology_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile, topology = tmp_path / "profile.json", tmp_path / "topology.json"
+    replace(PROFILES["a100"], name="mine").save(profile)
+    rv.Topology.preset("a100", 2, 2).save(topology)
+    words = [*PIPELINE, "--profile", str(profile), "--topology", str(topology)]
+    assert Said(words, capsys).out.startswith("MLPModel on 2 x mine: ")
+
+
+def test_point_to_point_is_one_option_away(capsys: pytest.CaptureFixture[str]) -> None:
+    said = Said([*PIPELINE, "--communication", "p2p", "--inter", "rvd"], capsys)
+    assert "communication inside stages by p2p, between stages by rvd" in said.out
+
+
+def test_too_little_memory_is_an_exit_status(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = tmp_path / "profile.json"
+    replace(PROFILES["v100"], memory_bytes=1000).save(profile)
+    said = Said([*PIPELINE, "--profile", str(profile)], capsys)
+    assert said.status == 1
+    assert "out of memory: devices 0,1 have 1000 B" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--profile", "v1"], "--profile v1: there is no such file, and no such preset; the"),
+        (["--topology", "v100:4y8"], "--topology v100:4y8: expected counts such as v100:4x8"),
+        (["--topology", "v100:1x1"], "--topology v100:1x1 has 1 devices, and the plan 2"),
+        (["--topology", "v9:1x8"], "no preset 'v9'; the presets are"),
+        (["--picture", "step.gif"], "use a name in .png, .svg or .pdf"),
+    ],
+)
+def test_wrong_requests_are_said_in_a_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = Said([*PIPELINE, *words], capsys)
+    assert said.status == 2
+    assert message in said.err
+    assert said.err.count("\n") == 1

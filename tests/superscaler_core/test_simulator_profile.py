@@ -1,0 +1,165 @@
+"""Device profiles and times of ops."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.simulator import PROFILES, DeviceProfile
+from superscaler_core.simulator.measured import measured
+from superscaler_core.simulator.op_time import (
+    OpTimes,
+    backward_flops,
+    forward_bytes,
+    signature,
+)
+from tests.superscaler_core.simulated_chains import chain
+from tests.superscaler_core.small import branched, on_one, two_linears
+from tests.superscaler_core.training import Case
+
+SIMPLE = DeviceProfile("simple", {"float32": 1e12, "float64": 1e12}, 1e9, 1 << 30)
+COMPUTE_BOUND = replace(SIMPLE, bytes_per_sec=1e30)
+MEMORY_BOUND = replace(SIMPLE, flops_per_sec={"float32": 1e30, "float64": 1e30})
+
+
+def part(graph: ss.Graph, index: int) -> ss.Part:
+    return ss.Part(graph.ops[index])
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_load_returns_what_save_wrote(name: str, tmp_path: Path) -> None:
+    profile = replace(PROFILES[name], op_secs={"a": (1e-3, 2e-3)}, notes=("a note",))
+    profile.save(tmp_path / "profile.json")
+    assert DeviceProfile.load(tmp_path / "profile.json") == profile
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 9}, "no JSON object of version 1"),
+        ({"speed": 3}, "unknown entries speed"),
+        ({"bytes_per_sec": "fast"}, "bytes_per_sec is 'fast'"),
+        ({"flops_per_sec": {"float32": None}}, "flops_per_sec of float32 is 'None'"),
+        ({"op_secs": {"a": [1]}}, "op_secs of 'a' is no pair of seconds"),
+        ({"memory_bytes": 0}, "memory_bytes is 0"),
+    ],
+)
+def test_a_file_that_is_no_profile_is_refused(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    SIMPLE.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ss.PlanError, match=f"is not a device profile: .*{message}"):
+        DeviceProfile.load(path)
+
+
+def test_figures_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ss.PlanError, match=r"launch_secs is -1; .*efficiency of products is 2"):
+        replace(SIMPLE, launch_secs=-1, efficiency={"products": 2.0})
+
+
+def test_an_infinite_figure_cannot_be_saved(tmp_path: Path) -> None:
+    with pytest.raises(ss.PlanError, match="an infinite figure cannot be saved"):
+        replace(SIMPLE, bytes_per_sec=float("inf")).save(tmp_path / "profile.json")
+
+
+# --- the roofline -------------------------------------------------------------------------------
+
+
+def test_a_product_takes_its_operations() -> None:
+    linear = part(two_linears(4, 6, 8), 0)
+    times = OpTimes(COMPUTE_BOUND)
+    assert times.forward_secs(linear) == pytest.approx(2 * 4 * 6 * 8 / 1e12, rel=1e-9)
+    # Its input has no gradient: one product, for the weight.
+    assert times.backward_secs(linear) == pytest.approx(2 * 4 * 6 * 8 / 1e12, rel=1e-9)
+
+
+def test_a_product_of_two_gradients_has_two_products_in_its_backward() -> None:
+    down = part(two_linears(4, 6, 8, 5), 2)
+    assert backward_flops(down) == 2 * (2 * 4 * 8 * 5)
+
+
+def test_memory_traffic_is_operands_once() -> None:
+    linear = part(two_linears(4, 6, 8), 0)
+    size = 8 * (4 * 6 + 6 * 8 + 4 * 8)
+    assert forward_bytes(linear) == size
+    assert OpTimes(MEMORY_BOUND).forward_secs(linear) == pytest.approx(size / 1e9, rel=1e-9)
+
+
+def test_what_has_no_gradient_has_no_backward() -> None:
+    mask = next(op for op in branched().ops if op.kind == "mask")
+    assert OpTimes(SIMPLE).backward_secs(ss.Part(mask)) == 0
+
+
+def test_an_op_takes_its_launch_besides() -> None:
+    linear = part(two_linears(), 0)
+    launched = OpTimes(replace(SIMPLE, launch_secs=1e-5))
+    assert launched.forward_secs(linear) == OpTimes(SIMPLE).forward_secs(linear) + 1e-5
+
+
+def test_twice_the_speed_is_half_the_time() -> None:
+    graph = branched()
+    fast = replace(SIMPLE, flops_per_sec={"float64": 2e12}, bytes_per_sec=2e9)
+    for op in graph.ops:
+        slow_secs = OpTimes(SIMPLE).backward_secs(ss.Part(op))
+        assert OpTimes(fast).backward_secs(ss.Part(op)) == pytest.approx(slow_secs / 2)
+
+
+def test_efficiency_of_a_kind_is_of_its_operations() -> None:
+    linear = part(two_linears(), 0)
+    half = replace(COMPUTE_BOUND, efficiency={"products": 0.25, "linear": 0.5})
+    full = OpTimes(COMPUTE_BOUND).forward_secs(linear)
+    assert OpTimes(half).forward_secs(linear) == pytest.approx(2 * full, rel=1e-9)
+
+
+def test_a_dtype_without_a_peak_is_named() -> None:
+    with pytest.raises(ss.PlanError, match="simple has no flops_per_sec of float64"):
+        OpTimes(replace(SIMPLE, flops_per_sec={"float32": 1e12})).forward_secs(
+            part(two_linears(), 0)
+        )
+
+
+def test_a_look_up_reads_the_rows_that_it_returns() -> None:
+    op = next(
+        op for op in Case("accumulate", 1).compiled().plan.graph.ops if op.kind == "embedding"
+    )
+    looked_up = 8 * op.outputs[0].box.num_elements
+    assert forward_bytes(ss.Part(op)) == 2 * looked_up + 8 * op.inputs[0].box.num_elements
+
+
+# --- measured -----------------------------------------------------------------------------------
+
+
+def test_parts_of_equal_shapes_are_one_signature() -> None:
+    op = chain(1, batch=8).ops[0]
+    parts = ss.split("b", 2)(ss.Part(op))
+    assert signature(parts[0]) == signature(parts[1])
+    assert signature(parts[0]) != signature(ss.Part(op))
+
+
+def test_a_measured_profile_knows_every_op_of_its_programs() -> None:
+    compiled = Case("megatron", 2).compiled()
+    profile = measured([compiled], op_secs=0.001)
+    plan = compiled.plan
+    parts = [part for op in plan.graph.ops for part in plan.parts(op)]
+    assert {signature(part) for part in parts} == set(profile.op_secs)
+    assert all(forward > 0 for forward, _ in profile.op_secs.values())
+    times = OpTimes(profile)
+    linear = next(p for p in parts if p.op.kind == "linear")
+    assert times.backward_secs(linear) == profile.op_secs[signature(linear)][1] > 0
+
+
+def test_a_larger_op_is_measured_to_take_longer() -> None:
+    programs = [ss.compile(on_one(ss.Plan(chain(1, 64, w), [0]))) for w in (16, 512)]
+    table = measured(programs, op_secs=0.01).op_secs
+    small, large = (table[signature(ss.Part(c.plan.graph.ops[0]))] for c in programs)
+    assert large[0] > 2 * small[0]
+    assert large[1] > 2 * small[1]

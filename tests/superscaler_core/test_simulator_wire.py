@@ -1,0 +1,131 @@
+"""Wires and ports: communication costs what rvdcomm says, and links are busy once at a time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rvdcomm as rv
+from bench.methods import point_to_point_bytes
+from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.simulator.ports import Ports
+from superscaler_core.simulator.wire import TICKS_PER_SEC, Wires, topology_for
+
+SHAPE = (24, 20)
+PAIRS = [
+    ("R(1)V(1)D(8,1)", "R(8)V(1)D(1,1)"),
+    ("R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)"),
+    ("R(1)V(8)D(1,1)", "R(1)V(1)D(8,1)"),
+    ("R(1)V(1)D(8,1)", "R(1)V(1)D(2,4)"),
+    ("R(2)V(2)D(2,1)", "R(1)V(1)D(4,2)"),
+    ("R(1)V(1)D(8,1)", "R(1)V(1)D(3,1)"),
+]
+TOPOLOGIES = {
+    "one host": rv.Topology.single_host(8, 5e-6, 200e9),
+    "two hosts": rv.Topology.preset("v100", 2, 4),
+    "three levels": rv.Topology.preset("v100", 2, 2, 2),
+}
+
+
+def transfer(src: str, dst: str) -> Transfer:
+    rvd = rv.RVD(dst)
+    num_dst = rvd.r * rvd.v * prod(rvd.d)
+    layouts = rv.Layout(SHAPE, src, range(8)), rv.Layout(SHAPE, dst, range(num_dst))
+    return Transfer(rv.Box.of_shape(SHAPE), *layouts, "float32")
+
+
+@pytest.mark.parametrize("where", TOPOLOGIES)
+@pytest.mark.parametrize(("src", "dst"), PAIRS)
+def test_a_planned_wire_costs_what_its_plan_costs(where: str, src: str, dst: str) -> None:
+    topology, leg = TOPOLOGIES[where], transfer(src, dst)
+    wire, cost = Wires(topology).of([leg], "rvd"), leg.plan(topology).cost
+    assert wire.ticks == pytest.approx(cost.secs * TICKS_PER_SEC, rel=1e-9, abs=1)
+    assert sum(wire.level_bytes) == cost.wire_bytes
+    assert sum(wire.level_bytes[1:]) == cost.host_bytes
+
+
+@pytest.mark.parametrize("where", TOPOLOGIES)
+@pytest.mark.parametrize(("src", "dst"), PAIRS)
+def test_pulls_send_the_bytes_of_the_benchmark_s_baseline(where: str, src: str, dst: str) -> None:
+    leg = transfer(src, dst)
+    wire = Wires(TOPOLOGIES[where]).of([leg], "p2p")
+    assert sum(wire.level_bytes) == point_to_point_bytes(leg.src, leg.dst, 4)
+
+
+@pytest.mark.parametrize("method", ["rvd", "p2p"])
+@pytest.mark.parametrize("where", TOPOLOGIES)
+@pytest.mark.parametrize(("src", "dst"), PAIRS)
+def test_no_port_is_busy_for_longer_than_the_call(
+    method: str, where: str, src: str, dst: str
+) -> None:
+    wire = Wires(TOPOLOGIES[where]).of([transfer(src, dst)], method)
+    assert all(0 < busy <= wire.ticks for _, busy in wire.ports)
+
+
+def test_many_tensors_of_one_call_pay_its_latency_once() -> None:
+    topology, leg = TOPOLOGIES["two hosts"], transfer(*PAIRS[1])
+    one, three = (Wires(topology).of([leg] * count, "rvd") for count in (1, 3))
+    latency = one.ticks - (three.ticks - one.ticks) / 2
+    assert three.ticks < 3 * one.ticks
+    assert latency == pytest.approx(leg.plan(topology).cost.rounds * 15e-6 * 1e12, rel=0.8)
+    assert [3 * busy for _, busy in one.ports] == pytest.approx([b for _, b in three.ports], abs=2)
+
+
+def test_many_ranks_are_priced_by_the_model_of_their_plan() -> None:
+    topology = rv.Topology.preset("v100", 16, 8)
+    layouts = (
+        rv.Layout((1 << 20,), rvd, range(128)) for rvd in ("R(1)V(128)D(1)", "R(128)V(1)D(1)")
+    )
+    leg = Transfer(rv.Box.of_shape((1 << 20,)), *layouts, "float16")
+    wire, cost = Wires(topology).of([leg], "rvd"), leg.plan(topology).cost
+    assert wire.ticks == pytest.approx(cost.secs * TICKS_PER_SEC, rel=0.01)
+    assert sum(wire.level_bytes) == cost.wire_bytes
+    assert wire.level_bytes[1] == cost.host_bytes
+    assert all(0 < busy <= wire.ticks for _, busy in wire.shared)
+    assert len(wire.shared) == 2 * 16
+
+
+def test_no_topology_is_the_one_for_which_plans_are_made() -> None:
+    leg = transfer(*PAIRS[0])
+    assert leg.plan(topology_for(None, range(8))).cost == leg.plan(None).cost
+
+
+# --- ports --------------------------------------------------------------------------------------
+
+PORT = (1, 0, "out")
+calls = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.integers(0, 9)), max_size=12)
+
+
+@given(calls)
+def test_a_port_does_all_its_work_and_one_thing_at_a_time(
+    calls: list[tuple[int, int, int]],
+) -> None:
+    ports = Ports()
+    for start, work, besides in calls:
+        end = ports.reserve(start, work + besides, [(PORT, work)])
+        assert end >= start + work + besides
+    busy = sorted(interval for _, interval in ports.taken)
+    assert all(a[1] <= b[0] for a, b in pairwise(busy))
+    assert sum(end - start for start, end in busy) == sum(work for _, work, _ in calls)
+
+
+@given(calls, st.integers(0, 80))
+def test_what_is_seen_from_a_moment_on_is_all_that_matters(
+    calls: list[tuple[int, int, int]], moment: int
+) -> None:
+    ports = Ports()
+    for start, work, besides in calls:
+        ports.reserve(start, work + besides, [(PORT, work)])
+    later = Ports(ports.background([PORT], moment))
+    assert later.reserve(3, 7, [(PORT, 5)]) == ports.reserve(3 + moment, 7, [(PORT, 5)]) - moment
+
+
+def test_a_port_fills_the_time_that_is_left() -> None:
+    ports = Ports()
+    ports.reserve(10, 10, [(PORT, 10)])
+    assert ports.reserve(5, 8, [(PORT, 8)]) == 23
+    assert [interval for _, interval in ports.taken] == [(10, 20), (5, 10), (20, 23)]

@@ -1,0 +1,146 @@
+"""Laws of the Swin Transformer: windows, their shift and their biases; every plan trains it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import superscaler_core as ss
+from superscaler_core.models import build, example_inputs
+from superscaler_core.models.swin import (
+    Block,
+    SwinConfig,
+    from_windows,
+    offsets_of,
+    regions_of,
+    to_windows,
+)
+from superscaler_core.plans.blocks import blocks_of, stages_of_blocks
+from tests.superscaler_core.test_plans_communication import (
+    all_reduce_bytes,
+    backward,
+    forward,
+    kinds,
+    reductions,
+    sent_bytes,
+)
+from tests.superscaler_core.training import Case, difference, train, train_alone
+
+# --- the model ----------------------------------------------------------------------------------
+
+
+def attention_by_hand(block: Block, x: Tensor) -> Tensor:
+    """Attention of a block over all tokens of an image, from the definition of a shifted window.
+
+    Two tokens see each other if they are in one window and no border of the image, round which
+    shifted windows reach, is between them: then they are less than a window apart.
+    """
+    attn, size, window = block.attn, block.size, block.window
+    rows, columns = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    places = torch.stack([rows.flatten(), columns.flatten()])
+    windows = (places - block.shift) % size // window
+    apart = places[:, :, None] - places[:, None, :]
+    sees = (windows[:, :, None] == windows[:, None, :]).all(0) & (apart.abs() < window).all(0)
+    number = (apart[0] + window - 1) * (2 * window - 1) + apart[1] + window - 1
+    bias = attn.offset[:, torch.where(sees, number, 0)]
+    heads = [line(x).unflatten(-1, (attn.heads, -1)).transpose(1, 2) for line in
+             (attn.q, attn.k, attn.v)]  # fmt: skip
+    scores = heads[0] @ heads[1].transpose(-1, -2) / heads[0].shape[-1] ** 0.5 + bias
+    mixed = scores.masked_fill(~sees, float("-inf")).softmax(-1) @ heads[2]
+    out: Tensor = attn.out(mixed.transpose(1, 2).flatten(2))
+    return out
+
+
+@pytest.mark.parametrize(("size", "window", "shift"), [(8, 4, 0), (8, 4, 2), (6, 3, 1), (4, 4, 0)])
+def test_tokens_see_those_of_their_window_that_are_near(size: int, window: int, shift: int) -> None:
+    torch.manual_seed(0)
+    block = Block(6, 2, size, window, shift, merges=False).double()
+    torch.nn.init.normal_(block.attn.offset)
+    x = torch.randn(2, size, size, 6, dtype=torch.float64)
+    device = torch.device("cpu")
+    regions = regions_of(block, device) if shift else None
+    found = block(x, offsets_of(window, device), regions)
+    mixed = attention_by_hand(block, block.norm1(x).flatten(1, 2)).view_as(x)
+    y = x + mixed
+    torch.testing.assert_close(found, y + block.mlp(block.norm2(y)), rtol=1e-12, atol=1e-12)
+
+
+def test_windows_are_squares_of_neighbours() -> None:
+    x = torch.arange(2 * 6 * 6).view(2, 6, 6, 1)
+    windows = to_windows(x, 3)
+    assert windows.shape == (2, 4, 9, 1)
+    assert windows[0, 1, :, 0].tolist() == [3, 4, 5, 9, 10, 11, 15, 16, 17]
+    assert torch.equal(from_windows(windows, 6, 3), x)
+
+
+@pytest.mark.parametrize("preset", [name for name in SwinConfig.presets() if name != "tiny"])
+def test_presets_have_the_parameters_that_they_are_named_after(preset: str) -> None:
+    with torch.device("meta"):
+        model = build("swin", preset)
+    size = float(preset[:-1]) * {"M": 1e6, "B": 1e9}[preset[-1]]
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(size, rel=0.05)
+
+
+def test_a_full_size_model_is_captured_without_a_constant_as_large_as_its_attention() -> None:
+    sizes = {"depths": (2, 2, 2, 2)}
+    with torch.device("meta"):
+        model = build("swin", "201M", **sizes).half()
+    images, labels = example_inputs("swin", 1, "201M", **sizes)
+    graph = ss.capture(model, (images.half(), labels))
+    assert len(blocks_of(graph)) == 8
+    shapes = sorted(tuple(constant.shape) for constant in graph.constants.values())
+    assert shapes == [(4, 2304), (16, 2304), (64, 2304), (2304, 2304)]
+    scores = [t for op in graph.ops for t in op.outputs if t.shape[-2:] == (2304, 2304)]
+    assert max(t.num_bytes for t in scores) == 64 * 6 * 2304**2 * 2
+
+
+def test_a_merge_belongs_to_the_first_block_behind_it() -> None:
+    plan = ss.Plan(Case("data_parallel", 1, model="swin").compiled().plan.graph, range(3))
+    stages = stages_of_blocks(plan, 3)
+    assert [stage.ops[0].module for stage in stages[1:]] == ["layers.1.norm1", "layers.2.merge"]
+
+
+# --- its plans ----------------------------------------------------------------------------------
+
+CASES = [
+    Case("data_parallel", 3, model="swin", batch=3),
+    Case("megatron", 4, model="swin", optimizer="adamw"),
+    Case("zero3", 2, model="swin"),
+    Case("recompute", 2, model="swin"),
+    Case("one_f_one_b", 3, {"microbatches": 3}, model="swin", batch=1),
+    Case("hybrid", 4, {"tp": 2, "pp": 2, "zero1": True, "recompute": True, "microbatches": 2},
+         model="swin", batch=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_plan_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+    compiled = case.compiled()
+    compiled.save(tmp_path)
+    start = case.new_model().state_dict()
+    alone = train_alone(case, compiled.plan.num_microbatches)
+    ranks = range(case.num_devices)
+    found = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), ranks)
+    errors = [difference(one, alone, 1e-3) for one in found.values()]
+    assert [error for error in errors if not error <= 1e-12] == []
+
+
+def test_tensor_parallel_all_reduces_twice_a_layer_each_way() -> None:
+    made = Case("megatron", 4, model="swin").compiled()
+    assert kinds(forward(made)) == kinds(backward(made)) == {"all_reduce": 2 * 3}
+    assert kinds(reductions(made)) == {}
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_biases_of_offsets_are_reduced_as_weights_not_as_large_as_the_scores(tp: int) -> None:
+    made = Case("hybrid", 4, {"tp": tp, "microbatches": 1}, model="swin").compiled()
+    backs = [edge.tensor.name for edge in made.materialized.edges.all if edge.backward]
+    assert not [name for name in backs if "index" in name]
+    offsets = made.plan.graph.parameter("layers.0.attn.offset")
+    moved = [t for use in made.materialized.weights.uses if use.tensor == offsets
+             for t in use.reduce]  # fmt: skip
+    # Among as many devices as share the batch, all groups together.
+    assert sent_bytes(moved) == all_reduce_bytes([offsets]) // 3 * (4 // tp - 1)
