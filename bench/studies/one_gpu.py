@@ -31,9 +31,9 @@ class Method:
 
 METHODS = (
     Method("as it is", PLANS["hybrid"], Way(1)),
-    Method("recompute", PLANS["hybrid"], Way(1, {"recompute": True})),
-    Method("ZeRO-3-offload", zero3, Way(1, {"recompute": True, "offload": True})),
-    Method("co-shard", PLANS["hybrid"], Way(1, {"coshard": 8, "recompute": True})),
+    Method("recompute", PLANS["hybrid"], Way(1, {"rerun": True})),
+    Method("ZeRO-3-offload", zero3, Way(1, {"rerun": True, "offload": True})),
+    Method("co-shard", PLANS["hybrid"], Way(1, {"coshard": 8, "rerun": True})),
 )
 
 CLAIM = {"ZeRO-3-offload": 1.2, "recompute": 1.7}

@@ -88,6 +88,7 @@ def plot(rows: Sequence[Row], ours: Sequence[str], title: str, path: Path) -> No
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.patches import Patch
 
     names = list(rows[0]["systems"])
     figure, ax = plt.subplots(figsize=(max(7, 1.1 * len(rows) + 3), 4.2), layout="constrained")
@@ -110,7 +111,7 @@ def plot(rows: Sequence[Row], ours: Sequence[str], title: str, path: Path) -> No
     ax.set_xticks(range(len(rows)), labels, fontsize=7)
     ax.axhline(1, color="grey", lw=0.8)
     ax.set(ylabel="speed over the best baseline", title=title)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c, _ in zip(COLOURS, names, strict=False)]
+    handles = [Patch(color=colour) for colour, _ in zip(COLOURS, names, strict=False)]
     ax.legend(handles, names, frameon=False, fontsize=8, loc="upper left", ncols=len(names))
     ax.set_ylim(0, ax.get_ylim()[1] * 1.15)
     figure.savefig(path, dpi=120)

@@ -18,6 +18,10 @@ from superscaler_core.plans.storage import shard_storage
 from superscaler_core.plans.tensor_parallel import tensor_parallel
 from superscaler_core.schedules import nf1b, one_f_one_b
 
+SAVINGS: tuple[dict[str, Any], ...] = ({}, {"recompute": True}, {"rerun": True})
+"""What blocks keep: all; what segments between communication read; their input alone. The next is
+tried where with the one before nothing fits."""
+
 MAX_TP = 8
 """Tensor parallel stays inside a host, as Megatron-LM's and DeepSpeed's users keep it."""
 
@@ -28,7 +32,8 @@ class Way:
 
     Attributes:
         dp: replicas that share the batch.
-        knobs: of the sProgram, but for the number of microbatches.
+        knobs: of the sProgram, but for the number of microbatches and what saves memory.
+        savings: further knobs, each of which saves more memory and takes more time than the last.
         splits: into how many parts weights and states are cut: for a quick look at memory.
         on_host: whether weights and states are in host memory.
     """
@@ -37,14 +42,12 @@ class Way:
     knobs: Mapping[str, Any] = field(default_factory=dict)
     splits: int = 1
     on_host: bool = False
+    savings: tuple[Mapping[str, Any], ...] = SAVINGS
 
-    def __str__(self) -> str:
-        words = [f"dp={self.dp}"] + [
-            name if value is True else f"{name}={value}"
-            for name, value in self.knobs.items()
-            if value not in (False, "", 1)
-        ]
-        return " ".join(words)
+    def knobs_text(self, knobs: Mapping[str, Any]) -> str:
+        """All knobs that are not at their default, for people."""
+        shown = {"dp": self.dp, **{k: v for k, v in knobs.items() if v not in (False, "", 1)}}
+        return " ".join(k if v is True else f"{k}={v}" for k, v in shown.items())
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,8 @@ def _powers(most: int) -> list[int]:
 
 def megatron_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
     """Data, tensor and pipeline parallel, with and without recomputation."""
-    for (tp, pp, dp), recompute in product(grids(num_gpus), (False, True)):
-        knobs = {"tp": tp, "pp": pp, "recompute": recompute, "vocabulary": vocabulary}
-        yield Way(dp, knobs, tp * pp)
+    for tp, pp, dp in grids(num_gpus):
+        yield Way(dp, {"tp": tp, "pp": pp, "vocabulary": vocabulary}, tp * pp)
 
 
 MEGATRON = System("Megatron 1F1B", PLANS["hybrid"], megatron_ways)
@@ -94,29 +96,31 @@ MEGATRON_WORDS = System(
 
 
 def zero3(
-    plan: ss.Plan, *, microbatches: int, tp: int = 1, recompute: bool = False, offload: bool = False
+    plan: ss.Plan,
+    *,
+    microbatches: int,
+    tp: int = 1,
+    recompute: bool = False,
+    rerun: bool = False,
+    offload: bool = False,
 ) -> None:
     """ZeRO 3 over the data parallel devices of a tensor parallel grid; its storage on the host."""
     tensor_parallel(plan, plan.graph.ops, plan.devices, tp)
-    _accumulate(plan, microbatches)
+    plan.op_order(one_f_one_b(1, microbatches))
     shard_storage(plan)
     plan.gather_weights(*block_groups(plan.graph))
     if offload:
         plan.store_on_host()
     if recompute:
         plan.recompute(*blocks_of(plan.graph))
-
-
-def _accumulate(plan: ss.Plan, microbatches: int) -> None:
-    """One stage; microbatches one after another."""
-    plan.op_order(one_f_one_b(1, microbatches))
+    if rerun:
+        plan.rerun(*blocks_of(plan.graph))
 
 
 def zero3_ways(num_gpus: int) -> Iterator[Way]:
-    """ZeRO 3 with tensor parallel inside, recomputation and offloading."""
-    for tp, recompute, offload in product(_powers(min(num_gpus, MAX_TP)), (False, True), (0, 1)):
-        knobs = {"tp": tp, "recompute": recompute, "offload": bool(offload)}
-        yield Way(num_gpus // tp, knobs, num_gpus, bool(offload))
+    """ZeRO 3 with tensor parallel inside, and offloading."""
+    for tp, offload in product(_powers(min(num_gpus, MAX_TP)), (False, True)):
+        yield Way(num_gpus // tp, {"tp": tp, "offload": offload}, num_gpus, offload)
 
 
 DEEPSPEED = System("DeepSpeed ZeRO-3", zero3, zero3_ways)
@@ -130,7 +134,8 @@ PARTS = (2, 4, 8)
 def coshard_ways(num_gpus: int, blocks: tuple[str, ...] = ("",)) -> Iterator[Way]:
     """Megatron's grids, and attention and MLP of some blocks in parts on one device."""
     for (tp, pp, dp), parts, chosen in product(grids(num_gpus), PARTS, blocks):
-        yield Way(dp, {"tp": tp, "pp": pp, "coshard": parts, "coshard_blocks": chosen}, tp * pp)
+        knobs = {"tp": tp, "pp": pp, "coshard": parts, "coshard_blocks": chosen}
+        yield Way(dp, knobs, tp * pp)
 
 
 def coshard(*blocks: str) -> System:
@@ -140,15 +145,17 @@ def coshard(*blocks: str) -> System:
 
 def interlaced_ways(num_gpus: int) -> Iterator[Way]:
     """Embeddings on all devices, layers in stages of tensor parallel groups."""
-    for tp, recompute in product(_powers(min(num_gpus // 2, MAX_TP)), (False, True)):
-        if num_gpus // tp % 2 == 0:
-            yield Way(1, {"tp": tp, "recompute": recompute}, num_gpus)
+    for tp in _powers(min(num_gpus // 2, MAX_TP)):
+        yield Way(1, {"tp": tp}, num_gpus)
 
 
 INTERLACED = System("interlaced", PLANS["interlaced"], interlaced_ways)
 
 
 # --- AlphaFold ----------------------------------------------------------------------------------
+
+AXIAL_SAVINGS: tuple[dict[str, Any], ...] = ({}, {"recompute": True})
+"""What blocks keep under DAP: all, or their input."""
 
 RECYCLE = 2
 """Turns without gradient in front of the one that is trained: 3F1B."""
@@ -167,15 +174,15 @@ def dap(
 
 def dap_ways(num_gpus: int) -> Iterator[Way]:
     """Splits of the devices between axial and data parallel."""
-    for axial, recompute in product(_powers(min(num_gpus, MAX_TP)), (False, True)):
+    for axial in _powers(min(num_gpus, MAX_TP)):
         dp = num_gpus // axial
-        yield Way(dp, {"dp": dp, "recompute": recompute}, 1)
+        yield Way(dp, {"dp": dp}, 1, savings=AXIAL_SAVINGS)
 
 
 def dap_zero3_ways(num_gpus: int) -> Iterator[Way]:
     """The same with ZeRO 3."""
     for way in dap_ways(num_gpus):
-        yield Way(way.dp, {**way.knobs, "zero": True}, num_gpus)
+        yield Way(way.dp, {**way.knobs, "zero": True}, num_gpus, savings=AXIAL_SAVINGS)
 
 
 DAP = System("DAP+DP", dap, dap_ways)
@@ -184,12 +191,11 @@ DAP_ZERO3 = System("DeepSpeed ZeRO-3", dap, dap_zero3_ways)
 
 def nf1b_ways(num_gpus: int) -> Iterator[Way]:
     """Pipelines with turns, the rest of the devices axial or data parallel."""
-    for pp, recompute in product(_powers(num_gpus), (False, True)):
+    for pp in _powers(num_gpus):
         left = num_gpus // pp
         for dp in _powers(left):
             if left // dp <= MAX_TP:
-                knobs = {"pp": pp, "dp": dp, "recompute": recompute, "recycle": RECYCLE}
-                yield Way(dp, knobs, pp)
+                yield Way(dp, {"pp": pp, "dp": dp, "recycle": RECYCLE}, pp, savings=AXIAL_SAVINGS)
 
 
 NF1B = System("3F1B", PLANS["nf1b"], nf1b_ways)

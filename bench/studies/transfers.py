@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,9 @@ def _cases() -> Iterator[dict[str, Any]]:
     """Every case between two hosts, and those in one group of both, by both methods."""
     wires = Wires(cluster.topology(16))
     hosts = range(8), range(8, 16)
-    groups = {name: (hosts[0][:a], hosts[1][:b]) for name, (a, b) in GROUPS.items()}
+    groups: dict[str, tuple[Sequence[int], Sequence[int]]] = {
+        name: (hosts[0][:a], hosts[1][:b]) for name, (a, b) in GROUPS.items()
+    }
     groups["in group"] = (range(16), range(16))
     for case in make_cases(groups, SIZES):
         leg = Transfer(rv.Box.of_shape(case.layouts[0].shape), *case.layouts, "float32")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,11 +14,9 @@ from bench.studies import cluster
 from bench.studies.systems import System, Way
 from superscaler_core.models import MODELS
 from superscaler_core.simulator import simulate
-from superscaler_core.tensor import ITEM_BYTES
 
 MICROBATCHES = (1, 2, 4, 8, 16)
-"""Samples of a microbatch and replica that are tried, ascending; the first that is too large for
-the memory ends the row."""
+"""Samples of a microbatch and replica that are tried, ascending."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,8 @@ class Outcome:
     way: str
     dp: int
     knobs: Mapping[str, Any]
-    microbatch: int
-    num_microbatches: int
+    microbatch: int = 0
+    num_microbatches: int = 0
     problem: str = ""
     secs: float = 0.0
     samples_per_sec: float = 0.0
@@ -81,6 +79,14 @@ def _captured(model: str, sizes: tuple[tuple[str, Any], ...], dtype: str, batch:
     inputs = kind.example_inputs(config, batch, torch.Generator().manual_seed(0))
     given = tuple(x.to(getattr(torch, dtype)) if x.is_floating_point() else x for x in inputs)
     return ss.capture(module, given, recycled=kind.recycled)
+
+
+@lru_cache
+def _num_parameters(model: str, sizes: tuple[tuple[str, Any], ...]) -> int:
+    kind = MODELS[model]
+    with torch.device("meta"):
+        module = kind.build(kind.config(**dict(sizes)))
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def captured(workload: Workload, batch: int) -> ss.Graph:
@@ -109,46 +115,61 @@ def compiled(
 def outcomes(workload: Workload, num_gpus: int, system: System) -> Iterator[Outcome]:
     """Every way of a system that may fit."""
     for way in system.ways(num_gpus):
-        for samples in MICROBATCHES:
-            microbatch = samples * way.dp
-            if workload.batch % microbatch:
-                continue
-            found = _outcome(workload, num_gpus, system, way, microbatch)
-            yield found
-            if found.problem:
+        problem = _hopeless(workload, way)
+        if problem:
+            yield Outcome(
+                system.name, way.knobs_text(way.knobs), way.dp, way.knobs, problem=problem
+            )
+            continue
+        for saving in way.savings:
+            found = list(
+                _row(workload, num_gpus, system, replace(way, knobs={**way.knobs, **saving}))
+            )
+            yield from found
+            if not found or not found[0].problem:
                 break
+
+
+def _row(workload: Workload, num_gpus: int, system: System, way: Way) -> Iterator[Outcome]:
+    """Microbatches of growing size, while they fit and are faster than the one before."""
+    fastest = 0.0
+    for samples in MICROBATCHES:
+        microbatch = samples * way.dp
+        if workload.batch % microbatch:
+            return
+        found = _outcome(workload, num_gpus, system, way, microbatch)
+        yield found
+        if found.problem or found.samples_per_sec <= fastest:
+            return
+        fastest = found.samples_per_sec
 
 
 def _outcome(
     workload: Workload, num_gpus: int, system: System, way: Way, microbatch: int
 ) -> Outcome:
-    num = workload.batch // microbatch
-    head = (system.name, str(way), way.dp, dict(way.knobs), microbatch, num)
-    problem = _hopeless(workload, way, microbatch)
-    if problem:
-        return Outcome(*head, problem)
+    text, num = way.knobs_text(way.knobs), workload.batch // microbatch
+    head = Outcome(system.name, text, way.dp, dict(way.knobs), microbatch, num)
     try:
         program = compiled(workload, num_gpus, system.sprogram, way, microbatch)
     except (ss.PlanError, ss.OrderError, ss.ScheduleError) as error:
-        return Outcome(*head, str(error))
+        return replace(head, problem=str(error))
     need = max(memory.total_bytes for memory in program.memory.values())
     if need > cluster.limit_bytes():
-        return Outcome(*head, f"needs {need / 2**30:.1f} GiB")
-    return outcome_of(program, workload, head)
+        return replace(head, problem=f"needs {need / 2**30:.1f} GiB")
+    return _simulated(program, workload, head)
 
 
-def _hopeless(workload: Workload, way: Way, microbatch: int) -> str:
+def _hopeless(workload: Workload, way: Way) -> str:
     """Whether weights, gradients and states alone are too much, which needs no plan to see."""
-    graph = captured(workload, microbatch)
-    params = sum(t.num_bytes // ITEM_BYTES[t.dtype] for t in graph.parameters.values())
+    params = _num_parameters(workload.model, tuple(workload.sizes.items()))
     each = (16 + (2 if workload.dtype == "float16" else 0)) * params / way.splits
     if not way.on_host and each > cluster.limit_bytes():
         return f"weights and states alone need {each / 2**30:.1f} GiB"
     return ""
 
 
-def outcome_of(program: ss.Compiled, workload: Workload, head: tuple[Any, ...]) -> Outcome:
-    """Simulate one program; ``head`` are the first fields of the outcome."""
+def _simulated(program: ss.Compiled, workload: Workload, head: Outcome) -> Outcome:
+    """What comes out for one program."""
     result = simulate(program, cluster.profile())
     num, secs = len(result.devices), result.secs
     fullest = max(result.devices, key=lambda d: sum(result.memory[d].values()))
@@ -157,8 +178,8 @@ def outcome_of(program: ss.Compiled, workload: Workload, head: tuple[Any, ...]) 
         "communication": result.communication_secs,
         "bubble": result.bubble_secs,
     }
-    return Outcome(
-        *head,
+    return replace(
+        head,
         secs=secs,
         samples_per_sec=workload.batch / secs,
         peak_bytes=dict(result.memory[fullest]),

@@ -19,6 +19,7 @@ def interlaced(
     rows: bool = False,
     vocabulary: bool = False,
     recompute: bool = False,
+    rerun: bool = False,
     block: str = BLOCK,
     embedding: str = "embed.weight",
     features: str = "",
@@ -39,7 +40,7 @@ def interlaced(
             of all that is looked up and needs all of its gradient: about N times the hidden state
             each way.
         vocabulary: cut a head along the words, among a group, as ``megatron`` does.
-        recompute: keep of every block only its input.
+        recompute, rerun: as of ``hybrid``.
         block: pattern of the blocks' module paths.
         embedding: the parameter in which words are looked up.
         features: as of ``megatron``.
@@ -69,9 +70,11 @@ def interlaced(
             devices = plan.devices[first : first + tp]
             tensor_parallel(plan, stage.ops, devices, tp, vocabulary=vocabulary, features=features)
     plan.op_order(order(num // tp, microbatches, len(lookups)))
+    inside = [set(ops).difference(lookups) for ops in blocks_of(plan.graph, block)]
     if recompute:
-        inside = [set(ops).difference(lookups) for ops in blocks_of(plan.graph, block)]
         plan.recompute(*inside)
+    if rerun:
+        plan.rerun(*inside)
 
 
 def _lookups(plan: Plan, embedding: str, block: str) -> list[Op]:

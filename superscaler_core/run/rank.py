@@ -230,8 +230,9 @@ class Rank:
             self._saved[name, mb] = _Saved(inputs, others, None)
             return outputs
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
-        outputs = segment(self._rng(mb), *leaves, *others)
-        self._saved[name, mb] = _Saved(leaves, (), _roots(outputs))
+        # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
+        outputs = segment(self._rng(mb), *(leaf.view_as(leaf) for leaf in leaves), *others)
+        self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
         return tuple(x.detach() for x in outputs)
 
     def _forward_swapped(

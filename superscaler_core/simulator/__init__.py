@@ -2,7 +2,7 @@
 
 from superscaler_core.simulator.presets import PROFILES
 from superscaler_core.simulator.profile import DeviceProfile
-from superscaler_core.simulator.simulate import simulate
 from superscaler_core.simulator.simulated import Level, Simulated
+from superscaler_core.simulator.simulation import simulate
 
 __all__ = ["PROFILES", "DeviceProfile", "Level", "Simulated", "simulate"]
