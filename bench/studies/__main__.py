@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from bench.run import environment
 from bench.studies import breakdown, cluster, one_gpu, report, transfers
-from bench.studies.study import STUDIES, Study
-from bench.studies.tuning import outcomes
+from bench.studies.cells import tuned
+from bench.studies.study import STUDIES
 
 DESCRIPTION = """\
 The studies of the SuperScaler paper, simulated on up to 32 V100s (4 hosts of 8). Each system is
@@ -41,9 +36,6 @@ examples:
 SINGLE = {"memory": one_gpu.run, "breakdown": breakdown.run, "transfers": transfers.run}
 """Studies that are no tuning of systems over GPU counts."""
 
-Cell = tuple[str, int, str, int]
-"""A study's name, a GPU count, a model's label, and the number of a system."""
-
 
 def main(words: list[str]) -> int:
     """The command."""
@@ -54,7 +46,7 @@ def main(words: list[str]) -> int:
         if name in SINGLE:
             result |= SINGLE[name](args.out)
         else:
-            result |= _tuned(name, args.gpus, args.processes)
+            result |= tuned(name, args.gpus, args.processes)
             _show(name, result, args.out)
         path = args.out / f"study_{name}.json"
         path.write_text(json.dumps(result, indent=1) + "\n")
@@ -87,51 +79,6 @@ def _counts(text: str) -> tuple[int, ...]:
     if not set(found) <= set(cluster.GPUS):
         raise argparse.ArgumentTypeError(f"{text}: the studies are of {cluster.GPUS} GPUs.")
     return found
-
-
-# --- tuning -------------------------------------------------------------------------------------
-
-
-def _tuned(name: str, gpus: Iterable[int], num_processes: int) -> dict[str, Any]:
-    """All outcomes of a study."""
-    study = STUDIES[name]
-    cells = list(_cells(name, study, gpus))
-    # The largest first, so that none is left alone at the end.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(num_processes, maxtasksperchild=1) as pool:
-        found = pool.imap(_outcomes, cells[::-1], chunksize=1)
-        rows = list(tqdm(found, total=len(cells), desc=name, disable=None))[::-1]
-    return {
-        "study": study.title,
-        "claim": study.claim,
-        "ours": [system.name for system in study.ours],
-        "assumptions": [*cluster.ASSUMPTIONS, *study.assumptions],
-        "rows": [
-            {
-                "gpus": key[0],
-                "model": key[1],
-                "systems": {study.systems[cell[3]].name: row for cell, row in group},
-            }
-            for key, group in groupby(
-                zip(cells, rows, strict=True), key=lambda pair: (pair[0][1], pair[0][2])
-            )
-        ],
-    }
-
-
-def _cells(name: str, study: Study, gpus: Iterable[int]) -> Iterator[Cell]:
-    for count in gpus:
-        for label in study.workloads[count]:
-            for number in range(len(study.systems)):
-                yield name, count, label, number
-
-
-def _outcomes(cell: Cell) -> list[dict[str, Any]]:
-    """What one process does."""
-    name, count, label, number = cell
-    study = STUDIES[name]
-    workload = study.workloads[count][label]
-    return [o.to_json() for o in outcomes(workload, count, study.systems[number])]
 
 
 def _show(name: str, result: dict[str, Any], out: Path) -> None:
