@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from bench.run import environment
 from bench.studies import cluster
 from bench.studies.study import STUDIES, Study
 from bench.studies.tuning import outcomes
+
+SCRATCH = Path("bench/results/scratch/studies")
+"""What was tuned so far, so that a study that is stopped goes on where it was."""
 
 Cell = tuple[str, int, str, int]
 """A study's name, a GPU count, a model's label, and the number of a system."""
@@ -52,8 +58,18 @@ def _cells(name: str, study: Study, gpus: Iterable[int]) -> Iterator[Cell]:
 
 
 def _outcomes(cell: Cell) -> list[dict[str, Any]]:
-    """What one process does."""
+    """What one process does; a cell that this commit has tuned before is read again."""
     name, count, label, number = cell
     study = STUDIES[name]
+    system = study.systems[number]
+    path = SCRATCH / f"{name}-{count}-{label}-{system.name}.json".replace(" ", "_")
+    commit = environment("")["commit"]
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["commit"] == commit and "dirty" not in commit:
+            return list(kept["outcomes"])
     workload = study.workloads[count][label]
-    return [o.to_json() for o in outcomes(workload, count, study.systems[number])]
+    made = [o.to_json() for o in outcomes(workload, count, system)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"commit": commit, "outcomes": made}))
+    return made

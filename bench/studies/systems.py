@@ -46,7 +46,8 @@ class Way:
 
     def knobs_text(self, knobs: Mapping[str, Any]) -> str:
         """All knobs that are not at their default, for people."""
-        shown = {"dp": self.dp, **{k: v for k, v in knobs.items() if v not in (False, "", 1)}}
+        set_knobs = {k: v for k, v in knobs.items() if v is True or v not in (False, "", 1)}
+        shown = {"dp": self.dp, **set_knobs}
         return " ".join(k if v is True else f"{k}={v}" for k, v in shown.items())
 
 

@@ -15,7 +15,7 @@ from bench.studies.systems import System, Way
 from superscaler_core.models import MODELS
 from superscaler_core.simulator import simulate
 
-MICROBATCHES = (1, 2, 4, 8, 16)
+MICROBATCHES = (1, 2, 4, 8)
 """Samples of a microbatch and replica that are tried, ascending."""
 
 
@@ -121,12 +121,16 @@ def outcomes(workload: Workload, num_gpus: int, system: System) -> Iterator[Outc
                 system.name, way.knobs_text(way.knobs), way.dp, way.knobs, problem=problem
             )
             continue
-        for saving in way.savings:
-            found = list(
-                _row(workload, num_gpus, system, replace(way, knobs={**way.knobs, **saving}))
-            )
-            yield from found
-            if not found or not found[0].problem:
+        ways = [replace(way, knobs={**way.knobs, **saving}) for saving in way.savings]
+        # Where it does not fit with what saves most, it will not with less.
+        probe = _outcome(workload, num_gpus, system, ways[-1], way.dp, time=False)
+        if probe.problem:
+            yield probe
+            continue
+        for chosen in ways:
+            row = list(_row(workload, num_gpus, system, chosen))
+            yield from row
+            if not row[0].problem:
                 break
 
 
@@ -145,8 +149,15 @@ def _row(workload: Workload, num_gpus: int, system: System, way: Way) -> Iterato
 
 
 def _outcome(
-    workload: Workload, num_gpus: int, system: System, way: Way, microbatch: int
+    workload: Workload,
+    num_gpus: int,
+    system: System,
+    way: Way,
+    microbatch: int,
+    *,
+    time: bool = True,
 ) -> Outcome:
+    """One way with one size of microbatches; whether it fits, and if asked what it takes."""
     text, num = way.knobs_text(way.knobs), workload.batch // microbatch
     head = Outcome(system.name, text, way.dp, dict(way.knobs), microbatch, num)
     try:
@@ -156,7 +167,7 @@ def _outcome(
     need = max(memory.total_bytes for memory in program.memory.values())
     if need > cluster.limit_bytes():
         return replace(head, problem=f"needs {need / 2**30:.1f} GiB")
-    return _simulated(program, workload, head)
+    return _simulated(program, workload, head) if time else head
 
 
 def _hopeless(workload: Workload, way: Way) -> str:
