@@ -13,8 +13,9 @@ GPUS = (4, 8, 16, 32)
 PER_HOST = 8
 
 RESERVED_BYTES = 1 << 30
-"""Of every GPU, for the CUDA context, communicators and what an allocator cannot use: assumed. It is
-not more because the paper's public code runs an mBART of 48 + 48 layers on 32 GPUs in 29.64 GB."""
+"""Of every GPU, for the CUDA context, communicators and what an allocator cannot use: assumed. It
+is not more because the paper's public code runs an mBART of 48 + 48 layers on 32 GPUs in 29.64 GB.
+"""
 
 
 def profile() -> DeviceProfile:
@@ -36,8 +37,8 @@ def topology(num_gpus: int) -> rv.Topology:
 ASSUMPTIONS = (
     "GPUs: V100-32GB, 8 a host, NVLink inside, one 100 Gbit/s InfiniBand NIC a host (the paper's "
     "test bed); NVLink and NIC at 0.8 and 0.88 of their data sheets.",
-    f"{RESERVED_BYTES >> 30} GiB of every GPU is kept free, for the CUDA context, communicators and "
-    "what an allocator cannot use; with 2 GiB the largest mBART of the paper's public code, which "
+    f"{RESERVED_BYTES >> 30} GiB of every GPU is kept free, for the CUDA context, communicators "
+    "and what an allocator cannot use; with 2 GiB the largest mBART of the paper's public code, which "
     "says that it runs in 29.64 GB, would not fit here under any plan.",
     "Of the peaks are reached: "
     + ", ".join(f"{share} of {kind}" for kind, share in profile().efficiency.items())

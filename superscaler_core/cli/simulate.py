@@ -33,7 +33,7 @@ def _simulate(args: argparse.Namespace) -> int:
         intra=args.intra,
         inter=args.inter,
     )
-    print(found)
+    print(found.summary() if args.summary else found)
     for path, write in ((args.trace, found.save_trace), (args.picture, found.draw)):
         if path is not None:
             with phase(f"write {path}"):
@@ -96,6 +96,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option, choices=METHODS, default=default, help=f"how {what} move: see below"
         )
+    parser.add_argument("--summary", action="store_true", help="print a few lines only")
     parser.add_argument(
         "--trace", metavar="FILE", help="write a trace, for chrome://tracing or ui.perfetto.dev"
     )

@@ -138,10 +138,14 @@ def _value(text: str, value: str, default: Any) -> Any:
             return _WORDS[value.lower()]
         if isinstance(default, int | float):
             return type(default)(value)
+        if isinstance(default, tuple):
+            return tuple(int(word) for word in value.split(","))
         return value
     except (KeyError, ValueError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
-        raise UsageError(f"--set {text}: expected {kind}, such as {default}.") from None
+        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+        kind = kinds.get(type(default), "whole numbers with commas between")
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        raise UsageError(f"--set {text}: expected {kind}, such as {shown}.") from None
 
 
 def _settings(function: Callable[..., Any], skip: str) -> dict[str, Any]:

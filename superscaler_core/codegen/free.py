@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
-from superscaler_core.codegen.text import INDENT
+_NAME = re.compile(
+    r"""
+    '[^']*' | "[^"]*" | \#.*      # passed over: what texts and comments say
+    | (?<![\w.]) ([^\W\d]\w*)     # no attribute
+      (?!\w | =[^=])              # no keyword of a call
+    """,
+    re.VERBOSE,
+)
+_ASSIGNED = re.compile(r"([\w(), ]+?) [+]?= ")
+_NO_STATEMENT = ("#", "return ")
 
 
-def freed(text: str) -> str:
-    r"""A function whose variables are deleted after their last use.
+def freed(lines: Sequence[str]) -> list[str]:
+    r"""The statements of a function, with variables deleted after their last use.
 
     Python keeps local variables until a function returns, and with them tensors that nobody reads
-    any more. Arguments belong to the caller, what is returned too.
+    any more. Arguments belong to the caller, what is returned too. This is called for every
+    function of every rank: it reads code as the writers write it, not all of Python.
 
-    >>> print(freed("def f(x):\n    y = x + 1\n    z = y * 2\n    w = z - 1\n    return w"))
-    def f(x):
-        y = x + 1
-        z = y * 2
-        del y
-        w = z - 1
-        return w
+    >>> print("\n".join(freed(["y = x + 1", "z = y * 2", "w = z - 1", "return w"])))
+    y = x + 1
+    z = y * 2
+    del y
+    w = z - 1
+    return w
+
+    Args:
+        lines: statements, each with the lines that it goes on in, and comments.
     """
-    (function,) = ast.parse(text).body
-    assert isinstance(function, ast.FunctionDef)
-    body = function.body
     last_use: dict[str, int] = {}
     made: set[str] = set()
-    for number, statement in enumerate(body):
-        for name in _names(statement):
-            last_use[name.id] = number
-            if isinstance(name.ctx, ast.Store):
-                made.add(name.id)
-    # Behind the last of these the function returns, which lets go of all that is left.
-    end = len(body) - (2 if isinstance(body[-1], ast.Return) else 1)
+    end = 0
+    for number, line in enumerate(lines):
+        if not line.startswith(_NO_STATEMENT):
+            end = number
+        if (target := _ASSIGNED.match(line)) is not None:
+            made.update(_names(target[1]))
+        last_use.update(dict.fromkeys(_names(line), number))
+    # Behind the last statement the function returns, which lets go of all that is left.
     dead: dict[int, list[str]] = {}
-    for name_id, number in last_use.items():
-        if name_id in made and number < end:
-            dead.setdefault(body[number].end_lineno or 0, []).append(name_id)
-    lines = text.split("\n")
-    for line in sorted(dead, reverse=True):
-        lines.insert(line, f"{INDENT}del {', '.join(dead[line])}")
-    return "\n".join(lines)
+    for name, number in last_use.items():
+        if name in made and number < end:
+            dead.setdefault(number, []).append(name)
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        found.append(line)
+        if number in dead:
+            found.append(f"del {', '.join(dead[number])}")
+    return found
 
 
-def _names(statement: ast.stmt) -> Iterator[ast.Name]:
-    return (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+def _names(text: str) -> Iterator[str]:
+    return (name for name in _NAME.findall(text) if name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.segments import Segment
-from superscaler_core.codegen.text import INDENT, tuple_of, wrapped
+from superscaler_core.codegen.text import function, tuple_of, wrapped
 from superscaler_core.codegen.values import Value, Values, combined
 from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.part import Part
@@ -29,7 +29,7 @@ class SegmentWriter:
     def function(self, segment: Segment, args: Sequence[Value], results: Sequence[Value]) -> str:
         """The function of a segment that is given ``args`` and returns ``results``."""
         names = ["rng", *(value.name for value in args)]
-        lines = [wrapped(f"def {segment.name}(", names, "):")]
+        lines = []
         module = None
         merged = self._merged(segment, {value.name for value in results})
         for part in segment.parts:
@@ -37,10 +37,10 @@ class SegmentWriter:
                 continue
             if part.op.module != module:
                 module = part.op.module
-                lines.append(f"{INDENT}# {module or self._made.plan.graph.name}")
-            lines.append(INDENT + self._statement(part, merged.get(part)))
-        lines.append(f"{INDENT}return {tuple_of(value.name for value in results)}")
-        return freed("\n".join(lines))
+                lines.append(f"# {module or self._made.plan.graph.name}")
+            lines.append(self._statement(part, merged.get(part)))
+        lines.append(f"return {tuple_of(value.name for value in results)}")
+        return function(wrapped(f"def {segment.name}(", names, "):"), freed(lines))
 
     def _merged(self, segment: Segment, exported: set[str]) -> dict[Part, Part]:
         """Parts that add a bias, with the product that each adds it to, which is made in one call.

@@ -211,7 +211,7 @@ class StageWriter:
             if self._device in edge.src.shards:
                 call = "send" if edge.recycles is None else "recycle"
                 lines.append(f'run.{call}("{edge.name}", mb, {self._packed(edge)})')
-        return freed(function(f"def stage{self._stage}_forward(run, mb):", lines))
+        return function(f"def stage{self._stage}_forward(run, mb):", freed(lines))
 
     def _step(self, step: Step, again: int = 0) -> list[str]:
         """The forward of one step; of the span that it is in, ``again`` if that is run again."""
@@ -301,7 +301,7 @@ class StageWriter:
             if self._device in edge.dst.shards and edge.backward:
                 grad = self._sum(self._values.of_edge(edge).name)
                 lines.append(f'run.send_grad("{edge.name}", mb, {grad})')
-        return freed(function(f"def stage{self._stage}_backward(run, mb):", lines))
+        return function(f"def stage{self._stage}_backward(run, mb):", freed(lines))
 
     def _step_back(self, step: Step) -> list[str]:
         """The backward of one step."""

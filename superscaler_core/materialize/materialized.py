@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,6 +60,14 @@ class Materialized:
         box = tensor.box
         return Side(1, tuple(View(device, box, 0) for device in sorted(self.plan.devices)))
 
+    def check_transfers(self) -> None:
+        """Find all communication of a step, so that sums that cannot be made are refused now."""
+        for edge in self.edges.all:
+            _ = edge.forward, edge.backward
+        for use in self.weights.uses:
+            _ = use.fetch, use.reduce
+        _ = self.loss, self.whole
+
     @cached_property
     def spans(self) -> tuple[Mapping[Item, int], ...]:
         """Of every stage, what is run again as a whole, and with which group."""
@@ -67,6 +76,13 @@ class Materialized:
     def runs_again(self, edge: Edge) -> bool:
         """Whether a backward takes an edge's value along once more."""
         return not edge.crosses and Move(edge) in self.spans[edge.src_stage]
+
+    @cached_property
+    def num_opened(self) -> Mapping[Window, tuple[int, int]]:
+        """In how many stages every window opens, and in how many of them runs again."""
+        opened = _opened(self.items)
+        again = _opened(self.spans)
+        return {window: (count, again[window]) for window, count in opened.items()}
 
     @cached_property
     def stage_devices(self) -> tuple[frozenset[Device], ...]:
@@ -138,6 +154,10 @@ class Materialized:
         return found
 
 
+def _opened(stages: Iterable[Iterable[Item]]) -> Counter[Window]:
+    return Counter(item.window for items in stages for item in items if isinstance(item, Open))
+
+
 def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:
     """Decide all communication of a plan whose parts are complete (``validate`` says so).
 
@@ -151,6 +171,8 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
     """
     edges = find_edges(plan)
     items = tuple(stage_items(plan, stage, edges) for stage in plan.stages)
-    return Materialized(
+    made = Materialized(
         plan, edges, find_weights(plan, edges), items, step_events(plan, edges), topology
     )
+    made.check_transfers()
+    return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from superscaler_core.errors import PlanError
-from superscaler_core.materialize.sequence import Compute, Item
+from superscaler_core.materialize.sequence import Close, Compute, Item, Open
 from superscaler_core.plan import Plan
 
 
@@ -13,7 +13,7 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
     """By item of a stage's order, the number of the group with which it is run again.
 
     A span reaches from the first to the last op of its group, with all that is between, so that all
-    devices run the same communication again.
+    devices run the same communication again. Weights that are gathered in it are dropped in it.
 
     Raises:
         PlanError: two groups are not one behind the other, or a part is swapped too.
@@ -24,8 +24,10 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
         if number:
             places.setdefault(number, []).append(place)
     found: dict[Item, int] = {}
+    windows = _windows(items)
     for number, where in places.items():
-        for item in items[where[0] : where[-1] + 1]:
+        first, last = _with_windows(where[0], where[-1], windows)
+        for item in items[first : last + 1]:
             if item in found:
                 raise PlanError(
                     f"rerun of two groups that both have {item} between their ops; groups have to "
@@ -38,3 +40,20 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
                 )
             found[item] = number
     return found
+
+
+def _windows(items: Sequence[Item]) -> list[tuple[int, int]]:
+    """Where windows that gather weights open and close."""
+    opened = {i.window: place for place, i in enumerate(items) if isinstance(i, Open)}
+    closed = {i.window: place for place, i in enumerate(items) if isinstance(i, Close)}
+    return [(place, closed[window]) for window, place in opened.items() if window.gathers]
+
+
+def _with_windows(first: int, last: int, windows: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The ends of a span that has every window whole, or all around it, or not at all."""
+    inside = range(first, last + 1)
+    cut = [ends for ends in windows if (ends[0] in inside) != (ends[1] in inside)]
+    if not cut:
+        return first, last
+    ends = [first, last, *(end for window in cut for end in window)]
+    return _with_windows(min(ends), max(ends), windows)

@@ -86,7 +86,7 @@ def moves_of(
     for use in made.weights.uses:
         mine = [stage_of[op.index] for op, _ in use.readers]
         stages = min(mine, default=0), max(mine, default=0)
-        for way, legs, times in _ways_of(use, count, turns, master_dtype):
+        for way, legs, times in _ways_of(made, use, master_dtype):
             yield from _move(use.name, way, use.tensor.name, stages, times, legs, topology)
     last = stage_of[made.plan.graph.producer[made.plan.graph.loss].index]
     loss = made.plan.graph.loss.name
@@ -94,13 +94,18 @@ def moves_of(
 
 
 def _ways_of(
-    use: Use, count: int, turns: int, master_dtype: str | None
+    made: Materialized, use: Use, master_dtype: str | None
 ) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
     """Weights come once a step, in a window for every run of a stage; gradients go as often."""
-    yield "fetch", use.fetch, turns + 2 * count if use.is_fetched else 1
+    fetches = reductions = 1
+    if use.window is not None:
+        count, (opened, again) = made.plan.num_microbatches, made.num_opened[use.window]
+        fetches = opened * (made.plan.num_turns + 2 * count) + again * count
+        reductions = opened * count
+    yield "fetch", use.fetch, fetches if use.is_fetched else 1
     dtype = master_dtype or use.tensor.dtype
     reduce = tuple(replace(leg, dtype=dtype) for leg in use.reduce)
-    yield "reduce", reduce, 1 if use.window is None else count
+    yield "reduce", reduce, reductions
 
 
 def _move(

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 import rvdcomm as rv
 from superscaler_core.ops import mix
+from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
-from superscaler_core.run.moves import Wait, move, start
-from superscaler_core.run.swap import Parcel, Swap, emptied
-from superscaler_core.run.tables import Edge, Leg, Tables, box_of
+from superscaler_core.run.moves import move
+from superscaler_core.run.tables import Leg, Tables, box_of
+from superscaler_core.run.tape import Segment, Tape, Tensors, compute
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
-
-Segment = Callable[..., tuple[Tensor, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    """What the backward of a segment needs.
-
-    Gradients of its results enter at ``roots``; None if it runs the forward again. Of a swapped
-    segment ``parcel`` has the values, and leaves are empty (or packed, if the forward runs again).
-    """
-
-    leaves: tuple[Any, ...]
-    others: tuple[Tensor, ...]
-    roots: tuple[GradientEdge | None, ...] | None
-    parcel: Parcel | None = None
 
 
 class Rank:
     """Runs a generated file.
 
-    Segments run under autograd on leaves of their own, so that all communication lies between
-    them, forward and backward, in the order that the file says.
+    It hands on what the file says to those who do it: the tape runs segments, the carrier moves
+    what edges take along, the store has the weights.
 
     Args:
         module: the generated file, imported.
@@ -68,8 +50,9 @@ class Rank:
         self.tables: Tables = module.TABLES
         host = host or Host(device)
         self.weights = WeightStore(self.tables, transport, dtype, device, host)
-        self._swap = Swap(host)
         self.device = torch.device(device)
+        self._tape = Tape(self.tables.recomputed, self.tables.swapped, host)
+        self._carrier = Carrier(self.tables, transport, self.device)
         self._step: Callable[[Rank], None] = module.step
         self._transport = transport
         self._constants = {name: value.to(device) for name, value in constants.items()}
@@ -79,11 +62,6 @@ class Rank:
         self.loss_grad = torch.tensor(share, dtype=loss_dtype, device=device)
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
-        self._saved: dict[tuple[str, int], _Saved] = {}
-        self._kept: dict[tuple[str, int], tuple[Tensor, ...]] = {}
-        # By what, edge and microbatch; a microbatch that takes several turns leaves one each.
-        self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
-        self._has_turned: set[tuple[str, int]] = set()
         self._with_grad = True
         self._turn: tuple[int, ...] = ()
         transport.prepare([leg for leg in self._legs() if not leg.is_idle])
@@ -107,14 +85,8 @@ class Rank:
         self._loss = None
         self._num_steps += 1
         self._step(self)
-        assert not self._saved, "every forward had its backward"
-        assert not self._kept, "every span was run again"
-        # A send of which nobody waited may still run; its error must not be lost.
-        for (kind, _, _), queue in self._mail.items():
-            for waits in queue if kind.endswith("sent") else ():
-                waits()
-        self._mail.clear()
-        self._has_turned.clear()
+        self._tape.check_done()
+        self._carrier.finish()
         loss = None if self._loss is None else (self._loss, rv.Box((), ()))
         total = move(self._transport, self.tables.loss, loss, rv.Box((), ()))
         assert total is not None
@@ -195,23 +167,12 @@ class Rank:
 
     def recycled(self, name: str, mb: int) -> Any:
         """What the turn before made; zeros in the first."""
-        if (name, mb) in self._has_turned:
-            return self.receive(name, mb)
-        self._has_turned.add((name, mb))
-        edge = self.tables.edges[name]
-        box = _box(edge.dst)
-        return None if box is None else self._zeros(box, edge)
-
-    def _zeros(self, box: rv.Box, edge: Edge) -> Tensor:
-        dtype: torch.dtype = getattr(torch, edge.dtype)
-        return torch.zeros(box.shape, dtype=dtype, device=self.device)
+        return self._carrier.recycled(name, mb)
 
     # --- segments -------------------------------------------------------------------------------
 
-    def forward(
-        self, segment: Segment, mb: int, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        """Run a segment and keep what its backward needs.
+    def forward(self, segment: Segment, mb: int, inputs: Tensors, others: Tensors) -> Tensors:
+        """Run a segment and keep what its backward needs, if there will be one.
 
         Args:
             segment: the function.
@@ -221,81 +182,24 @@ class Rank:
         """
         if not self._with_grad:
             return self.compute(segment, mb, inputs, others)
-        name = segment.__name__
-        if name in self.tables.swapped:
-            return self._forward_swapped(segment, mb, inputs, others)
-        if name in self.tables.recomputed:
-            with torch.no_grad():
-                outputs = segment(self._rng(mb), *inputs, *others)
-            self._saved[name, mb] = _Saved(inputs, others, None)
-            return outputs
-        leaves = tuple(x.detach().requires_grad_() for x in inputs)
-        # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
-        outputs = segment(self._rng(mb), *(leaf.view_as(leaf) for leaf in leaves), *others)
-        self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
-        return tuple(x.detach() for x in outputs)
+        return self._tape.forward(segment, mb, self._rng(mb), inputs, others)
 
-    def _forward_swapped(
-        self, segment: Segment, mb: int, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        """As ``forward``; what the backward needs goes to the host."""
-        name, parcel = segment.__name__, self._swap.parcel(others)
-        if name in self.tables.recomputed:
-            outputs = self.compute(segment, mb, inputs, others)
-            self._saved[name, mb] = _Saved(tuple(map(parcel.pack, inputs)), others, None, parcel)
-            parcel.send()
-            return outputs
-        leaves = tuple(x.detach().requires_grad_() for x in inputs)
-        with parcel.packing():
-            outputs = segment(self._rng(mb), *leaves, *others)
-        self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs), parcel)
-        return tuple(x.detach() for x in outputs)
-
-    def compute(
-        self, segment: Segment, mb: int, inputs: tuple[Tensor, ...], others: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
+    def compute(self, segment: Segment, mb: int, inputs: Tensors, others: Tensors) -> Tensors:
         """Run a segment that has no backward."""
-        with torch.no_grad():
-            return segment(self._rng(mb), *inputs, *others)
+        return compute(segment, self._rng(mb), inputs, others)
 
-    def backward(
-        self, segment: Segment, mb: int, grads: tuple[Tensor | None, ...]
-    ) -> tuple[Tensor, ...]:
-        """The gradients of a segment's inputs, given those of its outputs.
+    def backward(self, segment: Segment, mb: int, grads: tuple[Tensor | None, ...]) -> Tensors:
+        """The gradients of a segment's inputs, given those of its outputs."""
+        return self._tape.backward(segment, mb, self._rng(mb), grads)
 
-        Gradients of weights are added to those of their copies.
-        """
-        saved = self._saved.pop((segment.__name__, mb))
-        self._fetch(saved, mb)
-        leaves, roots = saved.leaves, saved.roots
-        if roots is None:
-            unpacked = leaves if saved.parcel is None else map(saved.parcel.unpack, leaves)
-            leaves = tuple(x.detach().requires_grad_() for x in unpacked)
-            roots = _roots(segment(self._rng(mb), *leaves, *saved.others))
-        # Results that have gradients come first.
-        pairs = zip(roots, grads, strict=False)
-        given = [(root, grad) for root, grad in pairs if root is not None and grad is not None]
-        if given:
-            torch.autograd.backward([root for root, _ in given], [grad for _, grad in given])
-        return tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves)
-
-    def _fetch(self, saved: _Saved, mb: int) -> None:
-        """Bring what a backward needs from the host, and then what the next one will need."""
-        if not self.tables.swapped:
-            return
-        before = (s for (_, other), s in reversed(self._saved.items()) if other == mb)
-        for one in (saved, next(before, None)):
-            if one is not None and one.parcel is not None:
-                one.parcel.fetch()
-
-    def keep(self, name: str, mb: int, values: tuple[Tensor, ...]) -> None:
+    def keep(self, name: str, mb: int, values: Tensors) -> None:
         """Keep what is needed to run a span again, if there will be a backward."""
         if self._with_grad:
-            self._kept[name, mb] = values
+            self._tape.keep(name, mb, values)
 
-    def kept(self, name: str, mb: int) -> tuple[Tensor, ...]:
+    def kept(self, name: str, mb: int) -> Tensors:
         """What ``keep`` kept, which is let go."""
-        return self._kept.pop((name, mb))
+        return self._tape.kept(name, mb)
 
     def add_loss(self, loss: Tensor) -> None:
         """Count a part of a microbatch's loss."""
@@ -304,77 +208,37 @@ class Rank:
         share = loss * self.loss_grad
         self._loss = share if self._loss is None else self._loss + share
 
-    # --- inside a stage -------------------------------------------------------------------------
+    # --- edges ----------------------------------------------------------------------------------
+    # What they return is None where this rank has no end of an edge; generated code knows.
 
     def move(self, name: str, shard: Tensor | None) -> Any:
         """Take an edge's value from those who write it to those who read it."""
-        edge = self.tables.edges[name]
-        return move(self._transport, edge.forward, _shard(shard, edge.src), _box(edge.dst))
+        return self._carrier.move(name, shard)
 
     def move_back(self, name: str, grad: Tensor | None) -> Any:
         """Take the gradient back."""
-        edge = self.tables.edges[name]
-        given = self._grad(edge, grad)
-        return move(self._transport, edge.backward, given, _box(edge.src))
-
-    def _grad(self, edge: Edge, grad: Tensor | None) -> tuple[Tensor, rv.Box] | None:
-        """The gradient of what this rank read; zeros if none reached it."""
-        box = _box(edge.dst)
-        if box is None:
-            return None
-        return self._zeros(box, edge) if grad is None else grad, box
-
-    # --- between stages -------------------------------------------------------------------------
+        return self._carrier.move_back(name, grad)
 
     def send(self, name: str, mb: int, shard: Tensor | None) -> None:
         """Leave a stage's result for ``carry``."""
-        self._mail["out", name, mb].append(shard)
+        self._carrier.send(name, mb, shard)
 
     def carry(self, name: str, mb: int) -> None:
         """Let an edge to another stage take a microbatch along, while this rank goes on."""
-        edge = self.tables.edges[name]
-        shard = _shard(self._taken("out", name, mb), edge.src)
-        waits = start(self._transport, edge.forward, shard, _box(edge.dst))
-        self._mail["in" if edge.dst else "sent", name, mb].append(waits)
+        self._carrier.carry(name, mb)
 
     def receive(self, name: str, mb: int) -> Any:
         """What ``carry`` brought."""
-        return self._received("in", name, mb)
+        return self._carrier.receive(name, mb)
 
     def send_grad(self, name: str, mb: int, grad: Tensor | None) -> None:
         """Leave a gradient for ``carry_back``."""
-        self._mail["grad out", name, mb].append(grad)
+        self._carrier.send_grad(name, mb, grad)
 
     def carry_back(self, name: str, mb: int) -> None:
         """Let the gradient of an edge go back to the stage that it came from."""
-        edge = self.tables.edges[name]
-        grad = self._grad(edge, self._taken("grad out", name, mb))
-        waits = start(self._transport, edge.backward, grad, _box(edge.src))
-        self._mail["grad in" if edge.src else "grad sent", name, mb].append(waits)
+        self._carrier.carry_back(name, mb)
 
     def receive_grad(self, name: str, mb: int) -> Any:
         """What ``carry_back`` brought."""
-        return self._received("grad in", name, mb)
-
-    def _received(self, kind: str, name: str, mb: int) -> Tensor | None:
-        waits: Wait | None = self._taken(kind, name, mb)
-        assert waits is not None, "an edge is carried before its readers run"
-        return waits()
-
-    def _taken(self, kind: str, name: str, mb: int) -> Any:
-        """What was left first; None if nothing was."""
-        queue = self._mail[kind, name, mb]
-        return queue.popleft() if queue else None
-
-
-def _box(text: str | None) -> rv.Box | None:
-    return None if text is None else box_of(text)
-
-
-def _roots(outputs: tuple[Tensor, ...]) -> tuple[GradientEdge | None, ...]:
-    """Where gradients of results enter, by which a backward starts without the results."""
-    return tuple(get_gradient_edge(out) if out.requires_grad else None for out in outputs)
-
-
-def _shard(tensor: Tensor | None, box: str | None) -> tuple[Tensor, rv.Box] | None:
-    return None if tensor is None or box is None else (tensor, box_of(box))
+        return self._carrier.receive_grad(name, mb)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,11 @@ COLOURS = {
 
 KINDS = {"F": "forward", "B": "backward", "f": "no gradient", "begin": "weights", "end": "weights"}
 
-MAX_LABELS = 400
-"""Runs that get their microbatch's number."""
+LABEL_WIDTH = 0.008
+"""Share of the step that a run takes at least to get its microbatch's number."""
+
+MAX_LABELS = 2000
+"""Runs that are looked at for that."""
 
 MAX_ROWS = 64
 """Devices that are shown; of more, one of every few."""
@@ -80,7 +84,7 @@ def _gantt(axes: Any, simulated: Simulated, rows: Mapping[Device, int]) -> None:
             _fill(axes, found, name)
     stages = [ran for ran in simulated.timeline.runs if ran.event.stage >= 0]
     if sum(len(ran.inside.devices) for ran in stages) <= MAX_LABELS:
-        _label(axes, stages, rows)
+        _label(axes, stages, rows, LABEL_WIDTH * simulated.timeline.makespan)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(list(rows.values()), [str(device) for device in rows])
     axes.set_ylabel("device")
@@ -117,18 +121,21 @@ def _fill(axes: Any, bars: list[Bar], name: str) -> None:
     axes.autoscale_view()
 
 
-def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int]) -> None:
-    """The microbatch of every run, and a line where it begins."""
+def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int], least: float) -> None:
+    """The microbatch of every run that has room for it, and a line where it begins."""
     for ran in runs:
+        colour = "black" if ran.event.kind == "f" else "white"
         for device, end in zip(ran.inside.devices, ran.inside.ends, strict=True):
             if device not in rows or not ran.inside.computing[device]:
                 continue
             begin = min(s for act, s, _ in ran.inside.spans if device in act.devices)
+            if end - begin < least:
+                continue
             start, stop = ((ran.start + tick) / TICKS_PER_SEC for tick in (begin, end))
             row = rows[device]
             axes.plot([start, start], [row - 0.4, row + 0.4], color="white", linewidth=0.8)
             axes.text((start + stop) / 2, row, str(ran.event.microbatch), ha="center",
-                      va="center", fontsize=6.5, color="white", clip_on=True)  # fmt: skip
+                      va="center", fontsize=6.5, color=colour, clip_on=True)  # fmt: skip
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -143,8 +150,9 @@ def _memory(axes: Any, simulated: Simulated) -> None:
         shown.setdefault(series, device)
     colours = colormaps["viridis"]
     for i, device in enumerate(shown.values()):
-        secs = [time for time, _ in simulated.live[device]] + [simulated.secs]
-        sizes = [size / 2**30 for _, size in simulated.live[device]]
+        series = _smooth(simulated.live[device], simulated.secs / 1000)
+        secs = [*(time for time, _ in series), simulated.secs]
+        sizes = [size / 2**30 for _, size in series]
         colour = colours(i / max(1, len(shown) - 1) * 0.9)
         axes.step(secs, [*sizes, sizes[-1]], where="post", linewidth=1, color=colour,
                   label=f"device {device}")  # fmt: skip
@@ -156,3 +164,13 @@ def _memory(axes: Any, simulated: Simulated) -> None:
     axes.set_ylabel("GiB")
     if len(shown) <= 16:
         axes.legend(loc="upper right", fontsize=7, frameon=False, ncols=min(8, len(shown)))
+
+
+def _smooth(series: Series, least_secs: float) -> Series:
+    """Without dips too short to be seen, such as between a run and the one that follows it."""
+    kept = [
+        point
+        for point, then in pairwise(series)
+        if point[1] >= then[1] or then[0] - point[0] >= least_secs
+    ]
+    return (*kept, series[-1])

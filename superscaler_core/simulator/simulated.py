@@ -11,7 +11,7 @@ from pathlib import Path
 from superscaler_core.materialize.side import Device
 from superscaler_core.simulator.live import Series
 from superscaler_core.simulator.stage_run import StageRun
-from superscaler_core.simulator.text import text_of
+from superscaler_core.simulator.text import summary_of, text_of
 from superscaler_core.simulator.timeline import Timeline
 from superscaler_core.simulator.wire import TICKS_PER_SEC
 
@@ -221,6 +221,10 @@ class Simulated:
 
     def __str__(self) -> str:
         return text_of(self)
+
+    def summary(self) -> str:
+        """Time, bubble and the most memory: a few lines."""
+        return summary_of(self)
 
     def save_trace(self, path: str | Path) -> None:
         """Write the step in Chrome's trace format, which chrome://tracing and Perfetto open."""

@@ -19,12 +19,8 @@ WIDTH = 98
 
 def text_of(found: Simulated) -> str:
     """Time, bubble, communication by level, memory by kind, and what they rest on."""
-    share = f"{found.overlap:.1%}" if any(level.secs for level in found.levels) else "-"
     lines = [
-        f"{found.title}: {secs_text(found.secs)} a step",
-        f"bubble of makespan {found.bubble_of_makespan:.1%}, of ideal "
-        f"{found.bubble_of_ideal:.1%}, of span {found.bubble_of_span:.1%}; "
-        f"communication hidden {share}",
+        *_head(found),
         "",
         _times(found),
         "",
@@ -40,6 +36,28 @@ def text_of(found: Simulated) -> str:
         fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ") for text in found.assumptions
     ]
     return "\n".join([*lines, "", "assumptions", *notes])
+
+
+def summary_of(found: Simulated) -> str:
+    """Time, bubble and the most memory: a few lines."""
+    device = max(found.memory, key=lambda device: found.peak_bytes[device])
+    kinds = {kind: size for kind, size in found.memory[device].items() if kind != "host"}
+    most = max(kinds, key=lambda kind: kinds[kind])
+    return "\n".join([
+        *_head(found),
+        f"memory {bytes_text(found.peak_bytes[device])} at most, on device {device}; most of it "
+        f"{most}, {bytes_text(kinds[most])}",
+    ])  # fmt: skip
+
+
+def _head(found: Simulated) -> tuple[str, str]:
+    share = f"{found.overlap:.1%}" if any(level.secs for level in found.levels) else "-"
+    return (
+        f"{found.title}: {secs_text(found.secs)} a step",
+        f"bubble of makespan {found.bubble_of_makespan:.1%}, of ideal "
+        f"{found.bubble_of_ideal:.1%}, of span {found.bubble_of_span:.1%}; "
+        f"communication hidden {share}",
+    )
 
 
 def _times(found: Simulated) -> str:

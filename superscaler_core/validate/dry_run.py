@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 import rvdcomm as rv
 from superscaler_core import ops
@@ -30,12 +29,14 @@ from superscaler_core.materialize.weights import Use
 from superscaler_core.plan import Window
 from superscaler_core.register import registered_modules
 from superscaler_core.run.host import Arrival, Host
-from superscaler_core.run.rank import Rank
-from superscaler_core.run.tables import Tables
-from superscaler_core.run.transport import Board, ThreadTransport
+from superscaler_core.run.tape import Tape, compute
 from superscaler_core.tensor import ITEM_BYTES
+from superscaler_core.validate.fused_attention import FusedAttention
 from superscaler_core.validate.moments import Meter
 from superscaler_core.validate.stored import Stored
+
+_SEED = 0
+"""Of dropout, which draws nothing here."""
 
 
 class DryRun:
@@ -59,15 +60,13 @@ class DryRun:
         self.meter = Meter()
         self._made, self._stage, self._here = made, stage, device
         self._stored = Stored(made, master_dtype)
-        self._module = _module_of(made, stage, device, steps)
+        writer = StageWriter(made, stage, device, steps, Names())
+        self._module = _module_of(writer, stage, device, steps)
         self._edges = {edge.name: edge for edge in made.edges.all}
         self._uses = {use.name: use for use in made.weights.uses}
         self._weights: dict[str, Tensor] = {}
-        self._host = _Elsewhere(self.meter)
-        transport = ThreadTransport(device, Board())
-        self._rank = Rank(self._module, transport, {}, device="meta", host=self._host)
-        self.loss_grad = self._rank.loss_grad
-        self.meter.ignore([self.loss_grad])
+        self._tape = Tape(writer.recomputed, writer.swapped, _Elsewhere(self.meter))
+        self.loss_grad = self._outside((), made.plan.graph.loss.dtype)
         self._with_grad = True
 
     def run(self, kind: str) -> Meter:
@@ -75,7 +74,7 @@ class DryRun:
         self._with_grad, self._is_back = kind != "f", kind == "B"
         self.meter.start()
         which = "backward" if kind == "B" else "forward"
-        with torch.enable_grad(), _FusedAttention(), self.meter:
+        with torch.enable_grad(), FusedAttention(), self.meter:
             getattr(self._module, f"stage{self._stage}_{which}")(self, 0)
         self.meter.step(None)
         return self.meter
@@ -173,22 +172,22 @@ class DryRun:
         if not self._with_grad:
             return self.compute(segment, mb, inputs, others)
         self.meter.step(segment.__name__)
-        return self._rank.forward(segment, mb, inputs, others)
+        return self._tape.forward(segment, mb, _SEED, inputs, others)
 
     def compute(self, segment: Any, mb: int, inputs: Any, others: Any) -> tuple[Tensor, ...]:
         self.meter.step(segment.__name__)
-        return self._rank.compute(segment, mb, inputs, others)
+        return compute(segment, _SEED, inputs, others)
 
     def backward(self, segment: Any, mb: int, grads: Any) -> tuple[Tensor, ...]:
         self.meter.step(segment.__name__)
-        return self._rank.backward(segment, mb, grads)
+        return self._tape.backward(segment, mb, _SEED, grads)
 
     def keep(self, name: str, mb: int, values: tuple[Tensor, ...]) -> None:
         if self._with_grad:
-            self._rank.keep(name, mb, values)
+            self._tape.keep(name, mb, values)
 
     def kept(self, name: str, mb: int) -> tuple[Tensor, ...]:
-        return self._rank.kept(name, mb)
+        return self._tape.kept(name, mb)
 
     def add_loss(self, loss: Tensor) -> None:
         """A number more."""
@@ -283,41 +282,10 @@ class _Elsewhere(Host):
         return lambda: copy
 
 
-class _FusedAttention(TorchFunctionMode):
-    """Lets attention be the fused kernel that devices take, which the meta device does not."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    is_fused = q.dim() == 4 and q.shape[-1] == v.shape[-1] and q.shape[1] == k.shape[1]
-    if not is_fused or (mask is not None and mask.requires_grad):
-        return F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    if mask is not None and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill(mask, 0.0)
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    result: Tensor = fused(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
-    return result
-
-
-def _module_of(made: Materialized, stage: int, device: Device, steps: Sequence[Step]) -> ModuleType:
-    """The stage's functions, and what ``Rank`` reads of a rank's file."""
+def _module_of(
+    writer: StageWriter, stage: int, device: Device, steps: Sequence[Step]
+) -> ModuleType:
+    """The stage's functions."""
     module = ModuleType(f"dry_{stage}_{device}")
     module.__dict__.update(torch=torch, F=F, ops=ops)
     parts = [part for step in steps if isinstance(step, Segment) for part in step.parts]
@@ -325,20 +293,7 @@ def _module_of(made: Materialized, stage: int, device: Device, steps: Sequence[S
         importlib.import_module(path)
         root = path.partition(".")[0]
         setattr(module, root, importlib.import_module(root))
-    writer = StageWriter(made, stage, device, steps, Names())
     exec("\n\n".join(writer.functions()), module.__dict__)
-    graph = made.plan.graph
-    tables = Tables(
-        rank=device,
-        num_ranks=device + 1,
-        num_microbatches=1,
-        inputs={},
-        loss_dtype=graph.loss.dtype,
-        loss=(),
-        recomputed=frozenset(writer.recomputed),
-        swapped=frozenset(writer.swapped),
-    )
-    module.__dict__.update(TABLES=tables, step=None)
     return module
 
 

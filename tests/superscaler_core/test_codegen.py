@@ -109,20 +109,25 @@ def test_a_bias_joins_its_product_where_the_sum_is_not_cut(cut: str | None, call
 
 
 def test_a_variable_is_deleted_after_its_last_use() -> None:
-    lines = ["def f(x):", "y, z = g(x)", "w = y + z", "v = w * z", "u = v + 1", "return u, w"]
-    assert freed("\n    ".join(lines)).split("\n    ") == [
-        *lines[:3],
-        "del y",
-        lines[3],
-        "del z",
-        *lines[4:],
-    ]
+    lines = ["y, z = g(x)", "w = y + z", "v = w * z", "u = v + 1", "return u, w"]
+    assert freed(lines) == [*lines[:2], "del y", lines[2], "del z", *lines[3:]]
 
 
 def test_a_call_of_several_lines_is_not_cut() -> None:
-    calls = ["a = g(\n        run,\n    )", "h(\n        a,\n    )", "h(1)", "h(2)"]
-    text = "\n    ".join(["def f(run):", *calls])
-    assert freed(text) == text.replace("    h(1)", "    del a\n    h(1)")
+    lines = ["a = g(\n        run,\n    )", "h(\n        a,\n    )", "h(1)", "h(2)"]
+    assert freed(lines) == [*lines[:2], "del a", *lines[2:]]
+
+
+@pytest.mark.parametrize(
+    "line", ["f(x.a)", "f(a=x)", "f('a')", 'f("a", x)', "f(x)  # a: x", "# a", "f(ba, a2)"]
+)
+def test_only_a_variable_is_a_use_of_it(line: str) -> None:
+    assert freed(["a = f(x)", line, "f(1)"]) == ["a = f(x)", "del a", line, "f(1)"]
+
+
+@pytest.mark.parametrize("line", ["f(a)", "x += a", "x = a[0:4]", "f(b=a)", "f(a.t)", "(y,) = (a,)"])
+def test_a_use_keeps_a_variable(line: str) -> None:
+    assert freed(["a = f(x)", line, "f(1)"])[2].startswith("del a")
 
 
 def test_totals_add_term_by_term_into_a_tensor_of_their_own() -> None:

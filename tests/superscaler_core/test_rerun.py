@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from ast import literal_eval
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -113,6 +118,55 @@ def test_simulated_time_has_the_forward_twice_and_its_communication() -> None:
     )
     calls = 8 * 2 * PROFILES["v100"].segment_secs  # microbatches, blocks
     assert one - calls == pytest.approx(recomputed, rel=1e-9)
+
+
+def windowed(groups: Sequence[Sequence[int]], windows: Sequence[Sequence[int]]) -> ss.Compiled:
+    """Data parallel of four blocks, some run again together, weights gathered for some together."""
+    graph = ss.capture(ONE.new_model(), ONE.inputs(0))
+    plan, blocks = ss.Plan(graph, range(2)), blocks_of(graph)
+    for op in graph.ops:
+        plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,))])
+    plan.rerun(*([op for number in group for op in blocks[number]] for group in groups))
+    plan.gather_weights(*([op for number in w for op in blocks[number]] for w in windows))
+    for window in plan.windows:
+        for tensor in {tensor for op in window.ops for tensor in op.parameters}:
+            update = plan.update(tensor.name)
+            loop = next(loop for loop, size in update.sizes.items() if size % 2 == 0)
+            plan.op_assign(plan.op_trans(update, ss.split(loop, 2)), plan.devices)
+    return ss.compile(plan)
+
+
+ONE = Case("data_parallel", 2, sizes={"layers": 4, "sequence": 4})
+
+
+@pytest.mark.parametrize(
+    ("groups", "windows", "again"),
+    [
+        ([(0, 1), (2, 3)], [(0,), (1,), (2,), (3,)], 4),
+        ([(0, 1)], [(1, 2), (3,)], 1),
+        ([(1,)], [(0, 1, 2)], 0),
+        ([(1, 2)], [(1, 2), (3,)], 0),
+    ],
+)
+def test_weights_of_what_runs_again_are_there(
+    groups: Sequence[Sequence[int]],
+    windows: Sequence[Sequence[int]],
+    again: int,
+    tmp_path: Path,
+) -> None:
+    """Of ``windows`` so many are gathered a third time, because they open and close inside."""
+    compiled = windowed(groups, windows)
+    compiled.save(tmp_path)
+    start = ONE.new_model().state_dict()
+    found = ss.run_threads(tmp_path, lambda t: train(t, ONE, start), range(2)).values()
+    alone = train_alone(ONE, 1)
+    assert [e for one in found if not (e := difference(one, alone, 1e-3)) <= 1e-12] == []
+    text = compiled.files[0]
+    gathers = [literal_eval(names) for names in re.findall(r"run\.gather\((.*)\)", text)]
+    assert len(gathers) == 2 * len(windows) + again
+    assert text.count("run.reduce(") == len(windows)
+    moves = (move for row in compiled.report().of("fetch") for move in row.moves)
+    assert {move.name: move.num_times for move in moves} == Counter(chain.from_iterable(gathers))
 
 
 # --- errors -------------------------------------------------------------------------------------

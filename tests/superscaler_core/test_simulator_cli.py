@@ -29,6 +29,16 @@ def test_simulate_prints_time_bubble_communication_and_memory(
     assert max(map(len, said.out.splitlines())) <= 100
 
 
+def test_a_summary_is_how_a_report_begins_and_its_most_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole = Said(PIPELINE, capsys).out.splitlines()
+    time, bubble, memory = Said([*PIPELINE, "--summary"], capsys).out.splitlines()
+    assert [time, bubble] == whole[:2]
+    peaks = [line for line in whole if line.endswith(memory.split(" at most")[0][len("memory ") :])]
+    assert [line.split()[0] for line in peaks] == [memory.split("device ")[1].split(";")[0]]
+
+
 def test_simulate_writes_a_trace_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -129,6 +129,11 @@ def test_settings_reach_the_model_and_the_plan(capsys: pytest.CaptureFixture[str
     assert said.out.startswith("MLPModel: 6 ops on 1 device, 1 stage, 3 microbatches (1f1b)")
 
 
+def test_settings_of_several_numbers_have_commas(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "swin", "gpipe", "--devices", "3", "--summary", "--set"]
+    assert "3 stages" in Said([*words, "depths=2,2"], capsys).out
+
+
 def test_a_topology_tells_what_leaves_a_host(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,6 +281,10 @@ def test_run_under_torchrun_trains_as_a_single_device_does(tmp_path: Path) -> No
         (["plan", "mlp", "zero1", "--set", "layers"], "expected NAME=VALUE"),
         (["plan", "mlp", "zero1", "--set", "layer=3"], "takes nothing. Is it layers?"),
         (["plan", "mlp", "zero1", "--set", "layers=few"], "expected a whole number, such as 3."),
+        (
+            ["plan", "swin", "zero1", "--set", "depths=2,x"],
+            "numbers with commas between, such as 2,1",
+        ),
         (["plan", "mlp", "zero1", "--set", "plan.layers=3"], "the plan zero1 takes nothing."),
         (["plan", "mlp", "zero1", "--set", "has_classes=so"], "expected true or false"),
         (["plan", "mlp", "zero1", "--topology", "nowhere.json"], "nowhere.json"),

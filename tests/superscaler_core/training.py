@@ -15,8 +15,6 @@ from superscaler_core.models import MODELS, build, example_inputs
 from superscaler_core.models.recycling import last_turn
 from superscaler_core.plans import PLANS
 
-NUM_STEPS = 5
-
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
@@ -51,6 +49,7 @@ class Case:
         optimizer: a name of ``OPTIMIZERS``.
         dtype: of the parameters.
         batch: of a microbatch.
+        num_steps: of the training.
     """
 
     plan: str
@@ -61,6 +60,7 @@ class Case:
     optimizer: str = "sgd"
     dtype: str = "float64"
     batch: int = 4
+    num_steps: int = 3
 
     def __str__(self) -> str:
         words = [f"{k}={v}" for k, v in {**self.knobs, **self.sizes}.items()]
@@ -120,7 +120,7 @@ def train(trainer: ss.Trainer, case: Case, state: Mapping[str, Tensor]) -> Train
     trainer.load_state_dict(state)
     optimizer = OPTIMIZERS[case.optimizer](trainer.parameters())
     losses = []
-    for step in range(NUM_STEPS):
+    for step in range(case.num_steps):
         inputs = case.inputs(step, trainer.num_microbatches)
         losses.append(trainer.step(*inputs[: len(inputs) - len(case.recycled)]).item())
         optimizer.step()
@@ -133,7 +133,7 @@ def train_alone(case: Case, num_microbatches: int) -> Trained:
     model = case.new_model()
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     losses = []
-    for step in range(NUM_STEPS):
+    for step in range(case.num_steps):
         chunks = [x.chunk(num_microbatches) for x in case.inputs(step, num_microbatches)]
         total = 0.0
         for microbatch in zip(*chunks, strict=True):
