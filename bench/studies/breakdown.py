@@ -42,6 +42,12 @@ def run(out: Path, gpus: tuple[int, ...] = cluster.GPUS) -> dict[str, Any]:
 
 def _show(rows: list[dict[str, Any]]) -> None:
     print("mBART: seconds of a step (mean of the GPUs), simulated; the best way of each plan\n")
+    print(report.grid(lines_of(rows)), "\n")
+    print(ratios_text(rows))
+
+
+def lines_of(rows: list[dict[str, Any]]) -> report.Lines:
+    """The seconds of every part of a step."""
     lines = [["GPUs", "model", "plan", *PARTS, "step", "best way"]]
     for row in rows:
         head, found = [str(row["gpus"]), row["model"], row["system"]], row["outcome"]
@@ -50,7 +56,11 @@ def _show(rows: list[dict[str, Any]]) -> None:
             continue
         parts = [f"{found['shares'][part] * found['secs']:.1f}" for part in PARTS]
         lines.append([*head, *parts, f"{found['secs']:.1f}", found["way"]])
-    print(report.grid(lines), "\n")
+    return lines
+
+
+def ratios_text(rows: list[dict[str, Any]]) -> str:
+    """How much faster the interlaced pipeline is, and the paper's."""
     secs = {
         (r["gpus"], r["system"]): r["outcome"]["secs"] for r in rows if r["outcome"] is not None
     }
@@ -59,7 +69,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         for n in dict.fromkeys(count for count, _ in secs)
         if {(n, MEGATRON_WORDS.name), (n, INTERLACED.name)} <= secs.keys()
     ]
-    print(f"interlaced over 1F1B: {', '.join(ratios) or '-'}; the paper: {CLAIM:.2g} x")
+    return f"interlaced over 1F1B: {', '.join(ratios) or '-'}; the paper: {CLAIM:.2g} x"
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:

@@ -38,8 +38,8 @@ ASSUMPTIONS = (
     "GPUs: V100-32GB, 8 a host, NVLink inside, one 100 Gbit/s InfiniBand NIC a host (the paper's "
     "test bed); NVLink and NIC at 0.8 and 0.88 of their data sheets.",
     f"{RESERVED_BYTES >> 30} GiB of every GPU is kept free, for the CUDA context, communicators "
-    "and what an allocator cannot use; with 2 GiB the largest mBART of the paper's public code, which "
-    "says that it runs in 29.64 GB, would not fit here under any plan.",
+    "and what an allocator cannot use; with 2 GiB the largest mBART of the paper's public code, "
+    "which says that it runs in 29.64 GB, would not fit here under any plan.",
     "Of the peaks are reached: "
     + ", ".join(f"{share} of {kind}" for kind, share in profile().efficiency.items())
     + "; all systems the same, whatever the sizes of their products.",

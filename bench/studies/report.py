@@ -27,8 +27,17 @@ def speed_up(row: Row, ours: Sequence[str]) -> float | None:
     return max(mine) / max(others) if mine and others else None
 
 
+Lines = list[list[str]]
+"""Cells of a table, line by line, the header first."""
+
+
 def table(rows: Sequence[Row], ours: Sequence[str]) -> str:
     """Samples a second of every system's best way, and our speed-up."""
+    return grid(table_lines(rows, ours))
+
+
+def table_lines(rows: Sequence[Row], ours: Sequence[str]) -> Lines:
+    """The cells of ``table``."""
     names = list(rows[0]["systems"])
     lines = [["GPUs", "model", *names, "speed-up"]]
     for row in rows:
@@ -39,11 +48,22 @@ def table(rows: Sequence[Row], ours: Sequence[str]) -> str:
             *(f"{o['samples_per_sec']:.4g}" if o else "does not fit" for o in best),
             f"{ratio:.2f} x" if ratio else "-",
         ])  # fmt: skip
-    return grid(lines)
+    return lines
 
 
 def ways_table(rows: Sequence[Row]) -> str:
     """The best way of every system, what fills its memory, and where its time goes."""
+    return f"{grid(ways_lines(rows))}\n{WAYS_LEGEND}"
+
+
+WAYS_LEGEND = (
+    "x: microbatches of a step. GiB: of the fullest GPU. comp, comm, idle: shares of the step "
+    "(mean of\nthe GPUs) in which a GPU computes, communicates and does nothing else, or waits."
+)
+
+
+def ways_lines(rows: Sequence[Row]) -> Lines:
+    """The cells of ``ways_table``."""
     lines = [["GPUs", "model", "system", "best way", "x", "GiB", "comp", "comm", "idle"]]
     for row in rows:
         for name, found in row["systems"].items():
@@ -58,11 +78,15 @@ def ways_table(rows: Sequence[Row]) -> str:
                 f"{sum(v for k, v in best['peak_bytes'].items() if k != 'host') / 2**30:.1f}",
                 *(f"{shares[part]:.0%}" for part in ("compute", "communication", "bubble")),
             ])  # fmt: skip
-    legend = (
-        "x: microbatches of a step. GiB: of the fullest GPU. comp, comm, idle: shares of the step "
-        "(mean of\nthe GPUs) in which a GPU computes, communicates and does nothing else, or waits."
-    )
-    return f"{grid(lines)}\n{legend}"
+    return lines
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """The same cells as a table of a document; columns of numbers to the right."""
+    head, *body = lines
+    numbers = [all(_is_number(c) for c in column if c) for column in zip(*body, strict=True)]
+    rules = ["---:" if is_number else "---" for is_number in numbers or [False] * len(head)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rules, *body))
 
 
 def grid(lines: Sequence[Sequence[str]]) -> str:
