@@ -78,8 +78,10 @@ def run(out: Path) -> dict[str, Any]:
         {
             "method": method.name,
             "longest": longest(method),
-            "gib": {s: peak_bytes(method, s) / 2**30 for s in SEQUENCES},
-            "secs": {s: ss.simulate(program(method, s), cluster.profile()).secs for s in SEQUENCES},
+            "gib": {str(s): peak_bytes(method, s) / 2**30 for s in SEQUENCES},
+            "secs": {
+                str(s): ss.simulate(program(method, s), cluster.profile()).secs for s in SEQUENCES
+            },
         }
         for method in METHODS
     ]
@@ -102,21 +104,37 @@ def run(out: Path) -> dict[str, Any]:
 def _show(rows: list[dict[str, Any]]) -> None:
     limit = cluster.limit_bytes() / 2**30
     print(f"GPT-3 1.3 B on one V100: GiB by tokens of the sequence ({limit:.0f} are there)\n")
-    head = ["method", *map(str, SEQUENCES), "longest"]
-    lines = [head] + [
-        [row["method"], *(f"{row['gib'][s]:.1f}" for s in SEQUENCES), str(row["longest"])]
+    print(report.grid(memory_lines(rows)), "\n")
+    print("seconds of a step, simulated, whether it fits or not\n")
+    print(report.grid(time_lines(rows)), "\n")
+    print("\n".join(ratio_texts(rows)))
+
+
+def memory_lines(rows: list[dict[str, Any]]) -> report.Lines:
+    """GiB by tokens, and the longest sequence."""
+    return [["method", *rows[0]["gib"], "longest"]] + [
+        [row["method"], *(f"{gib:.1f}" for gib in row["gib"].values()), str(row["longest"])]
         for row in rows
     ]
-    print(report.grid(lines), "\n")
-    print("seconds of a step, simulated, whether it fits or not\n")
-    lines = [head[:-1]] + [
-        [row["method"], *(f"{row['secs'][s]:.3g}" for s in SEQUENCES)] for row in rows
+
+
+def time_lines(rows: list[dict[str, Any]]) -> report.Lines:
+    """Seconds of a step by tokens."""
+    return [["method", *rows[0]["secs"]]] + [
+        [row["method"], *(f"{secs:.3g}" for secs in row["secs"].values())] for row in rows
     ]
-    print(report.grid(lines), "\n")
+
+
+def ratio_texts(rows: list[dict[str, Any]]) -> list[str]:
+    """How much longer co-shard's sequences are, and the paper's."""
     by_name = {row["method"]: row["longest"] for row in rows}
+    texts = []
     for name, claim in CLAIM.items():
         ratio = by_name["co-shard"] / by_name[name] if by_name[name] else float("inf")
-        print(f"co-shard's longest sequence is {ratio:.2f} x that of {name}; the paper: {claim} x")
+        texts.append(
+            f"co-shard's longest sequence is {ratio:.2f} x that of {name}; the paper: {claim} x"
+        )
+    return texts
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
@@ -128,7 +146,8 @@ def _plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure, ax = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for row, colour in zip(rows, report.COLOURS, strict=False):
         label = f"{row['method']} (up to {row['longest']})"
-        ax.plot(list(row["gib"]), list(row["gib"].values()), "o-", color=colour, label=label, ms=4)
+        tokens = [int(key) for key in row["gib"]]
+        ax.plot(tokens, list(row["gib"].values()), "o-", color=colour, label=label, ms=4)
     ax.axhline(cluster.limit_bytes() / 2**30, color="grey", ls="--", lw=0.8)
     ax.set(
         xlabel="tokens of the sequence", ylabel="GiB of the GPU, simulated", yscale="log",

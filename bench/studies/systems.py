@@ -23,7 +23,8 @@ SAVINGS: tuple[dict[str, Any], ...] = ({}, {"recompute": True}, {"rerun": True})
 tried where with the one before nothing fits."""
 
 MAX_TP = 8
-"""Tensor parallel stays inside a host, as Megatron-LM's and DeepSpeed's users keep it."""
+"""Tensor parallel stays inside a host, as Megatron-LM's and DeepSpeed's users keep it; it goes
+beyond only where nothing else fits."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Way:
     splits: int = 1
     on_host: bool = False
     savings: tuple[Mapping[str, Any], ...] = SAVINGS
+    is_last_resort: bool = False
 
     def knobs_text(self, knobs: Mapping[str, Any]) -> str:
         """All knobs that are not at their default, for people."""
@@ -71,7 +73,7 @@ class System:
 
 def grids(num_gpus: int) -> Iterator[tuple[int, int, int]]:
     """All (tp, pp, dp) whose product is the number of GPUs."""
-    for tp, pp in product(_powers(min(num_gpus, MAX_TP)), _powers(num_gpus)):
+    for tp, pp in product(_powers(num_gpus), _powers(num_gpus)):
         if num_gpus % (tp * pp) == 0:
             yield tp, pp, num_gpus // (tp * pp)
 
@@ -83,7 +85,8 @@ def _powers(most: int) -> list[int]:
 def megatron_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
     """Data, tensor and pipeline parallel, with and without recomputation."""
     for tp, pp, dp in grids(num_gpus):
-        yield Way(dp, {"tp": tp, "pp": pp, "vocabulary": vocabulary}, tp * pp)
+        knobs = {"tp": tp, "pp": pp, "vocabulary": vocabulary}
+        yield Way(dp, knobs, tp * pp, is_last_resort=tp > MAX_TP)
 
 
 MEGATRON = System("Megatron 1F1B", PLANS["hybrid"], megatron_ways)
@@ -120,8 +123,9 @@ def zero3(
 
 def zero3_ways(num_gpus: int) -> Iterator[Way]:
     """ZeRO 3 with tensor parallel inside, and offloading."""
-    for tp, offload in product(_powers(min(num_gpus, MAX_TP)), (False, True)):
-        yield Way(num_gpus // tp, {"tp": tp, "offload": offload}, num_gpus, offload)
+    for tp, offload in product(_powers(num_gpus), (False, True)):
+        knobs = {"tp": tp, "offload": offload}
+        yield Way(num_gpus // tp, knobs, num_gpus, offload, is_last_resort=tp > MAX_TP)
 
 
 DEEPSPEED = System("DeepSpeed ZeRO-3", zero3, zero3_ways)
@@ -136,7 +140,7 @@ def coshard_ways(num_gpus: int, blocks: tuple[str, ...] = ("",)) -> Iterator[Way
     """Megatron's grids, and attention and MLP of some blocks in parts on one device."""
     for (tp, pp, dp), parts, chosen in product(grids(num_gpus), PARTS, blocks):
         knobs = {"tp": tp, "pp": pp, "coshard": parts, "coshard_blocks": chosen}
-        yield Way(dp, knobs, tp * pp)
+        yield Way(dp, knobs, tp * pp, is_last_resort=tp > MAX_TP)
 
 
 def coshard(*blocks: str) -> System:
@@ -146,8 +150,8 @@ def coshard(*blocks: str) -> System:
 
 def interlaced_ways(num_gpus: int) -> Iterator[Way]:
     """Embeddings on all devices, layers in stages of tensor parallel groups."""
-    for tp in _powers(min(num_gpus // 2, MAX_TP)):
-        yield Way(1, {"tp": tp}, num_gpus)
+    for tp in _powers(num_gpus // 2):
+        yield Way(1, {"tp": tp}, num_gpus, is_last_resort=tp > MAX_TP)
 
 
 INTERLACED = System("interlaced", PLANS["interlaced"], interlaced_ways)

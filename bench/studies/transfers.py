@@ -64,15 +64,25 @@ def cases() -> Iterator[dict[str, Any]]:
 
 def _show_cases(found: list[dict[str, Any]]) -> None:
     print("p2p over RVD: time of a transition between two hosts of V100s, port model\n")
+    print(report.grid(case_lines(found)), "\n")
+    print(f"{worst_text(found)}\n")
+
+
+def case_lines(found: list[dict[str, Any]]) -> report.Lines:
+    """How many times as long point-to-point takes, by case and size."""
     head = ["case", "groups", *SIZES]
     lines = [head]
     by_name = {(c["category"], c["relation"], c["size"]): c["secs"] for c in found}
     for category, relation in dict.fromkeys((c["category"], c["relation"]) for c in found):
         ratios = [by_name[category, relation, size] for size in SIZES]
         lines.append([category, relation, *(f"{s['p2p'] / s['rvd']:.2f}" for s in ratios)])
-    print(report.grid(lines), "\n")
+    return lines
+
+
+def worst_text(found: list[dict[str, Any]]) -> str:
+    """The largest of them between two groups, and the paper's."""
     worst = max(c["secs"]["p2p"] / c["secs"]["rvd"] for c in found if c["relation"] != "in group")
-    print(f"between groups up to {worst:.1f} x; the paper: up to 57 x\n")
+    return f"between groups up to {worst:.1f} x; the paper: up to 57 x"
 
 
 # --- the studies --------------------------------------------------------------------------------
@@ -103,6 +113,11 @@ def _study(out: Path, name: str) -> Iterator[dict[str, Any]]:
 
 def _show_studies(rows: list[dict[str, Any]]) -> None:
     print("Seconds of a step by RVD; times as long with p2p inside stages, between them, in both\n")
+    print(report.grid(study_lines(rows)))
+
+
+def study_lines(rows: list[dict[str, Any]]) -> report.Lines:
+    """Seconds of a step with RVD, and how many times as long it takes without."""
     lines = [["study", "GPUs", "model", "system", "RVD", "intra p2p", "inter p2p", "both"]]
     for row in rows:
         base = row["secs"][0]
@@ -110,4 +125,4 @@ def _show_studies(rows: list[dict[str, Any]]) -> None:
             row["study"], str(row["gpus"]), row["model"], row["system"], f"{base:.4g}",
             *(f"{secs / base:.2f} x" for secs in row["secs"][1:]),
         ])  # fmt: skip
-    print(report.grid(lines))
+    return lines

@@ -114,7 +114,10 @@ def compiled(
 
 def outcomes(workload: Workload, num_gpus: int, system: System) -> Iterator[Outcome]:
     """Every way of a system that may fit."""
-    for way in system.ways(num_gpus):
+    any_fits = False
+    for way in sorted(system.ways(num_gpus), key=lambda way: way.is_last_resort):
+        if way.is_last_resort and any_fits:
+            return
         problem = _hopeless(workload, way)
         if problem:
             yield Outcome(
@@ -131,6 +134,7 @@ def outcomes(workload: Workload, num_gpus: int, system: System) -> Iterator[Outc
             row = list(_row(workload, num_gpus, system, chosen))
             yield from row
             if not row[0].problem:
+                any_fits = True
                 break
 
 

@@ -26,10 +26,22 @@ TINY = Workload(
 
 
 @pytest.mark.parametrize("num_gpus", cluster.GPUS)
-def test_a_grid_uses_all_gpus_and_keeps_tensor_parallel_in_a_host(num_gpus: int) -> None:
+def test_tensor_parallel_leaves_a_host_as_a_last_resort(num_gpus: int) -> None:
     found = list(grids(num_gpus))
     assert len(set(found)) == len(found)
-    assert all(tp * pp * dp == num_gpus and tp <= cluster.PER_HOST for tp, pp, dp in found)
+    assert all(tp * pp * dp == num_gpus for tp, pp, dp in found)
+    for way in MEGATRON.ways(num_gpus):
+        assert way.is_last_resort == (way.knobs["tp"] > cluster.PER_HOST)
+
+
+def test_a_last_resort_is_tried_only_if_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
+    last = Way(1, {"tp": 1, "pp": 1}, is_last_resort=True)
+    fits, huge = Way(1, {"tp": 1, "pp": 1}), Way(1, {"tp": 3, "pp": 1})
+    assert len(list(outcomes(TINY, 1, system_of(last, fits)))) == 1
+    refused, found = outcomes(TINY, 1, system_of(last, huge))
+    assert "tp=3" in refused.problem
+    assert not found.problem
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=list(STUDIES))
