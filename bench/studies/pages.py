@@ -46,11 +46,10 @@ def main(words: list[str]) -> int:
     add("--images", type=Path, default=Path("docs/img"), help="folder of the grids")
     add("--pictures", action="store_true", help="draw the grids, too")
     args = parser.parse_args(words)
-    for name, parts in PAGES.items():
+    for name, sections in PAGES.items():
         path = args.docs / f"{name}.md"
-        numbers = "\n\n".join(
-            text for study, part in parts for text in _part(study, part, args.results, args.docs)
-        )
+        texts = (text for section in sections for text in section(args.results, args.docs))
+        numbers = "\n\n".join(texts)
         path.write_text(written(path.read_text(encoding="utf-8"), numbers), encoding="utf-8")
         print(path)
         if args.pictures and name in STUDIES:
@@ -71,36 +70,63 @@ def written(page: str, numbers: str) -> str:
     return f"{before}{BEGIN}\n{numbers}\n{END}{after}"
 
 
-def _part(
-    study: str, part: Callable[[Result], Iterator[str]], results: Path, docs: Path
-) -> Iterator[str]:
-    """Paragraphs of one result: what it says, its picture, what is assumed, where it is from."""
-    path = results / f"study_{study}.json"
+# --- sections -----------------------------------------------------------------------------------
+
+Section = Callable[[Path, Path], Iterator[str]]
+"""From the folders of the results and of the pages to paragraphs."""
+
+
+def _of(study: str, says: Callable[[Result], Iterator[str]]) -> Section:
+    """A section on one result: what it says, its picture, what is assumed, where it is from."""
+
+    def section(results: Path, docs: Path) -> Iterator[str]:
+        path = results / f"study_{study}.json"
+        result = _read(path)
+        if result is None:
+            yield f"*Not computed yet: run `python -m bench.studies {study}`.*"
+            return
+        yield from says(result)
+        picture = path.with_suffix(".png")
+        if picture.exists():
+            yield f"![{result['study']}]({_link(picture, docs)})"
+        yield "Assumed:"
+        yield "\n".join(_filled(text, "- ") for text in result["assumptions"])
+        yield _filled(
+            f"By `{result['command']}` on {result['date']}, commit {result['commit']}; every way "
+            f"that was tried is in [{path.name}]({_link(path, docs)})."
+        )
+
+    return section
+
+
+def _overview(results: Path, docs: Path) -> Iterator[str]:
+    """The largest speed-up of every study."""
+    lines = [["study", "speed-up over the best baseline", "the paper"]]
+    for name, study in STUDIES.items():
+        result = _read(results / f"study_{name}.json")
+        most = "not computed yet" if result is None else most_text(result)
+        lines.append([f"[{study.title}]({name}.md)", most, f"up to {study.claim} x"])
+    yield report.markdown(lines)
+
+
+def _read(path: Path) -> Result | None:
     if not path.exists():
-        yield f"*Not computed yet: run `python -m bench.studies {study}`.*"
-        return
-    result = json.loads(path.read_text(encoding="utf-8"))
-    yield from part(result)
-    picture = path.with_suffix(".png")
-    if picture.exists():
-        yield f"![{result['study']}]({_link(picture, docs)})"
-    yield "Assumed:"
-    yield "\n".join(
-        fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ", break_long_words=False)
-        for text in result["assumptions"]
-    )
-    yield _filled(
-        f"By `{result['command']}` on {result['date']}, commit {result['commit']}; all samples are "
-        f"in [{path.name}]({_link(path, docs)})."
-    )
+        return None
+    found: Result = json.loads(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _link(path: Path, docs: Path) -> str:
     return Path(os.path.relpath(path.resolve(), docs.resolve())).as_posix()
 
 
-def _filled(text: str) -> str:
-    return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+def _filled(text: str, head: str = "") -> str:
+    """As lines; what follows a list's dash is indented."""
+    rest = " " * len(head)
+    return fill(
+        text, WIDTH, initial_indent=head, subsequent_indent=rest, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 # --- what is said of each -----------------------------------------------------------------------
@@ -109,24 +135,23 @@ def _filled(text: str) -> str:
 def _speeds(result: Result) -> Iterator[str]:
     """Samples a second of all systems, beside the paper's claim; and their best ways."""
     rows, ours, claim = result["rows"], result["ours"], f"up to {result['claim']} x"
-    yield (
-        "Samples a second by simulation, of the best way of every system that fits in memory; "
+    yield _filled(
+        "Samples a second by simulation, of the fastest way of every system that fits in memory; "
         f"the speed-up of {' and '.join(ours)} over the best of the others, and the paper's:"
     )
     head, *lines = report.table_lines(rows, ours)
     yield report.markdown([[*head, "the paper"], *([*line, claim] for line in lines)])
-    yield f"**{most_text(result)}**"
-    yield "Their best ways:"
+    yield f"So {' and '.join(ours)} is faster {most_text(result)}; the paper says {claim}."
+    yield "The fastest ways:"
     yield report.markdown(report.ways_lines(rows))
     yield _filled(report.WAYS_LEGEND)
 
 
 def most_text(result: Result) -> str:
-    """The largest speed-up of a study, and the paper's."""
+    """The largest speed-up of a study."""
     found = [(report.speed_up(row, result["ours"]), row["gpus"]) for row in result["rows"]]
     ratio, gpus = max(((r, n) for r, n in found if r), default=(None, 0))
-    most = f"up to {ratio:.2f} x, on {gpus} GPUs" if ratio else "no row where both fit"
-    return f"{', '.join(result['ours'])}: {most}; the paper: up to {result['claim']} x."
+    return f"up to {ratio:.2f} x, on {gpus} GPUs" if ratio else "nowhere: both fit in no row"
 
 
 def _memory(result: Result) -> Iterator[str]:
@@ -153,21 +178,21 @@ def _transfers(result: Result) -> Iterator[str]:
     yield "Times as long as by RVD that point-to-point takes, from one host of V100s to another:"
     yield report.markdown(transfers.case_lines(result["cases"]))
     yield f"{transfers.worst_text(result['cases'])}."
-    yield (
+    yield _filled(
         "The best way of every system in the studies: seconds of a step by RVD, and how many times "
         "as long it takes point-to-point inside stages, between them, and in both:"
     )
     yield report.markdown(transfers.study_lines(result["rows"]))
 
 
-PAGES: dict[str, tuple[tuple[str, Callable[[Result], Iterator[str]]], ...]] = {
-    "swin": (("swin", _speeds),),
-    "gpt3": (("gpt3", _speeds), ("memory", _memory)),
-    "mbart": (("mbart", _speeds), ("breakdown", _breakdown)),
-    "alphafold2": (("alphafold2", _speeds),),
-    "README": (("transfers", _transfers),),
+PAGES: dict[str, tuple[Section, ...]] = {
+    "swin": (_of("swin", _speeds),),
+    "gpt3": (_of("gpt3", _speeds), _of("memory", _memory)),
+    "mbart": (_of("mbart", _speeds), _of("breakdown", _breakdown)),
+    "alphafold2": (_of("alphafold2", _speeds),),
+    "README": (_overview, _of("transfers", _transfers)),
 }
-"""Of every page its results, and what is said of each."""
+"""What is said in every page."""
 
 
 # --- pictures -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from bench.studies.systems import (
     DAP,
     DAP_ZERO3,
     DEEPSPEED,
+    IN_STEPS,
     INTERLACED,
     MEGATRON,
     MEGATRON_WORDS,
@@ -125,7 +126,7 @@ def _mbart(layers: int, width: int, heads: int) -> Mapping[str, Workload]:
 MBART = Study(
     "mBART with interlaced pipeline",
     2.8,
-    (INTERLACED,),
+    (IN_STEPS, INTERLACED),
     (MEGATRON_WORDS, DEEPSPEED),
     {
         4: _mbart(16, 3072, 24), 8: _mbart(24, 4096, 32), 16: _mbart(32, 5120, 32),

@@ -148,13 +148,17 @@ def coshard(*blocks: str) -> System:
     return System("co-shard", PLANS["hybrid"], lambda n: coshard_ways(n, blocks or ("",)))
 
 
-def interlaced_ways(num_gpus: int) -> Iterator[Way]:
+def interlaced_ways(num_gpus: int, slack: int) -> Iterator[Way]:
     """Embeddings on all devices, layers in stages of tensor parallel groups."""
     for tp in _powers(num_gpus // 2):
-        yield Way(1, {"tp": tp}, num_gpus, is_last_resort=tp > MAX_TP)
+        yield Way(1, {"tp": tp, "slack": slack}, num_gpus, is_last_resort=tp > MAX_TP)
 
 
-INTERLACED = System("interlaced", PLANS["interlaced"], interlaced_ways)
+IN_STEPS = System("interlaced in steps", PLANS["interlaced"], lambda num: interlaced_ways(num, 0))
+"""The table of the paper's public code: all devices meet at every step's border."""
+
+INTERLACED = System("interlaced", PLANS["interlaced"], lambda num: interlaced_ways(num, 1))
+"""Look-ups a step ahead, their gradients a step behind."""
 
 
 # --- AlphaFold ----------------------------------------------------------------------------------

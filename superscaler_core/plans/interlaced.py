@@ -16,6 +16,7 @@ def interlaced(
     *,
     tp: int = 1,
     microbatches: int = 8,
+    slack: int = 0,
     rows: bool = False,
     vocabulary: bool = False,
     recompute: bool = False,
@@ -36,6 +37,8 @@ def interlaced(
         plan: to fill.
         tp: devices of a group, which share inner features as under ``megatron``.
         microbatches: of a step, each as large as what was captured.
+        slack: steps by which look-ups run ahead of the blocks, and behind them on the way back; 0
+            is the table of the paper's code, where all devices meet at every step's border.
         rows: cut the embedding by rows, one a word, not by columns. Then every device has a summand
             of all that is looked up and needs all of its gradient: about N times the hidden state
             each way.
@@ -69,7 +72,7 @@ def interlaced(
             first = next(groups)
             devices = plan.devices[first : first + tp]
             tensor_parallel(plan, stage.ops, devices, tp, vocabulary=vocabulary, features=features)
-    plan.op_order(order(num // tp, microbatches, len(lookups)))
+    plan.op_order(order(num // tp, microbatches, len(lookups), slack))
     inside = [set(ops).difference(lookups) for ops in blocks_of(plan.graph, block)]
     if recompute:
         plan.recompute(*inside)

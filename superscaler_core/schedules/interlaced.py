@@ -18,7 +18,9 @@ from superscaler_core.schedules.errors import ScheduleError, require_counts
 from superscaler_core.schedules.schedule import Schedule
 
 
-def interlaced(num_workers: int, num_microbatches: int, num_embeddings: int = 2) -> Schedule:
+def interlaced(
+    num_workers: int, num_microbatches: int, num_embeddings: int = 2, slack: int = 0
+) -> Schedule:
     """1F1B of the layers, in steps of a forward and a backward, and the embeddings around steps.
 
     In a step a worker of even number runs a forward and then a backward, one of odd number a
@@ -31,10 +33,14 @@ def interlaced(num_workers: int, num_microbatches: int, num_embeddings: int = 2)
     backward takes two forwards, a step takes four and not three: either half of it has forwards
     beside backwards, and lasts as long as these.
 
+    With ``slack`` the embeddings run ahead of the layers, and behind them on the way back, so that
+    no worker waits at a step's border for what another has just made.
+
     Args:
         num_workers: S, each with one stage of layers.
         num_microbatches: N.
         num_embeddings: each is in front of S / ``num_embeddings`` stages of layers.
+        slack: steps by which embeddings run forward earlier, and backward later.
 
     Raises:
         ScheduleError: a count is below 1, or ``num_embeddings`` does not divide S.
@@ -44,15 +50,17 @@ def interlaced(num_workers: int, num_microbatches: int, num_embeddings: int = 2)
     layers behind it, which cannot be; here it is in that step, and all S that divide run.
     """
     require_counts("interlaced", num_microbatches=num_microbatches)
+    if slack < 0:
+        raise ScheduleError(f"interlaced: slack is a number of steps, at least 0, got {slack}.")
     segments = _segments(num_workers, num_embeddings)
     layers = [stage for segment in segments for stage in segment[1:]]
     # An embedding keeps time with the worker of the layers behind it.
     embeddings = [(segment[0], layers.index(segment[1])) for segment in segments]
     rows: list[list[Action]] = [[] for _ in layers]
-    for step in range(num_microbatches + num_workers - 1):
-        before = [("F", stage, _forward(step, worker)) for stage, worker in embeddings]
+    for step in range(-slack, num_microbatches + num_workers - 1 + slack):
+        before = [("F", stage, _forward(step + slack, worker)) for stage, worker in embeddings]
         after = [
-            ("B", stage, _backward(step, worker, num_workers))
+            ("B", stage, _backward(step - slack, worker, num_workers))
             for stage, worker in reversed(embeddings)
         ]
         for worker, (row, stage) in enumerate(zip(rows, layers, strict=True)):

@@ -133,6 +133,32 @@ def test_another_step_takes_two_backwards_and_the_embeddings(s: int) -> None:
     assert straight[1] - straight[0] == TWICE["F"] + TWICE["B"]
 
 
+def test_slack_is_not_negative() -> None:
+    with pytest.raises(ScheduleError, match="at least 0, got -1"):
+        interlaced(4, 4, slack=-1)
+
+
+@pytest.mark.parametrize("slack", [1, 2, 5])
+@pytest.mark.parametrize("s, n", [(2, 1), (4, 4), (6, 3), (8, 12)])
+def test_slack_moves_embeddings_alone(s: int, n: int, slack: int) -> None:
+    made, loose = interlaced(s, n), interlaced(s, n, slack=slack)
+    assert timeline(loose, edges=interlaced_edges(s)).makespan >= 2 * (n + s - 1)
+    for row, moved in zip(made.rows, loose.rows, strict=True):
+        assert sorted(row) == sorted(moved)
+        layers = [[a for a in r if a.stage not in (0, s // 2 + 1)] for r in (row, moved)]
+        assert layers[0] == layers[1]
+
+
+def test_with_slack_devices_do_not_wait_at_the_borders_of_steps() -> None:
+    sizes = {"layers": 4, "width": 512, "heads": 8, "sequence": 128, "target_sequence": 128}
+    secs = []
+    for slack in (0, 1):
+        case = Case("interlaced", 8, {"microbatches": 24, "slack": slack}, "mbart", sizes)
+        secs.append(ss.simulate(case.compiled(), "v100").secs)
+    # A step of 1F1B takes 3 units, one at whose border all devices meet 4.
+    assert 1.2 < secs[0] / secs[1] < 4 / 3
+
+
 def test_it_is_written_and_read_as_text() -> None:
     schedule = interlaced(4, 3)
     assert Schedule.parse(str(schedule)) == schedule
