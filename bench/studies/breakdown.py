@@ -39,23 +39,35 @@ def run(out: Path) -> dict[str, Any]:
     }
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    print("mBART: seconds of a step (mean of the GPUs), simulated; the best way of each plan\n")
+def lines_of(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """The table: seconds of a step by what devices do."""
     lines = [["GPUs", "model", "plan", *PARTS, "step", "best way"]]
     for row in rows:
         found = row["outcome"]
         parts = [f"{found['shares'][part] * found['secs']:.1f}" for part in PARTS]
         head = [str(row["gpus"]), row["model"], row["system"]]
         lines.append([*head, *parts, f"{found['secs']:.1f}", found["way"]])
-    print(report.grid(lines), "\n")
+    return lines
+
+
+def ratios_text(rows: list[dict[str, Any]]) -> str:
+    """How much faster each plan is than the one before, and what the paper says."""
     secs = {(row["gpus"], row["system"]): row["outcome"]["secs"] for row in rows}
+    texts = []
     for (slower, faster), claim in zip(pairwise(SYSTEMS), CLAIMS, strict=True):
         ratios = [
             f"{secs[n, slower] / secs[n, faster]:.2f} x on {n}"
             for n in dict.fromkeys(count for count, _ in secs)
             if {(n, slower), (n, faster)} <= secs.keys()
         ]
-        print(f"{faster} over {slower}: {', '.join(ratios) or '-'}; the paper: {claim} x")
+        texts.append(f"{faster} over {slower}: {', '.join(ratios) or '-'}; the paper: {claim} x")
+    return "\n".join(texts)
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    print("mBART: seconds of a step (mean of the GPUs), simulated; the best way of each plan\n")
+    print(report.grid(lines_of(rows)), "\n")
+    print(ratios_text(rows))
 
 
 def _plot(rows: list[dict[str, Any]], path: Path) -> None:
