@@ -76,8 +76,14 @@ Section = Callable[[Path, Path], Iterator[str]]
 """From the folders of the results and of the pages to paragraphs."""
 
 
-def _of(study: str, says: Callable[[Result], Iterator[str]]) -> Section:
-    """A section on one result: what it says, its picture, what is assumed, where it is from."""
+def _of(study: str, says: Callable[[Result], Iterator[str]], above: str = "") -> Section:
+    """A section on one result: what it says, its picture, what is assumed, where it is from.
+
+    Args:
+        study: whose result.
+        says: from it to paragraphs.
+        above: study of the section before, whose assumptions need not be said again.
+    """
 
     def section(results: Path, docs: Path) -> Iterator[str]:
         path = results / f"study_{study}.json"
@@ -89,11 +95,13 @@ def _of(study: str, says: Callable[[Result], Iterator[str]]) -> Section:
         picture = path.with_suffix(".png")
         if picture.exists():
             yield f"![{result['study']}]({_link(picture, docs)})"
-        yield "Assumed:"
-        yield "\n".join(_filled(text, "- ") for text in result["assumptions"])
+        said = (_read(results / f"study_{above}.json") or {}).get("assumptions", ())
+        new = [text for text in result["assumptions"] if text not in said]
+        yield "Assumed, besides what is assumed above:" if above else "Assumed:"
+        yield "\n".join(_filled(text, "- ") for text in new or ["nothing"])
         yield _filled(
-            f"By `{result['command']}` on {result['date']}, commit {result['commit']}; every way "
-            f"that was tried is in [{path.name}]({_link(path, docs)})."
+            f"By `{result['command']}` on {result['date']}, commit {result['commit']}; all of it "
+            f"is in [{path.name}]({_link(path, docs)})."
         )
 
     return section
@@ -135,13 +143,14 @@ def _filled(text: str, head: str = "") -> str:
 def _speeds(result: Result) -> Iterator[str]:
     """Samples a second of all systems, beside the paper's claim; and their best ways."""
     rows, ours, claim = result["rows"], result["ours"], f"up to {result['claim']} x"
+    names = " and ".join(f'"{name}"' for name in ours)
     yield _filled(
         "Samples a second by simulation, of the fastest way of every system that fits in memory; "
-        f"the speed-up of {' and '.join(ours)} over the best of the others, and the paper's:"
+        f"the speed-up of the best of ours ({names}) over the best of the others, and the paper's:"
     )
     head, *lines = report.table_lines(rows, ours)
     yield report.markdown([[*head, "the paper"], *([*line, claim] for line in lines)])
-    yield f"So {' and '.join(ours)} is faster {most_text(result)}; the paper says {claim}."
+    yield f"The largest speed-up is {most_text(result)}; the paper says {claim}."
     yield "The fastest ways:"
     yield report.markdown(report.ways_lines(rows))
     yield _filled(report.WAYS_LEGEND)
@@ -151,7 +160,7 @@ def most_text(result: Result) -> str:
     """The largest speed-up of a study."""
     found = [(report.speed_up(row, result["ours"]), row["gpus"]) for row in result["rows"]]
     ratio, gpus = max(((r, n) for r, n in found if r), default=(None, 0))
-    return f"up to {ratio:.2f} x, on {gpus} GPUs" if ratio else "nowhere: both fit in no row"
+    return f"{ratio:.2f} x, on {gpus} GPUs" if ratio else "unknown: in no row both fit"
 
 
 def _memory(result: Result) -> Iterator[str]:
@@ -170,14 +179,14 @@ def _breakdown(result: Result) -> Iterator[str]:
     yield "### Where the time goes"
     yield "Seconds of a step, mean of the GPUs, of the best way of each plan:"
     yield report.markdown(breakdown.lines_of(result["rows"]))
-    yield f"{breakdown.ratios_text(result['rows'])}."
+    yield "\n".join(f"- {text}" for text in breakdown.ratios_text(result["rows"]).split("\n"))
 
 
 def _transfers(result: Result) -> Iterator[str]:
     """RVD on and off."""
     yield "Times as long as by RVD that point-to-point takes, from one host of V100s to another:"
     yield report.markdown(transfers.case_lines(result["cases"]))
-    yield f"{transfers.worst_text(result['cases'])}."
+    yield f"So {transfers.worst_text(result['cases'])}."
     yield _filled(
         "The best way of every system in the studies: seconds of a step by RVD, and how many times "
         "as long it takes point-to-point inside stages, between them, and in both:"
@@ -187,8 +196,8 @@ def _transfers(result: Result) -> Iterator[str]:
 
 PAGES: dict[str, tuple[Section, ...]] = {
     "swin": (_of("swin", _speeds),),
-    "gpt3": (_of("gpt3", _speeds), _of("memory", _memory)),
-    "mbart": (_of("mbart", _speeds), _of("breakdown", _breakdown)),
+    "gpt3": (_of("gpt3", _speeds), _of("memory", _memory, above="gpt3")),
+    "mbart": (_of("mbart", _speeds), _of("breakdown", _breakdown, above="mbart")),
     "alphafold2": (_of("alphafold2", _speeds),),
     "README": (_overview, _of("transfers", _transfers)),
 }

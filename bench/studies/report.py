@@ -84,7 +84,7 @@ def ways_lines(rows: Sequence[Row]) -> Lines:
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     """The same cells as a table of a document; columns of numbers to the right."""
     head, *body = lines
-    numbers = [all(_is_number(c) for c in column if c) for column in zip(*body, strict=True)]
+    numbers = [any(map(_is_number, column)) for column in zip(*body, strict=True)]
     rules = ["---:" if is_number else "---" for is_number in numbers or [False] * len(head)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rules, *body))
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from superscaler_core.codegen.flow import Flow
 from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.segment_writer import SegmentWriter
 from superscaler_core.codegen.segments import Segment, Step
 from superscaler_core.codegen.text import INDENT, assigned, function, index_text, tuple_of, wrapped
 from superscaler_core.codegen.totals import Totals
-from superscaler_core.codegen.values import Value, Values, combined
+from superscaler_core.codegen.values import Values, combined
 from superscaler_core.materialize.edges import Edge
 from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.sequence import Close, Move, Open
@@ -42,17 +43,7 @@ class StageWriter:
         self._grads = Totals(names)
         self._sums = Totals(names)
         self._values = Values(made, device, names)
-        self._segments = [step for step in steps if isinstance(step, Segment)]
-        self._maker = {
-            self._values.of_part(part, i).name: segment
-            for segment in self._segments
-            for part in segment.parts
-            for i in range(len(part.outputs))
-        }
-        self._exports = self._find_exports()
-        self._args = {segment: self._args_of(segment) for segment in self._segments}
-        self._summands = self._find_summands()
-        self._spans = {n: tuple(run) for n, run in groupby(steps, self._span) if n}
+        self._flow = Flow(made, stage, device, steps, self._values)
 
     # --- what the file gets ---------------------------------------------------------------------
 
@@ -60,71 +51,22 @@ class StageWriter:
         """Segments, then the stage's forward and backward."""
         writer = SegmentWriter(self._made, self._values)
         texts = []
-        for segment in self._segments:
-            with_grad, others = self._args[segment]
-            texts.append(writer.function(segment, with_grad + others, self._exports[segment]))
+        for segment in self._flow.segments:
+            with_grad, others = self._flow.args[segment]
+            texts.append(writer.function(segment, with_grad + others, self._flow.exports[segment]))
         return [*texts, self._forward(), self._backward()]
 
     @property
     def recomputed(self) -> list[str]:
         """Segments whose backward runs their forward again."""
-        return [segment.name for segment in self._segments if segment.recompute]
+        return [segment.name for segment in self._flow.segments if segment.recompute]
 
     @property
     def swapped(self) -> list[str]:
         """Segments that keep on the host what their backward needs."""
-        return [segment.name for segment in self._segments if segment.swap]
-
-    # --- segments -------------------------------------------------------------------------------
-
-    def _args_of(self, segment: Segment) -> tuple[list[Value], list[Value]]:
-        """What a segment is given: values that have gradients, and others."""
-        found = {
-            value.name: value
-            for part in segment.parts
-            for position in range(len(part.inputs))
-            for value in self._values.source(part, position)
-            if self._maker.get(value.name) is not segment
-        }
-        values = list(found.values())
-        return [v for v in values if v.has_grad], [v for v in values if not v.has_grad]
-
-    def _find_exports(self) -> dict[Segment, list[Value]]:
-        """What each segment returns: what others read, what edges take away, the loss."""
-        wanted = {
-            value.name
-            for segment in self._segments
-            for part in segment.parts
-            for position in range(len(part.inputs))
-            for value in self._values.source(part, position)
-            if self._maker.get(value.name) is not segment
-        }
-        for edge in self._edges_from_here():
-            wanted |= {value.name for value in self._values.edge_source(edge)}
-        found: dict[Segment, list[Value]] = {}
-        for segment in self._segments:
-            wanted.update(self._loss_names(segment))
-            outs = [
-                self._values.of_part(part, i)
-                for part in segment.parts
-                for i in range(len(part.outputs))
-            ]
-            chosen = [value for value in outs if value.name in wanted]
-            found[segment] = sorted(chosen, key=lambda value: not value.has_grad)
-        return found
-
-    def _loss_names(self, segment: Segment) -> list[str]:
-        loss = self._made.plan.graph.loss
-        parts = [part for part in segment.parts if part.op.outputs[0] == loss]
-        return [self._values.of_part(part, 0).name for part in parts]
+        return [segment.name for segment in self._flow.segments if segment.swap]
 
     # --- edges ----------------------------------------------------------------------------------
-
-    def _edges_from_here(self) -> Iterable[Edge]:
-        """Edges that this device feeds in this stage."""
-        inside = [step.edge for step in self._steps if isinstance(step, Move)]
-        edges = [*inside, *self._made.crossing_from(self._stage)]
-        return (edge for edge in edges if self._device in edge.src.shards)
 
     def _packed(self, edge: Edge) -> str:
         """This device's shard of an edge, as an expression."""
@@ -132,17 +74,6 @@ class StageWriter:
             return "None"
         box = edge.src.shards[self._device].box
         return self._sums.of(edge) or combined(box, self._values.edge_source(edge))
-
-    def _find_summands(self) -> dict[str, list[Edge]]:
-        """What edges take a sum of that several parts here make: by summand, the edges."""
-        found: dict[str, list[Edge]] = {}
-        for edge in self._edges_from_here():
-            box = edge.src.shards[self._device].box
-            sources = self._values.edge_source(edge)
-            if len(sources) > 1 and all(value.box == box for value in sources):
-                for value in sources:
-                    found.setdefault(value.name, []).append(edge)
-        return found
 
     def _unpack_grad(self, edge: Edge, grad: str) -> list[str]:
         """Give the gradient of a shard to what the shard was made of."""
@@ -159,42 +90,17 @@ class StageWriter:
 
     # --- what is run again as a whole -----------------------------------------------------------
 
-    def _span(self, step: Step) -> int:
-        """The number of the span that a step is in; 0 if in none."""
-        if isinstance(step, Segment):
-            return step.span
-        return self._made.spans[self._stage].get(step, 0)
-
-    def _entering(self, span: int) -> list[Value]:
-        """What the steps of a span read that none of them makes."""
-        read: dict[str, Value] = {}
-        made: set[str] = set()
-        for step in self._spans[span]:
-            if isinstance(step, Segment):
-                with_grad, others = self._args[step]
-                values = with_grad + [v for v in others if v.text == v.name]
-                made |= {value.name for value in self._exports[step]}
-            elif isinstance(step, Move):
-                here = self._device in step.edge.src.shards
-                values = self._values.edge_source(step.edge) if here else []
-                if self._device in step.edge.dst.shards:
-                    made.add(self._values.of_edge(step.edge).name)
-            else:
-                continue
-            read |= {value.name: value for value in values}
-        return [value for name, value in read.items() if name not in made]
-
     def _keep(self, span: int) -> list[str]:
-        values = tuple_of(v.name for v in self._entering(span))
+        values = tuple_of(v.name for v in self._flow.entering(span))
         return [f'run.keep("stage{self._stage}_span{span}", mb, {values})']
 
     def _run_again(self, span: int) -> list[str]:
         """The forward of a span once more, which now keeps what its backward needs."""
-        values = self._entering(span)
+        values = self._flow.entering(span)
         kept = f'run.kept("stage{self._stage}_span{span}", mb)'
         lines = [f"{assigned(v.name for v in values)}{kept}"]
         self._sums = Totals(self._names)
-        return lines + [line for step in self._spans[span] for line in self._step(step, span)]
+        return lines + [line for step in self._flow.spans[span] for line in self._step(step, span)]
 
     # --- the stage ------------------------------------------------------------------------------
 
@@ -204,7 +110,7 @@ class StageWriter:
             if self._device in edge.dst.shards:
                 call = "receive" if edge.recycles is None else "recycled"
                 lines.append(f'{self._values.of_edge(edge).name} = run.{call}("{edge.name}", mb)')
-        for span, steps in groupby(self._steps, self._span):
+        for span, steps in groupby(self._steps, self._flow.span):
             lines += self._keep(span) if span else []
             lines += [line for step in steps for line in self._step(step)]
         for edge in self._made.crossing_from(self._stage):
@@ -223,8 +129,8 @@ class StageWriter:
         return self._window(step, is_forward=True)
 
     def _call(self, segment: Segment, again: int) -> list[str]:
-        with_grad, others = self._args[segment]
-        outs = self._exports[segment]
+        with_grad, others = self._flow.args[segment]
+        outs = self._flow.exports[segment]
         # What has no gradient has no backward, so nothing is kept for it; nor before it runs again.
         keeps = any(value.has_grad for value in outs) and segment.span == again
         which = "forward" if keeps else "compute"
@@ -233,23 +139,18 @@ class StageWriter:
         texts = [v.text for v in others]
         lines = [wrapped(head, texts, ",))" if len(texts) == 1 else "))", INDENT)]
         if not again:
-            lines += [f"run.add_loss({name})" for name in self._loss_names(segment)]
+            lines += [f"run.add_loss({name})" for name in self._flow.loss_names(segment)]
         return lines
 
     def _add_up(self, segment: Segment, again: int) -> list[str]:
         """Add what a segment made to the sums that edges take."""
         return [
             line
-            for value in self._exports[segment]
-            for edge in self._summands.get(value.name, ())
-            if not again or self._is_summed_in(edge, again)
+            for value in self._flow.exports[segment]
+            for edge in self._flow.summands.get(value.name, ())
+            if not again or self._flow.is_summed_in(edge, again)
             for line in self._sums.add(edge, f"{edge.tensor.name}_sum", value.name)
         ]
-
-    def _is_summed_in(self, edge: Edge, span: int) -> bool:
-        """Whether all summands that an edge takes, and the edge, are in a span."""
-        makers = (self._maker[value.name] for value in self._values.edge_source(edge))
-        return self._span(Move(edge)) == span and all(maker.span == span for maker in makers)
 
     def _move(self, edge: Edge) -> list[str]:
         shard = self._packed(edge)
@@ -294,7 +195,7 @@ class StageWriter:
                 grad = self._grad_name(edge, edge.tensor.name)
                 lines.append(f'{grad} = run.receive_grad("{edge.name}", mb)')
                 lines += self._unpack_grad(edge, grad)
-        for span, steps in groupby(reversed(self._steps), self._span):
+        for span, steps in groupby(reversed(self._steps), self._flow.span):
             lines += self._run_again(span) if span else []
             lines += [line for step in steps for line in self._step_back(step)]
         for edge in self._made.crossing_to(self._stage):
@@ -321,12 +222,12 @@ class StageWriter:
         return self._grads.of(name) or "None"
 
     def _call_back(self, segment: Segment) -> list[str]:
-        outs = [value for value in self._exports[segment] if value.has_grad]
+        outs = [value for value in self._flow.exports[segment] if value.has_grad]
         if not outs:
             return []
-        loss = self._loss_names(segment)
+        loss = self._flow.loss_names(segment)
         grads = ["run.loss_grad" if v.name in loss else self._sum(v.name) for v in outs]
-        with_grad, _ = self._args[segment]
+        with_grad, _ = self._flow.args[segment]
         results = [self._grad_name(segment, value.name) for value in with_grad]
         lines = [f"{assigned(results)}run.backward({segment.name}, mb, {tuple_of(grads)})"]
         for value, result in zip(with_grad, results, strict=True):

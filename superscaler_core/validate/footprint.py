@@ -56,11 +56,6 @@ class Footprint:
         """What stays after the run: of a forward until its backward, which takes it away."""
         return self.peaks[-1].after if self.peaks else Moment()
 
-    @property
-    def kept_bytes(self) -> Mapping[str, int]:
-        """What stays, by kind."""
-        return {"activations": self.kept.activations, "buffers": self.kept.buffers}
-
 
 def footprints(
     made: Materialized, device: Device, master_dtype: str | None = None

@@ -1,19 +1,21 @@
-"""Held: the memory that a stage keeps on a device from a microbatch's forward to its backward.
+"""Held: which tensors devices keep from forwards to backwards, by name; what an error tells.
 
 That is what autograd saves (``Op.saves``), what segments are given, and what they pass on, each
-piece of memory once: views share the memory of what they view. Attention and norms save a few
-numbers a row besides (``1 / width`` of what is counted here).
+piece of memory once: views share the memory of what they view. How much it is, with all that comes
+and goes while a stage runs, ``footprint`` says.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from superscaler_core.codegen.segments import Segment, Step
+from superscaler_core.codegen.segments import Segment, Step, stage_steps
 from superscaler_core.materialize.edges import Edge
 from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.side import Device
+from superscaler_core.materialize.steps import Run
 from superscaler_core.part import Part
 from superscaler_core.tensor import CONSTANT, INPUT, ITEM_BYTES, PARAMETER, PTensor, VTensor
 
@@ -49,27 +51,28 @@ class Storage:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What one microbatch holds of a stage on a device.
-
-    Attributes:
-        storages: from the forward to the backward; what is swapped is not there.
-        again_bytes: more while the backward runs a forward again, or has fetched what was swapped
-            for itself and for what runs backward next: the most of any segment.
-    """
-
-    storages: tuple[Storage, ...]
-    again_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """From the forward to the backward."""
-        return sum(storage.num_bytes for storage in self.storages)
+def tensors_in_flight(made: Materialized, device: Device) -> dict[str, int]:
+    """Bytes by tensor, in as many microbatches as the device has in flight at one time."""
+    found: Counter[str] = Counter()
+    for stage, count in in_flight(made, device).items():
+        for storage in held_of(made, device, stage_steps(made, stage)[device]):
+            found[f"{storage.name} ({count} in flight)"] += storage.num_bytes * count
+    return dict(found)
 
 
-def held_of(made: Materialized, device: Device, steps: Iterable[Step]) -> Held:
-    """What a stage holds.
+def in_flight(made: Materialized, device: Device) -> dict[int, int]:
+    """The most microbatches at one time between forward and backward, by stage."""
+    now: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    for event in made.events_on[device]:
+        if isinstance(event, Run) and event.kind in ("F", "B"):
+            now[event.stage] += 1 if event.kind == "F" else -1
+            most[event.stage] = max(most[event.stage], now[event.stage])
+    return {stage: count for stage, count in most.items() if count}
+
+
+def held_of(made: Materialized, device: Device, steps: Iterable[Step]) -> tuple[Storage, ...]:
+    """What one microbatch keeps of a stage on a device; what is swapped is not there.
 
     Args:
         made: the plan.
@@ -80,30 +83,17 @@ def held_of(made: Materialized, device: Device, steps: Iterable[Step]) -> Held:
     segments = [step for step in steps if isinstance(step, Segment)]
     owners = {part: segment for segment in segments for part in segment.parts}
     kept: dict[Storage, None] = {}
-    swapped: dict[Segment, dict[Storage, None]] = {}
     for segment in segments:
-        wanted = _wanted(values, segment, owners)
-        if segment.swap:
-            stays = dict.fromkeys(values.arguments(segment, owners, without_grad=True))
-            swapped[segment] = {s: None for s in wanted if s not in stays}
-            wanted = {s: None for s in wanted if s in stays}
-        kept |= wanted
-    again = 0
-    for before, segment in zip([None, *segments], segments, strict=False):
-        fetched = swapped.get(segment, {})
-        made_again = dict.fromkeys(values.saved(segment)) if segment.recompute else {}
-        more = [s for s in made_again if s not in kept and s not in fetched]
-        coming = swapped.get(before, {}) if before is not None else {}
-        again = max(again, sum(s.num_bytes for s in (*more, *fetched, *coming)))
-    return Held(tuple(kept), again)
+        kept |= _wanted(values, segment, owners)
+    return tuple(kept)
 
 
 def _wanted(
     values: _Values, segment: Segment, owners: Mapping[Part, Segment]
 ) -> dict[Storage, None]:
-    """What the backward of a segment needs of its forward."""
-    if segment.swap and not segment.recompute:
-        return dict.fromkeys(values.saved_by_autograd(segment))
+    """What stays on the device for the backward of a segment."""
+    if segment.swap:
+        return dict.fromkeys(values.arguments(segment, owners, without_grad=True))
     wanted = dict.fromkeys(values.arguments(segment, owners))
     return wanted if segment.recompute else wanted | dict.fromkeys(values.saved(segment))
 
@@ -139,20 +129,16 @@ class _Values:
 
     def saved(self, segment: Segment) -> Iterable[Storage]:
         """What autograd saves of a segment, and the results that leave it."""
-        yield from self.saved_by_autograd(segment)
-        for part in segment.parts:
-            for i, view in enumerate(part.outputs):
-                if view.tensor in self._leaving:
-                    yield from self._output(part, i)
-
-    def saved_by_autograd(self, segment: Segment) -> Iterable[Storage]:
-        """What autograd saves of a segment."""
         for part in segment.parts:
             for number in part.op.saves:
                 if number < len(part.inputs):
                     yield from self._operand(part, number)
                 else:
                     yield from self._saved_output(part, number - len(part.inputs))
+        for part in segment.parts:
+            for i, view in enumerate(part.outputs):
+                if view.tensor in self._leaving:
+                    yield from self._output(part, i)
 
     def _saved_output(self, part: Part, position: int) -> tuple[Storage, ...]:
         item_bytes = SAVED_ITEM_BYTES.get(part.op.kind)

@@ -11,7 +11,7 @@ from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.side import Device
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.units import bytes_text
-from superscaler_core.validate.activations import Activations
+from superscaler_core.validate.held import tensors_in_flight
 from superscaler_core.validate.step_memory import StepMemory
 from superscaler_core.validate.stored import Stored
 
@@ -146,7 +146,6 @@ class _Account:
         self._made, self._num_states = made, STATES[optimizer]
         self._stored = Stored(made, master_dtype)
         self._steps = StepMemory(made, self._stored)
-        self._activations = Activations(made)
 
     def all(self) -> dict[Device, DeviceMemory]:
         """Of all devices."""
@@ -159,7 +158,7 @@ class _Account:
             for t, size in self._stored.shards(device).items()
             if t.name not in self._made.plan.on_host
         }
-        return stored | self._activations.tensors(device)
+        return stored | tensors_in_flight(self._made, device)
 
     def _memory(self, device: Device) -> DeviceMemory:
         worst, stored = self._steps.worst(device), self._stored

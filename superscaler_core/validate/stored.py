@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
 from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.sequence import Close, Open
 from superscaler_core.materialize.side import Device, Side
 from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.materialize.weights import Use
@@ -29,7 +28,6 @@ class Stored:
 
     def __init__(self, made: Materialized, master_dtype: str | None = None) -> None:
         self._made, self.master_dtype = made, master_dtype
-        self._windowed = {use.tensor for use in made.weights.uses if use.window is not None}
 
     # --- what is there all the time -------------------------------------------------------------
 
@@ -63,21 +61,10 @@ class Stored:
     def _trained(self, device: Device) -> dict[PTensor, int]:
         return {t: size for t, size in self.shards(device).items() if t.requires_grad}
 
-    def weights_bytes(self, device: Device) -> int:
-        """Of what is stored, copies that stay, and windows that are open at one time."""
-        return self.resting_bytes(device) + self.opened_bytes(device)
-
     def resting_bytes(self, device: Device) -> int:
         """Of what is stored, and copies that stay."""
         copies = sum(_copy_bytes(use, device) for use in self._resting(device))
         return sum(self._here(self.shards(device)).values()) + copies
-
-    def opened_bytes(self, device: Device) -> int:
-        """The most at one time of copies that windows bring."""
-        return self._open_bytes(device, self._opened_bytes_of)
-
-    def _opened_bytes_of(self, use: Use, device: Device) -> int:
-        return _copy_bytes(use, device) + self.passing_bytes(use, device) if use.is_fetched else 0
 
     def passing_bytes(self, use: Use, device: Device) -> int:
         """Of what is stored on the host, on its way to other devices."""
@@ -120,15 +107,6 @@ class Stored:
         return is_here and self.master_dtype in (None, use.tensor.dtype)
 
     # --- gradients ------------------------------------------------------------------------------
-
-    def grads_bytes(self, device: Device) -> int:
-        """Before the step's end: of copies, of storage that windows reduce to, of open windows."""
-        copies = sum(
-            self._grad_bytes(use, device) for use in self._uses(device) if use.window is None
-        )
-        trained = self._here(self._trained(device))
-        reduced = sum(size for t, size in trained.items() if t in self._windowed)
-        return copies + reduced + self._open_bytes(device, self._grad_bytes)
 
     def arriving_bytes(self, device: Device) -> int:
         """The most beyond gradients of copies while they are reduced, at the step's end.
@@ -174,22 +152,6 @@ class Stored:
         if shard is None or not use.tensor.requires_grad:
             return 0
         return shard.box.num_elements * self._item_bytes(use.tensor)
-
-    def _open_bytes(self, device: Device, size_of: Callable[[Use, Device], int]) -> int:
-        """The most at one time of what uses have while their window is open."""
-        most = 0
-        for items in self._windows:
-            now = 0
-            for item in items:
-                size = sum(size_of(u, device) for u in self._made.uses_of.get(item.window, ()))
-                now += size if isinstance(item, Open) else -size
-                most = max(most, now)
-        return most
-
-    @cached_property
-    def _windows(self) -> list[list[Open | Close]]:
-        """What comes and goes in every stage, in order."""
-        return [[i for i in items if isinstance(i, Open | Close)] for items in self._made.items]
 
 
 def _copy_bytes(use: Use, device: Device) -> int:

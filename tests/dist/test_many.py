@@ -34,9 +34,7 @@ def random_pairs(seed: int, num_ranks: int) -> Pairs:
     for kind in range(5):
         shape = rng.choice([random_shape(rng), (12, 24), (24,), ()])
         sizes = [rng.choice([1, 2, 3, num_ranks]) for _ in range(2)]
-        src, dst = (
-            random_layout(rng, shape, rng.sample(range(num_ranks), size)) for size in sizes
-        )
+        src, dst = (random_layout(rng, shape, rng.sample(range(num_ranks), size)) for size in sizes)
         found |= {f"{kind}.{i}": (src, dst) for i in range(rng.randint(1, 4))}
     return found
 
@@ -105,9 +103,7 @@ def fused(rank: int, executor: str) -> str:
     dst = {n: rv.Layout(x.shape, str(x.rvd), engine) for n, x in src.items()}
     result = torch.zeros(5, heads * size // tp, hidden)
     out = {n: result[i] for i, n in enumerate("qkvgu")} if rank in engine else {}
-    moved = rv.redistribute_many(
-        tensors if rank < 2 else {}, src, dst, out=out, executor=executor
-    )
+    moved = rv.redistribute_many(tensors if rank < 2 else {}, src, dst, out=out, executor=executor)
     if rank in engine:
         assert torch.equal(result, torch.stack([mine[n] for n in "qkvgu"]))
         for n in "qkv":
@@ -177,7 +173,10 @@ def test_values_are_converted_as_torch_converts_them(
 def scaled(rank: int, executor: str) -> str:
     """bfloat16 to float8 with a scale, and back."""
     whole = (100 * torch.randn(8, 6, generator=_seed("w"))).bfloat16()
-    src, dst = rv.Layout((8, 6), "R(1)V(1)D(2,1)", (0, 1)), rv.Layout((8, 6), "R(1)V(1)D(1,1)", (2,))
+    src, dst = (
+        rv.Layout((8, 6), "R(1)V(1)D(2,1)", (0, 1)),
+        rv.Layout((8, 6), "R(1)V(1)D(1,1)", (2,)),
+    )
     scale = float(whole.abs().max()) / 400
     fp8 = torch.float8_e4m3fn
     given = {"w": whole.chunk(2)[rank]} if rank < 2 else {}
@@ -289,7 +288,10 @@ def all_are_wrong(rank: int, make: Callable[[], dict[str, Any]]) -> str:
 
 def shared_out() -> dict[str, Any]:
     block = torch.ones(8, 6)
-    return {"tensors": {"a": block[:4], "b": torch.ones(4, 6)}, "out": {"a": block.view(-1)[:24].view(8, 3)}}
+    return {
+        "tensors": {"a": block[:4], "b": torch.ones(4, 6)},
+        "out": {"a": block.view(-1)[:24].view(8, 3)},
+    }
 
 
 def low_limit() -> dict[str, Any]:

@@ -125,7 +125,9 @@ def test_only_a_variable_is_a_use_of_it(line: str) -> None:
     assert freed(["a = f(x)", line, "f(1)"]) == ["a = f(x)", "del a", line, "f(1)"]
 
 
-@pytest.mark.parametrize("line", ["f(a)", "x += a", "x = a[0:4]", "f(b=a)", "f(a.t)", "(y,) = (a,)"])
+@pytest.mark.parametrize(
+    "line", ["f(a)", "x += a", "x = a[0:4]", "f(b=a)", "f(a.t)", "(y,) = (a,)"]
+)
 def test_a_use_keeps_a_variable(line: str) -> None:
     assert freed(["a = f(x)", line, "f(1)"])[2].startswith("del a")
 

@@ -15,7 +15,6 @@ from superscaler_core.codegen.segments import Segment, stage_steps
 from superscaler_core.compiled import Compiled
 from superscaler_core.materialize.sequence import Compute
 from superscaler_core.materialize.transfer import Transfer
-from superscaler_core.validate.held import Held, held_of
 from tests.superscaler_core.test_footprint import LOSS_BYTES, step_bytes
 from tests.superscaler_core.test_plans_communication import backward, fetches, forward, reductions
 from tests.superscaler_core.training import Case, difference, train, train_alone
@@ -121,12 +120,6 @@ def test_blocks_that_are_not_named_are_not_cut() -> None:
 # --- memory -------------------------------------------------------------------------------------
 
 
-def held(case: Case) -> Held:
-    """What the only stage holds on device 0."""
-    made = case.compiled().materialized
-    return held_of(made, 0, stage_steps(made, 0)[0])
-
-
 def recomputed(case: Case) -> list[Segment]:
     """The segments of device 0 whose backward computes their forward again."""
     steps = stage_steps(case.compiled().materialized, 0)[0]
@@ -140,21 +133,6 @@ def test_every_part_is_recomputed_alone(model: str) -> None:
     assert len(segments) == 2 * 2 * 4  # blocks, attention and MLP, parts
     for segment in segments:
         assert len({part.op for part in segment.parts}) == len(segment.parts)
-
-
-@pytest.mark.parametrize(
-    ("case", "result"),
-    [
-        (Case("coshard", 1, sizes={"sequence": 16, "heads": 8}), 4 * 16 * 16 * 8),
-        (Case("coshard", 1, model="swin", sizes={**SMALL_SWIN, "heads": 8}), 4 * 8 * 8 * 16 * 8),
-    ],
-    ids=str,
-)
-def test_inner_activations_are_those_of_one_part(case: Case, result: int) -> None:
-    """``result`` is the sum to which each part adds a share, in bytes: it is never cut."""
-    few, many = (held(replace(case, knobs={"parts": parts})) for parts in (2, 8))
-    assert (many.again_bytes - result) * 4 == few.again_bytes - result > 0
-    assert many.num_bytes == few.num_bytes
 
 
 @pytest.mark.parametrize("rerun", [False, True])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from superscaler_core import models, plans
+from superscaler_core.codegen.segments import stage_steps
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.front_end import capture
@@ -22,8 +23,8 @@ from superscaler_core.plan import Plan
 from superscaler_core.plans.blocks import block_groups
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
-from superscaler_core.validate.activations import Activations
 from superscaler_core.validate.footprint import footprints
+from superscaler_core.validate.held import held_of, in_flight
 from superscaler_core.validate.stored import Stored
 
 SMALL = {"width": 32, "heads": 4, "sequence": 16, "vocabulary": 48}
@@ -81,17 +82,18 @@ def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
     """Weights, gradients and optimizer states of a device, open windows left out."""
     made = compiled(graph, plan_name, num_devices, master_dtype="float32")
     stored = Stored(made.materialized, "float32")
-    opened = max(
-        sum(t.box.num_elements for t in {p for op in group for p in op.parameters})
-        for group in block_groups(graph)
-    )
-    window = {"zero2": 4, "zero3": 4}.get(plan_name, 0) * opened
     kinds = [
         [stored.resting_bytes(device) for device in range(num_devices)],
-        [stored.grads_bytes(device) - window for device in range(num_devices)],
+        [grads_bytes(made, device) for device in range(num_devices)],
         [memory.optimizer_bytes for memory in made.memory.values()],
     ]
     return [sum(kind) / len(kind) for kind in kinds]
+
+
+def grads_bytes(made: Compiled, device: int) -> int:
+    """Gradients of weights after the backward, in float32."""
+    backward = footprints(made.materialized, device, "float32")["B", 0]
+    return sum(backward.grads.values())
 
 
 @pytest.mark.parametrize("plan_name", ZERO)
@@ -214,7 +216,7 @@ def test_stages_hold_the_microbatches_of_their_schedule(
         running = max(p.most.activations for p in prints["F", stage].peaks) - kept
         back = max(p.most.activations for p in prints["B", stage].peaks)
         assert made.memory[stage].activations_bytes == count * kept + max(running, back)
-        assert Activations(made.materialized).in_flight(stage) == {stage: count}
+        assert in_flight(made.materialized, stage) == {stage: count}
         assert made.materialized.plan.schedule is not None
         assert made.materialized.plan.schedule.peak_microbatches[stage] == count
 
@@ -236,9 +238,9 @@ def test_tensors_by_name_are_what_a_forward_keeps(
 ) -> None:
     sizes = {"width": 64, "sequence": 32, "vocabulary": 100} if name in ("gpt", "moe") else {}
     made = compiled(graph_of(name, **sizes), plan_name, num_devices).materialized
-    held = Activations(made).held[0][0]
+    held = held_of(made, 0, stage_steps(made, 0)[0])
     inputs = {t.name for t in made.plan.graph.inputs}
-    named = sum(s.num_bytes for s in held.storages if s.name not in inputs)
+    named = sum(s.num_bytes for s in held if s.name not in inputs)
     assert named == pytest.approx(footprints(made, 0)["F", 0].kept.activations, rel=0.1)
 
 

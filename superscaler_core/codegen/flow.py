@@ -1,0 +1,140 @@
+"""Flow: which values the segments and edges of one stage on one device pass to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from superscaler_core.codegen.segments import Segment, Step
+from superscaler_core.codegen.values import Value, Values
+from superscaler_core.materialize.edges import Edge
+from superscaler_core.materialize.materialized import Materialized
+from superscaler_core.materialize.sequence import Move
+from superscaler_core.materialize.side import Device
+
+
+class Flow:
+    """What is read and made, step by step.
+
+    Args:
+        made: the plan.
+        stage, device: which.
+        steps: what the device does in the stage's forward.
+        values: of the device.
+
+    Attributes:
+        segments: of the steps.
+        args: by segment, what it is given: values that have gradients, and others.
+        exports: by segment, what it returns: what others read, what edges take away, the loss.
+        summands: what edges take a sum of that several parts here make: by summand, the edges.
+        spans: what is run again as a whole, by number.
+    """
+
+    def __init__(
+        self,
+        made: Materialized,
+        stage: int,
+        device: Device,
+        steps: Sequence[Step],
+        values: Values,
+    ) -> None:
+        self._made, self._stage, self._device, self._steps = made, stage, device, steps
+        self._values = values
+        self.segments = [step for step in steps if isinstance(step, Segment)]
+        self._maker = {
+            value.name: segment for segment in self.segments for value in self._made_in(segment)
+        }
+        self.exports = self._find_exports()
+        self.args = {segment: self._args_of(segment) for segment in self.segments}
+        self.summands = self._find_summands()
+        self.spans = {n: tuple(run) for n, run in groupby(steps, self.span) if n}
+
+    # --- segments -------------------------------------------------------------------------------
+
+    def _made_in(self, segment: Segment) -> list[Value]:
+        return [
+            self._values.of_part(part, i)
+            for part in segment.parts
+            for i in range(len(part.outputs))
+        ]
+
+    def _read_by(self, segment: Segment) -> dict[str, Value]:
+        """What a segment reads that it does not make."""
+        return {
+            value.name: value
+            for part in segment.parts
+            for position in range(len(part.inputs))
+            for value in self._values.source(part, position)
+            if self._maker.get(value.name) is not segment
+        }
+
+    def _args_of(self, segment: Segment) -> tuple[list[Value], list[Value]]:
+        values = list(self._read_by(segment).values())
+        return [v for v in values if v.has_grad], [v for v in values if not v.has_grad]
+
+    def _find_exports(self) -> dict[Segment, list[Value]]:
+        wanted = {name for segment in self.segments for name in self._read_by(segment)}
+        for edge in self._edges_from_here():
+            wanted |= {value.name for value in self._values.edge_source(edge)}
+        found: dict[Segment, list[Value]] = {}
+        for segment in self.segments:
+            wanted.update(self.loss_names(segment))
+            chosen = [value for value in self._made_in(segment) if value.name in wanted]
+            found[segment] = sorted(chosen, key=lambda value: not value.has_grad)
+        return found
+
+    def loss_names(self, segment: Segment) -> list[str]:
+        """The variables of the loss that a segment makes."""
+        loss = self._made.plan.graph.loss
+        parts = [part for part in segment.parts if part.op.outputs[0] == loss]
+        return [self._values.of_part(part, 0).name for part in parts]
+
+    # --- edges ----------------------------------------------------------------------------------
+
+    def _edges_from_here(self) -> Iterable[Edge]:
+        """Edges that this device feeds in this stage."""
+        inside = [step.edge for step in self._steps if isinstance(step, Move)]
+        edges = [*inside, *self._made.crossing_from(self._stage)]
+        return (edge for edge in edges if self._device in edge.src.shards)
+
+    def _find_summands(self) -> dict[str, list[Edge]]:
+        found: dict[str, list[Edge]] = {}
+        for edge in self._edges_from_here():
+            box = edge.src.shards[self._device].box
+            sources = self._values.edge_source(edge)
+            if len(sources) > 1 and all(value.box == box for value in sources):
+                for value in sources:
+                    found.setdefault(value.name, []).append(edge)
+        return found
+
+    # --- what is run again as a whole -----------------------------------------------------------
+
+    def span(self, step: Step) -> int:
+        """The number of the span that a step is in; 0 if in none."""
+        if isinstance(step, Segment):
+            return step.span
+        return self._made.spans[self._stage].get(step, 0)
+
+    def entering(self, span: int) -> list[Value]:
+        """What the steps of a span read that none of them makes."""
+        read: dict[str, Value] = {}
+        made: set[str] = set()
+        for step in self.spans[span]:
+            if isinstance(step, Segment):
+                with_grad, others = self.args[step]
+                values = with_grad + [v for v in others if v.text == v.name]
+                made |= {value.name for value in self.exports[step]}
+            elif isinstance(step, Move):
+                here = self._device in step.edge.src.shards
+                values = self._values.edge_source(step.edge) if here else []
+                if self._device in step.edge.dst.shards:
+                    made.add(self._values.of_edge(step.edge).name)
+            else:
+                continue
+            read |= {value.name: value for value in values}
+        return [value for name, value in read.items() if name not in made]
+
+    def is_summed_in(self, edge: Edge, span: int) -> bool:
+        """Whether all summands that an edge takes, and the edge, are in a span."""
+        makers = (self._maker[value.name] for value in self._values.edge_source(edge))
+        return self.span(Move(edge)) == span and all(maker.span == span for maker in makers)

@@ -1,0 +1,145 @@
+"""Tape: segments under autograd, and what each backward needs of its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from superscaler_core.run.host import Host
+from superscaler_core.run.swap import Parcel, Swap, emptied
+
+Segment = Callable[..., tuple[Tensor, ...]]
+"""A function of a generated file: of the seed of its dropout, and tensors."""
+
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """What the backward of a segment needs.
+
+    Gradients of its results enter at ``roots``; None if it runs the forward again. Of a swapped
+    segment ``parcel`` has the values, and leaves are empty (or packed, if the forward runs again).
+    """
+
+    leaves: tuple[Any, ...]
+    others: Tensors
+    roots: tuple[GradientEdge | None, ...] | None
+    parcel: Parcel | None = None
+
+
+class Tape:
+    """Runs segments on leaves of their own, so that all communication lies between them.
+
+    Args:
+        recomputed: names of segments whose backward runs their forward again.
+        swapped: names of those that keep on the host what their backward needs.
+        host: where.
+    """
+
+    def __init__(self, recomputed: Collection[str], swapped: Collection[str], host: Host) -> None:
+        self._recomputed, self._swapped = recomputed, swapped
+        self._swap = Swap(host)
+        self._saved: dict[tuple[str, int], _Saved] = {}
+        self._kept: dict[tuple[str, int], Tensors] = {}
+
+    def forward(
+        self, segment: Segment, mb: int, seed: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
+        """Run a segment and keep what its backward needs.
+
+        Args:
+            segment: the function.
+            mb: the microbatch.
+            seed: of its dropout, the same in its backward.
+            inputs: what its gradient is wanted of.
+            others: inputs, constants and weights.
+        """
+        name = segment.__name__
+        if name in self._swapped:
+            return self._forward_swapped(segment, mb, seed, inputs, others)
+        if name in self._recomputed:
+            self._saved[name, mb] = _Saved(inputs, others, None)
+            return compute(segment, seed, inputs, others)
+        leaves = tuple(x.detach().requires_grad_() for x in inputs)
+        # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
+        outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
+        self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
+        return tuple(x.detach() for x in outputs)
+
+    def _forward_swapped(
+        self, segment: Segment, mb: int, seed: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
+        """As ``forward``; what the backward needs goes to the host."""
+        name, parcel = segment.__name__, self._swap.parcel(others)
+        if name in self._recomputed:
+            outputs = compute(segment, seed, inputs, others)
+            self._saved[name, mb] = _Saved(tuple(map(parcel.pack, inputs)), others, None, parcel)
+            parcel.send()
+            return outputs
+        leaves = tuple(x.detach().requires_grad_() for x in inputs)
+        with parcel.packing():
+            outputs = segment(seed, *leaves, *others)
+        self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs), parcel)
+        return tuple(x.detach() for x in outputs)
+
+    def backward(
+        self, segment: Segment, mb: int, seed: int, grads: tuple[Tensor | None, ...]
+    ) -> Tensors:
+        """The gradients of a segment's inputs, given those of its outputs.
+
+        Gradients of weights are added to those of their copies.
+        """
+        saved = self._saved.pop((segment.__name__, mb))
+        self._fetch(saved, mb)
+        leaves, roots = saved.leaves, saved.roots
+        if roots is None:
+            unpacked = leaves if saved.parcel is None else map(saved.parcel.unpack, leaves)
+            leaves = tuple(x.detach().requires_grad_() for x in unpacked)
+            roots = _roots(segment(seed, *leaves, *saved.others))
+        # Results that have gradients come first.
+        pairs = zip(roots, grads, strict=False)
+        given = [(root, grad) for root, grad in pairs if root is not None and grad is not None]
+        if given:
+            torch.autograd.backward([root for root, _ in given], [grad for _, grad in given])
+        return tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves)
+
+    def _fetch(self, saved: _Saved, mb: int) -> None:
+        """Bring what a backward needs from the host, and then what the next one will need."""
+        if not self._swapped:
+            return
+        before = (s for (_, other), s in reversed(self._saved.items()) if other == mb)
+        for one in (saved, next(before, None)):
+            if one is not None and one.parcel is not None:
+                one.parcel.fetch()
+
+    # --- what is run again as a whole -----------------------------------------------------------
+
+    def keep(self, name: str, mb: int, values: Tensors) -> None:
+        """Keep what is needed to run a span again."""
+        self._kept[name, mb] = values
+
+    def kept(self, name: str, mb: int) -> Tensors:
+        """What ``keep`` kept, which is let go."""
+        return self._kept.pop((name, mb))
+
+    def check_done(self) -> None:
+        """A step has run backward all that it ran forward."""
+        assert not self._saved, "every forward had its backward"
+        assert not self._kept, "every span was run again"
+
+
+def compute(segment: Segment, seed: int, inputs: Tensors, others: Tensors) -> Tensors:
+    """Run a segment of which nothing is kept."""
+    with torch.no_grad():
+        return segment(seed, *inputs, *others)
+
+
+def _roots(outputs: Tensors) -> tuple[GradientEdge | None, ...]:
+    """Where gradients of results enter, by which a backward starts without the results."""
+    return tuple(get_gradient_edge(out) if out.requires_grad else None for out in outputs)
