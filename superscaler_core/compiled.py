@@ -101,7 +101,8 @@ def compile(
         master_dtype: of stored parameters, as ``load`` takes it; the model's if None.
 
     Raises:
-        PlanError: a part has no device; CoverageError, OrderError: what the names say.
+        PlanError: a part has no device, devices hold sums that do not make a value, or groups that
+            run again cross; CoverageError, OrderError: what the names say.
         DeviceMemoryError: a device needs more than the limit.
     """
     check_assigned(plan)

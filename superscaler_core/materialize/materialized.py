@@ -60,8 +60,9 @@ class Materialized:
         box = tensor.box
         return Side(1, tuple(View(device, box, 0) for device in sorted(self.plan.devices)))
 
-    def check_transfers(self) -> None:
-        """Find all communication of a step, so that sums that cannot be made are refused now."""
+    def check(self) -> None:
+        """Find all communication, and what runs again, so that what cannot be is refused now."""
+        _ = self.spans
         for edge in self.edges.all:
             _ = edge.forward, edge.backward
         for use in self.weights.uses:
@@ -167,12 +168,12 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
 
     Raises:
         OrderError: data and ``op_order`` form a cycle, or the schedule cannot be run.
-        PlanError: devices hold sums that do not make a value.
+        PlanError: devices hold sums that do not make a value, or groups that run again cross.
     """
     edges = find_edges(plan)
     items = tuple(stage_items(plan, stage, edges) for stage in plan.stages)
     made = Materialized(
         plan, edges, find_weights(plan, edges), items, step_events(plan, edges), topology
     )
-    made.check_transfers()
+    made.check()
     return made

@@ -19,7 +19,7 @@ from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.wire import METHODS, Wires, topology_for
 from superscaler_core.simulator.work import Methods, Work
 from superscaler_core.validate import STATES
-from superscaler_core.validate.stored import Stored
+from superscaler_core.validate.stored import StoredMemory
 
 ASSUMED = (
     "an op takes its operations or its memory traffic, whichever is longer, and its launch; views "
@@ -88,7 +88,7 @@ def simulate(
 
 def _optimizer_secs(compiled: Compiled, profile: DeviceProfile) -> Mapping[Device, float]:
     """Of one fused pass: weights and states are read and written, gradients read."""
-    stored = Stored(compiled.materialized, compiled.master_dtype)
+    stored = StoredMemory(compiled.materialized, compiled.master_dtype)
     passes = 3 + 2 * STATES[compiled.optimizer]
     found = {}
     for device in compiled.plan.devices:

@@ -33,7 +33,7 @@ from superscaler_core.run.tape import Tape, compute
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.validate.fused_attention import FusedAttention
 from superscaler_core.validate.moments import Meter
-from superscaler_core.validate.stored import Stored
+from superscaler_core.validate.stored import StoredMemory
 
 _SEED = 0
 """Of dropout, which draws nothing here."""
@@ -59,7 +59,7 @@ class DryRun:
     ) -> None:
         self.meter = Meter()
         self._made, self._stage, self._here = made, stage, device
-        self._stored = Stored(made, master_dtype)
+        self._stored = StoredMemory(made, master_dtype)
         writer = StageWriter(made, stage, device, steps, Names())
         self._module = _module_of(writer, stage, device, steps)
         self._edges = {edge.name: edge for edge in made.edges.all}

@@ -13,7 +13,7 @@ from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.units import bytes_text
 from superscaler_core.validate.held import tensors_in_flight
 from superscaler_core.validate.step_memory import StepMemory
-from superscaler_core.validate.stored import Stored
+from superscaler_core.validate.stored import StoredMemory
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Optimizers by name, and how many numbers each keeps for an element, in the dtype of storage."""
@@ -144,7 +144,7 @@ class _Account:
         if master_dtype is not None:
             _check_known("dtype", master_dtype, ITEM_BYTES)
         self._made, self._num_states = made, STATES[optimizer]
-        self._stored = Stored(made, master_dtype)
+        self._stored = StoredMemory(made, master_dtype)
         self._steps = StepMemory(made, self._stored)
 
     def all(self) -> dict[Device, DeviceMemory]:

@@ -14,7 +14,7 @@ from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.validate.footprint import Footprint, footprints
 from superscaler_core.validate.moments import Moment
 from superscaler_core.validate.staging import Staging
-from superscaler_core.validate.stored import Stored
+from superscaler_core.validate.stored import StoredMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class StepMemory:
         stored: its parameters.
     """
 
-    def __init__(self, made: Materialized, stored: Stored) -> None:
+    def __init__(self, made: Materialized, stored: StoredMemory) -> None:
         self._made, self._stored = made, stored
         self._staging = Staging(made.topology)
         constants = {t for op in made.plan.graph.ops for t in op.inputs if t.kind == "constant"}

@@ -1,4 +1,4 @@
-"""Stored: the memory of parameters and their gradients on a device, as the run time holds them."""
+"""StoredMemory: parameters and their gradients on a device, as the run time holds them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superscaler_core.materialize.weights import Use
 from superscaler_core.tensor import ITEM_BYTES, PTensor
 
 
-class Stored:
+class StoredMemory:
     """Adds up parameters, their copies and gradients.
 
     A parameter is *stored* in the master dtype, and read from a *copy* where box or dtype differ,

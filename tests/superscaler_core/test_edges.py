@@ -135,3 +135,17 @@ def test_replicas_that_read_weights_alone_pass_their_share_on() -> None:
     assert made.edges.all == ()
     (leg,) = made.weights.uses[0].reduce
     assert str(leg.src) == "R(1)V(2)D(1) shape(3) ranks(0,1)"
+
+
+@pytest.mark.parametrize(("module", "loop"), [("down", "k"), ("up", "b")])
+def test_sums_that_overlap_are_refused_when_a_plan_is_compiled(module: str, loop: str) -> None:
+    """Both devices have the middle one of three summands: of a result, or of weights' gradients."""
+    plan = ss.Plan(two_linears(), [0, 1])
+    for op in plan.graph.ops:
+        if op.module == module:
+            first, middle, last = plan.op_trans(op, ss.split(loop, 3))
+            plan.op_assign((first, *plan.op_trans(middle, ss.replicate(2)), last), (0, 0, 1, 1))
+        else:
+            plan.op_assign(plan.op_trans(op, ss.replicate(2)), plan.devices)
+    with pytest.raises(ss.PlanError, match=r"0\+1 on \[0\], 1\+2 on \[1\]; put parts of one sum"):
+        ss.compile(plan)

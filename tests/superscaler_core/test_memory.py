@@ -20,12 +20,11 @@ from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.graph import Graph
 from superscaler_core.plan import Plan
-from superscaler_core.plans.blocks import block_groups
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.validate.footprint import footprints
 from superscaler_core.validate.held import held_of, in_flight
-from superscaler_core.validate.stored import Stored
+from superscaler_core.validate.stored import StoredMemory
 
 SMALL = {"width": 32, "heads": 4, "sequence": 16, "vocabulary": 48}
 BATCH = 4
@@ -81,7 +80,7 @@ def coefficients(plan_name: str) -> list[tuple[float, float]]:
 def mean_bytes(graph: Graph, plan_name: str, num_devices: int) -> list[float]:
     """Weights, gradients and optimizer states of a device, open windows left out."""
     made = compiled(graph, plan_name, num_devices, master_dtype="float32")
-    stored = Stored(made.materialized, "float32")
+    stored = StoredMemory(made.materialized, "float32")
     kinds = [
         [stored.resting_bytes(device) for device in range(num_devices)],
         [grads_bytes(made, device) for device in range(num_devices)],
@@ -140,7 +139,7 @@ def test_weights_are_what_a_rank_has_between_steps(
         return sum({place.data_ptr(): place.nbytes() for place in places}.values())
 
     found = run_threads(folder, work, range(2), dtype=master)
-    stored = Stored(made.materialized, name)
+    stored = StoredMemory(made.materialized, name)
     for rank, size in found.items():
         assert stored.resting_bytes(rank) == size
 

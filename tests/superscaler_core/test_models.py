@@ -14,7 +14,7 @@ from tests.superscaler_core.parts import check_splits, values_of
 
 TINY = [
     ("evoformer", "tiny", {}),
-    ("evoformer", "tiny", {"outer_last": True, "dropout": 0.2}),
+    ("evoformer", "tiny", {"outer_last": True, "dropout": 0.2, "layers": 1}),
     ("gpt", "tiny", {}),
     ("gpt", "tiny", {"tied": True, "dropout": 0.2}),
     ("gpt", "tiny", {"fused": False}),

@@ -69,15 +69,33 @@ def test_reported_bytes_are_moved_bytes(
 ) -> None:
     plan = planned(name, plan_name, num_devices, **knobs)
     made = compile(plan, master_dtype=None if master is None else "float64")
-    folder = made.save(tmp_path)
+    assert made.report().sent_bytes == moved_bytes(made, name, tmp_path, master)
+
+
+def moved_bytes(made: Compiled, name: str, folder: Path, master: torch.dtype | None = None) -> int:
+    """What all ranks send in a step."""
+    made.save(folder)
     batch = models.example_inputs(name, 4 * made.plan.num_microbatches)
 
     def work(trainer: Trainer) -> int:
         trainer.step(*batch)
         return trainer._transport.sent_bytes
 
-    sent = run_threads(folder, work, range(num_devices), dtype=master)
-    assert made.report().sent_bytes == sum(sent.values())
+    return sum(run_threads(folder, work, made.plan.devices, dtype=master).values())
+
+
+@pytest.mark.parametrize("is_rerun", [False, True])
+def test_reported_bytes_are_moved_bytes_where_a_window_is_in_two_stages(
+    is_rerun: bool, tmp_path: Path
+) -> None:
+    plan = planned("gpt", "hybrid", 4, pp=2, microbatches=2, zero1=True)
+    plan.gather_weights(plan.graph.ops_in("layers.*"))
+    if is_rerun:
+        plan.rerun(*(stage.ops for stage in plan.stages))
+    made = compile(plan)
+    opened = made.materialized.num_opened[plan.windows[0]]
+    assert opened == (2, 2 * is_rerun)
+    assert made.report().sent_bytes == moved_bytes(made, "gpt", tmp_path)
 
 
 @pytest.mark.parametrize("name, plan_name, num_devices, knobs", CASES)
