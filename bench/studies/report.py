@@ -14,8 +14,8 @@ WIDTH = 100
 
 
 def best_of(found: Iterable[Row]) -> Row | None:
-    """The fastest outcome that fits."""
-    fitting = [outcome for outcome in found if not outcome["problem"]]
+    """The fastest outcome that fits, of those that were simulated in full."""
+    fitting = [o for o in found if not o["problem"] and not o["is_estimate"]]
     return max(fitting, key=lambda outcome: outcome["samples_per_sec"], default=None)
 
 

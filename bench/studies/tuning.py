@@ -13,10 +13,15 @@ import superscaler_core as ss
 from bench.studies import cluster
 from bench.studies.systems import System, Way
 from superscaler_core.models import MODELS
-from superscaler_core.simulator import simulate
+from superscaler_core.simulator import Simulated, simulate
+from superscaler_core.simulator.wire import TICKS_PER_SEC
 
 MICROBATCHES = (1, 2, 4, 8)
 """Samples of a microbatch and replica that are tried, ascending."""
+
+
+FEW = 4
+"""Microbatches for every GPU that an estimate simulates."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Outcome:
         microbatch: samples of a microbatch, all replicas together.
         num_microbatches: of a step.
         problem: why it cannot be; empty if it can.
+        is_estimate: whether only some microbatches were simulated, and the rest added at the pace
+            of these; so all ways are ranked, and the best is simulated in full.
         secs: of a step.
         samples_per_sec: of training.
         peak_bytes: of the fullest device, by kind.
@@ -59,6 +66,7 @@ class Outcome:
     microbatch: int = 0
     num_microbatches: int = 0
     problem: str = ""
+    is_estimate: bool = False
     secs: float = 0.0
     samples_per_sec: float = 0.0
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -95,15 +103,20 @@ def captured(workload: Workload, batch: int) -> ss.Graph:
 
 
 def compiled(
-    workload: Workload, num_gpus: int, sprogram: Callable[..., None], way: Way, microbatch: int
+    workload: Workload,
+    num_gpus: int,
+    sprogram: Callable[..., None],
+    way: Way,
+    microbatch: int,
+    num_microbatches: int = 0,
 ) -> ss.Compiled:
-    """The program of one way.
+    """The program of one way, for the whole batch or fewer microbatches.
 
     Raises:
         PlanError: the model cannot be cut so.
     """
     plan = ss.Plan(captured(workload, microbatch), range(num_gpus))
-    sprogram(plan, microbatches=workload.batch // microbatch, **way.knobs)
+    sprogram(plan, microbatches=num_microbatches or workload.batch // microbatch, **way.knobs)
     return ss.compile(
         plan,
         topology=cluster.topology(num_gpus),
@@ -113,6 +126,22 @@ def compiled(
 
 
 def outcomes(workload: Workload, num_gpus: int, system: System) -> Iterator[Outcome]:
+    """Every way of a system that may fit, and at last the fastest of them in full."""
+    found = []
+    for outcome in _estimates(workload, num_gpus, system):
+        found.append(outcome)
+        yield outcome
+    for outcome in sorted(found, key=lambda o: -o.samples_per_sec):
+        if outcome.problem or not outcome.is_estimate:
+            return
+        way = Way(outcome.dp, outcome.knobs)
+        full = _outcome(workload, num_gpus, system, way, outcome.microbatch, in_full=True)
+        yield full
+        if not full.problem:
+            return
+
+
+def _estimates(workload: Workload, num_gpus: int, system: System) -> Iterator[Outcome]:
     """Every way of a system that may fit."""
     any_fits = False
     for way in sorted(system.ways(num_gpus), key=lambda way: way.is_last_resort):
@@ -160,12 +189,15 @@ def _outcome(
     microbatch: int,
     *,
     time: bool = True,
+    in_full: bool = False,
 ) -> Outcome:
     """One way with one size of microbatches; whether it fits, and if asked what it takes."""
     text, num = way.knobs_text(way.knobs), workload.batch // microbatch
-    head = Outcome(system.name, text, way.dp, dict(way.knobs), microbatch, num)
+    # A pipeline of as many stages is full, and in its pace, after half of these.
+    short = num if in_full else min(num, FEW * num_gpus)
+    head = Outcome(system.name, text, way.dp, dict(way.knobs), microbatch, num, "", short < num)
     try:
-        program = compiled(workload, num_gpus, system.sprogram, way, microbatch)
+        program = compiled(workload, num_gpus, system.sprogram, way, microbatch, short)
     except (ss.PlanError, ss.OrderError, ss.ScheduleError) as error:
         return replace(head, problem=str(error))
     need = max(memory.total_bytes for memory in program.memory.values())
@@ -187,6 +219,9 @@ def _simulated(program: ss.Compiled, workload: Workload, head: Outcome) -> Outco
     """What comes out for one program."""
     result = simulate(program, cluster.profile())
     num, secs = len(result.devices), result.secs
+    left = head.num_microbatches - program.plan.num_microbatches
+    if left:
+        secs += left * _pace_secs(result, program.plan.num_microbatches)
     fullest = max(result.devices, key=lambda d: sum(result.memory[d].values()))
     parts = {
         "compute": result.compute_secs,
@@ -198,11 +233,23 @@ def _simulated(program: ss.Compiled, workload: Workload, head: Outcome) -> Outco
         secs=secs,
         samples_per_sec=workload.batch / secs,
         peak_bytes=dict(result.memory[fullest]),
-        shares={name: sum(by.values()) / num / secs for name, by in parts.items()},
+        shares={name: sum(by.values()) / num / result.secs for name, by in parts.items()},
         levels={level.name: (level.sent_bytes, level.secs) for level in result.levels},
     )
 
 
+def _pace_secs(result: Simulated, num_microbatches: int) -> float:
+    """Seconds from a microbatch to the next where a pipeline is full, by its first stage."""
+    ends = {
+        ran.event.microbatch: ran.start + max(ran.inside.ends)
+        for ran in result.timeline.runs
+        if (ran.event.kind, ran.event.stage) == ("B", 0)
+    }
+    first, last = num_microbatches // 2, num_microbatches * 3 // 4
+    return (ends[last] - ends[first]) / (last - first) / TICKS_PER_SEC
+
+
 def best(found: list[Outcome]) -> Outcome | None:
-    """The fastest that fits."""
-    return max((o for o in found if not o.problem), key=lambda o: o.samples_per_sec, default=None)
+    """The fastest that fits, of those that were simulated in full."""
+    full = (o for o in found if not o.problem and not o.is_estimate)
+    return max(full, key=lambda o: o.samples_per_sec, default=None)

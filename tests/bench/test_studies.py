@@ -36,6 +36,7 @@ def test_tensor_parallel_leaves_a_host_as_a_last_resort(num_gpus: int) -> None:
 
 def test_a_last_resort_is_tried_only_if_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
+    monkeypatch.setattr(tuning, "FEW", 8)
     last = Way(1, {"tp": 1, "pp": 1}, is_last_resort=True)
     fits, huge = Way(1, {"tp": 1, "pp": 1}), Way(1, {"tp": 3, "pp": 1})
     assert len(list(outcomes(TINY, 1, system_of(last, fits)))) == 1
@@ -84,12 +85,26 @@ def test_memory_is_saved_only_where_nothing_fits_without(monkeypatch: pytest.Mon
     assert most < plain
     monkeypatch.setattr(cluster, "limit_bytes", lambda: most)
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
+    monkeypatch.setattr(tuning, "FEW", 8)
     found = list(outcomes(TINY, 1, system_of(way)))
     assert [(o.way, bool(o.problem)) for o in found] == [("dp=1", True), ("dp=1 recompute", False)]
     monkeypatch.setattr(cluster, "limit_bytes", lambda: least - 1)
     assert [(o.way, bool(o.problem)) for o in outcomes(TINY, 1, system_of(way))] == [
         ("dp=1 rerun", True)
     ]
+
+
+def test_an_estimate_is_near_what_is_simulated_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
+    workload = replace(TINY, batch=64)
+    way = Way(1, {"tp": 1, "pp": 2}, savings=({},))
+    *estimates, full = outcomes(workload, 2, system_of(way))
+    assert not full.is_estimate
+    assert best([*estimates, full]) == full
+    (same,) = (o for o in estimates if o.is_estimate and o.microbatch == full.microbatch)
+    assert same.num_microbatches == full.num_microbatches > 8
+    assert same.secs == pytest.approx(full.secs, rel=0.01)
+    assert same.peak_bytes == full.peak_bytes
 
 
 def test_what_cannot_fit_is_not_planned() -> None:
