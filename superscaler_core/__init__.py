@@ -18,7 +18,8 @@ from superscaler_core.errors import (
     OrderError,
     PlanError,
 )
-from superscaler_core.graph import Graph, GraphBuilder, Op
+from superscaler_core.graph import Graph, Op
+from superscaler_core.graph_builder import GraphBuilder
 from superscaler_core.op_trans import pieces, replicate, split
 from superscaler_core.part import Part
 from superscaler_core.plan import Axis, Plan, Stage

@@ -10,6 +10,7 @@ from bench.studies.systems import (
     DAP,
     DAP_ZERO3,
     DEEPSPEED,
+    DEEPSPEED_WORDS,
     IN_STEPS,
     INTERLACED,
     MEGATRON,
@@ -127,7 +128,7 @@ MBART = Study(
     "mBART with interlaced pipeline",
     2.8,
     (IN_STEPS, INTERLACED),
-    (MEGATRON_WORDS, DEEPSPEED),
+    (MEGATRON_WORDS, DEEPSPEED_WORDS),
     {
         4: _mbart(16, 3072, 24), 8: _mbart(24, 4096, 32), 16: _mbart(32, 5120, 32),
         32: _mbart(48, 6144, 32),

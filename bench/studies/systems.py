@@ -107,9 +107,10 @@ def zero3(
     recompute: bool = False,
     rerun: bool = False,
     offload: bool = False,
+    vocabulary: bool = False,
 ) -> None:
     """ZeRO 3 over the data parallel devices of a tensor parallel grid; its storage on the host."""
-    tensor_parallel(plan, plan.graph.ops, plan.devices, tp)
+    tensor_parallel(plan, plan.graph.ops, plan.devices, tp, vocabulary=vocabulary)
     plan.op_order(one_f_one_b(1, microbatches))
     shard_storage(plan)
     plan.gather_weights(*block_groups(plan.graph))
@@ -121,14 +122,16 @@ def zero3(
         plan.rerun(*blocks_of(plan.graph))
 
 
-def zero3_ways(num_gpus: int) -> Iterator[Way]:
+def zero3_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
     """ZeRO 3 with tensor parallel inside, and offloading."""
     for tp, offload in product(_powers(num_gpus), (False, True)):
-        knobs = {"tp": tp, "offload": offload}
+        knobs = {"tp": tp, "offload": offload, "vocabulary": vocabulary}
         yield Way(num_gpus // tp, knobs, num_gpus, offload, is_last_resort=tp > MAX_TP)
 
 
 DEEPSPEED = System("DeepSpeed ZeRO-3", zero3, zero3_ways)
+DEEPSPEED_WORDS = System("DeepSpeed ZeRO-3", zero3, lambda num: zero3_ways(num, vocabulary=True))
+"""The same with words cut among tensor parallel devices: gathered whole they alone fill a GPU."""
 
 
 # --- ours ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.records import Node
-from superscaler_core.graph import GraphBuilder
+from superscaler_core.graph_builder import GraphBuilder
 from superscaler_core.tensor import CONSTANT, PARAMETER, PTensor
 
 _KEPT_ANYWAY = (PARAMETER, CONSTANT)

@@ -3,7 +3,8 @@
 import pytest
 
 from superscaler_core.errors import AnnotationError, PlanError
-from superscaler_core.graph import GraphBuilder, is_in
+from superscaler_core.graph import is_in
+from superscaler_core.graph_builder import GraphBuilder
 
 
 def two_layers() -> GraphBuilder:

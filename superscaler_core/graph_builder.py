@@ -1,0 +1,162 @@
+"""GraphBuilder: what a front end makes a graph with, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from superscaler_core.annotation import Annotation
+from superscaler_core.errors import AnnotationError, PlanError
+from superscaler_core.graph import Graph, Op
+from superscaler_core.tensor import PARAMETER, PTensor
+
+
+@dataclass
+class GraphBuilder:
+    """Makes a graph op by op; what a front end calls."""
+
+    name: str
+    _ops: list[Op] = field(default_factory=list)
+    _inputs: list[PTensor] = field(default_factory=list)
+    _parameters: dict[str, PTensor] = field(default_factory=dict)
+    _aliases: dict[str, str] = field(default_factory=dict)
+    _constants: dict[str, Any] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
+    _notes: list[str] = field(default_factory=list)
+
+    def input(self, name: str, shape: Sequence[int], dtype: str) -> PTensor:
+        """An argument of the model, of one microbatch."""
+        self._inputs.append(PTensor(self._unique(name), tuple(shape), dtype, "input", False))
+        return self._inputs[-1]
+
+    def parameter(
+        self, name: str, shape: Sequence[int], dtype: str, requires_grad: bool = True
+    ) -> PTensor:
+        """A parameter, by its name in the ``state_dict``."""
+        made = PTensor(self._unique(name), tuple(shape), dtype, PARAMETER, requires_grad)
+        self._parameters[name] = made
+        return made
+
+    def alias(self, name: str, of: str) -> None:
+        """Another name of a parameter: a tied weight."""
+        self._aliases[name] = of
+
+    def constant(self, name: str, value: Any, shape: Sequence[int], dtype: str) -> PTensor:
+        """A value that depends on no input and is not trained."""
+        made = PTensor(self._unique(name), tuple(shape), dtype, "constant", False)
+        self._constants[made.name] = value
+        return made
+
+    def note(self, text: str) -> None:
+        """Say what the graph computes differently from the model."""
+        self._notes += [text] if text not in self._notes else []
+
+    def op(
+        self,
+        kind: str,
+        annotation: Annotation | str,
+        inputs: Sequence[PTensor],
+        outputs: Sequence[tuple[Sequence[int], str]],
+        code: str,
+        *,
+        module: str = "",
+        saves: Sequence[int] | None = None,
+        flops: float = 1.0,
+        differentiable: bool = True,
+        sizes: Mapping[str, int] | None = None,
+    ) -> tuple[PTensor, ...]:
+        """Add an op and return its outputs.
+
+        Args:
+            kind: what it computes.
+            annotation: of its tensors.
+            inputs: tensors of this graph.
+            outputs: shape and dtype of each.
+            code: as of ``Op``.
+            module: path of its module.
+            saves: as of ``Op``; all inputs that are no parameters if None.
+            flops: as of ``Op``.
+            differentiable: whether gradients flow through it, if an input has one.
+            sizes: of identifiers that the shapes do not say.
+
+        Raises:
+            AnnotationError: the shapes do not fit the annotation.
+        """
+        name = self._unique(f"{module}:{kind}" if module else kind, "op ")
+        made = Annotation.parse(annotation) if isinstance(annotation, str) else annotation
+        shapes = [tuple(shape) for shape, _ in outputs]
+        try:
+            found = made.sizes([t.shape for t in inputs], shapes, sizes)
+        except AnnotationError as error:
+            raise AnnotationError(f"op {name}: {error}") from None
+        grad = differentiable and any(t.requires_grad for t in inputs)
+        results = tuple(
+            PTensor(
+                self._unique(name.replace(":", ".") + (f".{i}" if len(outputs) > 1 else "")),
+                shape,
+                dtype,
+                "activation",
+                grad and dtype.startswith(("float", "bfloat")),
+            )
+            for i, (shape, (_, dtype)) in enumerate(zip(shapes, outputs, strict=True))
+        )
+        if saves is None:
+            saves = [i for i, t in enumerate(inputs) if t.kind != PARAMETER]
+        self._ops.append(
+            Op(
+                len(self._ops), name, kind, module, made, found,
+                tuple(inputs), results, code, tuple(saves), flops,
+            )
+        )  # fmt: skip
+        return results
+
+    def build(self, loss: PTensor, recycled: Mapping[PTensor, PTensor] | None = None) -> Graph:
+        """The graph whose result is ``loss``, without ops that nobody reads.
+
+        Args:
+            loss: a scalar.
+            recycled: as of ``Graph``.
+
+        Raises:
+            PlanError: the loss is no scalar, or what is recycled does not fit.
+        """
+        recycled = recycled or {}
+        if loss.shape:
+            raise PlanError(
+                f"{self.name}: the loss has shape {list(loss.shape)}; the model has to return a "
+                "scalar, such as a mean over the microbatch."
+            )
+        for given, made in recycled.items():
+            if (given.shape, given.dtype) != (made.shape, made.dtype):
+                raise PlanError(
+                    f"{self.name}: {made} of {made.dtype} is recycled as {given} of {given.dtype}; "
+                    "shape and dtype have to be the same."
+                )
+        live = {loss, *recycled.values()}
+        kept: list[Op] = []
+        for op in reversed(self._ops):
+            if live.intersection(op.outputs):
+                live.update(op.inputs)
+                kept.append(op)
+        ops = tuple(replace(op, index=i) for i, op in enumerate(reversed(kept)))
+        constants = {t.name for t in live if t.kind == "constant"}
+        return Graph(
+            self.name,
+            ops,
+            tuple(self._inputs),
+            dict(self._parameters),
+            dict(self._aliases),
+            {name: value for name, value in self._constants.items() if name in constants},
+            loss,
+            tuple(self._notes),
+            dict(recycled),
+        )
+
+    def _unique(self, name: str, among: str = "tensor ") -> str:
+        found, count = name, 1
+        while among + found in self._names:
+            count += 1
+            found = f"{name}_{count}"
+        self._names.add(among + found)
+        return found
