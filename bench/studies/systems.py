@@ -37,6 +37,8 @@ class Way:
         savings: further knobs, each of which saves more memory and takes more time than the last.
         splits: into how many parts weights and states are cut: for a quick look at memory.
         on_host: whether weights and states are in host memory.
+        savings: further knobs, each of which saves more memory and takes more time than the last.
+        is_last_resort: whether it is tried only if no other way fits.
     """
 
     dp: int
@@ -83,7 +85,7 @@ def _powers(most: int) -> list[int]:
 
 
 def megatron_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
-    """Data, tensor and pipeline parallel, with and without recomputation."""
+    """Data, tensor and pipeline parallel."""
     for tp, pp, dp in grids(num_gpus):
         knobs = {"tp": tp, "pp": pp, "vocabulary": vocabulary}
         yield Way(dp, knobs, tp * pp, is_last_resort=tp > MAX_TP)

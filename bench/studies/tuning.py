@@ -19,7 +19,6 @@ from superscaler_core.simulator.wire import TICKS_PER_SEC
 MICROBATCHES = (1, 2, 4, 8)
 """Samples of a microbatch and replica that are tried, ascending."""
 
-
 FEW = 4
 """Microbatches for every GPU that an estimate simulates."""
 

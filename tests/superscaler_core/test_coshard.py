@@ -17,7 +17,7 @@ from superscaler_core.materialize.sequence import Compute
 from superscaler_core.materialize.transfer import Transfer
 from tests.superscaler_core.test_footprint import LOSS_BYTES, step_bytes
 from tests.superscaler_core.test_plans_communication import backward, fetches, forward, reductions
-from tests.superscaler_core.training import Case, difference, train, train_alone
+from tests.superscaler_core.training import Case, errors_on_threads
 
 SMALL_SWIN = {"depths": (2,)}
 
@@ -38,13 +38,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_co_shard_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
-    compiled = case.compiled()
-    compiled.save(tmp_path)
-    start = case.new_model().state_dict()
-    alone = train_alone(case, compiled.plan.num_microbatches)
-    ranks = range(case.num_devices)
-    found = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), ranks)
-    errors = [difference(one, alone, 1e-3) for one in found.values()]
+    errors = errors_on_threads(case, tmp_path)
     assert [error for error in errors if not error <= 1e-12] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,3 +160,14 @@ def difference(trained: Trained, alone: Trained, floor: float) -> float:
     errors = [(a - b).abs().max() / b.abs().max().clamp_min(floor) for a, b in pairs]
     # The maximum of tensors, unlike that of floats, is NaN if one of them is.
     return torch.stack([error.double() for error in errors]).max().item()
+
+
+def errors_on_threads(case: Case, folder: Path, floor: float = 1e-3) -> list[float]:
+    """How far every rank of a program, as threads, is from training alone."""
+    compiled = case.compiled()
+    compiled.save(folder)
+    start = case.new_model().state_dict()
+    alone = train_alone(case, compiled.plan.num_microbatches)
+    ranks = range(case.num_devices)
+    found = ss.run_threads(folder, lambda trainer: train(trainer, case, start), ranks)
+    return [difference(one, alone, floor) for one in found.values()]
