@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import chain, pairwise, product
 from math import prod
@@ -14,6 +13,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph import Graph, Op
 from superscaler_core.op_trans import Transformation, replicate, split
 from superscaler_core.part import Part
+from superscaler_core.savings import Savings
 from superscaler_core.schedules import Schedule
 from superscaler_core.tensor import PTensor
 
@@ -43,7 +43,7 @@ class Stage:
     ops: tuple[Op, ...]
 
 
-class Plan:
+class Plan(Savings):
     """The decisions of an sProgram about ``graph`` on ``devices``.
 
     At first every op is one part without a device, all ops are one stage, and one microbatch is run
@@ -53,7 +53,7 @@ class Plan:
     def __init__(self, graph: Graph, devices: Sequence[Device]) -> None:
         if len(set(devices)) != len(devices) or not devices:
             raise PlanError(f"devices {list(devices)}: they have to be distinct, and at least one.")
-        self.graph = graph
+        super().__init__(graph)
         self.devices = tuple(devices)
         self.dims = Dims(graph)
         self.notes: list[str] = list(graph.notes)
@@ -62,13 +62,7 @@ class Plan:
         self._parts: dict[int, tuple[Part, ...]] = {}
         self._devices: dict[Part, Device] = {}
         self._orders: list[tuple[Op | Part, Op | Part]] = []
-        self._recomputed: dict[Op | Part, int] = {}
-        self._rerun: dict[Op, int] = {}
-        self._swapped: dict[Op | Part, int] = {}
-        self._on_host: set[str] = set()
-        self._windows: list[Window] = []
         self._cuts: tuple[int, ...] = ()
-        self._num_groups = 0
 
     # --- op_trans -------------------------------------------------------------------------------
 
@@ -214,101 +208,6 @@ class Plan:
         """Forwards without gradient of a step, of all microbatches together."""
         return 0 if self.schedule is None else self.schedule.num_turns
 
-    # --- memory ---------------------------------------------------------------------------------
-
-    def recompute(self, *groups: Iterable[Op | Part]) -> None:
-        """Keep of each group only what it reads, and compute it again in the backward.
-
-        Ops that communication separates are recomputed between it; nothing is sent twice.
-        """
-        for group in groups:
-            self._num_groups += 1
-            self._recomputed |= dict.fromkeys(group, self._num_groups)
-
-    def recompute_group(self, part: Part) -> int:
-        """The number of the group with which a part is recomputed; 0 if it is not."""
-        return self._recomputed.get(part) or self._recomputed.get(part.op, 0)
-
-    def rerun(self, *groups: Iterable[Op]) -> None:
-        """Keep of each group only what it reads, and run it again as a whole before its backward.
-
-        Its communication too: so of a group that communication, or ``op_order`` of parts on one
-        device, separates into many, ``recompute`` keeps what each of those reads, and this only
-        what the first does. Parts may be recomputed besides, in the backward of the second run. A
-        group that cuts a window of ``gather_weights`` is run again with all of the window.
-        """
-        for group in groups:
-            self._num_groups += 1
-            self._rerun |= dict.fromkeys(group, self._num_groups)
-
-    def rerun_group(self, op: Op) -> int:
-        """The number of the group with which an op is run again; 0 if it is not."""
-        return self._rerun.get(op, 0)
-
-    def swap(self, *groups: Iterable[Op | Part]) -> None:
-        """Let what each group keeps from its forward to its backward wait in host memory.
-
-        It comes back while the backward of the ops after the group runs. Of a group that is
-        recomputed too, what it reads waits there. Weights, constants, inputs of the model and
-        other values without gradient, which many groups share, stay on the device.
-
-        Raises:
-            PlanError: a group has no ops.
-        """
-        for group in groups:
-            ops = tuple(group)
-            if not ops:
-                raise PlanError("swap of a group without ops: give groups of ops, or none.")
-            self._num_groups += 1
-            self._swapped |= dict.fromkeys(ops, self._num_groups)
-
-    def swap_group(self, part: Part) -> int:
-        """The number of the group with which what a part keeps is swapped; 0 if it is not."""
-        return self._swapped.get(part) or self._swapped.get(part.op, 0)
-
-    def store_on_host(self, *patterns: str) -> None:
-        """Let devices store parameters in host memory, where their optimizer runs: ZeRO-Offload.
-
-        What is stored is the master weights, their gradients once reduced, and the optimizer's
-        states; ops read copies on the device, as they do where storage has another form.
-
-        Args:
-            patterns: names of parameters, with wildcards; all if none is given.
-
-        Raises:
-            PlanError: a pattern fits no parameter.
-        """
-        for pattern in patterns or ("*",):
-            names = (*self.graph.parameters, *self.graph.aliases)
-            found = {self.graph.parameter(n).name for n in names if fnmatchcase(n, pattern)}
-            if not found:
-                raise PlanError(
-                    f"store_on_host: {self.graph.name} has no parameter that fits {pattern!r}; it "
-                    f"has {', '.join(list(self.graph.parameters)[:8])}, ..."
-                )
-            self._on_host |= found
-
-    @property
-    def on_host(self) -> frozenset[str]:
-        """Names of the parameters that are stored in host memory."""
-        return frozenset(self._on_host)
-
-    def gather_weights(self, *groups: Iterable[Op]) -> None:
-        """Let the weights that a group of ops reads be gathered before it and dropped after it.
-
-        In the forward and again in the backward, where their gradients are reduced: ZeRO 3.
-        """
-        self._windows += [Window(tuple(group), gathers=True) for group in groups]
-
-    def reduce_grads(self, *groups: Iterable[Op]) -> None:
-        """Let gradients of a group's weights be reduced as soon as its backward is done: ZeRO 2."""
-        self._windows += [Window(tuple(group), gathers=False) for group in groups]
-
-    @property
-    def windows(self) -> tuple[Window, ...]:
-        """All groups whose weights come and go."""
-        return tuple(self._windows)
-
     # --- grids ----------------------------------------------------------------------------------
 
     def spread(self, op: Op, devices: Sequence[Device], axes: Sequence[Axis]) -> tuple[Part, ...]:
@@ -356,11 +255,3 @@ class Plan:
     def note(self, text: str) -> None:
         """Say what the plan computes differently from the model."""
         self.notes.append(text)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Ops whose weights are gathered for them, or whose gradients are reduced right after them."""
-
-    ops: tuple[Op, ...]
-    gathers: bool

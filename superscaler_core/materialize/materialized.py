@@ -17,7 +17,8 @@ from superscaler_core.materialize.steps import Event, Run, step_events
 from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.materialize.weights import Use, Weights, find_weights
 from superscaler_core.part import Part
-from superscaler_core.plan import Plan, Window
+from superscaler_core.plan import Plan
+from superscaler_core.savings import Window
 from superscaler_core.tensor import PTensor
 
 

@@ -16,7 +16,8 @@ from superscaler_core.graph import Op
 from superscaler_core.materialize.edges import Edge, Edges
 from superscaler_core.materialize.side import Device
 from superscaler_core.part import Part
-from superscaler_core.plan import Plan, Stage, Window
+from superscaler_core.plan import Plan, Stage
+from superscaler_core.savings import Window
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from superscaler_core.materialize.edges import Edges, Reader, input_side
 from superscaler_core.materialize.side import Side, View
 from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.part import Part
-from superscaler_core.plan import Plan, Window
+from superscaler_core.plan import Plan
+from superscaler_core.savings import Window
 from superscaler_core.tensor import PTensor
 
 BUCKET_ELEMENTS = 1 << 24

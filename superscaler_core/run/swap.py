@@ -58,6 +58,11 @@ class Parcel:
         self._pieces: list[Tensor] = []
         self._arrivals: list[Arrival] = []
 
+    @property
+    def num_bytes(self) -> int:
+        """What waits on the host."""
+        return sum(piece.nbytes for piece in self._pieces)
+
     @contextmanager
     def packing(self) -> Iterator[None]:
         """Let autograd pack what it saves, and then send all of it."""

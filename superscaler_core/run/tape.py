@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,14 @@ class Tape:
         if given:
             torch.autograd.backward([root for root, _ in given], [grad for _, grad in given])
         return tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves)
+
+    def parcel_bytes(self, mb: int) -> Mapping[str, int]:
+        """What waits on the host for the backward of each swapped segment of a microbatch."""
+        return {
+            name: saved.parcel.num_bytes
+            for (name, other), saved in self._saved.items()
+            if other == mb and saved.parcel is not None
+        }
 
     def _fetch(self, saved: _Saved, mb: int) -> None:
         """Bring what a backward needs from the host, and then what the next one will need."""

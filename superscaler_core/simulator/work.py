@@ -15,11 +15,11 @@ from superscaler_core.materialize.side import Device
 from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.materialize.weights import Use
 from superscaler_core.part import Part
-from superscaler_core.simulator.kept import kept_bytes
 from superscaler_core.simulator.op_time import OpTimes
 from superscaler_core.simulator.sums import Sums
 from superscaler_core.simulator.wire import Wire, Wires, ticks
 from superscaler_core.tensor import ITEM_BYTES
+from superscaler_core.validate.footprint import footprints
 
 BIASED = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
 """Kinds of products that add a bias in the same call."""
@@ -99,7 +99,7 @@ class Work:
         sums = Sums(self._made, is_first)
         steps = list(self._in_order(stage, is_back=kind == "B"))
         swapped = [(d, step) for d, step, _ in steps if isinstance(step, Segment) and step.swap]
-        copies = {pair: self._kept(*pair) for pair in swapped if kind != "f"}
+        copies = {pair: self._parcel(stage, *pair) for pair in swapped if kind != "f"}
         for device, step, is_again in steps:
             way = "F" if is_again else kind
             if isinstance(step, Segment):
@@ -176,10 +176,11 @@ class Work:
         after = mine[mine.index((device, segment)) + 1 :]
         return replace(act, fetch=copy, ahead=copies[after[0]] if after else None)
 
-    def _kept(self, device: Device, segment: Segment) -> Wire:
+    def _parcel(self, stage: int, device: Device, segment: Segment) -> Wire:
         """The copy of what a segment keeps for its backward."""
-        host_bytes_per_sec = self._times.profile.host_bytes_per_sec
-        return self._wires.copy(device, kept_bytes(self._made, segment), host_bytes_per_sec)
+        forward = footprints(self._made, device, self._master)["F", stage]
+        speed = self._times.profile.host_bytes_per_sec
+        return self._wires.copy(device, forward.parcel_bytes[segment.name], speed)
 
     def _fused(self, segment: Segment) -> frozenset[Part]:
         """Parts that add a bias to a product, which makes the sum itself."""

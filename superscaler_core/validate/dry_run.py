@@ -7,7 +7,7 @@ what generated code and autograd hold. Only weights, inputs and communication st
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -26,10 +26,10 @@ from superscaler_core.materialize.materialized import Materialized
 from superscaler_core.materialize.side import Device
 from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.materialize.weights import Use
-from superscaler_core.plan import Window
 from superscaler_core.register import registered_modules
 from superscaler_core.run.host import Arrival, Host
 from superscaler_core.run.tape import Tape, compute
+from superscaler_core.savings import Window
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.validate.fused_attention import FusedAttention
 from superscaler_core.validate.moments import Meter
@@ -78,6 +78,11 @@ class DryRun:
             getattr(self._module, f"stage{self._stage}_{which}")(self, 0)
         self.meter.step(None)
         return self.meter
+
+    @property
+    def parcel_bytes(self) -> Mapping[str, int]:
+        """What waits on the host for the backward of each segment that is swapped."""
+        return self._tape.parcel_bytes(0)
 
     # --- what segments are given ----------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,7 @@ from superscaler_core.materialize.side import Device, Side
 from superscaler_core.materialize.steps import Run
 from superscaler_core.part import Part
 from superscaler_core.validate.dry_run import DryRun, window_step
-from superscaler_core.validate.moments import Meter, Moment, Peak
+from superscaler_core.validate.moments import Moment, Peak
 
 Kind = str
 """Of a run of a stage: "F" forward, "B" backward, "f" forward without gradient."""
@@ -34,12 +34,15 @@ class Footprint:
         first_peaks: the same where the gradients come to be: in the first backward of a step.
         grads: bytes of those gradients, by weight.
         host_bytes: in host memory after the run: what a forward has swapped.
+        parcel_bytes: of what each swapped segment has there, by its name; memory that several
+            of them keep is in every one.
     """
 
     peaks: tuple[Peak, ...]
     first_peaks: tuple[Peak, ...]
     grads: Mapping[str, int]
     host_bytes: int = 0
+    parcel_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def most(self) -> Moment:
@@ -119,7 +122,7 @@ class _Footprints:
         dry = DryRun(self._made, stage, device, steps, self._master)
         names = [_name(step) for step in steps]
         return {
-            kind: _footprint(dry.run(kind), names[::-1] if kind == "B" else names)
+            kind: _footprint(dry, kind, names[::-1] if kind == "B" else names)
             for kind in "fFB"
             if kind in self._kinds[stage]
         }
@@ -132,12 +135,14 @@ def _worst(peaks: Sequence[Peak]) -> Moment:
     return max((peak.most for peak in peaks), key=lambda moment: moment.total, default=Moment())
 
 
-def _footprint(meter: Meter, names: Sequence[str]) -> Footprint:
+def _footprint(dry: DryRun, kind: Kind, names: Sequence[str]) -> Footprint:
+    meter = dry.run(kind)
     return Footprint(
         _in_order(meter.peaks, names),
         _in_order(meter.first_peaks, names),
         dict(meter.staying),
         meter.host.now_bytes,
+        dry.parcel_bytes,
     )
 
 
