@@ -46,5 +46,7 @@ ASSUMPTIONS = (
     "Every system communicates by the same rvdcomm plans, so what differs is the parallelization "
     "alone: no system's own overheads are modelled, and no system overlaps reductions of gradients "
     "with its backward.",
+    "Stages of Megatron's and co-shard's pipelines have blocks that take nearly as long, forward "
+    "and backward; those of the interlaced pipeline and of 3F1B have as many blocks each.",
     "A step is a forward and a backward of the whole batch, and the optimizer's (Adam).",
 )

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 import superscaler_core as ss
+from bench.studies import balance
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.blocks import block_groups, blocks_of
 from superscaler_core.plans.storage import shard_storage
@@ -34,7 +35,6 @@ class Way:
     Attributes:
         dp: replicas that share the batch.
         knobs: of the sProgram, but for the number of microbatches and what saves memory.
-        savings: further knobs, each of which saves more memory and takes more time than the last.
         splits: into how many parts weights and states are cut: for a quick look at memory.
         on_host: whether weights and states are in host memory.
         savings: further knobs, each of which saves more memory and takes more time than the last.
@@ -84,6 +84,12 @@ def _powers(most: int) -> list[int]:
     return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
 
 
+def balanced(plan: ss.Plan, *, microbatches: int, pp: int, **knobs: Any) -> None:
+    """``hybrid`` with stages that take nearly as long."""
+    sizes = balance.sizes(plan.graph, pp)
+    PLANS["hybrid"](plan, microbatches=microbatches, pp=pp, sizes=sizes, **knobs)
+
+
 def megatron_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
     """Data, tensor and pipeline parallel."""
     for tp, pp, dp in grids(num_gpus):
@@ -91,10 +97,8 @@ def megatron_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
         yield Way(dp, knobs, tp * pp, is_last_resort=tp > MAX_TP)
 
 
-MEGATRON = System("Megatron 1F1B", PLANS["hybrid"], megatron_ways)
-MEGATRON_WORDS = System(
-    "Megatron 1F1B", PLANS["hybrid"], lambda num: megatron_ways(num, vocabulary=True)
-)
+MEGATRON = System("Megatron 1F1B", balanced, megatron_ways)
+MEGATRON_WORDS = System("Megatron 1F1B", balanced, lambda num: megatron_ways(num, vocabulary=True))
 """The same with words cut among tensor parallel devices, for models that have many."""
 
 
@@ -150,7 +154,7 @@ def coshard_ways(num_gpus: int, blocks: tuple[str, ...] = ("",)) -> Iterator[Way
 
 def coshard(*blocks: str) -> System:
     """Co-shard inside Megatron's grids; ``blocks`` are the choices of where, all if none."""
-    return System("co-shard", PLANS["hybrid"], lambda n: coshard_ways(n, blocks or ("",)))
+    return System("co-shard", balanced, lambda n: coshard_ways(n, blocks or ("",)))
 
 
 def interlaced_ways(num_gpus: int, slack: int) -> Iterator[Way]:

@@ -1,0 +1,80 @@
+"""Balance: how many blocks each stage of a pipeline has, so that all take nearly as long.
+
+Blocks of one model differ (a decoder's attends twice, the first of Swin see most tokens), and what
+is before and behind them joins the first and the last stage.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, combinations, pairwise
+
+import superscaler_core as ss
+from bench.studies import cluster
+from superscaler_core.graph import Op
+from superscaler_core.part import Part
+from superscaler_core.plans.blocks import block_groups, blocks_of
+from superscaler_core.simulator.op_time import OpTimes
+
+
+@lru_cache(maxsize=64)
+def sizes(graph: ss.Graph, num_stages: int) -> str:
+    """Blocks of every stage, as ``hybrid`` takes them; empty if there are fewer than stages.
+
+    Stages take a forward and a backward of uncut ops; as tensor parallel cuts all blocks alike,
+    their ratios are those of any grid.
+    """
+    costs = _block_secs(graph)
+    return ",".join(map(str, partition(costs, num_stages))) if num_stages <= len(costs) else ""
+
+
+def partition(costs: Sequence[float], num: int) -> list[int]:
+    """Cut a row of costs into runs whose dearest is as cheap as can be; returns their lengths.
+
+    The last runs are filled first: under 1F1B the first stages hold most microbatches.
+
+    Args:
+        costs: above 0.
+        num: of runs, each of at least one cost; at most as many as costs.
+    """
+    ends = [0.0, *accumulate(costs[::-1])]
+    # The dearest run costs what some neighbours do, and a higher limit never needs more runs.
+    limits = sorted({b - a for a, b in combinations(ends, 2)})
+    place = bisect_left(limits, True, key=lambda limit: _fits(ends, num, limit))
+    starts = _starts(ends, num, limits[place])
+    return [b - a for a, b in pairwise([*starts, len(costs)])][::-1]
+
+
+def _fits(ends: Sequence[float], num: int, limit: float) -> bool:
+    """Whether no run costs more."""
+    starts = _starts(ends, num, limit)
+    return all(ends[b] - ends[a] <= limit for a, b in pairwise([*starts, len(ends) - 1]))
+
+
+def _starts(ends: Sequence[float], num: int, limit: float) -> list[int]:
+    """Where runs start, each of which but the last takes all that it may, and at least one."""
+    starts = [0]
+    for left in range(num - 1, 0, -1):
+        most = bisect_right(ends, limit, key=lambda end: end - ends[starts[-1]]) - 1
+        # Every run behind has something left.
+        starts.append(min(max(most, starts[-1] + 1), len(ends) - 1 - left))
+    return starts
+
+
+def _block_secs(graph: ss.Graph) -> list[float]:
+    """Seconds of every block, with what joins the first and the last."""
+    times = OpTimes(cluster.profile())
+
+    def secs(ops: tuple[Op, ...]) -> float:
+        return sum(times.forward_secs(p) + times.backward_secs(p) for p in map(Part, ops))
+
+    blocks = blocks_of(graph)
+    found = [secs(ops) for ops in blocks]
+    for group in block_groups(graph):
+        if group[-1].index < blocks[0][0].index:
+            found[0] += secs(group)
+        elif group[0].index > blocks[-1][-1].index:
+            found[-1] += secs(group)
+    return found
