@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.materialize.side import Device
+from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.live import Series
+from superscaler_core.simulator.text import headline
 from superscaler_core.simulator.timeline import Ran
 from superscaler_core.simulator.wire import TICKS_PER_SEC
-
-if TYPE_CHECKING:
-    from superscaler_core.simulator.simulated import Simulated
 
 COLOURS = {
     "forward": "#4c9be8",
@@ -38,7 +37,7 @@ MAX_ROWS = 64
 """Devices that are shown; of more, one of every few."""
 
 
-def draw(simulated: Simulated, path: str | Path) -> None:
+def draw(account: Account, path: str | Path) -> None:
     """Write a picture; the file's ending says which kind.
 
     Raises:
@@ -53,12 +52,12 @@ def draw(simulated: Simulated, path: str | Path) -> None:
         raise PlanError(
             "a picture needs matplotlib, which is not installed: pip install 'rvdcomm[plot]'."
         ) from None
-    rows = _rows(simulated.devices)
+    rows = _rows(account.devices)
     height = 0.4 + 0.28 * len(rows)
     figure = Figure(figsize=(12, height + 3.2), dpi=120, layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(height, 1.4), 2.2])
-    _gantt(above, simulated, rows)
-    _memory(below, simulated)
+    _gantt(above, account, rows)
+    _memory(below, account)
     figure.savefig(file)
 
 
@@ -74,21 +73,21 @@ Bar = tuple[float, float, int]
 """Start and length in seconds, and the row."""
 
 
-def _gantt(axes: Any, simulated: Simulated, rows: Mapping[Device, int]) -> None:
+def _gantt(axes: Any, account: Account, rows: Mapping[Device, int]) -> None:
     bars: dict[str, list[Bar]] = {name: [] for name in COLOURS}
-    for ran in simulated.timeline.runs:
+    for ran in account.timeline.runs:
         for name, bar in _bars(ran, rows):
             bars[name].append(bar)
     for name, found in bars.items():
         if found:
             _fill(axes, found, name)
-    stages = [ran for ran in simulated.timeline.runs if ran.event.stage >= 0]
+    stages = [ran for ran in account.timeline.runs if ran.event.stage >= 0]
     if sum(len(ran.inside.devices) for ran in stages) <= MAX_LABELS:
-        _label(axes, stages, rows, LABEL_WIDTH * simulated.timeline.makespan)
+        _label(axes, stages, rows, LABEL_WIDTH * account.timeline.makespan)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_yticks(list(rows.values()), [str(device) for device in rows])
     axes.set_ylabel("device")
-    axes.set_title(str(simulated).partition("\n")[0], loc="left", fontsize=10)
+    axes.set_title(headline(account), loc="left", fontsize=10)
     axes.legend(
         loc="lower right", bbox_to_anchor=(1, 1), ncols=len(bars), fontsize=8, frameon=False,
         borderaxespad=0.1, handlelength=1.0, columnspacing=1.0,
@@ -141,24 +140,24 @@ def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int], least: float)
 # --- memory -------------------------------------------------------------------------------------
 
 
-def _memory(axes: Any, simulated: Simulated) -> None:
+def _memory(axes: Any, account: Account) -> None:
     """Memory over time, of devices whose peaks differ."""
     from matplotlib import colormaps
 
     shown: dict[Series, Device] = {}
-    for device, series in simulated.live.items():
+    for device, series in account.live.items():
         shown.setdefault(series, device)
     colours = colormaps["viridis"]
     for i, device in enumerate(shown.values()):
-        series = _smooth(simulated.live[device], simulated.secs / 1000)
-        secs = [*(time for time, _ in series), simulated.secs]
+        series = _smooth(account.live[device], account.secs / 1000)
+        secs = [*(time for time, _ in series), account.secs]
         sizes = [size / 2**30 for _, size in series]
         colour = colours(i / max(1, len(shown) - 1) * 0.9)
         axes.step(secs, [*sizes, sizes[-1]], where="post", linewidth=1, color=colour,
                   label=f"device {device}")  # fmt: skip
-    axes.set_xlim(0, simulated.secs)
+    axes.set_xlim(0, account.secs)
     # Room for the names above the lines.
-    top = max(size for series in simulated.live.values() for _, size in series)
+    top = max(size for series in account.live.values() for _, size in series)
     axes.set_ylim(0, 1.2 * top / 2**30 or 1.0)
     axes.set_xlabel("seconds")
     axes.set_ylabel("GiB")

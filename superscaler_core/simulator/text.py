@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 from superscaler_core.materialize.side import Device
 from superscaler_core.report.table import numbers_text, table
+from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.wire import HOST_NAME
 from superscaler_core.units import bytes_text, secs_text
-
-if TYPE_CHECKING:
-    from superscaler_core.simulator.simulated import Simulated
 
 WIDTH = 98
 
 
-def text_of(found: Simulated) -> str:
+def text_of(found: Account) -> str:
     """Time, bubble, communication by level, memory by kind, and what they rest on."""
     lines = [
         *_head(found),
@@ -38,7 +35,7 @@ def text_of(found: Simulated) -> str:
     return "\n".join([*lines, "", "assumptions", *notes])
 
 
-def summary_of(found: Simulated) -> str:
+def summary_of(found: Account) -> str:
     """Time, bubble and the most memory: a few lines."""
     device = max(found.memory, key=lambda device: found.peak_bytes[device])
     kinds = {kind: size for kind, size in found.memory[device].items() if kind != "host"}
@@ -50,17 +47,22 @@ def summary_of(found: Simulated) -> str:
     ])  # fmt: skip
 
 
-def _head(found: Simulated) -> tuple[str, str]:
+def headline(found: Account) -> str:
+    """Which program on what, and how long a step takes."""
+    return f"{found.title}: {secs_text(found.secs)} a step"
+
+
+def _head(found: Account) -> tuple[str, str]:
     share = f"{found.overlap:.1%}" if any(level.secs for level in found.levels) else "-"
     return (
-        f"{found.title}: {secs_text(found.secs)} a step",
+        headline(found),
         f"bubble of makespan {found.bubble_of_makespan:.1%}, of ideal "
         f"{found.bubble_of_ideal:.1%}, of span {found.bubble_of_span:.1%}; "
         f"communication hidden {share}",
     )
 
 
-def _times(found: Simulated) -> str:
+def _times(found: Account) -> str:
     times = (found.compute_secs, found.communication_secs, found.bubble_secs)
     rows = {
         device: _time_cells([time[device] for time in times], found.secs)
@@ -75,7 +77,7 @@ def _time_cells(secs: list[float], total_secs: float) -> tuple[str, ...]:
     return (*map(secs_text, secs), f"{secs[0] / total_secs:.1%}")
 
 
-def _levels(found: Simulated) -> str:
+def _levels(found: Account) -> str:
     rows = [
         [lv.name, bytes_text(lv.sent_bytes), secs_text(lv.secs), secs_text(lv.exposed_secs)]
         for lv in found.levels
@@ -84,7 +86,7 @@ def _levels(found: Simulated) -> str:
     return table(["level", "sent", "time a device", "exposed"], rows)
 
 
-def _memory(found: Simulated) -> str:
+def _memory(found: Account) -> str:
     kinds = list(dict.fromkeys(kind for memory in found.memory.values() for kind in memory))
     rows = {
         device: tuple(

@@ -10,14 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from superscaler_core.materialize.steps import Carry, Run
+from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.timeline import Carried, Ran
 from superscaler_core.simulator.wire import TICKS_PER_SEC
-
-if TYPE_CHECKING:
-    from superscaler_core.simulator.simulated import Simulated
 
 MICROS_PER_TICK = 1e6 / TICKS_PER_SEC
 
@@ -27,7 +25,7 @@ DOES, TRAVELS = 0, 1
 KINDS = {"F": "forward", "B": "backward", "f": "forward without gradient"}
 
 
-def save_trace(simulated: Simulated, path: str | Path) -> None:
+def save_trace(account: Account, path: str | Path) -> None:
     """Write a trace, an event a line.
 
     Raises:
@@ -35,21 +33,21 @@ def save_trace(simulated: Simulated, path: str | Path) -> None:
     """
     with Path(path).open("w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        file.write(",\n".join(map(json.dumps, events(simulated))))
+        file.write(",\n".join(map(json.dumps, events(account))))
         file.write("\n]}\n")
 
 
-def events(simulated: Simulated) -> Iterator[dict[str, Any]]:
+def events(account: Account) -> Iterator[dict[str, Any]]:
     """All events of a trace."""
-    for device in simulated.devices:
+    for device in account.devices:
         yield _meta("process_name", device, DOES, f"device {device}")
         yield _meta("thread_name", device, DOES, "stages")
         yield _meta("thread_name", device, TRAVELS, "meanwhile")
-    for ran in simulated.timeline.runs:
+    for ran in account.timeline.runs:
         yield from _ran(ran)
-    for carried in simulated.timeline.carries:
+    for carried in account.timeline.carries:
         yield from _carried(carried)
-    for device, series in simulated.live.items():
+    for device, series in account.live.items():
         for secs, num_bytes in series:
             time = {"ts": 1e6 * secs, "pid": device, "ph": "C", "name": "memory"}
             yield {**time, "args": {"MiB": num_bytes / 2**20}}

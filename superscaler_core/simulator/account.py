@@ -1,0 +1,220 @@
+"""Account: where the time and the memory of a simulated step go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from superscaler_core.materialize.side import Device
+from superscaler_core.simulator.live import Series
+from superscaler_core.simulator.stage_run import StageRun
+from superscaler_core.simulator.timeline import Timeline
+from superscaler_core.simulator.wire import TICKS_PER_SEC
+
+
+@dataclass(frozen=True)
+class Level:
+    """Communication whose farthest port is of one level of the topology.
+
+    Attributes:
+        name: of the level: "rank" is inside hosts, "host" between hosts, "host memory" between a
+            device and its own.
+        sent_bytes: by all devices, in a step.
+        secs: that a device is in it, mean of the devices.
+        exposed_secs: of them, those in which the device does nothing else.
+    """
+
+    name: str
+    sent_bytes: int
+    secs: float
+    exposed_secs: float
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """The numbers of one training step on paper.
+
+    Times are by device. Compute, exposed communication and bubble add up to ``secs``.
+
+    Attributes:
+        title: which program on what.
+        timeline: every run and carry.
+        level_names: of the topology, innermost first.
+        memory: the most at one time, by device and kind ("weights", "gradients", "optimizer",
+            "activations", "buffers", "host").
+        memory_bytes: that a device has.
+        live: bytes of each device over the step.
+        optimizer_secs: of the optimizer's step, which is in ``secs``.
+        assumptions: what the figures rest on, a line each.
+    """
+
+    title: str
+    timeline: Timeline
+    level_names: tuple[str, ...]
+    memory: Mapping[Device, Mapping[str, int]]
+    memory_bytes: int
+    live: Mapping[Device, Series]
+    optimizer_secs: Mapping[Device, float]
+    assumptions: tuple[str, ...]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Of the plan."""
+        return self.timeline.devices
+
+    @property
+    def secs(self) -> float:
+        """From the step's start until the last device has updated its weights."""
+        return self.timeline.makespan / TICKS_PER_SEC
+
+    # --- where the time goes --------------------------------------------------------------------
+
+    @cached_property
+    def compute_secs(self) -> Mapping[Device, float]:
+        """Forward, backward, recomputation and the optimizer."""
+        return _in_secs(self._computing)
+
+    @cached_property
+    def communication_secs(self) -> Mapping[Device, float]:
+        """In which a device communicates and does nothing else, or waits for what is on its way."""
+        return _in_secs(self._communicating)
+
+    @cached_property
+    def busy_secs(self) -> Mapping[Device, float]:
+        """In which a device does either."""
+        return _in_secs(self._busy)
+
+    @cached_property
+    def bubble_secs(self) -> Mapping[Device, float]:
+        """In which a device does neither: it waits for others."""
+        return _in_secs({d: self.timeline.makespan - busy for d, busy in self._busy.items()})
+
+    @property
+    def bubble_of_makespan(self) -> float:
+        """Bubble over the step's time, all devices together.
+
+        Source: as ``schedules.Timeline.bubble_of_makespan``.
+        """
+        return sum(self.bubble_secs.values()) / (self.secs * len(self.devices))
+
+    @property
+    def bubble_of_ideal(self) -> float:
+        """Bubble over the time that devices are busy, all together: may be above 1.
+
+        Source: as ``schedules.Timeline.bubble_of_ideal``.
+        """
+        return sum(self.bubble_secs.values()) / sum(self.busy_secs.values())
+
+    @property
+    def bubble_of_span(self) -> float:
+        """``1 - most busy time / longest span``, of stages' runs alone.
+
+        Source: as ``schedules.Timeline.bubble_of_span``.
+        """
+        first: dict[Device, int] = {}
+        last: dict[Device, int] = {}
+        outside: Counter[Device] = Counter()
+        for ran in self.timeline.runs:
+            inside = ran.inside
+            for device, end in zip(inside.devices, inside.ends, strict=True):
+                if ran.event.stage >= 0:
+                    first.setdefault(device, ran.start)
+                    last[device] = ran.start + end
+                else:
+                    outside[device] += inside.busy[device]
+        longest = max(last[device] - first[device] for device in last)
+        most = max(self._busy[device] - outside[device] for device in last)
+        return 1 - most / longest
+
+    # --- communication --------------------------------------------------------------------------
+
+    @property
+    def overlap(self) -> float:
+        """Share of communication's time that is hidden behind computing; 1 if there is none."""
+        total = sum(level.secs for level in self.levels)
+        exposed = sum(level.exposed_secs for level in self.levels)
+        return 1.0 if total == 0 else 1 - exposed / total
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """Communication by level, innermost first."""
+        total: Counter[tuple[Device, int]] = Counter(self.timeline.calls)
+        sent: Counter[int] = Counter()
+        for inside, count in self._insides:
+            for level, num_bytes in inside.sent.items():
+                sent[level] += count * num_bytes
+            for key, ticks in inside.traffic.items():
+                total[key] += count * ticks
+        for carried in self.timeline.carries:
+            for level, num_bytes in enumerate(carried.wire.level_bytes):
+                sent[level] += num_bytes
+            for device in carried.wire.devices:
+                total[device, carried.wire.level] += carried.end - carried.start
+        scale = TICKS_PER_SEC * len(self.devices)
+        return tuple(
+            Level(
+                name,
+                sent[i],
+                sum(t for (_, level), t in total.items() if level == i) / scale,
+                sum(t for (_, level), t in self._exposed.items() if level == i) / scale,
+            )
+            for i, name in enumerate(self.level_names)
+        )
+
+    # --- ticks ----------------------------------------------------------------------------------
+
+    @cached_property
+    def _computing(self) -> dict[Device, int]:
+        found = dict.fromkeys(self.devices, 0)
+        for inside, count in self._insides:
+            for device, ticks in inside.computing.items():
+                found[device] += count * ticks
+        return found
+
+    @cached_property
+    def _communicating(self) -> dict[Device, int]:
+        found = dict.fromkeys(self.devices, 0)
+        for (device, _), ticks in self._exposed.items():
+            found[device] += ticks
+        return found
+
+    @cached_property
+    def _busy(self) -> dict[Device, int]:
+        return {d: self._computing[d] + self._communicating[d] for d in self.devices}
+
+    @cached_property
+    def _exposed(self) -> Counter[tuple[Device, int]]:
+        """Ticks in which devices do nothing but communicate, by device and level."""
+        found = Counter(self.timeline.calls) + Counter(self.timeline.waits)
+        for inside, count in self._insides:
+            for key, ticks in inside.communicating.items():
+                found[key] += count * ticks
+        return found
+
+    @cached_property
+    def _insides(self) -> list[tuple[StageRun, int]]:
+        """Distinct runs, and how often each takes place."""
+        counts = Counter(id(ran.inside) for ran in self.timeline.runs)
+        distinct = {id(ran.inside): ran.inside for ran in self.timeline.runs}
+        return [(inside, counts[key]) for key, inside in distinct.items()]
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    @property
+    def peak_bytes(self) -> Mapping[Device, int]:
+        """The most that each device holds at one time."""
+        return {
+            device: sum(size for kind, size in kinds.items() if kind != "host")
+            for device, kinds in self.memory.items()
+        }
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has the memory that it needs."""
+        return max(self.peak_bytes.values()) <= self.memory_bytes
+
+
+def _in_secs(ticks: Mapping[Device, int]) -> dict[Device, float]:
+    return {device: count / TICKS_PER_SEC for device, count in ticks.items()}
