@@ -25,18 +25,15 @@ from rvdcomm.checkpoint.journal import Journal
 from rvdcomm.checkpoint.plan import (
     DEFAULT_MAX_FILE_BYTES,
     DEFAULT_MEMORY_LIMIT,
-    Batch,
     ReshardPlan,
-    Target,
     plan_reshard,
 )
 from rvdcomm.checkpoint.progress import Bar
 from rvdcomm.checkpoint.reader import Reader, tensor_of
 from rvdcomm.checkpoint.rules import Rules
+from rvdcomm.checkpoint.target import ALIGNMENT, Batch, Target
 from rvdcomm.errors import CheckpointError
 from rvdcomm.units import bytes_text, secs_text
-
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ def _run(
     if verify:
         _verify(root, log)
     # Read again, so that a run that was interrupted ends with the same bytes as any other.
-    form.finish(root, plan, zip(plan.batches, log.recorded(), strict=True))
+    form.finish(root, plan.batches, zip(plan.batches, log.recorded(), strict=True))
     log.finish()
     return sum(len(b.files) for b, is_kept in zip(plan.batches, kept, strict=False) if is_kept)
 
@@ -265,9 +262,7 @@ class _Buffers:
 
     def __init__(self, target: Target) -> None:
         self.items = target.buffer_items
-        sizes = [
-            -(-target.window_elements * item // _ALIGNMENT) * _ALIGNMENT for item in self.items
-        ]
+        sizes = [-(-target.window_elements * item // ALIGNMENT) * ALIGNMENT for item in self.items]
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self.block = np.empty(sum(sizes), np.uint8).data
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,16 +15,15 @@ from rvdcomm.checkpoint.catalog import INDEX_NAME, SHARDING_KEY, WHOLE_NAME
 from rvdcomm.checkpoint.files import PartFile, write_file
 from rvdcomm.checkpoint.journal import Written
 from rvdcomm.checkpoint.safetensors_file import header_bytes
+from rvdcomm.checkpoint.target import Batch, Target
 from rvdcomm.layout import Layout
 from rvdcomm.placement import Holding
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rvdcomm.checkpoint.plan import Batch, ReshardPlan, Target
-
 Piece = tuple[Holding, Box]
-Done = Iterable[tuple["Batch", Mapping[str, Written]]]
+Done = Iterable[tuple[Batch, Mapping[str, Written]]]
 """Batches, and what of each file was written."""
 
 
@@ -46,7 +45,7 @@ class Form(Protocol):
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
         """All pieces of a tensor are written."""
 
-    def finish(self, root: Path, plan: ReshardPlan, done: Done) -> None:
+    def finish(self, root: Path, batches: Sequence[Batch], done: Done) -> None:
         """Write the description of the checkpoint; its files are all there."""
 
 
@@ -91,7 +90,7 @@ class Safetensors:
             for rank in cell.ranks:
                 files[rank].end_segment(sha256)
 
-    def finish(self, root: Path, plan: ReshardPlan, done: Done) -> None:
+    def finish(self, root: Path, batches: Sequence[Batch], done: Done) -> None:
         tensors = {}
         for batch, files in done:
             # Segment 0 is the header.
@@ -103,8 +102,8 @@ class Safetensors:
                 }
                 tensors[target.name] = manifest.ShardedTensor(target.dtype, target.layout, shards)
         text = manifest.Manifest(tensors).to_text()
-        if self.is_whole and len(plan.batches) != 1:
-            write_file(root, INDEX_NAME, _index(plan).encode())
+        if self.is_whole and len(batches) != 1:
+            write_file(root, INDEX_NAME, _index(batches).encode())
         write_file(root, manifest.FILE_NAME, text.encode())
 
 
@@ -135,10 +134,15 @@ def _offset(box: Box, shape: tuple[int, ...]) -> list[int]:
     return [size - extent for size, extent in zip(shape, box.shape, strict=True)]
 
 
-def _index(plan: ReshardPlan) -> str:
-    files = {t.name: batch.files[0] for batch in plan.batches for t in batch.targets}
+def _index(batches: Sequence[Batch]) -> str:
+    """Which file has which tensor, of batches that are whole on one rank."""
+    files, total_size = dict[str, str](), 0
+    for batch in batches:
+        ((rank, file),) = batch.files.items()
+        files |= dict.fromkeys((target.name for target in batch.targets), file)
+        total_size += sum(target.shard_bytes(rank) for target in batch.targets)
     values = {
-        "metadata": {"total_size": plan.write_bytes},
+        "metadata": {"total_size": total_size},
         "weight_map": dict(sorted(files.items())),
     }
     return json.dumps(values, indent=2) + "\n"
@@ -169,7 +173,7 @@ class Dcp:
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
         pass
 
-    def finish(self, root: Path, plan: ReshardPlan, done: Done) -> None:
+    def finish(self, root: Path, batches: Sequence[Batch], done: Done) -> None:
         chunks = (chunk for batch, files in done for chunk in _chunks(batch, files))
         write_file(root, dcp.FILE_NAME, dcp.metadata_bytes(chunks))
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from rvdcomm.box import Box
 from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.forms import FORMS
 from rvdcomm.checkpoint.rules import Rules
 from rvdcomm.checkpoint.stored import Catalog, StoredTensor
-from rvdcomm.checkpoint.windows import windows
+from rvdcomm.checkpoint.target import CONVERTED, Batch, Target
 from rvdcomm.dtypes import ITEM_BYTES, NOT_SUMMED, check_summable, dtype_name
 from rvdcomm.errors import CheckpointError, LayoutError
-from rvdcomm.layout import Layout
-from rvdcomm.placement import Holding
 from rvdcomm.text import quoted
 from rvdcomm.units import bytes_text
 
@@ -26,88 +22,7 @@ MIN_MEMORY_LIMIT = 64 << 10
 DEFAULT_MAX_FILE_BYTES = 5_000_000_000
 """As Hugging Face's, so that a file can be copied and checked in minutes."""
 
-CONVERTED = ("float16", "bfloat16", "float32", "float64")
-"""Dtypes that are converted, and to which: the others are numbers of something, or need scales."""
-
 _COLUMNS = 100
-_ALIGNMENT = 64
-_NUM_BUFFERS = 4
-_SUM_BYTES = 24
-"""An element of a dtype without a sum of its own is summed in up to three wider ones."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A tensor of the result: from ``source``, converted to ``dtype``, laid out by ``layout``."""
-
-    name: str
-    source: StoredTensor
-    dtype: str
-    layout: Layout
-    memory_limit: int
-
-    @cached_property
-    def cells(self) -> tuple[Holding, ...]:
-        """The cells of the layout, each with the ranks that hold it."""
-        return self.layout.placement.holdings
-
-    def shard_bytes(self, rank: int) -> int:
-        """Bytes of a rank's shard."""
-        return self.layout.cell(rank).box.num_elements * ITEM_BYTES[self.dtype]
-
-    @property
-    def read_bytes(self) -> int:
-        """Bytes that are read: every element of every value part once, from one replica."""
-        return self.source.num_bytes * self.source.num_parts
-
-    @cached_property
-    def buffer_items(self) -> tuple[int, ...]:
-        """Bytes an element in each buffer: what is read, pieces of it, converted, packed."""
-        src, dst = ITEM_BYTES[self.source.dtype], ITEM_BYTES[self.dtype]
-        blocks = self.source.chosen
-        is_joined = len(blocks) > 1 or any(block.is_archive for block in blocks)
-        is_cut = len(self.cells) > 1
-        return (
-            src,
-            src if is_joined else 0,
-            dst if self.dtype != self.source.dtype else 0,
-            dst if is_cut else 0,
-        )
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of all buffers for one element of a window."""
-        is_summed_wide = self.source.num_parts > 1 and self.source.dtype not in CONVERTED
-        return sum(self.buffer_items) + (_SUM_BYTES if is_summed_wide else 0)
-
-    @cached_property
-    def window_elements(self) -> int:
-        """Elements of the largest window."""
-        room = self.memory_limit - _ALIGNMENT * _NUM_BUFFERS
-        # No window is larger than the first.
-        sizes = (window.num_elements for window in self.windows(room // self.element_bytes))
-        return next(sizes, 0)
-
-    def windows(self, max_elements: int | None = None) -> Iterator[Box]:
-        """The windows of the tensor."""
-        return windows(self.layout.shape, max_elements or max(self.window_elements, 1))
-
-    @property
-    def peak_bytes(self) -> int:
-        """Bytes of all buffers while this tensor is moved."""
-        return self.window_elements * self.element_bytes + _ALIGNMENT * _NUM_BUFFERS
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Tensors whose shards go to one file a rank; these files are completed together."""
-
-    targets: tuple[Target, ...]
-    files: dict[int, str]
-
-    def targets_of(self, rank: int) -> list[Target]:
-        """The tensors of a rank's file, in the order in which they stand there."""
-        return [target for target in self.targets if rank in target.layout]
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,12 @@ def test_small_windows_change_no_bit(kind: str, to: str, tmp_path: Path) -> None
     assert are_equal(LOADERS[to](tmp_path / "dst", LARGE), LARGE)
 
 
-def test_files_stay_below_their_limit(tmp_path: Path) -> None:
-    reshard(make("whole", tmp_path), tmp_path / "dst", to="whole", max_file_bytes=200)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_files_stay_below_their_limit(rank: int, tmp_path: Path) -> None:
+    rules = Rules(ranks=(rank,))
+    reshard(make("whole", tmp_path), tmp_path / "dst", rules, to="whole", max_file_bytes=200)
     index = json.loads((tmp_path / "dst/model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in model().values())
     found = [
         load_file(tmp_path / "dst" / name) for name in sorted(set(index["weight_map"].values()))
     ]
