@@ -105,8 +105,8 @@ def _gpt(layers: int, width: int, heads: int) -> Mapping[str, Workload]:
 GPT3 = Study(
     "GPT-3 with co-shard and long sequences",
     1.5,
-    (coshard(""),),
-    (MEGATRON, DEEPSPEED),
+    (coshard(vocabulary=True),),
+    (MEGATRON_WORDS, DEEPSPEED_WORDS),
     {4: _gpt(24, 2048, 32), 8: _gpt(32, 4096, 32), 16: _gpt(48, 5120, 40), 32: _gpt(64, 6144, 48)},
     (
         "1.3, 6.7 and 15 B parameters on 4, 8 and 16 GPUs are models of the paper's public code; "

@@ -6,8 +6,9 @@ replicas of the model share the batch, and what the sProgram is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -35,7 +36,8 @@ class Way:
     Attributes:
         dp: replicas that share the batch.
         knobs: of the sProgram, but for the number of microbatches and what saves memory.
-        splits: into how many parts weights and states are cut: for a quick look at memory.
+        splits: into how many parts weights and gradients are cut: for a quick look at memory.
+        state_splits: into how many master weights and states are; as ``splits`` if 0.
         on_host: whether weights and states are in host memory.
         savings: further knobs, each of which saves more memory and takes more time than the last.
         is_last_resort: whether it is tried only if no other way fits.
@@ -44,6 +46,7 @@ class Way:
     dp: int
     knobs: Mapping[str, Any] = field(default_factory=dict)
     splits: int = 1
+    state_splits: int = 0
     on_host: bool = False
     savings: tuple[Mapping[str, Any], ...] = SAVINGS
     is_last_resort: bool = False
@@ -91,10 +94,10 @@ def balanced(plan: ss.Plan, *, microbatches: int, pp: int, **knobs: Any) -> None
 
 
 def megatron_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
-    """Data, tensor and pipeline parallel."""
+    """Data, tensor and pipeline parallel; replicas share master weights and states (ZeRO 1)."""
     for tp, pp, dp in grids(num_gpus):
-        knobs = {"tp": tp, "pp": pp, "vocabulary": vocabulary}
-        yield Way(dp, knobs, tp * pp, is_last_resort=tp > MAX_TP)
+        knobs = {"tp": tp, "pp": pp, "vocabulary": vocabulary, "zero1": dp > 1}
+        yield Way(dp, knobs, tp * pp, num_gpus, is_last_resort=tp > MAX_TP)
 
 
 MEGATRON = System("Megatron 1F1B", balanced, megatron_ways)
@@ -132,7 +135,7 @@ def zero3_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
     """ZeRO 3 with tensor parallel inside, and offloading."""
     for tp, offload in product(_powers(num_gpus), (False, True)):
         knobs = {"tp": tp, "offload": offload, "vocabulary": vocabulary}
-        yield Way(num_gpus // tp, knobs, num_gpus, offload, is_last_resort=tp > MAX_TP)
+        yield Way(num_gpus // tp, knobs, num_gpus, on_host=offload, is_last_resort=tp > MAX_TP)
 
 
 DEEPSPEED = System("DeepSpeed ZeRO-3", zero3, zero3_ways)
@@ -145,16 +148,20 @@ DEEPSPEED_WORDS = System("DeepSpeed ZeRO-3", zero3, lambda num: zero3_ways(num, 
 PARTS = (2, 4, 8)
 
 
-def coshard_ways(num_gpus: int, blocks: tuple[str, ...] = ("",)) -> Iterator[Way]:
-    """Megatron's grids, and attention and MLP of some blocks in parts on one device."""
-    for (tp, pp, dp), parts, chosen in product(grids(num_gpus), PARTS, blocks):
-        knobs = {"tp": tp, "pp": pp, "coshard": parts, "coshard_blocks": chosen}
-        yield Way(dp, knobs, tp * pp, is_last_resort=tp > MAX_TP)
+def coshard_ways(
+    num_gpus: int, blocks: Sequence[str] = ("",), *, vocabulary: bool = False
+) -> Iterator[Way]:
+    """Megatron's ways, with attention and MLP of some blocks in parts on one device."""
+    ways = megatron_ways(num_gpus, vocabulary=vocabulary)
+    for way, parts, chosen in product(ways, PARTS, blocks):
+        yield replace(way, knobs={**way.knobs, "coshard": parts, "coshard_blocks": chosen})
 
 
-def coshard(*blocks: str) -> System:
+def coshard(*blocks: str, vocabulary: bool = False) -> System:
     """Co-shard inside Megatron's grids; ``blocks`` are the choices of where, all if none."""
-    return System("co-shard", balanced, lambda n: coshard_ways(n, blocks or ("",)))
+    chosen = blocks or ("",)
+    ways = partial(coshard_ways, blocks=chosen, vocabulary=vocabulary)
+    return System("co-shard", balanced, ways)
 
 
 def interlaced_ways(num_gpus: int, slack: int) -> Iterator[Way]:

@@ -208,7 +208,10 @@ def _outcome(
 def _hopeless(workload: Workload, way: Way) -> str:
     """Whether weights, gradients and states alone are too much, which needs no plan to see."""
     params = _num_parameters(workload.model, tuple(workload.sizes.items()))
-    each = (16 + (2 if workload.dtype == "float16" else 0)) * params / way.splits
+    is_half = workload.dtype == "float16"
+    # A weight and its gradient in float32; Adam's two states, with a master weight of a half.
+    here, stored = (6, 12) if is_half else (8, 8)
+    each = params * (here / way.splits + stored / (way.state_splits or way.splits))
     if not way.on_host and each > cluster.limit_bytes():
         return f"weights and states alone need {each / 2**30:.1f} GiB"
     return ""
