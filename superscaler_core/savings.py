@@ -70,8 +70,9 @@ class Savings:
 
         Its communication too: so of a group that communication, or ``op_order`` of parts on one
         device, separates into many, ``recompute`` keeps what each of those reads, and this only
-        what the first does. Parts may be recomputed besides, in the backward of the second run. A
-        group that cuts a window of ``gather_weights`` is run again with all of the window.
+        what the first does. Parts may be recomputed besides, in the backward of the second run,
+        which leaves them out where nothing in the group reads what they make. A group that cuts a
+        window of ``gather_weights`` is run again with all of the window.
         """
         for group in groups:
             self._rerun.add(group)

@@ -147,6 +147,13 @@ DEEPSPEED_WORDS = System("DeepSpeed ZeRO-3", zero3, lambda num: zero3_ways(num, 
 
 PARTS = (2, 4, 8)
 
+COSHARD_SAVINGS: dict[bool, tuple[dict[str, Any], ...]] = {
+    True: ({}, {"rerun": True}),
+    False: ({}, {"recompute": True}, {"rerun": True, "rerun_coshard": False}, {"rerun": True}),
+}
+"""What blocks keep, by whether all of them are in parts: those keep the inputs of attention and MLP
+as it is, or their own alone."""
+
 
 def coshard_ways(
     num_gpus: int, blocks: Sequence[str] = ("",), *, vocabulary: bool = False
@@ -154,7 +161,8 @@ def coshard_ways(
     """Megatron's ways, with attention and MLP of some blocks in parts on one device."""
     ways = megatron_ways(num_gpus, vocabulary=vocabulary)
     for way, parts, chosen in product(ways, PARTS, blocks):
-        yield replace(way, knobs={**way.knobs, "coshard": parts, "coshard_blocks": chosen})
+        knobs = {**way.knobs, "coshard": parts, "coshard_blocks": chosen}
+        yield replace(way, knobs=knobs, savings=COSHARD_SAVINGS[not chosen])
 
 
 def coshard(*blocks: str, vocabulary: bool = False) -> System:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
+import rvdcomm as rv
 from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.sequence import Close, Compute, Item, Open
+from superscaler_core.materialize.sequence import Close, Compute, Item, Move, Open
 from superscaler_core.materialize.side import Device
 from superscaler_core.part import Part
+from superscaler_core.tensor import PTensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +24,8 @@ class Segment:
         recompute: whether its backward runs its forward again.
         swap: whether what it keeps for its backward waits on the host.
         span: number of the group with which it is run again as a whole; 0 if it is not.
+        is_left_out: whether the span's second run leaves it out: its own backward runs its forward
+            again, and nothing else in the span reads what it makes.
     """
 
     name: str
@@ -28,6 +33,7 @@ class Segment:
     recompute: bool
     swap: bool = False
     span: int = 0
+    is_left_out: bool = False
 
 
 Step = Segment | Item
@@ -74,7 +80,61 @@ def stage_steps(made: Materialized, stage: int) -> Mapping[Device, tuple[Step, .
             builder.steps.append(item)
     for builder in builders.values():
         builder.close()
-    return {device: tuple(builder.steps) for device, builder in builders.items()}
+    return {
+        device: _with_left_out(made, stage, device, builder.steps)
+        for device, builder in builders.items()
+    }
+
+
+# --- what a second run leaves out ---------------------------------------------------------------
+
+
+def _with_left_out(
+    made: Materialized, stage: int, device: Device, steps: Sequence[Step]
+) -> tuple[Step, ...]:
+    """The steps, with what the second run of each span leaves out marked as such."""
+    spans = made.spans[stage]
+    found: list[Step] = []
+    for span, run in groupby(steps, lambda s: s.span if isinstance(s, Segment) else spans.get(s)):
+        inside = list(run)
+        if span and any(isinstance(step, Segment) and step.recompute for step in inside):
+            reads = _reads(made, device, inside)
+            inside = [_marked(step, reads) for step in inside]
+        found += inside
+    return tuple(found)
+
+
+_Reads = Mapping[PTensor, Sequence[tuple[Step, rv.Box]]]
+"""By tensor, which steps read which box of it where this device made it."""
+
+
+def _reads(made: Materialized, device: Device, steps: Iterable[Step]) -> _Reads:
+    found: dict[PTensor, list[tuple[Step, rv.Box]]] = {}
+    for step in steps:
+        if isinstance(step, Segment):
+            for part in step.parts:
+                for position, view in enumerate(part.inputs):
+                    if (part.op, position) not in made.edges.of_reader:
+                        found.setdefault(view.tensor, []).append((step, view.box))
+        elif isinstance(step, Move) and device in step.edge.src.shards:
+            edge = step.edge
+            found.setdefault(edge.tensor, []).append((step, edge.src.shards[device].box))
+    return found
+
+
+def _marked(step: Step, reads: _Reads) -> Step:
+    if not isinstance(step, Segment) or not step.recompute:
+        return step
+    is_read = any(
+        reader is not step and box.intersect(view.box) is not None
+        for part in step.parts
+        for view in part.outputs
+        for reader, box in reads.get(view.tensor, ())
+    )
+    return step if is_read else replace(step, is_left_out=True)
+
+
+# --- who takes part -----------------------------------------------------------------------------
 
 
 def _devices(made: Materialized, item: Item) -> Iterable[Device]:

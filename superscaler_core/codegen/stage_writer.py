@@ -134,6 +134,10 @@ class StageWriter:
         # What has no gradient has no backward, so nothing is kept for it; nor before it runs again.
         keeps = any(value.has_grad for value in outs) and segment.span == again
         which = "forward" if keeps else "compute"
+        if again and segment.is_left_out:
+            if not keeps:
+                return []
+            which, outs = "hold", []
         given = tuple_of(v.name for v in with_grad)
         head = f"{assigned(v.name for v in outs)}run.{which}({segment.name}, mb, {given}, ("
         texts = [v.text for v in others]
@@ -144,6 +148,8 @@ class StageWriter:
 
     def _add_up(self, segment: Segment, again: int) -> list[str]:
         """Add what a segment made to the sums that edges take."""
+        if again and segment.is_left_out:
+            return []
         return [
             line
             for value in self._flow.exports[segment]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise, product
 
 from superscaler_core.dims import DimClass
@@ -20,12 +20,13 @@ Turn = dict[Op, dict[Device, list[Part]]]
 
 def colocate(
     plan: Plan, num: int, *, blocks: str = "", block: str = BLOCK, features: str = ""
-) -> None:
+) -> Collection[int]:
     """Cut the inner features of blocks further, into ``num`` parts where they are.
 
     On every device the parts of an attention run one after another, and those of an MLP, each from
-    the first linear map to the last; what they make adds up. Of each the input alone is kept, and
-    in the backward it is computed again: so inner activations of one part are there at a time.
+    the first linear map to the last; what they make adds up. Of an attention or MLP what enters its
+    norm alone is kept. Its backward makes the norm again, and each part when it comes to it: so
+    inner activations of one part are there at a time.
 
     To be called when all ops have their devices. Nothing more is sent than without it.
 
@@ -36,20 +37,26 @@ def colocate(
         block: pattern of the blocks' module paths.
         features: what is cut, as ``cuts.inner`` takes it.
 
+    Returns:
+        The numbers of the blocks that are cut.
+
     Raises:
         PlanError: features cannot be cut alike into so many parts, or there is no such block.
     """
     if num < 1:
         raise PlanError(f"{num} parts on a device: it takes 1 or more.")
     if num == 1:
-        return
+        return ()
     every = blocks_of(plan.graph, block)
-    for number in _numbers(blocks, len(every)):
+    numbers = _numbers(blocks, len(every))
+    for number in numbers:
         for dim in cuts.inner(plan, features):
             run = [op for op in every[number] if plan.dims.ids(op, dim)]
             turns = _cut(plan, run, dim, num)
             _in_turn(plan, run, turns)
             plan.recompute(*(_all_parts(turn) for turn in turns))
+            plan.rerun(_with_norm(plan, run, every[number]))
+    return numbers
 
 
 def _numbers(blocks: str, count: int) -> list[int]:
@@ -97,6 +104,16 @@ def _in_turn(plan: Plan, run: Sequence[Op], turns: Sequence[Turn]) -> None:
             for device, parts in turn[last].items():
                 for pair in product(parts, then[first].get(device, ())):
                     plan.op_order(*pair)
+
+
+def _with_norm(plan: Plan, run: Sequence[Op], block: Sequence[Op]) -> list[Op]:
+    """A run of ops, and those of its block that feed nothing but it, such as its norm."""
+    inside = set(run)
+    for op in reversed(block):
+        readers = {reader for out in op.outputs for reader, _ in plan.graph.readers.get(out, ())}
+        if readers and readers <= inside:
+            inside.add(op)
+    return [op for op in block if op in inside]
 
 
 def _all_parts(turn: Turn) -> list[Part]:

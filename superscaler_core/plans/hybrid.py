@@ -25,6 +25,7 @@ def hybrid(
     rerun: bool = False,
     coshard: int = 1,
     coshard_blocks: str = "",
+    rerun_coshard: bool = True,
     block: str = BLOCK,
     sizes: str = "",
     features: str = "",
@@ -49,6 +50,8 @@ def hybrid(
         coshard: parts of every attention and MLP that a device runs one after another, as of
             ``colocate``.
         coshard_blocks: numbers of the blocks with such parts, such as ``"0-3,8"``; all if empty.
+        rerun_coshard: whether ``rerun`` is of those blocks too. They then keep their input alone,
+            not that of each attention and MLP, and compute parts three times, not twice.
         block, sizes: as of ``blocks.stages_of_blocks``.
 
     Raises:
@@ -78,7 +81,9 @@ def hybrid(
         shard_storage(plan)
     if recompute:
         plan.recompute(*blocks_of(plan.graph, block))
-    if rerun:
-        plan.rerun(*blocks_of(plan.graph, block))
     # Behind what looks at whole parts, such as who stores what.
-    colocate(plan, coshard, blocks=coshard_blocks, block=block, features=features)
+    cut = colocate(plan, coshard, blocks=coshard_blocks, block=block, features=features)
+    if rerun:
+        kept = () if rerun_coshard else cut
+        blocks = enumerate(blocks_of(plan.graph, block))
+        plan.rerun(*(ops for number, ops in blocks if number not in kept))

@@ -188,6 +188,10 @@ class Rank:
         """Run a segment that has no backward."""
         return compute(segment, self._rng(mb), inputs, others)
 
+    def hold(self, segment: Segment, mb: int, inputs: Tensors, others: Tensors) -> None:
+        """Keep what a segment's backward needs that runs its forward again."""
+        self._tape.hold(segment, mb, inputs, others)
+
     def backward(self, segment: Segment, mb: int, grads: tuple[Tensor | None, ...]) -> Tensors:
         """The gradients of a segment's inputs, given those of its outputs."""
         return self._tape.backward(segment, mb, self._rng(mb), grads)

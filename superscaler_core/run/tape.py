@@ -64,13 +64,17 @@ class Tape:
         if name in self._swapped:
             return self._forward_swapped(segment, mb, seed, inputs, others)
         if name in self._recomputed:
-            self._saved[name, mb] = _Saved(inputs, others, None)
+            self.hold(segment, mb, inputs, others)
             return compute(segment, seed, inputs, others)
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
         # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
         outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
         self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
         return tuple(x.detach() for x in outputs)
+
+    def hold(self, segment: Segment, mb: int, inputs: Tensors, others: Tensors) -> None:
+        """Keep what a backward needs that runs the forward again."""
+        self._saved[segment.__name__, mb] = _Saved(inputs, others, None)
 
     def _forward_swapped(
         self, segment: Segment, mb: int, seed: int, inputs: Tensors, others: Tensors

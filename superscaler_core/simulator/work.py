@@ -102,6 +102,8 @@ class Work:
         copies = {pair: self._parcel(stage, *pair) for pair in swapped if kind != "f"}
         for device, step, is_again in steps:
             way = "F" if is_again else kind
+            if is_again and isinstance(step, Segment) and step.is_left_out:
+                continue
             if isinstance(step, Segment):
                 act = self._segment(device, step, way)
                 if way == "B":

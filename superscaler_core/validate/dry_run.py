@@ -183,6 +183,10 @@ class DryRun:
         self.meter.step(segment.__name__)
         return compute(segment, _SEED, inputs, others)
 
+    def hold(self, segment: Any, mb: int, inputs: Any, others: Any) -> None:
+        self.meter.step(segment.__name__)
+        self._tape.hold(segment, mb, inputs, others)
+
     def backward(self, segment: Any, mb: int, grads: Any) -> tuple[Tensor, ...]:
         self.meter.step(segment.__name__)
         return self._tape.backward(segment, mb, _SEED, grads)

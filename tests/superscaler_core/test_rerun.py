@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
+from superscaler_core.codegen.segments import Segment, stage_steps
 from superscaler_core.plans.blocks import blocks_of
 from superscaler_core.simulator import PROFILES, simulate
+from superscaler_core.simulator.op_time import OpTimes
 from tests.superscaler_core.training import Case, Trained, difference, train, train_alone
 
 HIDDEN = 4 * 16 * 16 * 8
@@ -35,6 +37,21 @@ def trained(case: Case, folder: Path) -> list[Trained]:
         Case("hybrid", 4, {"tp": 2, "pp": 2, "rerun": True, "sequence": True, "microbatches": 3}),
         Case("hybrid", 2, {"tp": 2, "rerun": True, "recompute": True, "microbatches": 1}),
         Case("coshard", 2, {"parts": 2, "tp": 2, "rerun": True}, model="swin", optimizer="adamw"),
+        Case("coshard", 2, {"parts": 2, "tp": 2, "microbatches": 2}, model="swin"),
+        Case(
+            "hybrid",
+            4,
+            {
+                "tp": 2,
+                "pp": 2,
+                "coshard": 2,
+                "coshard_blocks": "1",
+                "rerun": True,
+                "rerun_coshard": False,
+                "sequence": True,
+                "microbatches": 2,
+            },
+        ),
     ],
     ids=str,
 )
@@ -71,12 +88,53 @@ def bytes_a_block(case: Case) -> float:
         (Case("hybrid", 2, {"tp": 2, "recompute": True}), 6),
         (Case("hybrid", 2, {"tp": 2, "rerun": True}), 1),
         (Case("coshard", 2, {"parts": 2, "tp": 2, "rerun": True}), 1),
+        (Case("coshard", 2, {"parts": 2, "tp": 2}), 2),
+        (Case("hybrid", 2, {"tp": 2, "coshard": 2, "rerun": True, "rerun_coshard": False}), 2),
     ],
     ids=str,
 )
 def test_of_a_block_only_what_enters_it_is_kept(case: Case, kept: int) -> None:
-    """By ``recompute`` also what communication in it takes and brings: four tensors, and a sum."""
-    assert bytes_a_block(case) == kept
+    """By ``recompute`` also what communication in it takes and brings: four tensors, and a sum.
+
+    By co-shard what enters its attention, and what enters its MLP.
+    """
+    # Sums behind parts are segments of their own, whose emptied leaves have an element each.
+    assert bytes_a_block(case) == pytest.approx(kept, abs=4 * 8 / HIDDEN)
+
+
+def backward_of(case: Case) -> str:
+    """The backward of the only stage on device 0."""
+    return case.compiled().files[0].partition("def stage0_backward")[2].partition("\ndef ")[0]
+
+
+def test_parts_that_nobody_reads_again_are_computed_in_their_own_backward_alone() -> None:
+    knobs = {"parts": 4, "microbatches": 1}
+    (again, whole) = (
+        backward_of(Case("coshard", 1, {**knobs, "rerun": rerun}, sizes={"layers": 3}))
+        for rerun in (False, True)
+    )
+    # Blocks, attention and MLP, parts; and a norm.
+    assert again.count("run.hold(") == 3 * 2 * 4
+    assert again.count("run.forward(") == 3 * 2
+    # In a whole block the sum behind the parts needs them.
+    assert whole.count("run.hold(") == 0
+    assert whole.count("run.forward(") == 3 * (2 * 4 + 3)
+
+
+def test_simulated_parts_run_twice_and_in_a_whole_block_three_times() -> None:
+    profile = replace(PROFILES["v100"], launch_secs=0.0, segment_secs=0.0)
+    shape = {"layers": 1, "width": 1024, "sequence": 1024}
+    secs, parts_secs = [], 0.0
+    for knobs in ({"parts": 1}, {"parts": 2}, {"parts": 2, "rerun": True}):
+        made = Case("coshard", 1, knobs, model="gpt", sizes=shape).compiled()
+        secs.append(simulate(made, profile).compute_secs[0])
+        steps = stage_steps(made.materialized, 0)[0]
+        parts = [p for s in steps if isinstance(s, Segment) and s.recompute for p in s.parts]
+        parts_secs = sum(map(OpTimes(profile).forward_secs, parts)) or parts_secs
+    once, twice, thrice = secs
+    # Besides parts, norms and sums are computed again.
+    assert twice - once == pytest.approx(parts_secs, rel=0.05)
+    assert thrice - twice == pytest.approx(parts_secs, rel=0.05)
 
 
 def test_communication_runs_again_too() -> None:
