@@ -68,11 +68,11 @@ class Savings:
     def rerun(self, *groups: Iterable[Op]) -> None:
         """Keep of each group only what it reads, and run it again as a whole before its backward.
 
-        Its communication too: so of a group that communication, or ``op_order`` of parts on one
-        device, separates into many, ``recompute`` keeps what each of those reads, and this only
-        what the first does. Parts may be recomputed besides, in the backward of the second run,
-        which leaves them out where nothing in the group reads what they make. A group that cuts a
-        window of ``gather_weights`` is run again with all of the window.
+        Its communication too, but for what only leaves it. So of a group that communication, or
+        ``op_order`` of parts on one device, separates into many, ``recompute`` keeps what each of
+        those reads, and this only what the first does. Parts may be recomputed besides, in the
+        backward of the second run, which leaves them out where nothing in the group reads what they
+        make. A group that cuts a window of ``gather_weights`` is run again with all of the window.
         """
         for group in groups:
             self._rerun.add(group)

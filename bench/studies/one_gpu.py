@@ -97,7 +97,7 @@ def run(out: Path) -> dict[str, Any]:
             "attention keeps its matrix.",
             "ZeRO-3-offload keeps weights, gradients and states on the host and recomputes blocks; "
             "co-shard has 8 parts, and keeps what enters each attention and MLP; where blocks are "
-            "whole it keeps what enters a block, and computes parts three times.",
+            "whole it keeps what enters a block, and computes attention three times.",
         ],
         "rows": rows,
     }

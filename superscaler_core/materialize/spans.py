@@ -12,21 +12,25 @@ from superscaler_core.plan import Plan
 def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
     """By item of a stage's order, the number of the group with which it is run again.
 
-    A span reaches from the first to the last op of its group, with all that is between, so that all
-    devices run the same communication again. Weights that are gathered in it are dropped in it.
+    A span reaches from the first op of its group to the last whose backward needs what its forward
+    has seen, with all that is between, so that all devices run the same communication again. So a
+    block's ends before the sum with what entered it, and before the all-reduce that feeds the sum.
+    Weights that are gathered in a span are dropped in it.
 
     Raises:
         PlanError: two groups are not one behind the other, or a part is swapped too.
     """
-    places: dict[int, list[int]] = {}
+    begins: dict[int, int] = {}
+    ends: dict[int, int] = {}
     for place, item in enumerate(items):
-        number = plan.rerun_group(item.part.op) if isinstance(item, Compute) else 0
-        if number:
-            places.setdefault(number, []).append(place)
+        if isinstance(item, Compute) and (number := plan.rerun_group(item.part.op)):
+            begins.setdefault(number, place)
+            if item.part.op.saves:
+                ends[number] = place
     found: dict[Item, int] = {}
     windows = _windows(items)
-    for number, where in places.items():
-        first, last = _with_windows(where[0], where[-1], windows)
+    for number, end in ends.items():
+        first, last = _with_windows(begins[number], end, windows)
         for item in items[first : last + 1]:
             if item in found:
                 raise PlanError(

@@ -51,7 +51,7 @@ def hybrid(
             ``colocate``.
         coshard_blocks: numbers of the blocks with such parts, such as ``"0-3,8"``; all if empty.
         rerun_coshard: whether ``rerun`` is of those blocks too. They then keep their input alone,
-            not that of each attention and MLP, and compute parts three times, not twice.
+            not that of each attention and MLP, and compute attention three times, not twice.
         block, sizes: as of ``blocks.stages_of_blocks``.
 
     Raises:

@@ -14,6 +14,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.codegen.segments import Segment, stage_steps
+from superscaler_core.part import Part
 from superscaler_core.plans.blocks import blocks_of
 from superscaler_core.simulator import PROFILES, simulate
 from superscaler_core.simulator.op_time import OpTimes
@@ -116,34 +117,38 @@ def test_parts_that_nobody_reads_again_are_computed_in_their_own_backward_alone(
     # Blocks, attention and MLP, parts; and a norm.
     assert again.count("run.hold(") == 3 * 2 * 4
     assert again.count("run.forward(") == 3 * 2
-    # In a whole block the sum behind the parts needs them.
-    assert whole.count("run.hold(") == 0
-    assert whole.count("run.forward(") == 3 * (2 * 4 + 3)
+    # In a whole block the sum behind the parts of an attention needs them.
+    assert whole.count("run.hold(") == 3 * 4
+    assert whole.count("run.forward(") == 3 * (4 + 2)
 
 
-def test_simulated_parts_run_twice_and_in_a_whole_block_three_times() -> None:
+def test_simulated_parts_run_twice_and_those_of_an_attention_in_a_whole_block_thrice() -> None:
     profile = replace(PROFILES["v100"], launch_secs=0.0, segment_secs=0.0)
     shape = {"layers": 1, "width": 1024, "sequence": 1024}
-    secs, parts_secs = [], 0.0
+    secs, found = [], list[Part]()
     for knobs in ({"parts": 1}, {"parts": 2}, {"parts": 2, "rerun": True}):
         made = Case("coshard", 1, knobs, model="gpt", sizes=shape).compiled()
         secs.append(simulate(made, profile).compute_secs[0])
         steps = stage_steps(made.materialized, 0)[0]
-        parts = [p for s in steps if isinstance(s, Segment) and s.recompute for p in s.parts]
-        parts_secs = sum(map(OpTimes(profile).forward_secs, parts)) or parts_secs
+        found = [p for s in steps if isinstance(s, Segment) and s.recompute for p in s.parts]
+    parts_secs, attention_secs = (
+        sum(OpTimes(profile).forward_secs(p) for p in found if module in p.op.module)
+        for module in ("", ".attn")
+    )
     once, twice, thrice = secs
     # Besides parts, norms and sums are computed again.
     assert twice - once == pytest.approx(parts_secs, rel=0.05)
-    assert thrice - twice == pytest.approx(parts_secs, rel=0.05)
+    assert thrice - twice == pytest.approx(attention_secs, rel=0.05)
+    assert attention_secs > parts_secs / 3
 
 
-def test_communication_runs_again_too() -> None:
+def test_communication_runs_again_too_but_for_what_only_leaves_a_block() -> None:
     once, again = (
         Case("hybrid", 2, {"tp": 2, "rerun": rerun}, sizes={"layers": 3}).compiled().files[0]
         for rerun in (False, True)
     )
     assert once.count("run.move(") == 2 * 3
-    assert again.count("run.move(") == 2 * once.count("run.move(")
+    assert again.count("run.move(") == 1.5 * once.count("run.move(")
     assert again.count("run.move_back(") == once.count("run.move_back(")
     assert again.count("run.add_loss(") == once.count("run.add_loss(")
 
@@ -155,11 +160,11 @@ def test_a_report_counts_what_is_sent_again() -> None:
     )
     ways = [{way: sum(row.sent_bytes for row in report.of(way)) for way in ("forward", "backward")}
             for report in (once, again)]  # fmt: skip
-    assert ways[1] == {"forward": 2 * ways[0]["forward"], "backward": ways[0]["backward"]}
+    assert ways[1] == {"forward": 1.5 * ways[0]["forward"], "backward": ways[0]["backward"]}
     assert ways[0]["forward"] > 0
 
 
-def test_simulated_time_has_the_forward_twice_and_its_communication() -> None:
+def test_simulated_time_has_the_forward_twice_and_half_its_communication() -> None:
     """On two devices, against a plan that keeps all: forward and backward move the same bytes."""
     once, again = (
         simulate(
@@ -168,14 +173,15 @@ def test_simulated_time_has_the_forward_twice_and_its_communication() -> None:
         )
         for rerun in (False, True)
     )
-    assert 2 * again.levels[0].sent_bytes == 3 * once.levels[0].sent_bytes > 0
+    assert 4 * again.levels[0].sent_bytes == 5 * once.levels[0].sent_bytes > 0
     assert once.compute_secs[0] < again.compute_secs[0] < 1.6 * once.compute_secs[0]
     one, recomputed = (
         simulate(Case("hybrid", 1, knobs).compiled(), PROFILES["v100"]).compute_secs[0]
         for knobs in ({"rerun": True}, {"recompute": True})
     )
     calls = 8 * 2 * PROFILES["v100"].segment_secs  # microbatches, blocks
-    assert one - calls == pytest.approx(recomputed, rel=1e-9)
+    # But for the last sum of a block, which only one of them makes again.
+    assert one - calls == pytest.approx(recomputed, rel=1e-4)
 
 
 def windowed(groups: Sequence[Sequence[int]], windows: Sequence[Sequence[int]]) -> ss.Compiled:
