@@ -19,7 +19,7 @@ from superscaler_core.plans.blocks import block_groups, blocks_of
 from superscaler_core.simulator.op_time import OpTimes
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def sizes(graph: ss.Graph, num_stages: int) -> str:
     """Blocks of every stage, as ``hybrid`` takes them; empty if there are fewer than stages.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ def tuned(name: str, gpus: Iterable[int], num_processes: int) -> dict[str, Any]:
     """All outcomes of a study."""
     study = STUDIES[name]
     cells = list(_cells(name, study, gpus))
-    # The largest first, so that none is left alone at the end.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(num_processes, maxtasksperchild=1) as pool:
-        found = pool.imap(_outcomes, cells[::-1], chunksize=1)
+    # A pool of another kind would wait for ever for one that the system kills for its memory.
+    with ProcessPoolExecutor(num_processes, context, max_tasks_per_child=1) as pool:
+        # The largest first, so that none is left alone at the end.
+        found = pool.map(_outcomes, cells[::-1])
         rows = list(tqdm(found, total=len(cells), desc=name, disable=None))[::-1]
     return {
         "study": study.title,

@@ -83,8 +83,16 @@ def _captured(model: str, sizes: tuple[tuple[str, Any], ...], dtype: str, batch:
     config = kind.config(**dict(sizes))
     with torch.device("meta"):
         module = kind.build(config).to(getattr(torch, dtype))
-    inputs = kind.example_inputs(config, batch, torch.Generator().manual_seed(0))
-    given = tuple(x.to(getattr(torch, dtype)) if x.is_floating_point() else x for x in inputs)
+    # Of one sample: real tensors of a whole microbatch may be larger than this machine.
+    inputs = kind.example_inputs(config, 1, torch.Generator().manual_seed(0))
+    given = tuple(
+        torch.empty(
+            (batch, *x.shape[1:]),
+            dtype=getattr(torch, dtype) if x.is_floating_point() else x.dtype,
+            device="meta",
+        )
+        for x in inputs
+    )
     return ss.capture(module, given, recycled=kind.recycled)
 
 

@@ -7,10 +7,11 @@ what generated code and autograd hold. Only weights, inputs and communication st
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
@@ -103,7 +104,9 @@ class DryRun:
             weight = self._outside(shape, use.tensor.dtype)
             if use.tensor.requires_grad:
                 weight.requires_grad_()
-                hook = partial(self._add_grad, use)
+                # The graph of a forward holds the weight and the hook, out of sight of the garbage
+                # collector: with the hook holding this, both would stay for ever.
+                hook = partial(_call, WeakMethod(self._add_grad), use)
                 weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self._weights[name] = weight
         return self._weights[name]
@@ -265,6 +268,12 @@ class DryRun:
         if result is not None and self._here in src.shards and all(leg.is_idle for leg in legs):
             self.meter.ignore([result])
         return result
+
+
+def _call(method: WeakMethod[Callable[[Use, Tensor], None]], use: Use, weight: Tensor) -> None:
+    living = method()
+    if living is not None:
+        living(use, weight)
 
 
 def window_step(window: Window, *, opens: bool) -> str:

@@ -73,59 +73,62 @@ def footprints(
     found = _FOUND.setdefault(made, {})
     if master_dtype not in found:
         found[master_dtype] = _Footprints(made, master_dtype)
-    return found[master_dtype].of(device)
+    return found[master_dtype].of(made, device)
 
 
 class _Footprints:
     """All footprints of a plan. Devices with parts of the same shapes share one.
 
     Of such devices the last speaks for all: it is the one to which causal attention shows most.
+    The plan is not kept: it is the key under which this is remembered as long as it lives.
     """
 
     def __init__(self, made: Materialized, master_dtype: str | None) -> None:
-        self._made, self._master = made, master_dtype
-        runs = [event for event in made.events if isinstance(event, Run)]
+        self._master = master_dtype
         self._kinds = {stage.index: set[Kind]() for stage in made.plan.stages}
-        for run in runs:
-            self._kinds[run.stage].add(run.kind)
+        for event in made.events:
+            if isinstance(event, Run):
+                self._kinds[event.stage].add(event.kind)
+        self._steps = [stage_steps(made, stage.index) for stage in made.plan.stages]
+        self._speakers = _speakers(made, self._steps)
         self._found: dict[tuple[int, Device], Mapping[Kind, Footprint]] = {}
 
-    def of(self, device: Device) -> Mapping[tuple[Kind, int], Footprint]:
+    def of(self, made: Materialized, device: Device) -> Mapping[tuple[Kind, int], Footprint]:
         """Of all runs on one device."""
         found: dict[tuple[Kind, int], Footprint] = {}
         for stage, speaker in self._speakers.get(device, {}).items():
             if (stage, speaker) not in self._found:
-                self._found[stage, speaker] = self._looked_at(stage, speaker)
+                self._found[stage, speaker] = self._looked_at(made, stage, speaker)
             found |= {(kind, stage): f for kind, f in self._found[stage, speaker].items()}
         return found
 
-    @cached_property
-    def _steps(self) -> Sequence[Mapping[Device, tuple[Step, ...]]]:
-        return [stage_steps(self._made, stage.index) for stage in self._made.plan.stages]
-
-    @cached_property
-    def _speakers(self) -> Mapping[Device, Mapping[int, Device]]:
-        """Who speaks for a device, by stage."""
-        found: dict[Device, dict[int, Device]] = {}
-        for stage, by_device in enumerate(self._steps):
-            alike: dict[Hashable, list[Device]] = {}
-            for device, steps in by_device.items():
-                alike.setdefault(_form(self._made, stage, device, steps), []).append(device)
-            for devices in alike.values():
-                for device in devices:
-                    found.setdefault(device, {})[stage] = max(devices)
-        return found
-
-    def _looked_at(self, stage: int, device: Device) -> Mapping[Kind, Footprint]:
+    def _looked_at(
+        self, made: Materialized, stage: int, device: Device
+    ) -> Mapping[Kind, Footprint]:
         """Run a stage without data: turns without gradient, then a forward and its backward."""
         steps = self._steps[stage][device]
-        dry = DryRun(self._made, stage, device, steps, self._master)
+        dry = DryRun(made, stage, device, steps, self._master)
         names = [_name(step) for step in steps]
         return {
             kind: _footprint(dry, kind, names[::-1] if kind == "B" else names)
             for kind in "fFB"
             if kind in self._kinds[stage]
         }
+
+
+def _speakers(
+    made: Materialized, steps: Sequence[Mapping[Device, Sequence[Step]]]
+) -> Mapping[Device, Mapping[int, Device]]:
+    """Who speaks for a device, by stage."""
+    found: dict[Device, dict[int, Device]] = {}
+    for stage, by_device in enumerate(steps):
+        alike: dict[Hashable, list[Device]] = {}
+        for device, mine in by_device.items():
+            alike.setdefault(_form(made, stage, device, mine), []).append(device)
+        for devices in alike.values():
+            for device in devices:
+                found.setdefault(device, {})[stage] = max(devices)
+    return found
 
 
 _FOUND: WeakKeyDictionary[Materialized, dict[str | None, _Footprints]] = WeakKeyDictionary()

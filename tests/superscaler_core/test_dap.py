@@ -140,8 +140,9 @@ def test_memory_with_recomputation_is_that_of_the_study(num_devices: int, measur
         plan = ss.Plan(study(layers), range(num_devices))
         PLANS["dap"](plan, recompute=True)
         made.append(ss.compile(plan).memory[0])
-    # A block keeps its share of what enters it.
-    assert made[1].activations_bytes - made[0].activations_bytes == (32 << 20) // num_devices
+    # A block keeps its share of what enters it; its last sum, an element of both that it adds.
+    each = made[1].activations_bytes - made[0].activations_bytes
+    assert each == (32 << 20) // num_devices + 2 * 2
     found = made[0].total_bytes + 47 * (made[1].total_bytes - made[0].total_bytes)
     assert 0.9 * measured < found / 2**20 < measured
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from superscaler_core.plans import PLANS
 from superscaler_core.run.live_bytes import LiveBytes, StorageMeter
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
+from superscaler_core.simulator import simulate
 from superscaler_core.validate.footprint import Footprint, footprints
 from superscaler_core.validate.moments import Moment
 from tests.superscaler_core.training import MODEL_OF, Case
@@ -176,3 +179,22 @@ def test_a_meter_counts_every_piece_of_memory_once_until_its_end() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         assert meter.now_bytes == 400 + 400 + 400 + 4
     assert x.sum() == 100
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "rerun": True}),
+        Case("zero3", 2),
+        Case("swap", 1, model="mlp"),
+    ],
+    ids=str,
+)
+def test_a_program_is_let_go_with_all_that_was_looked_at(case: Case) -> None:
+    compiled = case.compiled()
+    assert compiled.memory
+    assert simulate(compiled, "v100").secs > 0
+    made = weakref.ref(compiled.materialized)
+    del compiled
+    gc.collect()
+    assert made() is None
