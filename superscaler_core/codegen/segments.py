@@ -95,7 +95,9 @@ def _with_left_out(
     """The steps, with what the second run of each span leaves out marked as such."""
     spans = made.spans[stage]
     found: list[Step] = []
-    for span, run in groupby(steps, lambda s: s.span if isinstance(s, Segment) else spans.get(s)):
+    for span, run in groupby(
+        steps, lambda s: s.span if isinstance(s, Segment) else spans.get(s, 0)
+    ):
         inside = list(run)
         if span and any(isinstance(step, Segment) and step.recompute for step in inside):
             reads = _reads(made, device, inside)

@@ -122,34 +122,39 @@ class StageWriter:
     def _step(self, step: Step, again: int = 0) -> list[str]:
         """The forward of one step; of the span that it is in, ``again`` if that is run again."""
         if isinstance(step, Segment):
+            if again and step.is_left_out:
+                return self._hold(step)
             return [*self._call(step, again), *self._add_up(step, again)]
         if isinstance(step, Move):
             return self._move(step.edge)
         assert isinstance(step, Open | Close)
         return self._window(step, is_forward=True)
 
+    def _hold(self, segment: Segment) -> list[str]:
+        """Keep what the backward of a segment needs that runs its forward by itself."""
+        if not any(value.has_grad for value in self._flow.exports[segment]):
+            return []
+        return [self._with_args("run.hold", segment)]
+
     def _call(self, segment: Segment, again: int) -> list[str]:
-        with_grad, others = self._flow.args[segment]
         outs = self._flow.exports[segment]
         # What has no gradient has no backward, so nothing is kept for it; nor before it runs again.
         keeps = any(value.has_grad for value in outs) and segment.span == again
         which = "forward" if keeps else "compute"
-        if again and segment.is_left_out:
-            if not keeps:
-                return []
-            which, outs = "hold", []
-        given = tuple_of(v.name for v in with_grad)
-        head = f"{assigned(v.name for v in outs)}run.{which}({segment.name}, mb, {given}, ("
-        texts = [v.text for v in others]
-        lines = [wrapped(head, texts, ",))" if len(texts) == 1 else "))", INDENT)]
+        lines = [self._with_args(f"{assigned(v.name for v in outs)}run.{which}", segment)]
         if not again:
             lines += [f"run.add_loss({name})" for name in self._flow.loss_names(segment)]
         return lines
 
+    def _with_args(self, head: str, segment: Segment) -> str:
+        """A call with a segment and all that it is given."""
+        with_grad, others = self._flow.args[segment]
+        given, texts = tuple_of(v.name for v in with_grad), [v.text for v in others]
+        end = ",))" if len(texts) == 1 else "))"
+        return wrapped(f"{head}({segment.name}, mb, {given}, (", texts, end, INDENT)
+
     def _add_up(self, segment: Segment, again: int) -> list[str]:
         """Add what a segment made to the sums that edges take."""
-        if again and segment.is_left_out:
-            return []
         return [
             line
             for value in self._flow.exports[segment]
