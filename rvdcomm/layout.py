@@ -5,10 +5,9 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -318,20 +317,34 @@ def _resolve_cuts(shape: tuple[int, ...], rvd: RVD, cuts: str | Sequence[Sequenc
 
 def _canonical_ranks(rvd: RVD, ranks: tuple[int, ...], cuts: Cuts) -> tuple[int, ...]:
     """Sort the replicas of every cell, then the parts of every box by their first holder."""
-    has_empty = any(a == b for cut in cuts for a, b in pairwise(cut))
+    has_empty = any(len(set(cut)) < len(cut) for cut in cuts)
     if len(ranks) == prod(rvd.d) and not has_empty:
         return ranks
     array = np.array(ranks).reshape(rvd.r, rvd.v, -1)
     # A rank with an empty box holds nothing: it may trade places with those whose box is equal.
-    cells_of_box: dict[Cuts, list[int]] = {}
-    for cell, index in enumerate(np.ndindex(*rvd.d) if has_empty else ()):
-        box = tuple((cut[i], cut[i + 1]) for cut, i in zip(cuts, index, strict=True))
-        if any(low == high for low, high in box):
-            cells_of_box.setdefault(box, []).append(cell)
-    for cells in cells_of_box.values():
+    for cells in _equal_empty_cells(rvd, cuts) if has_empty else ():
         idle = np.sort(array[:, :, cells].reshape(-1))
         array[:, :, cells] = idle.reshape(-1, rvd.v, rvd.r).transpose(2, 1, 0)
     array.sort(axis=0)
     by_first_holder = np.argsort(array[0], axis=0)
     array = np.take_along_axis(array, by_first_holder[None], axis=1)
     return tuple(array.reshape(-1).tolist())
+
+
+def _equal_empty_cells(rvd: RVD, cuts: Cuts) -> Iterator[np.ndarray]:
+    """Indices of cells whose boxes are equal and empty, ascending: a group a box."""
+    box = np.zeros(rvd.d, dtype=np.int64)
+    is_empty = np.zeros(rvd.d, dtype=bool)
+    for d, cut in enumerate(cuts):
+        along = [1] * len(cuts)
+        along[d] = -1
+        pieces = np.stack([cut[:-1], cut[1:]], axis=1)
+        # Pieces ascend, so equal ones are neighbours.
+        is_new = np.any(np.diff(pieces, axis=0, prepend=pieces[:1]), axis=1)
+        # Boxes are numbered as mixed digits: there are at most as many as ranks.
+        box = box * len(pieces) + np.cumsum(is_new).reshape(along)
+        is_empty |= (pieces[:, 0] == pieces[:, 1]).reshape(along)
+    cells = np.flatnonzero(is_empty)
+    boxes = box.reshape(-1)[cells]
+    order = np.argsort(boxes, kind="stable")
+    yield from np.split(cells[order], np.flatnonzero(np.diff(boxes[order])) + 1)
