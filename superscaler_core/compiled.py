@@ -9,6 +9,7 @@ from pathlib import Path
 
 import rvdcomm as rv
 from superscaler_core.codegen import rank_files
+from superscaler_core.collector import paused_collector
 from superscaler_core.materialize.materialized import Materialized, materialize
 from superscaler_core.plan import Plan
 from superscaler_core.report import Report, report_of
@@ -82,6 +83,7 @@ class Compiled:
         return path
 
 
+@paused_collector()
 def compile(
     plan: Plan,
     *,

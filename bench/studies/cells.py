@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bench.run import environment
-from bench.studies import cluster
+from bench.studies import captures, cluster
 from bench.studies.study import STUDIES, Study
 from bench.studies.tuning import outcomes
 
@@ -66,9 +66,10 @@ def _outcomes(cell: Cell) -> list[dict[str, Any]]:
     system = study.systems[number]
     path = SCRATCH / f"{name}-{count}-{label}-{system.name}.json".replace(" ", "_")
     commit = environment("")["commit"]
-    if path.exists():
-        kept = json.loads(path.read_text())
-        if kept["commit"] == commit and "dirty" not in commit:
+    if "dirty" not in commit:
+        captures.keep(SCRATCH / "graphs" / commit)
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if kept.get("commit") == commit:
             return list(kept["outcomes"])
     workload = study.workloads[count][label]
     made = [o.to_json() for o in outcomes(workload, count, system)]

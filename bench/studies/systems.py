@@ -20,9 +20,11 @@ from superscaler_core.plans.storage import shard_storage
 from superscaler_core.plans.tensor_parallel import tensor_parallel
 from superscaler_core.schedules import nf1b, one_f_one_b
 
-SAVINGS: tuple[dict[str, Any], ...] = ({}, {"recompute": True}, {"rerun": True})
-"""What blocks keep: all; what segments between communication read; their input alone. The next is
-tried where with the one before nothing fits."""
+Ladder = tuple[Mapping[str, Any], ...]
+"""Knobs that save memory, each more of it than the one before, in more time."""
+
+SAVINGS: Ladder = ({}, {"recompute": True}, {"rerun": True})
+"""What blocks keep: all; what segments between communication read; their input alone."""
 
 MAX_TP = 8
 """Tensor parallel stays inside a host, as Megatron-LM's and DeepSpeed's users keep it; it goes
@@ -39,7 +41,7 @@ class Way:
         splits: into how many parts weights and gradients are cut: for a quick look at memory.
         state_splits: into how many master weights and states are; as ``splits`` if 0.
         on_host: whether weights and states are in host memory.
-        savings: further knobs, each of which saves more memory and takes more time than the last.
+        ladders: of further knobs; the next is tried where nothing fits with the one before.
         is_last_resort: whether it is tried only if no other way fits.
     """
 
@@ -48,7 +50,7 @@ class Way:
     splits: int = 1
     state_splits: int = 0
     on_host: bool = False
-    savings: tuple[Mapping[str, Any], ...] = SAVINGS
+    ladders: tuple[Ladder, ...] = (SAVINGS,)
     is_last_resort: bool = False
 
     def knobs_text(self, knobs: Mapping[str, Any]) -> str:
@@ -147,12 +149,12 @@ DEEPSPEED_WORDS = System("DeepSpeed ZeRO-3", zero3, lambda num: zero3_ways(num, 
 
 PARTS = (2, 4, 8)
 
-COSHARD_SAVINGS: dict[bool, tuple[dict[str, Any], ...]] = {
+COSHARD_SAVINGS: dict[bool, Ladder] = {
     True: ({}, {"rerun": True}),
     False: ({}, {"recompute": True}, {"rerun": True, "rerun_coshard": False}, {"rerun": True}),
 }
 """What blocks keep, by whether all of them are in parts: those keep the inputs of attention and MLP
-as it is, or their own alone."""
+as it is, or their own alone. More parts are tried before blocks keep less."""
 
 
 def coshard_ways(
@@ -160,9 +162,12 @@ def coshard_ways(
 ) -> Iterator[Way]:
     """Megatron's ways, with attention and MLP of some blocks in parts on one device."""
     ways = megatron_ways(num_gpus, vocabulary=vocabulary)
-    for way, parts, chosen in product(ways, PARTS, blocks):
-        knobs = {**way.knobs, "coshard": parts, "coshard_blocks": chosen}
-        yield replace(way, knobs=knobs, savings=COSHARD_SAVINGS[not chosen])
+    for way, chosen in product(ways, blocks):
+        ladders = tuple(
+            tuple({"coshard": parts, **saving} for parts in PARTS)
+            for saving in COSHARD_SAVINGS[not chosen]
+        )
+        yield replace(way, knobs={**way.knobs, "coshard_blocks": chosen}, ladders=ladders)
 
 
 def coshard(*blocks: str, vocabulary: bool = False) -> System:
@@ -187,7 +192,7 @@ INTERLACED = System("interlaced", PLANS["interlaced"], lambda num: interlaced_wa
 
 # --- AlphaFold ----------------------------------------------------------------------------------
 
-AXIAL_SAVINGS: tuple[dict[str, Any], ...] = ({}, {"recompute": True})
+AXIAL_SAVINGS: Ladder = ({}, {"recompute": True})
 """What blocks keep under DAP: all, or their input."""
 
 RECYCLE = 2
@@ -209,13 +214,13 @@ def dap_ways(num_gpus: int) -> Iterator[Way]:
     """Splits of the devices between axial and data parallel."""
     for axial in _powers(min(num_gpus, MAX_TP)):
         dp = num_gpus // axial
-        yield Way(dp, {"dp": dp}, 1, savings=AXIAL_SAVINGS)
+        yield Way(dp, {"dp": dp}, 1, ladders=(AXIAL_SAVINGS,))
 
 
 def dap_zero3_ways(num_gpus: int) -> Iterator[Way]:
     """The same with ZeRO 3."""
     for way in dap_ways(num_gpus):
-        yield Way(way.dp, {**way.knobs, "zero": True}, num_gpus, savings=AXIAL_SAVINGS)
+        yield replace(way, knobs={**way.knobs, "zero": True}, splits=num_gpus)
 
 
 DAP = System("DAP+DP", dap, dap_ways)
@@ -228,7 +233,8 @@ def nf1b_ways(num_gpus: int) -> Iterator[Way]:
         left = num_gpus // pp
         for dp in _powers(left):
             if left // dp <= MAX_TP:
-                yield Way(dp, {"pp": pp, "dp": dp, "recycle": RECYCLE}, pp, savings=AXIAL_SAVINGS)
+                knobs = {"pp": pp, "dp": dp, "recycle": RECYCLE}
+                yield Way(dp, knobs, pp, ladders=(AXIAL_SAVINGS,))
 
 
 NF1B = System("3F1B", PLANS["nf1b"], nf1b_ways)

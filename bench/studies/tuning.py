@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -10,13 +12,14 @@ from typing import Any
 import torch
 
 import superscaler_core as ss
-from bench.studies import cluster
-from bench.studies.systems import System, Way
+from bench.studies import captures, cluster
+from bench.studies.systems import Ladder, System, Way
+from superscaler_core.collector import paused_collector
 from superscaler_core.models import MODELS
 from superscaler_core.simulator import Simulated, simulate
 from superscaler_core.simulator.wire import TICKS_PER_SEC
 
-MICROBATCHES = (1, 2, 4, 8)
+MICROBATCHES = (1, 2, 4, 8, 16)
 """Samples of a microbatch and replica that are tried, ascending."""
 
 FEW = 4
@@ -53,7 +56,7 @@ class Outcome:
             of these; so all ways are ranked, and the best is simulated in full.
         secs: of a step.
         samples_per_sec: of training.
-        peak_bytes: of the fullest device, by kind.
+        peak_bytes: of the fullest device, by kind; of what does not fit too.
         shares: of the step that devices compute, communicate (exposed) and wait, mean of devices.
         levels: communication by level: bytes sent, and seconds a device.
     """
@@ -72,28 +75,14 @@ class Outcome:
     shares: Mapping[str, float] = field(default_factory=dict)
     levels: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether it cannot be for its memory alone."""
+        return bool(self.problem and self.peak_bytes)
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)
-
-
-@lru_cache(maxsize=8)
-def _captured(model: str, sizes: tuple[tuple[str, Any], ...], dtype: str, batch: int) -> ss.Graph:
-    kind = MODELS[model]
-    config = kind.config(**dict(sizes))
-    with torch.device("meta"):
-        module = kind.build(config).to(getattr(torch, dtype))
-    # Of one sample: real tensors of a whole microbatch may be larger than this machine.
-    inputs = kind.example_inputs(config, 1, torch.Generator().manual_seed(0))
-    given = tuple(
-        torch.empty(
-            (batch, *x.shape[1:]),
-            dtype=getattr(torch, dtype) if x.is_floating_point() else x.dtype,
-            device="meta",
-        )
-        for x in inputs
-    )
-    return ss.capture(module, given, recycled=kind.recycled)
 
 
 @lru_cache
@@ -106,7 +95,8 @@ def _num_parameters(model: str, sizes: tuple[tuple[str, Any], ...]) -> int:
 
 def captured(workload: Workload, batch: int) -> ss.Graph:
     """The model with a microbatch of so many samples."""
-    return _captured(workload.model, tuple(workload.sizes.items()), workload.dtype, batch)
+    sizes = tuple(workload.sizes.items())
+    return captures.captured(workload.model, sizes, workload.dtype, batch)
 
 
 def compiled(
@@ -160,32 +150,51 @@ def _estimates(workload: Workload, num_gpus: int, system: System) -> Iterator[Ou
                 system.name, way.knobs_text(way.knobs), way.dp, way.knobs, problem=problem
             )
             continue
-        ways = [replace(way, knobs={**way.knobs, **saving}) for saving in way.savings]
-        # Where it does not fit with what saves most, it will not with less.
-        probe = _outcome(workload, num_gpus, system, ways[-1], way.dp, time=False)
-        if probe.problem:
-            yield probe
-            continue
-        for chosen in ways:
-            row = list(_row(workload, num_gpus, system, chosen))
-            yield from row
-            if not row[0].problem:
+        for ladder in way.ladders:
+            found = list(_staircase(workload, num_gpus, system, way, ladder))
+            yield from found
+            if not all(outcome.problem for outcome in found):
                 any_fits = True
                 break
 
 
-def _row(workload: Workload, num_gpus: int, system: System, way: Way) -> Iterator[Outcome]:
-    """Microbatches of growing size, while they fit and are faster than the one before."""
-    fastest = 0.0
+def _staircase(
+    workload: Workload, num_gpus: int, system: System, way: Way, ladder: Ladder
+) -> Iterator[Outcome]:
+    """Microbatches of growing size, each with the first rung of a ladder that fits.
+
+    Larger microbatches fit on higher rungs, or the same, so lower ones are not tried again. Who
+    stays on a rung and gets no faster goes no further.
+    """
+    before, rung = 0.0, 0
     for samples in MICROBATCHES:
         microbatch = samples * way.dp
         if workload.batch % microbatch:
             return
-        found = _outcome(workload, num_gpus, system, way, microbatch)
-        yield found
-        if found.problem or found.samples_per_sec <= fastest:
+        tried, fitting = _climb(workload, num_gpus, system, way, ladder[rung:], microbatch)
+        yield from tried
+        if fitting is None or (not fitting and tried[-1].samples_per_sec <= before):
             return
-        fastest = found.samples_per_sec
+        before, rung = tried[-1].samples_per_sec, rung + fitting
+
+
+def _climb(
+    workload: Workload, num_gpus: int, system: System, way: Way, ladder: Ladder, microbatch: int
+) -> tuple[list[Outcome], int | None]:
+    """What was tried to find the first rung that fits, that one last; and which, if there is."""
+    tried: dict[int, Outcome] = {}
+
+    def has_memory(rung: int) -> bool:
+        chosen = replace(way, knobs={**way.knobs, **ladder[rung]})
+        tried[rung] = _outcome(workload, num_gpus, system, chosen, microbatch)
+        return not tried[rung].lacks_memory
+
+    # Most stay where they are. What cannot be cut so finely is left to lower rungs.
+    first = 0 if has_memory(0) else bisect_left(range(len(ladder)), True, lo=1, key=has_memory)
+    last = tried.pop(first, None)
+    if last is None:
+        return list(tried.values()), None
+    return [*tried.values(), last], None if last.problem else first
 
 
 def _outcome(
@@ -195,22 +204,25 @@ def _outcome(
     way: Way,
     microbatch: int,
     *,
-    time: bool = True,
     in_full: bool = False,
 ) -> Outcome:
-    """One way with one size of microbatches; whether it fits, and if asked what it takes."""
+    """One way with one size of microbatches: whether it fits, and what it takes."""
     text, num = way.knobs_text(way.knobs), workload.batch // microbatch
     # A pipeline of as many stages is full, and in its pace, after half of these.
     short = num if in_full else min(num, FEW * num_gpus)
     head = Outcome(system.name, text, way.dp, dict(way.knobs), microbatch, num, "", short < num)
-    try:
-        program = compiled(workload, num_gpus, system.sprogram, way, microbatch, short)
-    except (ss.PlanError, ss.OrderError, ss.ScheduleError) as error:
-        return replace(head, problem=str(error))
-    need = max(memory.total_bytes for memory in program.memory.values())
-    if need > cluster.limit_bytes():
-        return replace(head, problem=f"needs {need / 2**30:.1f} GiB")
-    return _simulated(program, workload, head) if time else head
+    gc.collect()
+    with paused_collector():
+        try:
+            program = compiled(workload, num_gpus, system.sprogram, way, microbatch, short)
+        except (ss.PlanError, ss.OrderError, ss.ScheduleError) as error:
+            return replace(head, problem=str(error))
+        fullest = max(program.memory.values(), key=lambda memory: memory.total_bytes)
+        need = fullest.total_bytes
+        if need > cluster.limit_bytes():
+            problem = f"needs {need / 2**30:.1f} GiB"
+            return replace(head, problem=problem, peak_bytes=fullest.by_kind)
+        return _simulated(program, workload, head)
 
 
 def _hopeless(workload: Workload, way: Way) -> str:

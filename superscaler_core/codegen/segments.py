@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from weakref import WeakKeyDictionary
 
 import rvdcomm as rv
 from superscaler_core.materialize.materialized import Materialized
@@ -65,7 +66,22 @@ class _Builder:
 
 
 def stage_steps(made: Materialized, stage: int) -> Mapping[Device, tuple[Step, ...]]:
-    """What every device does in the forward of a stage: segments, and what communicates."""
+    """What every device does in the forward of a stage: segments, and what communicates.
+
+    All who ask are given the same segments.
+    """
+    found = _FOUND.setdefault(made, {})
+    if stage not in found:
+        found[stage] = _stage_steps(made, stage)
+    return found[stage]
+
+
+_FOUND: WeakKeyDictionary[Materialized, dict[int, Mapping[Device, tuple[Step, ...]]]] = (
+    WeakKeyDictionary()
+)
+
+
+def _stage_steps(made: Materialized, stage: int) -> Mapping[Device, tuple[Step, ...]]:
     builders: dict[Device, _Builder] = {}
     for item in made.items[stage]:
         if isinstance(item, Compute):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tqdm import tqdm
 
 import rvdcomm as rv
+from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.materialize.side import Device
@@ -33,6 +34,7 @@ ASSUMED = (
 )
 
 
+@paused_collector()
 def simulate(
     compiled: Compiled,
     profile: DeviceProfile | str,

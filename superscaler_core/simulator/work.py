@@ -78,6 +78,7 @@ class Work:
         self._made, self._times, self._wires = made, times, wires
         self._methods, self._master = methods, master_dtype
         self._stages: dict[tuple[str, int, bool], tuple[Act, ...]] = {}
+        self._computing: dict[Segment, tuple[float, float]] = {}
 
     # --- stages ---------------------------------------------------------------------------------
 
@@ -152,9 +153,9 @@ class Work:
         return found
 
     def _segment(self, device: Device, segment: Segment, kind: str) -> Act:
-        fused = self._fused(segment)
-        forward = sum(self._times.forward_secs(p) for p in segment.parts if p not in fused)
-        backward = sum(map(self._times.backward_secs, segment.parts))
+        if segment not in self._computing:
+            self._computing[segment] = self._secs(segment)
+        forward, backward = self._computing[segment]
         secs = forward if kind != "B" else backward + (forward if segment.recompute else 0.0)
         call_secs = self._times.profile.segment_secs
         if kind == "B" and not any(
@@ -163,6 +164,12 @@ class Work:
             secs = call_secs = 0.0
         name = segment.parts[0].op.module or segment.parts[0].op.kind
         return Act(name, (device,), ticks(secs + call_secs))
+
+    def _secs(self, segment: Segment) -> tuple[float, float]:
+        """What computing takes in the forward, and in the backward alone."""
+        fused = self._fused(segment)
+        forward = sum(self._times.forward_secs(p) for p in segment.parts if p not in fused)
+        return forward, sum(map(self._times.backward_secs, segment.parts))
 
     def _with_copies(
         self, act: Act, segment: Segment, kind: str, copies: Mapping[tuple[Device, Segment], Wire]

@@ -28,16 +28,19 @@ class StoredMemory:
 
     def __init__(self, made: Materialized, master_dtype: str | None = None) -> None:
         self._made, self.master_dtype = made, master_dtype
+        self._shards: dict[Device, Mapping[PTensor, int]] = {}
 
     # --- what is there all the time -------------------------------------------------------------
 
-    def shards(self, device: Device) -> dict[PTensor, int]:
+    def shards(self, device: Device) -> Mapping[PTensor, int]:
         """Bytes that are stored, on the device or on its host, by parameter."""
-        return {
-            tensor: side.shards[device].box.num_elements * self._item_bytes(tensor)
-            for tensor, side in self._made.weights.storage.items()
-            if device in side.shards
-        }
+        if device not in self._shards:
+            self._shards[device] = {
+                tensor: side.shards[device].box.num_elements * self._item_bytes(tensor)
+                for tensor, side in self._made.weights.storage.items()
+                if device in side.shards
+            }
+        return self._shards[device]
 
     def _item_bytes(self, tensor: PTensor) -> int:
         return ITEM_BYTES[self.master_dtype or tensor.dtype]

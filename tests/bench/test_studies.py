@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.studies import cluster, report, transfers, tuning
+from bench.studies import captures, cluster, report, transfers, tuning
 from bench.studies.__main__ import main
 from bench.studies.study import STUDIES
 from bench.studies.systems import DEEPSPEED, MEGATRON, System, Way, coshard, grids, zero3
@@ -73,31 +73,87 @@ def test_outcomes_are_of_programs_that_fit() -> None:
     assert fastest.samples_per_sec == max(o.samples_per_sec for o in found)
 
 
-def test_memory_is_saved_only_where_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    way = Way(1, {"tp": 1, "pp": 1})
-    need = []
-    for saving in way.savings:
+def needs(way: Way, microbatch: int) -> list[int]:
+    """Bytes that every rung of a way's first ladder needs."""
+    found = []
+    for saving in way.ladders[0]:
         chosen = replace(way, knobs={**way.knobs, **saving})
-        (memory,) = compiled(TINY, 1, PLANS["hybrid"], chosen, 1).memory.values()
-        need.append(memory.total_bytes)
-    plain, recompute, rerun = need
-    least, most = sorted((recompute, rerun))
-    assert most < plain
-    monkeypatch.setattr(cluster, "limit_bytes", lambda: most)
+        (memory,) = compiled(TINY, 1, PLANS["hybrid"], chosen, microbatch).memory.values()
+        found.append(memory.total_bytes)
+    return found
+
+
+def said(found: list[Outcome]) -> list[tuple[str, int, bool]]:
+    """Which ways were tried, with which microbatch, and whether they fit."""
+    return [(o.way, o.microbatch, not o.problem) for o in found]
+
+
+LADDER = Way(1, {"tp": 1, "pp": 1}, ladders=(({}, {"recompute": True}, {"rerun": True}),))
+
+
+def test_memory_is_saved_only_where_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, recompute, rerun = needs(LADDER, 1)
+    assert max(recompute, rerun) < plain
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
     monkeypatch.setattr(tuning, "FEW", 8)
-    found = list(outcomes(TINY, 1, system_of(way)))
-    assert [(o.way, bool(o.problem)) for o in found] == [("dp=1", True), ("dp=1 recompute", False)]
-    monkeypatch.setattr(cluster, "limit_bytes", lambda: least - 1)
-    assert [(o.way, bool(o.problem)) for o in outcomes(TINY, 1, system_of(way))] == [
-        ("dp=1 rerun", True)
-    ]
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: plain)
+    found = list(outcomes(TINY, 1, system_of(LADDER)))
+    assert said(found) == [("dp=1", 1, True)]
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: plain - 1)
+    found = list(outcomes(TINY, 1, system_of(LADDER)))
+    assert said(found)[0] == ("dp=1", 1, False)
+    assert said(found)[-1] == ("dp=1 recompute", 1, True)
+    assert found[0].lacks_memory
+    assert sum(found[0].peak_bytes.values()) == plain
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: min(recompute, rerun) - 1)
+    found = list(outcomes(TINY, 1, system_of(LADDER)))
+    assert said(found) == [("dp=1", 1, False), ("dp=1 rerun", 1, False)]
+
+
+def test_larger_microbatches_save_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = needs(LADDER, 4)[0] - 1
+    assert max(needs(LADDER, 2)[0], needs(LADDER, 4)[1]) <= limit
+    monkeypatch.setattr(tuning, "MICROBATCHES", (2, 4))
+    monkeypatch.setattr(tuning, "FEW", 8)
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: limit)
+    fitting = {o.microbatch: o.way for o in outcomes(TINY, 1, system_of(LADDER)) if not o.problem}
+    assert fitting == {2: "dp=1", 4: "dp=1 recompute"}
+
+
+def test_the_next_ladder_is_for_what_does_not_fit_on_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    way = replace(LADDER, ladders=(({},), ({"recompute": True},)))
+    monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
+    monkeypatch.setattr(tuning, "FEW", 8)
+    assert said(list(outcomes(TINY, 1, system_of(way)))) == [("dp=1", 1, True)]
+    (plain,) = needs(way, 1)
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: plain - 1)
+    found = said(list(outcomes(TINY, 1, system_of(way))))
+    assert found == [("dp=1", 1, False), ("dp=1 recompute", 1, True)]
+
+
+def test_what_cannot_be_cut_so_finely_is_tried_in_fewer_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
+    monkeypatch.setattr(tuning, "FEW", 8)
+    two, four, eight = ({"coshard": num} for num in (2, 4, 8))
+    way = Way(1, {"tp": 1, "pp": 1}, ladders=((two, four),))
+    in_two, in_four = needs(way, 1)
+    assert in_four < in_two
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: in_four)
+    found = list(outcomes(TINY, 1, system_of(replace(way, ladders=((two, four, eight),)))))
+    assert [o.knobs["coshard"] for o in found] == [2, 8, 4]
+    assert [o.lacks_memory for o in found] == [True, False, False]
+    assert "cut it into a divisor of 4" in found[1].problem
+    assert not found[2].problem
 
 
 def test_an_estimate_is_near_what_is_simulated_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
     workload = replace(TINY, batch=64)
-    way = Way(1, {"tp": 1, "pp": 2}, savings=({},))
+    way = Way(1, {"tp": 1, "pp": 2}, ladders=(({},),))
     *estimates, full = outcomes(workload, 2, system_of(way))
     assert not full.is_estimate
     assert best([*estimates, full]) == full
@@ -131,6 +187,23 @@ def test_offloading_leaves_the_gpu_less_to_hold() -> None:
         for o in (False, True)
     ]
     assert peaks[1] < peaks[0]
+
+
+def test_captures_that_are_kept_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(captures, "_folders", [])
+    captures.keep(tmp_path / "graphs")
+    given = TINY.model, tuple(TINY.sizes.items()), TINY.dtype
+    made = captures.captured.__wrapped__(*given, 3)
+    (kept,) = (tmp_path / "graphs").iterdir()
+    monkeypatch.delattr(captures, "_capture")
+    again = captures.captured.__wrapped__(*given, 3)
+    assert again is not made
+    assert [str(op.annotation) for op in again.ops] == [str(op.annotation) for op in made.ops]
+    assert [op.name for op in again.ops] == [op.name for op in made.ops]
+    assert [t.shape for t in again.inputs] == [t.shape for t in made.inputs]
+    assert kept.suffix == ".pickle"
 
 
 # --- reports ------------------------------------------------------------------------------------
