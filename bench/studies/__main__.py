@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,13 @@ examples:
   python -m bench.studies all --processes 2       # an hour or two
 """
 
-SINGLE = {"memory": one_gpu.run, "breakdown": breakdown.run, "transfers": transfers.run}
-"""Studies that are no tuning of systems over GPU counts."""
+SINGLE: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "memory": one_gpu.run,
+    "breakdown": lambda out, num_processes: breakdown.run(out),
+    "transfers": transfers.run,
+}
+"""Studies that are no tuning of systems over GPU counts: from the folder of results and how many
+processes there may be."""
 
 
 def main(words: list[str]) -> int:
@@ -44,7 +50,7 @@ def main(words: list[str]) -> int:
     for name in names:
         result: dict[str, Any] = environment(shlex.join(["python", "-m", "bench.studies", *words]))
         if name in SINGLE:
-            result |= SINGLE[name](args.out)
+            result |= SINGLE[name](args.out, args.processes)
         else:
             result |= tuned(name, args.gpus, args.processes)
             _show(name, result, args.out)

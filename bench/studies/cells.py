@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from bench.run import environment
 from bench.studies import captures, cluster
+from bench.studies.processes import side_by_side
 from bench.studies.study import STUDIES, Study
 from bench.studies.tuning import outcomes
 
@@ -28,12 +25,7 @@ def tuned(name: str, gpus: Iterable[int], num_processes: int) -> dict[str, Any]:
     """All outcomes of a study."""
     study = STUDIES[name]
     cells = list(_cells(name, study, gpus))
-    context = multiprocessing.get_context("spawn")
-    # A pool of another kind would wait for ever for one that the system kills for its memory.
-    with ProcessPoolExecutor(num_processes, context, max_tasks_per_child=1) as pool:
-        # The largest first, so that none is left alone at the end.
-        found = pool.map(_outcomes, cells[::-1])
-        rows = list(tqdm(found, total=len(cells), desc=name, disable=None))[::-1]
+    rows = side_by_side(_outcomes, cells, num_processes, name)
     return {
         "study": study.title,
         "claim": study.claim,

@@ -9,6 +9,7 @@ from typing import Any
 
 import superscaler_core as ss
 from bench.studies import cluster, report
+from bench.studies.processes import side_by_side
 from bench.studies.systems import Way, zero3
 from bench.studies.tuning import Workload, compiled
 from superscaler_core.plans import PLANS
@@ -73,19 +74,9 @@ def longest(method: Method) -> int:
     return least * GRAIN
 
 
-def run(out: Path) -> dict[str, Any]:
+def run(out: Path, num_processes: int) -> dict[str, Any]:
     """The table, the picture, and the JSON of both."""
-    rows = [
-        {
-            "method": method.name,
-            "longest": longest(method),
-            "gib": {str(s): peak_bytes(method, s) / 2**30 for s in SEQUENCES},
-            "secs": {
-                str(s): ss.simulate(program(method, s), cluster.profile()).secs for s in SEQUENCES
-            },
-        }
-        for method in METHODS
-    ]
+    rows = side_by_side(_row, [method.name for method in METHODS], num_processes, "memory")
     _show(rows)
     _plot(rows, out / "study_memory.png")
     return {
@@ -100,6 +91,19 @@ def run(out: Path) -> dict[str, Any]:
             "whole it keeps what enters a block, and computes attention three times.",
         ],
         "rows": rows,
+    }
+
+
+def _row(name: str) -> dict[str, Any]:
+    """All of one method."""
+    (method,) = (method for method in METHODS if method.name == name)
+    return {
+        "method": method.name,
+        "longest": longest(method),
+        "gib": {str(s): peak_bytes(method, s) / 2**30 for s in SEQUENCES},
+        "secs": {
+            str(s): ss.simulate(program(method, s), cluster.profile()).secs for s in SEQUENCES
+        },
     }
 
 

@@ -11,6 +11,7 @@ import rvdcomm as rv
 import superscaler_core as ss
 from bench.cases import make_cases
 from bench.studies import cluster, report
+from bench.studies.processes import side_by_side
 from bench.studies.study import STUDIES
 from bench.studies.systems import Way
 from bench.studies.tuning import compiled
@@ -26,11 +27,14 @@ GROUPS = {"n->n": (4, 4), "n->2n": (4, 8), "2n->n": (8, 4)}
 """GPUs of both groups, each on a host of its own; in a group of the second host too."""
 
 
-def run(out: Path) -> dict[str, Any]:
+def run(out: Path, num_processes: int) -> dict[str, Any]:
     """Both tables, and the JSON of them; reads the tuned ways of the other studies."""
     transitions = list(cases())
     _show_cases(transitions)
-    rows = [row for name in STUDIES for row in _study(out, name)]
+    # Those on most GPUs last.
+    tuned = sorted((row for name in STUDIES for row in _tuned(out, name)), key=lambda r: r["gpus"])
+    found = side_by_side(_simulated, tuned, num_processes, "transfers")
+    rows = sorted(found, key=lambda row: [*STUDIES].index(row["study"]))
     _show_studies(rows)
     return {
         "study": "RVD on and off",
@@ -88,27 +92,32 @@ def worst_text(found: list[dict[str, Any]]) -> str:
 # --- the studies --------------------------------------------------------------------------------
 
 
-def _study(out: Path, name: str) -> Iterator[dict[str, Any]]:
-    """The best way of every system of a study, by all modes."""
+def _tuned(out: Path, name: str) -> Iterator[dict[str, Any]]:
+    """The best way of every system of a study, as its result has it."""
     path = out / f"study_{name}.json"
     if not path.exists():
         print(f"{path} is missing: run `python -m bench.studies {name}` first; left out here.")
         return
-    study = STUDIES[name]
     for row in json.loads(path.read_text())["rows"]:
-        workload = study.workloads[row["gpus"]][row["model"]]
-        for system in study.systems:
-            found = report.best_of(row["systems"].get(system.name, ()))
-            if found is None:
-                continue
-            way = Way(found["dp"], found["knobs"])
-            program = compiled(workload, row["gpus"], system.sprogram, way, found["microbatch"])
-            secs = [
-                ss.simulate(program, cluster.profile(), intra=intra, inter=inter).secs
-                for intra, inter in MODES
-            ]
-            head = {"study": name, "gpus": row["gpus"], "model": row["model"]}
-            yield {**head, "system": system.name, "way": found["way"], "secs": secs}
+        for system in STUDIES[name].systems:
+            best = report.best_of(row["systems"].get(system.name, ()))
+            if best is not None:
+                yield {"study": name, "gpus": row["gpus"], "model": row["model"], "best": best}
+
+
+def _simulated(tuned: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of a step by all modes."""
+    head = {key: tuned[key] for key in ("study", "gpus", "model")}
+    study, best = STUDIES[head["study"]], tuned["best"]
+    (system,) = (s for s in study.systems if s.name == best["system"])
+    workload = study.workloads[head["gpus"]][head["model"]]
+    way = Way(best["dp"], best["knobs"])
+    program = compiled(workload, head["gpus"], system.sprogram, way, best["microbatch"])
+    secs = [
+        ss.simulate(program, cluster.profile(), intra=intra, inter=inter).secs
+        for intra, inter in MODES
+    ]
+    return {**head, "system": system.name, "way": best["way"], "secs": secs}
 
 
 def _show_studies(rows: list[dict[str, Any]]) -> None:
