@@ -164,6 +164,8 @@ ALPHAFOLD2 = Study(
         "AlphaFold2's own widths on 4 GPUs, wider ones on more, are ours.",
         f"Batch of 128 samples, each of {RECYCLE} turns without gradient and one with.",
         "All systems run the turns; the baselines one after another on all devices.",
+        "Devices that read the same weights share master weights and states (ZeRO 1): those of a "
+        "stage under 3F1B, all under DAP.",
     ),
 )  # fmt: skip
 

@@ -199,28 +199,26 @@ RECYCLE = 2
 """Turns without gradient in front of the one that is trained: 3F1B."""
 
 
-def dap(
-    plan: ss.Plan, *, microbatches: int, dp: int = 1, recompute: bool = False, zero: bool = False
-) -> None:
+def dap(plan: ss.Plan, *, microbatches: int, zero3: bool = False, **knobs: Any) -> None:
     """DAP with data parallel, microbatches one after another with all their turns."""
-    PLANS["dap"](plan, dp=dp, recompute=recompute)
+    PLANS["dap"](plan, **knobs)
     plan.op_order(nf1b(1, microbatches, RECYCLE))
-    if zero:
+    if zero3:
         shard_storage(plan)
         plan.gather_weights(*block_groups(plan.graph))
 
 
 def dap_ways(num_gpus: int) -> Iterator[Way]:
-    """Splits of the devices between axial and data parallel."""
+    """Splits of the devices between axial and data parallel; all share states (ZeRO 1)."""
     for axial in _powers(min(num_gpus, MAX_TP)):
         dp = num_gpus // axial
-        yield Way(dp, {"dp": dp}, 1, ladders=(AXIAL_SAVINGS,))
+        yield Way(dp, {"dp": dp, "zero1": True}, 1, num_gpus, ladders=(AXIAL_SAVINGS,))
 
 
 def dap_zero3_ways(num_gpus: int) -> Iterator[Way]:
     """The same with ZeRO 3."""
     for way in dap_ways(num_gpus):
-        yield replace(way, knobs={**way.knobs, "zero": True}, splits=num_gpus)
+        yield replace(way, knobs={"dp": way.dp, "zero3": True}, splits=num_gpus)
 
 
 DAP = System("DAP+DP", dap, dap_ways)
@@ -228,13 +226,13 @@ DAP_ZERO3 = System("DeepSpeed ZeRO-3", dap, dap_zero3_ways)
 
 
 def nf1b_ways(num_gpus: int) -> Iterator[Way]:
-    """Pipelines with turns, the rest of the devices axial or data parallel."""
+    """Pipelines with turns; a stage's devices are axial or data parallel, and share states."""
     for pp in _powers(num_gpus):
         left = num_gpus // pp
         for dp in _powers(left):
             if left // dp <= MAX_TP:
-                knobs = {"pp": pp, "dp": dp, "recycle": RECYCLE}
-                yield Way(dp, knobs, pp, ladders=(AXIAL_SAVINGS,))
+                knobs = {"pp": pp, "dp": dp, "recycle": RECYCLE, "zero1": left > 1}
+                yield Way(dp, knobs, pp, num_gpus, ladders=(AXIAL_SAVINGS,))
 
 
 NF1B = System("3F1B", PLANS["nf1b"], nf1b_ways)

@@ -13,6 +13,7 @@ from superscaler_core.op_trans import replicate, split
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plans.blocks import BLOCK, blocks_of, stages_of_blocks
 from superscaler_core.plans.follow import followed
+from superscaler_core.plans.storage import shard_storage
 
 EVOFORMER = (
     "*.msa_row:1, *.msa_col:2, *.msa_transition:2, *.outer:2>1, *.tri_out:1, *.tri_in:2, "
@@ -126,6 +127,7 @@ def axial_stages(
     dp: int,
     *,
     modules: str = EVOFORMER,
+    zero1: bool = False,
     recompute: bool = False,
     block: str = BLOCK,
     sizes: str = "",
@@ -138,7 +140,7 @@ def axial_stages(
         dp: groups of a stage's devices among which the batch is cut; those of a group share rows
             and columns.
         modules: as of ``axial_loops``.
-        recompute: as of ``dap``.
+        zero1, recompute: as of ``dap``.
         block, sizes: as of ``blocks.stages_of_blocks``.
 
     Raises:
@@ -155,5 +157,7 @@ def axial_stages(
         first = stage.index * per_stage
         devices = plan.devices[first : first + per_stage]
         spread_axially(plan, stage.ops, devices, per_stage // dp, modules)
+    if zero1:
+        shard_storage(plan)
     if recompute:
         plan.rerun(*blocks_of(plan.graph, block))

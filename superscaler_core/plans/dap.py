@@ -6,6 +6,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Plan
 from superscaler_core.plans.axial import EVOFORMER, spread_axially
 from superscaler_core.plans.blocks import BLOCK, blocks_of
+from superscaler_core.plans.storage import shard_storage
 
 
 def dap(
@@ -13,6 +14,7 @@ def dap(
     *,
     dp: int = 1,
     modules: str = EVOFORMER,
+    zero1: bool = False,
     recompute: bool = False,
     block: str = BLOCK,
 ) -> None:
@@ -27,6 +29,7 @@ def dap(
         plan: to fill.
         dp: groups of devices among which the batch is cut.
         modules: what is cut how, as of ``axial.axial_loops``.
+        zero1: cut master weights and states among the devices that read the same, which are all.
         recompute: keep of every block only what enters it, and run it again in the backward, its
             communication too.
         block: pattern of the blocks' module paths.
@@ -41,5 +44,7 @@ def dap(
     if dp < 1 or num % dp:
         raise PlanError(f"dap in dp={dp} groups of {num} devices: dp has to divide {num}.")
     spread_axially(plan, plan.graph.ops, plan.devices, num // dp, modules)
+    if zero1:
+        shard_storage(plan)
     if recompute:
         plan.rerun(*blocks_of(plan.graph, block))

@@ -15,6 +15,7 @@ def dap_pipeline(
     dp: int = 1,
     microbatches: int = 8,
     modules: str = EVOFORMER,
+    zero1: bool = False,
     recompute: bool = False,
     block: str = BLOCK,
     sizes: str = "",
@@ -30,11 +31,13 @@ def dap_pipeline(
         pp: stages.
         dp: groups of a stage's devices among which the batch is cut.
         microbatches: of a step, each as large as what was captured.
-        modules, recompute: as of ``dap``.
+        modules, zero1, recompute: as of ``dap``.
         block, sizes: as of ``blocks.stages_of_blocks``.
 
     Raises:
         PlanError: ``pp * dp`` does not divide the devices, or as of ``dap``.
     """
-    axial_stages(plan, pp, dp, modules=modules, recompute=recompute, block=block, sizes=sizes)
+    axial_stages(
+        plan, pp, dp, modules=modules, zero1=zero1, recompute=recompute, block=block, sizes=sizes
+    )
     plan.op_order(one_f_one_b(pp, microbatches))

@@ -18,6 +18,7 @@ def nf1b(
     dp: int = 1,
     microbatches: int = 8,
     modules: str = EVOFORMER,
+    zero1: bool = False,
     recompute: bool = False,
     block: str = BLOCK,
     sizes: str = "",
@@ -34,7 +35,7 @@ def nf1b(
         pp: stages; as many as devices if 0.
         dp: groups of a stage's devices among which the batch is cut; in a group ``dap`` cuts.
         microbatches: of a step, each as large as what was captured; as many as stages at least.
-        modules, recompute: as of ``dap``.
+        modules, zero1, recompute: as of ``dap``.
         block, sizes: as of ``blocks.stages_of_blocks``.
 
     Raises:
@@ -44,7 +45,10 @@ def nf1b(
     Source: SuperScaler, 3F1B for AlphaFold2.
     """
     stages = pp or len(plan.devices)
-    axial_stages(plan, stages, dp, modules=modules, recompute=recompute, block=block, sizes=sizes)
+    axial_stages(
+        plan, stages, dp, modules=modules, zero1=zero1, recompute=recompute, block=block,
+        sizes=sizes,
+    )  # fmt: skip
     try:
         plan.op_order(order(stages, microbatches, recycle))
     except ScheduleError as error:

@@ -87,6 +87,7 @@ CASES = [
     Case("spatial", 8, {"columns": 2}, model="wide_resnet", batch=2),
     Case("dap", 3, model="evoformer", optimizer="adamw"),
     Case("dap", 4, {"dp": 2, "recompute": True}, model="evoformer"),
+    Case("dap", 4, {"dp": 2, "zero1": True}, model="evoformer", optimizer="adamw"),
     Case("dap_pipeline", 4, {"microbatches": 3}, model="evoformer"),
     Case("branch_parallel", 2, model="evoformer"),
     Case("branch_parallel", 4, model="evoformer", sizes={"outer_last": True}),
@@ -94,6 +95,7 @@ CASES = [
     Case("nf1b", 2, {"microbatches": 3, "recompute": True}, model="evoformer", optimizer="adamw"),
     Case("nf1b", 4, {"microbatches": 4, "pp": 2, "recycle": 1}, model="evoformer"),
     Case("nf1b", 4, {"microbatches": 3, "pp": 2, "dp": 2}, model="evoformer"),
+    Case("nf1b", 4, {"microbatches": 2, "pp": 2, "zero1": True}, model="evoformer"),
 ]  # fmt: skip
 
 
