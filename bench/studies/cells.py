@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.run import environment
-from bench.studies import captures, cluster
+from bench.studies import cluster
 from bench.studies.processes import side_by_side
 from bench.studies.study import STUDIES, Study
 from bench.studies.tuning import outcomes
+from bench.studies.workload import keep_graphs
 
 SCRATCH = Path("bench/results/scratch/studies")
 """What was tuned so far, so that a study that is stopped goes on where it was."""
@@ -59,7 +60,7 @@ def _outcomes(cell: Cell) -> list[dict[str, Any]]:
     path = SCRATCH / f"{name}-{count}-{label}-{system.name}.json".replace(" ", "_")
     commit = environment("")["commit"]
     if "dirty" not in commit:
-        captures.keep(SCRATCH / "graphs" / commit)
+        keep_graphs(SCRATCH / "graphs" / commit)
         kept = json.loads(path.read_text()) if path.exists() else {}
         if kept.get("commit") == commit:
             return list(kept["outcomes"])

@@ -11,7 +11,7 @@ import superscaler_core as ss
 from bench.studies import cluster, report
 from bench.studies.processes import side_by_side
 from bench.studies.systems import Way, zero3
-from bench.studies.tuning import Workload, compiled
+from bench.studies.workload import Workload, compiled
 from superscaler_core.plans import PLANS
 
 SEQUENCES = (2048, 4096, 8192, 12288, 16384, 24576)

@@ -20,7 +20,7 @@ from bench.studies.systems import (
     System,
     coshard,
 )
-from bench.studies.tuning import Workload
+from bench.studies.workload import Workload
 
 
 @dataclass(frozen=True)

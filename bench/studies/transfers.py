@@ -14,7 +14,7 @@ from bench.studies import cluster, report
 from bench.studies.processes import side_by_side
 from bench.studies.study import STUDIES
 from bench.studies.systems import Way
-from bench.studies.tuning import compiled
+from bench.studies.workload import compiled
 from superscaler_core.materialize.transfer import Transfer
 from superscaler_core.simulator.wire import TICKS_PER_SEC, Wires
 

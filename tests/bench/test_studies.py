@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from bench.studies import captures, cluster, report, transfers, tuning
+from bench.studies import cluster, report, transfers, tuning
 from bench.studies.__main__ import main
+from bench.studies.outcome import Outcome
 from bench.studies.study import STUDIES
 from bench.studies.systems import DEEPSPEED, MEGATRON, System, Way, coshard, grids, zero3
-from bench.studies.tuning import Outcome, Workload, best, compiled, outcomes
+from bench.studies.tuning import best, outcomes
+from bench.studies.workload import Workload, _captured, captured, compiled, keep_graphs
 from superscaler_core.plans import PLANS
 
 TINY = Workload(
@@ -36,7 +38,7 @@ def test_tensor_parallel_leaves_a_host_as_a_last_resort(num_gpus: int) -> None:
 
 def test_a_last_resort_is_tried_only_if_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
-    monkeypatch.setattr(tuning, "FEW", 8)
+    monkeypatch.setattr("bench.studies.outcome.FEW", 8)
     last = Way(1, {"tp": 1, "pp": 1}, is_last_resort=True)
     fits, huge = Way(1, {"tp": 1, "pp": 1}), Way(1, {"tp": 3, "pp": 1})
     assert len(list(outcomes(TINY, 1, system_of(last, fits)))) == 1
@@ -95,7 +97,7 @@ def test_memory_is_saved_only_where_nothing_fits_without(monkeypatch: pytest.Mon
     plain, recompute, rerun = needs(LADDER, 1)
     assert max(recompute, rerun) < plain
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
-    monkeypatch.setattr(tuning, "FEW", 8)
+    monkeypatch.setattr("bench.studies.outcome.FEW", 8)
     monkeypatch.setattr(cluster, "limit_bytes", lambda: plain)
     found = list(outcomes(TINY, 1, system_of(LADDER)))
     assert said(found) == [("dp=1", 1, True)]
@@ -114,7 +116,7 @@ def test_larger_microbatches_save_more_memory(monkeypatch: pytest.MonkeyPatch) -
     limit = needs(LADDER, 4)[0] - 1
     assert max(needs(LADDER, 2)[0], needs(LADDER, 4)[1]) <= limit
     monkeypatch.setattr(tuning, "MICROBATCHES", (2, 4))
-    monkeypatch.setattr(tuning, "FEW", 8)
+    monkeypatch.setattr("bench.studies.outcome.FEW", 8)
     monkeypatch.setattr(cluster, "limit_bytes", lambda: limit)
     fitting = {o.microbatch: o.way for o in outcomes(TINY, 1, system_of(LADDER)) if not o.problem}
     assert fitting == {2: "dp=1", 4: "dp=1 recompute"}
@@ -125,7 +127,7 @@ def test_the_next_ladder_is_for_what_does_not_fit_on_the_first(
 ) -> None:
     way = replace(LADDER, ladders=(({},), ({"recompute": True},)))
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
-    monkeypatch.setattr(tuning, "FEW", 8)
+    monkeypatch.setattr("bench.studies.outcome.FEW", 8)
     assert said(list(outcomes(TINY, 1, system_of(way)))) == [("dp=1", 1, True)]
     (plain,) = needs(way, 1)
     monkeypatch.setattr(cluster, "limit_bytes", lambda: plain - 1)
@@ -137,7 +139,7 @@ def test_what_cannot_be_cut_so_finely_is_tried_in_fewer_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
-    monkeypatch.setattr(tuning, "FEW", 8)
+    monkeypatch.setattr("bench.studies.outcome.FEW", 8)
     two, four, eight = ({"coshard": num} for num in (2, 4, 8))
     way = Way(1, {"tp": 1, "pp": 1}, ladders=((two, four),))
     in_two, in_four = needs(way, 1)
@@ -189,21 +191,24 @@ def test_offloading_leaves_the_gpu_less_to_hold() -> None:
     assert peaks[1] < peaks[0]
 
 
-def test_captures_that_are_kept_are_read_again(
+def test_graphs_that_are_kept_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captures, "_folders", [])
-    captures.keep(tmp_path / "graphs")
-    given = TINY.model, tuple(TINY.sizes.items()), TINY.dtype
-    made = captures.captured.__wrapped__(*given, 3)
+    monkeypatch.setattr("bench.studies.workload._folders", [])
+    keep_graphs(tmp_path / "graphs")
+    made = captured(replace(TINY, dtype="float32"), 3)
     (kept,) = (tmp_path / "graphs").iterdir()
-    monkeypatch.delattr(captures, "_capture")
-    again = captures.captured.__wrapped__(*given, 3)
-    assert again is not made
-    assert [str(op.annotation) for op in again.ops] == [str(op.annotation) for op in made.ops]
-    assert [op.name for op in again.ops] == [op.name for op in made.ops]
-    assert [t.shape for t in again.inputs] == [t.shape for t in made.inputs]
     assert kept.suffix == ".pickle"
+    # What was made in this process is given again without looking there.
+    assert captured(replace(TINY, dtype="float32"), 3) is made
+    forgotten: Any = _captured
+    forgotten.cache_clear()
+    monkeypatch.delattr("bench.studies.workload._capture")
+    again = captured(replace(TINY, dtype="float32"), 3)
+    assert again is not made
+    assert [op.name for op in again.ops] == [op.name for op in made.ops]
+    assert [str(op.annotation) for op in again.ops] == [str(op.annotation) for op in made.ops]
+    assert [t.shape for t in again.inputs] == [t.shape for t in made.inputs]
 
 
 # --- reports ------------------------------------------------------------------------------------

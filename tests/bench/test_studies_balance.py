@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from bench.studies.balance import partition, sizes
-from bench.studies.tuning import Workload, captured
+from bench.studies.workload import Workload, captured
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bench.studies import pages, report
+from bench.studies.outcome import Outcome
 from bench.studies.study import STUDIES
 from bench.studies.transfers import SIZES
-from bench.studies.tuning import Outcome
 
 DOCS = Path(__file__).parents[2] / "docs/studies"
 HEAD = {"command": "python -m bench.studies x", "date": "2026-01-02 03:04 UTC", "commit": "abc123"}
