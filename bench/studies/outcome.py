@@ -10,7 +10,7 @@ from typing import Any
 import superscaler_core as ss
 from bench.studies import cluster
 from bench.studies.systems import System, Way
-from bench.studies.workload import Workload, compiled, num_parameters
+from bench.studies.workload import Workload, compiled, kept_bytes, num_parameters
 from superscaler_core.collector import paused_collector
 from superscaler_core.simulator import Simulated, simulate
 from superscaler_core.simulator.wire import TICKS_PER_SEC
@@ -75,6 +75,10 @@ def outcome_of(
     # A pipeline of as many stages is full, and in its pace, after half of these.
     short = num if in_full else min(num, FEW * num_gpus)
     head = Outcome(system.name, text, way.dp, dict(way.knobs), microbatch, num, "", short < num)
+    least = _least_bytes(workload, way, num_gpus, microbatch)
+    if least > cluster.limit_bytes():
+        problem = f"needs at least {least / 2**30:.1f} GiB"
+        return replace(head, problem=problem, peak_bytes={"activations": least})
     gc.collect()
     with paused_collector():
         try:
@@ -91,14 +95,31 @@ def outcome_of(
 
 def hopeless(workload: Workload, way: Way) -> str:
     """Whether weights, gradients and states alone are too much, which needs no plan to see."""
-    params = num_parameters(workload)
+    each = _stored_bytes(workload, way)
+    if each > cluster.limit_bytes():
+        return f"weights and states alone need {each / 2**30:.1f} GiB"
+    return ""
+
+
+def _stored_bytes(workload: Workload, way: Way) -> int:
+    """Weights, gradients and states on a device."""
+    if way.on_host:
+        return 0
     is_half = workload.dtype == "float16"
     # A weight and its gradient in float32; Adam's two states, with a master weight of a half.
     here, stored = (6, 12) if is_half else (8, 8)
-    each = params * (here / way.splits + stored / (way.state_splits or way.splits))
-    if not way.on_host and each > cluster.limit_bytes():
-        return f"weights and states alone need {each / 2**30:.1f} GiB"
-    return ""
+    each = here / way.splits + stored / (way.state_splits or way.splits)
+    return int(num_parameters(workload) * each)
+
+
+def _least_bytes(workload: Workload, way: Way, num_gpus: int, microbatch: int) -> int:
+    """A bound from below on the memory of the fullest device, which needs no plan either.
+
+    When a microbatch has ended its forward, all that its backward needs is on some device.
+    """
+    if any(way.knobs.get(name) for name in ("recompute", "rerun", "coshard")):
+        return 0
+    return _stored_bytes(workload, way) + kept_bytes(workload, microbatch) // num_gpus
 
 
 def _simulated(program: ss.Compiled, workload: Workload, head: Outcome) -> Outcome:

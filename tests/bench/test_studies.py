@@ -12,7 +12,7 @@ import pytest
 
 from bench.studies import cluster, report, transfers, tuning
 from bench.studies.__main__ import main
-from bench.studies.outcome import Outcome
+from bench.studies.outcome import Outcome, _least_bytes, outcome_of
 from bench.studies.study import STUDIES
 from bench.studies.systems import DEEPSPEED, MEGATRON, System, Way, coshard, grids, zero3
 from bench.studies.tuning import best, outcomes
@@ -181,6 +181,33 @@ def test_every_way_of_a_system_runs_or_says_why_not(
     assert any(not o.problem for o in found)
     for outcome in found:
         assert bool(outcome.problem) != bool(outcome.samples_per_sec)
+
+
+@pytest.mark.parametrize("system", [MEGATRON, DEEPSPEED], ids=lambda s: s.name)
+@pytest.mark.parametrize("num_gpus", [1, 2, 4])
+def test_the_bound_on_memory_is_below_what_any_way_needs(system: System, num_gpus: int) -> None:
+    for way in system.ways(num_gpus):
+        if way.knobs.get("pp", 1) > TINY.sizes["layers"] or way.dp > 4:
+            continue
+        least = _least_bytes(TINY, way, num_gpus, 2 * way.dp)
+        program = compiled(TINY, num_gpus, system.sprogram, way, 2 * way.dp, 4)
+        assert 0 < least <= max(memory.total_bytes for memory in program.memory.values())
+        if num_gpus == 1 and system is MEGATRON:
+            # Nothing is missing but what comes and goes, and constants.
+            (memory,) = program.memory.values()
+            assert least >= 0.75 * memory.total_bytes
+
+
+def test_what_keeps_too_much_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("bench.studies.outcome.compiled")
+    way = Way(1, {"tp": 1, "pp": 1})
+    limit = _least_bytes(TINY, way, 1, 1) - 1
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: limit)
+    found = outcome_of(TINY, 1, system_of(way), way, 1)
+    assert found.lacks_memory
+    assert found.problem.startswith("needs at least")
+    # Of what is computed again there is no such bound.
+    assert not _least_bytes(TINY, replace(way, knobs={"recompute": True}), 1, 1)
 
 
 def test_offloading_leaves_the_gpu_less_to_hold() -> None:
