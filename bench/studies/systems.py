@@ -41,7 +41,7 @@ class Way:
         splits: into how many parts weights and gradients are cut: for a quick look at memory.
         state_splits: into how many master weights and states are; as ``splits`` if 0.
         on_host: whether weights and states are in host memory.
-        ladders: of further knobs; the next is tried where nothing fits with the one before.
+        ladders: of further knobs; the next is for what does not fit with the one before.
         is_last_resort: whether it is tried only if no other way fits.
     """
 

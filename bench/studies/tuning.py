@@ -42,32 +42,37 @@ def _estimates(workload: Workload, num_gpus: int, system: System) -> Iterator[Ou
                 system.name, way.knobs_text(way.knobs), way.dp, way.knobs, problem=problem
             )
             continue
-        for ladder in way.ladders:
-            found = list(_staircase(workload, num_gpus, system, way, ladder))
-            yield from found
-            if not all(outcome.problem for outcome in found):
-                any_fits = True
-                break
+        found = list(_staircase(workload, num_gpus, system, way))
+        yield from found
+        any_fits = any_fits or any(not outcome.problem for outcome in found)
 
 
-def _staircase(
-    workload: Workload, num_gpus: int, system: System, way: Way, ladder: Ladder
-) -> Iterator[Outcome]:
-    """Microbatches of growing size, each with the first rung of a ladder that fits.
+def _staircase(workload: Workload, num_gpus: int, system: System, way: Way) -> Iterator[Outcome]:
+    """Microbatches of growing size, each with the first ladder's first rung that fits.
 
-    Larger microbatches fit on higher rungs, or the same, so lower ones are not tried again. Who
-    stays on a rung and gets no faster goes no further.
+    Larger microbatches fit on higher rungs and later ladders, or the same, so what is below is not
+    tried again. Who stays where it was and gets no faster goes no further.
     """
-    before, rung = 0.0, 0
+    place, rung, before = 0, 0, 0.0
     for samples in MICROBATCHES:
         microbatch = samples * way.dp
         if workload.batch % microbatch:
             return
-        tried, fitting = _climb(workload, num_gpus, system, way, ladder[rung:], microbatch)
-        yield from tried
-        if fitting is None or (not fitting and tried[-1].samples_per_sec <= before):
+        start = place, rung
+        fitting = None
+        while fitting is None:
+            rungs = way.ladders[place][rung:]
+            tried, fitting = _climb(workload, num_gpus, system, way, rungs, microbatch)
+            yield from tried
+            if fitting is None:
+                place, rung = place + 1, 0
+            if place == len(way.ladders):
+                return
+        rung += fitting
+        speed = tried[-1].samples_per_sec
+        if (place, rung) == start and speed <= before:
             return
-        before, rung = tried[-1].samples_per_sec, rung + fitting
+        before = speed
 
 
 def _climb(

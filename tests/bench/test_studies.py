@@ -125,14 +125,17 @@ def test_larger_microbatches_save_more_memory(monkeypatch: pytest.MonkeyPatch) -
 def test_the_next_ladder_is_for_what_does_not_fit_on_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    way = replace(LADDER, ladders=(({},), ({"recompute": True},)))
+    way = replace(LADDER, ladders=(({},), ({"recompute": True}, {"rerun": True})))
     monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
     monkeypatch.setattr("bench.studies.outcome.FEW", 8)
     assert said(list(outcomes(TINY, 1, system_of(way)))) == [("dp=1", 1, True)]
-    (plain,) = needs(way, 1)
-    monkeypatch.setattr(cluster, "limit_bytes", lambda: plain - 1)
-    found = said(list(outcomes(TINY, 1, system_of(way))))
-    assert found == [("dp=1", 1, False), ("dp=1 recompute", 1, True)]
+    limit = needs(way, 4)[0] - 1
+    assert needs(way, 2)[0] <= limit
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: limit)
+    monkeypatch.setattr(tuning, "MICROBATCHES", (2, 4))
+    assert said(list(outcomes(TINY, 1, system_of(way)))) == [
+        ("dp=1", 2, True), ("dp=1", 4, False), ("dp=1 recompute", 4, True),
+    ]  # fmt: skip
 
 
 def test_what_cannot_be_cut_so_finely_is_tried_in_fewer_parts(
