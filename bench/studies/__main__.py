@@ -31,7 +31,7 @@ tuned over its own knobs; the best way that fits in memory counts. Nothing here 
 EPILOG = """\
 examples:
   python -m bench.studies swin --gpus 4           # minutes
-  python -m bench.studies all --processes 2       # an hour or two
+  python -m bench.studies all --processes 2       # some two hours
 """
 
 SINGLE: dict[str, Callable[[Path, int], dict[str, Any]]] = {
