@@ -59,7 +59,8 @@ def _outcomes(cell: Cell) -> list[dict[str, Any]]:
     system = study.systems[number]
     path = SCRATCH / f"{name}-{count}-{label}-{system.name}.json".replace(" ", "_")
     commit = environment("")["commit"]
-    if "dirty" not in commit:
+    # Without a commit nothing says that what was kept is of this code.
+    if "dirty" not in commit and commit != "unknown":
         keep_graphs(SCRATCH / "graphs" / commit)
         kept = json.loads(path.read_text()) if path.exists() else {}
         if kept.get("commit") == commit:

@@ -32,7 +32,8 @@ class Outcome:
             of these; so all ways are ranked, and the best is simulated in full.
         secs: of a step.
         samples_per_sec: of training.
-        peak_bytes: of the fullest device, by kind; of what does not fit too.
+        peak_bytes: of the fullest device, by kind; of what does not fit too. What was not planned
+            has one number, a bound from below on all kinds together.
         shares: of the step that devices compute, communicate (exposed) and wait, mean of devices.
         levels: communication by level: bytes sent, and seconds a device.
     """
@@ -78,7 +79,7 @@ def outcome_of(
     least = _least_bytes(workload, way, num_gpus, microbatch)
     if least > cluster.limit_bytes():
         problem = f"needs at least {least / 2**30:.1f} GiB"
-        return replace(head, problem=problem, peak_bytes={"activations": least})
+        return replace(head, problem=problem, peak_bytes={"at least": least})
     gc.collect()
     with paused_collector():
         try:
