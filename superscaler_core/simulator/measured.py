@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import time
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -115,9 +115,9 @@ def _op_secs(part: Part, constants: Mapping[str, Any], secs: float) -> tuple[flo
     for i in _while(secs):
         kept = []
         for inputs in sets:
-            start = time.perf_counter()
+            start = perf_counter()
             result = call(0, *inputs)
-            times[0].append(time.perf_counter() - start)
+            times[0].append(perf_counter() - start)
             outputs = result if len(part.outputs) > 1 else [result]
             roots = [x for x in outputs if x.requires_grad]
             kept.append((roots, [x for x in inputs if x.requires_grad]))
@@ -125,9 +125,9 @@ def _op_secs(part: Part, constants: Mapping[str, Any], secs: float) -> tuple[flo
         while kept:
             roots, wanted = kept.pop()
             if roots:
-                start = time.perf_counter()
+                start = perf_counter()
                 found = torch.autograd.grad(roots, wanted, grads, allow_unused=True)
-                times[1].append(time.perf_counter() - start)
+                times[1].append(perf_counter() - start)
                 del found
         if i == 0:
             # What is done once, such as choosing a kernel, is in the first calls.
@@ -203,16 +203,16 @@ def _timed(work: Callable[[], object], secs: float) -> float:
     work()
     times = []
     for _ in _while(secs):
-        start = time.perf_counter()
+        start = perf_counter()
         work()
-        times.append(time.perf_counter() - start)
+        times.append(perf_counter() - start)
     return median(times)
 
 
 def _while(secs: float) -> Iterable[int]:
     """Count samples until enough time has passed, at least ``MIN_SAMPLES``."""
-    end = time.perf_counter() + secs
+    end = perf_counter() + secs
     for i in range(MAX_SAMPLES):
-        if i >= MIN_SAMPLES and time.perf_counter() > end:
+        if i >= MIN_SAMPLES and perf_counter() > end:
             return
         yield i

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from torch.utils.flop_counter import FlopCounterMode
 
 import superscaler_core as ss
 from superscaler_core.simulator import PROFILES, DeviceProfile
@@ -157,9 +159,32 @@ def test_a_measured_profile_knows_every_op_of_its_programs() -> None:
     assert times.backward_secs(linear) == profile.op_secs[signature(linear)][1] > 0
 
 
-def test_a_larger_op_is_measured_to_take_longer() -> None:
-    programs = [ss.compile(on_one(ss.Plan(chain(1, 64, w), [0]))) for w in (16, 512)]
+class WorkClock(FlopCounterMode):
+    """A clock that shows operations of products, and goes on by a second each time it is read."""
+
+    def __init__(self) -> None:
+        super().__init__(display=False)
+        self.num_reads = 0
+
+    def __call__(self) -> float:
+        self.num_reads += 1
+        return float(self.num_reads + self.get_total_flops())
+
+
+@pytest.fixture
+def work_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkClock]:
+    with WorkClock() as clock:
+        monkeypatch.setattr("superscaler_core.simulator.measured.perf_counter", clock)
+        yield clock
+
+
+def test_an_op_is_given_the_time_of_its_own_forward_and_backward(work_clock: WorkClock) -> None:
+    widths = 16, 512
+    programs = [ss.compile(on_one(ss.Plan(chain(2, 64, width), [0]))) for width in widths]
     table = measured(programs, op_secs=0.01).op_secs
-    small, large = (table[signature(ss.Part(c.plan.graph.ops[0]))] for c in programs)
-    assert large[0] > 2 * small[0]
-    assert large[1] > 2 * small[1]
+    for width, program in zip(widths, programs, strict=True):
+        flops = 2 * 64 * width**2
+        first, second = (table[signature(ss.Part(op))] for op in program.plan.graph.ops[:2])
+        # The second is that of a reading; a backward is without the engine's, which is another.
+        assert first == (flops + 1, flops), "of its input no gradient is made"
+        assert second == (flops + 1, 2 * flops)
