@@ -109,8 +109,8 @@ def test_failure_stops_the_other_ranks(tmp_path: Path) -> None:
 
 def test_hanging_ranks_are_named_and_killed_at_the_timeout() -> None:
     start = time.monotonic()
-    with pytest.raises(RankTimeoutError, match=r"ranks \[1, 2\] were still running after 0.3 s"):
-        run_ranks(launches("true", "sleep 60", "sleep 60"), timeout_secs=0.3)
+    with pytest.raises(RankTimeoutError, match=r"ranks \[1, 2\] were still running after 1 s"):
+        run_ranks(launches("true", "sleep 60", "sleep 60"), timeout_secs=1)
     assert time.monotonic() - start < 5
 
 
@@ -119,7 +119,7 @@ def test_rank_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -
     pids = tmp_path / "pids"
     stubborn = f"trap '' TERM; sleep 60 & echo $$ $! > {pids}; wait"
     with pytest.raises(RankTimeoutError):
-        run_ranks(launches(stubborn), timeout_secs=0.3)
+        run_ranks(launches(stubborn), timeout_secs=2)
     rank, child = map(int, pids.read_text().split())
     assert dies_soon(rank)
     assert dies_soon(child)
