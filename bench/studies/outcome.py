@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import superscaler_core as ss
@@ -24,7 +24,7 @@ class Outcome:
     """One way of a system on one workload.
 
     Attributes:
-        system, way: which; ``dp`` and ``knobs`` are the way in full.
+        system, way: which, with what saves memory.
         microbatch: samples of a microbatch, all replicas together.
         num_microbatches: of a step.
         problem: why it cannot be; empty if it can.
@@ -39,9 +39,7 @@ class Outcome:
     """
 
     system: str
-    way: str
-    dp: int
-    knobs: Mapping[str, Any]
+    way: Way
     microbatch: int = 0
     num_microbatches: int = 0
     problem: str = ""
@@ -58,8 +56,10 @@ class Outcome:
         return bool(self.problem and self.peak_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
+        """As a JSON object; of the way what ``compiled`` needs, and its text."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        way = {"way": str(self.way), "dp": self.way.dp, "knobs": dict(self.way.knobs)}
+        return {**values, **way}
 
 
 def outcome_of(
@@ -72,10 +72,10 @@ def outcome_of(
     in_full: bool = False,
 ) -> Outcome:
     """One way with one size of microbatches: whether it fits, and what it takes."""
-    text, num = way.knobs_text(way.knobs), workload.batch // microbatch
+    num = workload.batch // microbatch
     # A pipeline of as many stages is full, and in its pace, after half of these.
     short = num if in_full else min(num, FEW * num_gpus)
-    head = Outcome(system.name, text, way.dp, dict(way.knobs), microbatch, num, "", short < num)
+    head = Outcome(system.name, way, microbatch, num, is_estimate=short < num)
     least = _least_bytes(workload, way, num_gpus, microbatch)
     if least > cluster.limit_bytes():
         problem = f"needs at least {least / 2**30:.1f} GiB"

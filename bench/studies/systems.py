@@ -53,9 +53,13 @@ class Way:
     ladders: tuple[Ladder, ...] = (SAVINGS,)
     is_last_resort: bool = False
 
-    def knobs_text(self, knobs: Mapping[str, Any]) -> str:
-        """All knobs that are not at their default, for people."""
-        set_knobs = {k: v for k, v in knobs.items() if v is True or v not in (False, "", 1)}
+    def with_knobs(self, knobs: Mapping[str, Any]) -> Way:
+        """The same with further knobs."""
+        return replace(self, knobs={**self.knobs, **knobs})
+
+    def __str__(self) -> str:
+        """All knobs that are not at their default."""
+        set_knobs = {k: v for k, v in self.knobs.items() if v is True or v not in (False, "", 1)}
         shown = {"dp": self.dp, **set_knobs}
         return " ".join(k if v is True else f"{k}={v}" for k, v in shown.items())
 

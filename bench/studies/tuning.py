@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import replace
 
 from bench.studies.outcome import Outcome, hopeless, outcome_of
 from bench.studies.systems import Ladder, System, Way
@@ -23,8 +22,7 @@ def outcomes(workload: Workload, num_gpus: int, system: System) -> Iterator[Outc
     for outcome in sorted(found, key=lambda o: -o.samples_per_sec):
         if outcome.problem or not outcome.is_estimate:
             return
-        way = Way(outcome.dp, outcome.knobs)
-        full = outcome_of(workload, num_gpus, system, way, outcome.microbatch, in_full=True)
+        full = outcome_of(workload, num_gpus, system, outcome.way, outcome.microbatch, in_full=True)
         yield full
         if not full.problem:
             return
@@ -38,9 +36,7 @@ def _estimates(workload: Workload, num_gpus: int, system: System) -> Iterator[Ou
             return
         problem = hopeless(workload, way)
         if problem:
-            yield Outcome(
-                system.name, way.knobs_text(way.knobs), way.dp, way.knobs, problem=problem
-            )
+            yield Outcome(system.name, way, problem=problem)
             continue
         found = list(_staircase(workload, num_gpus, system, way))
         yield from found
@@ -82,7 +78,7 @@ def _climb(
     tried: dict[int, Outcome] = {}
 
     def has_memory(rung: int) -> bool:
-        chosen = replace(way, knobs={**way.knobs, **ladder[rung]})
+        chosen = way.with_knobs(ladder[rung])
         tried[rung] = outcome_of(workload, num_gpus, system, chosen, microbatch)
         return not tried[rung].lacks_memory
 

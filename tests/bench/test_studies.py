@@ -12,9 +12,9 @@ import pytest
 
 from bench.studies import cluster, report, transfers, tuning
 from bench.studies.__main__ import main
-from bench.studies.outcome import Outcome, _least_bytes, outcome_of
+from bench.studies.outcome import Outcome, _least_bytes, _stored_bytes, outcome_of
 from bench.studies.study import STUDIES
-from bench.studies.systems import DEEPSPEED, MEGATRON, System, Way, coshard, grids, zero3
+from bench.studies.systems import DEEPSPEED, MEGATRON, SAVINGS, System, Way, coshard, grids, zero3
 from bench.studies.tuning import best, outcomes
 from bench.studies.workload import Workload, _captured, captured, compiled, keep_graphs
 from superscaler_core.plans import PLANS
@@ -79,7 +79,7 @@ def needs(way: Way, microbatch: int) -> list[int]:
     """Bytes that every rung of a way's first ladder needs."""
     found = []
     for saving in way.ladders[0]:
-        chosen = replace(way, knobs={**way.knobs, **saving})
+        chosen = way.with_knobs(saving)
         (memory,) = compiled(TINY, 1, PLANS["hybrid"], chosen, microbatch).memory.values()
         found.append(memory.total_bytes)
     return found
@@ -87,7 +87,7 @@ def needs(way: Way, microbatch: int) -> list[int]:
 
 def said(found: list[Outcome]) -> list[tuple[str, int, bool]]:
     """Which ways were tried, with which microbatch, and whether they fit."""
-    return [(o.way, o.microbatch, not o.problem) for o in found]
+    return [(str(o.way), o.microbatch, not o.problem) for o in found]
 
 
 LADDER = Way(1, {"tp": 1, "pp": 1}, ladders=(({}, {"recompute": True}, {"rerun": True}),))
@@ -118,7 +118,9 @@ def test_larger_microbatches_save_more_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(tuning, "MICROBATCHES", (2, 4))
     monkeypatch.setattr("bench.studies.outcome.FEW", 8)
     monkeypatch.setattr(cluster, "limit_bytes", lambda: limit)
-    fitting = {o.microbatch: o.way for o in outcomes(TINY, 1, system_of(LADDER)) if not o.problem}
+    fitting = {
+        o.microbatch: str(o.way) for o in outcomes(TINY, 1, system_of(LADDER)) if not o.problem
+    }
     assert fitting == {2: "dp=1", 4: "dp=1 recompute"}
 
 
@@ -149,7 +151,7 @@ def test_what_cannot_be_cut_so_finely_is_tried_in_fewer_parts(
     assert in_four < in_two
     monkeypatch.setattr(cluster, "limit_bytes", lambda: in_four)
     found = list(outcomes(TINY, 1, system_of(replace(way, ladders=((two, four, eight),)))))
-    assert [o.knobs["coshard"] for o in found] == [2, 8, 4]
+    assert [o.way.knobs["coshard"] for o in found] == [2, 8, 4]
     assert [o.lacks_memory for o in found] == [True, False, False]
     assert "cut it into a divisor of 4" in found[1].problem
     assert not found[2].problem
@@ -166,6 +168,22 @@ def test_an_estimate_is_near_what_is_simulated_in_full(monkeypatch: pytest.Monke
     assert same.num_microbatches == full.num_microbatches > 8
     assert same.secs == pytest.approx(full.secs, rel=0.01)
     assert same.peak_bytes == full.peak_bytes
+
+
+def test_what_is_simulated_in_full_is_the_very_way_that_was_fastest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workload = replace(TINY, batch=64)
+    (way,) = (way for way in MEGATRON.ways(2) if way.knobs["tp"] == 2)
+    memory = compiled(workload, 2, MEGATRON.sprogram, way, 1, 64).memory
+    monkeypatch.setattr(tuning, "MICROBATCHES", (1,))
+    # No byte is left over, so a bound that took it for a way that cuts less would refuse it.
+    monkeypatch.setattr(cluster, "limit_bytes", lambda: max(m.total_bytes for m in memory.values()))
+    assert _stored_bytes(workload, way) < cluster.limit_bytes() < _stored_bytes(workload, Way(1))
+    estimate, full = outcomes(workload, 2, replace(MEGATRON, ways=lambda num: iter([way])))
+    assert (estimate.is_estimate, full.is_estimate) == (True, False)
+    assert estimate.problem == full.problem == ""
+    assert estimate.way == full.way == way.with_knobs(SAVINGS[0])
 
 
 def test_what_cannot_fit_is_not_planned() -> None:
@@ -210,7 +228,7 @@ def test_what_keeps_too_much_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.lacks_memory
     assert found.problem.startswith("needs at least")
     # Of what is computed again there is no such bound.
-    assert not _least_bytes(TINY, replace(way, knobs={"recompute": True}), 1, 1)
+    assert not _least_bytes(TINY, way.with_knobs({"recompute": True}), 1, 1)
 
 
 def test_offloading_leaves_the_gpu_less_to_hold() -> None:
@@ -246,7 +264,7 @@ def test_graphs_that_are_kept_are_read_again(
 
 def row(**speeds: float) -> dict[str, Any]:
     """A row of a report; 0 is a system that does not fit."""
-    blank = Outcome("", "dp=1", 1, {}, 4, 8)
+    blank = Outcome("", Way(1), 4, 8)
     systems = {}
     for name, speed in speeds.items():
         fitting = replace(

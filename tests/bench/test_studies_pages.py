@@ -14,6 +14,7 @@ import pytest
 from bench.studies import pages, report
 from bench.studies.outcome import Outcome
 from bench.studies.study import STUDIES
+from bench.studies.systems import Way
 from bench.studies.transfers import SIZES
 
 DOCS = Path(__file__).parents[2] / "docs/studies"
@@ -23,7 +24,7 @@ HEAD = {"command": "python -m bench.studies x", "date": "2026-01-02 03:04 UTC", 
 def outcome(system: str, samples_per_sec: float, **changes: Any) -> dict[str, Any]:
     """A way that fits, unless ``changes`` say another."""
     made = Outcome(
-        system, "dp=2 pp=2", 2, {"pp": 2}, 4, 128,
+        system, Way(2, {"pp": 2}), 4, 128,
         secs=512 / samples_per_sec,
         samples_per_sec=samples_per_sec,
         peak_bytes={"weights": 3 << 30, "activations": 5 << 30, "host": 9 << 30},
