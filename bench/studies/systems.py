@@ -230,8 +230,11 @@ DAP_ZERO3 = System("DeepSpeed ZeRO-3", dap, dap_zero3_ways)
 
 
 def nf1b_ways(num_gpus: int) -> Iterator[Way]:
-    """Pipelines with turns; a stage's devices are axial or data parallel, and share states."""
-    for pp in _powers(num_gpus):
+    """Pipelines with turns; a stage's devices are axial or data parallel, and share states.
+
+    Of two stages and more: one stage is DAP with data parallel.
+    """
+    for pp in _powers(num_gpus)[1:]:
         left = num_gpus // pp
         for dp in _powers(left):
             if left // dp <= MAX_TP:

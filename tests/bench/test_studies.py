@@ -14,7 +14,18 @@ from bench.studies import cluster, report, transfers, tuning
 from bench.studies.__main__ import main
 from bench.studies.outcome import Outcome, _least_bytes, _stored_bytes, outcome_of
 from bench.studies.study import STUDIES
-from bench.studies.systems import DEEPSPEED, MEGATRON, SAVINGS, System, Way, coshard, grids, zero3
+from bench.studies.systems import (
+    DEEPSPEED,
+    INTERLACED,
+    MEGATRON,
+    NF1B,
+    SAVINGS,
+    System,
+    Way,
+    coshard,
+    grids,
+    zero3,
+)
 from bench.studies.tuning import best, outcomes
 from bench.studies.workload import Workload, _captured, captured, compiled, keep_graphs
 from superscaler_core.plans import PLANS
@@ -56,6 +67,14 @@ def test_a_study_has_models_and_ways_for_every_number_of_gpus(study: Any) -> Non
         for workload in workloads.values():
             # A batch can be cut into microbatches of all replicas, whatever their number.
             assert workload.batch % max(cluster.GPUS) == 0
+
+
+@pytest.mark.parametrize("num_gpus", cluster.GPUS)
+def test_ours_is_no_baseline_by_another_name(num_gpus: int) -> None:
+    assert all(way.knobs["pp"] > 1 for way in NF1B.ways(num_gpus))
+    assert all(num_gpus // way.knobs["tp"] > 1 for way in INTERLACED.ways(num_gpus))
+    for way in coshard().ways(num_gpus):
+        assert all(rung["coshard"] > 1 for ladder in way.ladders for rung in ladder)
 
 
 def system_of(*ways: Way, sprogram: Any = PLANS["hybrid"]) -> System:
