@@ -14,18 +14,18 @@ MICROBATCHES = (1, 2, 4, 8, 16)
 
 
 def outcomes(workload: Workload, num_gpus: int, system: System) -> Iterator[Outcome]:
-    """Every way of a system that may fit, and at last the fastest of them in full."""
+    """Every way of a system that may fit, and at last in full what no estimate is faster than."""
     found = []
     for outcome in _estimates(workload, num_gpus, system):
         found.append(outcome)
         yield outcome
+    fastest = 0.0
     for outcome in sorted(found, key=lambda o: -o.samples_per_sec):
-        if outcome.problem or not outcome.is_estimate:
+        if not outcome.is_estimate or outcome.samples_per_sec <= fastest:
             return
         full = outcome_of(workload, num_gpus, system, outcome.way, outcome.microbatch, in_full=True)
         yield full
-        if not full.problem:
-            return
+        fastest = max(fastest, full.samples_per_sec)
 
 
 def _estimates(workload: Workload, num_gpus: int, system: System) -> Iterator[Outcome]:

@@ -205,6 +205,36 @@ def test_what_is_simulated_in_full_is_the_very_way_that_was_fastest(
     assert estimate.way == full.way == way.with_knobs(SAVINGS[0])
 
 
+@pytest.mark.parametrize(
+    ("in_full", "simulated", "fastest"),
+    [((5.0, 4.0), (1,), 5.0), ((3.5, 3.9), (1, 2), 3.9), ((0.0, 2.0), (1, 2), 3.0)],
+    ids=["as estimated", "the next is faster", "neither"],
+)
+def test_no_estimate_is_left_that_is_faster_than_what_was_simulated_in_full(
+    monkeypatch: pytest.MonkeyPatch,
+    in_full: tuple[float, ...],
+    simulated: tuple[int, ...],
+    fastest: float,
+) -> None:
+    first, second = (
+        Outcome("mine", Way(dp), is_estimate=True, samples_per_sec=speed)
+        for dp, speed in ((1, 5.0), (2, 4.0))
+    )
+    third = replace(first, way=Way(3), is_estimate=False, samples_per_sec=3.0)
+    monkeypatch.setattr(tuning, "_estimates", lambda *words: iter([third, second, first]))
+
+    def outcome_of(workload: Any, num: int, system: System, way: Way, *rest: Any, **_: Any) -> Any:
+        speed = in_full[way.dp - 1]
+        return Outcome("mine", way, problem="" if speed else "no", samples_per_sec=speed)
+
+    monkeypatch.setattr(tuning, "outcome_of", outcome_of)
+    found = list(outcomes(TINY, 1, system_of()))
+    assert tuple(o.way.dp for o in found[3:]) == simulated
+    chosen = best(found)
+    assert chosen is not None
+    assert chosen.samples_per_sec == fastest
+
+
 def test_what_cannot_fit_is_not_planned() -> None:
     huge = replace(TINY, sizes={**TINY.sizes, "layers": 4, "width": 16384})
     (outcome,) = outcomes(huge, 1, system_of(Way(1, {"tp": 1, "pp": 1})))
