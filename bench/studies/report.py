@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ def grid(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _is_number(cell: str) -> bool:
-    return cell[:1].isdigit()
+    """Whether a cell is a number with its unit; the name 3F1B is none."""
+    return re.fullmatch(r"[\d.]+(e[+-]?\d+)?( x|%)?", cell) is not None
 
 
 def plot(rows: Sequence[Row], ours: Sequence[str], title: str, path: Path) -> None:

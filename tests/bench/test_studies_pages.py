@@ -168,5 +168,7 @@ def test_every_page_of_a_study_has_a_command_to_draw() -> None:
 
 
 def test_columns_of_numbers_stand_to_the_right() -> None:
-    text = report.markdown([["name", "x"], ["a", "1.5 x"], ["b", "-"]])
-    assert text.splitlines() == ["| name | x |", "| --- | ---: |", "| a | 1.5 x |", "| b | - |"]
+    text = report.markdown([["name", "x", "of"], ["3F1B", "1.5 x", "97%"], ["b", "-", "1e+03"]])
+    assert text.splitlines()[1] == "| --- | ---: | ---: |"
+    assert report.grid([["name", "x"], ["3F1B", "0.5"]]) == "name  x\n3F1B  0.5"
+    assert report.grid([["a name", "long"], ["3F1B", "0.5"]]) == "a name  long\n3F1B     0.5"
