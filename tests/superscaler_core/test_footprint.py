@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -198,3 +200,34 @@ def test_a_program_is_let_go_with_all_that_was_looked_at(case: Case) -> None:
     del compiled
     gc.collect()
     assert made() is None
+
+
+FIRST_AND_SECOND = """
+import gc, sys
+import superscaler_core as ss
+
+builder = ss.GraphBuilder("biased")
+x = builder.input("x", (64, 32), "float32")
+weight = builder.parameter("weight", (32, 32), "float32")
+bias = builder.parameter("bias", (32,), "float32")
+(x,) = builder.op(
+    "linear", "b k+, n k+, n -> b n", [x, weight, bias], [((64, 32), "float32")],
+    "F.linear({x0}, {x1}, {x2})", module="linear",
+)
+(loss,) = builder.op("sum", "b+ n+ -> ()", [x], [((), "float32")], "{x0}.sum()", module="loss")
+plan = ss.Plan(builder.build(loss), [0])
+for op in plan.graph.ops:
+    plan.op_assign(op, 0)
+assert "torch._dynamo" not in sys.modules
+gc.disable()
+print(*(ss.compile(plan).memory[0].total_bytes for _ in range(2)))
+"""
+
+
+def test_the_first_program_of_a_process_needs_what_the_second_does() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_AND_SECOND],
+        check=True, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    first, second = map(int, done.stdout.split())
+    assert first == second > 64 * 32 * 4
