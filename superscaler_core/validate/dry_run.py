@@ -58,8 +58,8 @@ class DryRun:
         steps: Sequence[Step],
         master_dtype: str | None = None,
     ) -> None:
-        # Else the first operator whose shapes torch finds in Python does so, and frames of an import
-        # hold those that called it, and their tensors, until cycles are collected.
+        # Else the first operator whose shapes torch finds in Python does so, and the frames of an
+        # import hold those that called it, and their tensors, until cycles are collected.
         importlib.import_module("torch._dynamo")
         self.meter = Meter()
         self._made, self._stage, self._here = made, stage, device
