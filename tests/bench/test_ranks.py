@@ -30,8 +30,8 @@ def lives(pid: int) -> bool:
 
 
 def dies_soon(pid: int) -> bool:
-    """Whether ``pid`` is gone, or is so in a while: the kernel ends a killed process by and by."""
-    deadline = time.monotonic() + 10.0
+    """Whether ``pid`` is gone within a second; the kernel ends a killed process in its own time."""
+    deadline = time.monotonic() + 1.0
     while lives(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not lives(pid)
@@ -45,8 +45,8 @@ def test_results_are_in_rank_order_with_output_of_each() -> None:
 
 
 def test_secs_of_a_rank_is_its_own_time() -> None:
-    short, long = run_ranks(launches("true", "sleep 2"), timeout_secs=20)
-    assert short.secs < 2 <= long.secs
+    short, long = run_ranks(launches("true", "sleep 0.4"), timeout_secs=5)
+    assert short.secs < 0.3 < 0.4 <= long.secs
 
 
 def test_only_rank_0_is_echoed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ def test_only_rank_0_is_echoed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_rank_0_is_echoed_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RankTimeoutError):
-        run_ranks(launches("echo early; sleep 60"), timeout_secs=2)
+        run_ranks(launches("echo early; sleep 60"), timeout_secs=0.3)
     assert capsys.readouterr().out == "early\n"
 
 
@@ -109,8 +109,8 @@ def test_failure_stops_the_other_ranks(tmp_path: Path) -> None:
 
 def test_hanging_ranks_are_named_and_killed_at_the_timeout() -> None:
     start = time.monotonic()
-    with pytest.raises(RankTimeoutError, match=r"ranks \[1, 2\] were still running after 1 s"):
-        run_ranks(launches("true", "sleep 60", "sleep 60"), timeout_secs=1)
+    with pytest.raises(RankTimeoutError, match=r"ranks \[1, 2\] were still running after 0.3 s"):
+        run_ranks(launches("true", "sleep 60", "sleep 60"), timeout_secs=0.3)
     assert time.monotonic() - start < 5
 
 
@@ -119,7 +119,7 @@ def test_rank_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Path) -
     pids = tmp_path / "pids"
     stubborn = f"trap '' TERM; sleep 60 & echo $$ $! > {pids}; wait"
     with pytest.raises(RankTimeoutError):
-        run_ranks(launches(stubborn), timeout_secs=2)
+        run_ranks(launches(stubborn), timeout_secs=0.3)
     rank, child = map(int, pids.read_text().split())
     assert dies_soon(rank)
     assert dies_soon(child)
