@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import rvdcomm as rv
-from rvdcomm.box import Box
+from rvdcomm.layout import Box
 
 Method = Callable[[Tensor | None], Tensor | None]
 

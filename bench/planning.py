@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.run import environment
 from rvdcomm import Layout, Link, Topology, native, planner
-from rvdcomm.topology import Level
+from rvdcomm.layout import Level
 
 DESCRIPTION = """\
 Measure how long planning takes. Counted: from the call of plan() to the Plan with its path, on

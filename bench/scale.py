@@ -1,7 +1,7 @@
 """The RVD benchmark at scale, modelled: no process is started and nothing is measured.
 
 All methods are priced by one cost model: a step takes latency times rounds plus the bytes of the
-busiest port over its bandwidth (``rvdcomm/cost.py``).
+busiest port over its bandwidth (``rvdcomm/cost/ports.py``).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bench.cases import IN_GROUP, definitions, local_groups
 from bench.report import SHORT
 from bench.run import environment
 from rvdcomm import Cost, Layout, Path, Topology, plan
-from rvdcomm.binding import Binding, R, V, refine
-from rvdcomm.modelled import modelled_cost
-from rvdcomm.path import steps_of_bindings
+from rvdcomm.planning.binding import Binding, R, V, refine
+from rvdcomm.planning.path import steps_of_bindings
+from rvdcomm.plans.modelled import modelled_cost
 
 Counts = NDArray[np.int64]
 

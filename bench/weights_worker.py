@@ -25,7 +25,7 @@ from torch import Tensor
 
 import rvdcomm as rv
 from bench.models import MODELS, layouts
-from rvdcomm.executors import results
+from rvdcomm.run import memory
 
 TIMEOUT = timedelta(seconds=300)
 DTYPE = torch.bfloat16
@@ -179,7 +179,7 @@ def _peak(call: Callable[[], object], given_bytes: int) -> list[int]:
     staging that ranks share. Memory that the first call left in pools is given back before.
     """
     call()
-    results.BLOCKS.clear()
+    memory.BLOCKS.clear()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     dist.barrier()

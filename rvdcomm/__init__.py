@@ -7,9 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rvdcomm.box import Box
-from rvdcomm.bundle import Bundle
-from rvdcomm.bundle.planning import plan_many
 from rvdcomm.cost import Cost
 from rvdcomm.errors import (
     CheckpointError,
@@ -19,15 +16,14 @@ from rvdcomm.errors import (
     ProgramError,
     ShapeMismatchError,
 )
-from rvdcomm.executors.simulate import SimulationResult, simulate
-from rvdcomm.layout import Cell, Layout
-from rvdcomm.link import Link
-from rvdcomm.path import Path
-from rvdcomm.planner import Plan, plan
+from rvdcomm.layout import RVD, Box, Cell, Layout, Level, Link, Topology
+from rvdcomm.planning.path import Path
+from rvdcomm.planning.relabel import best_ranks
+from rvdcomm.plans.bundle import Bundle
+from rvdcomm.plans.many import plan_many
+from rvdcomm.plans.planner import Plan, plan
+from rvdcomm.plans.simulate import SimulationResult, simulate
 from rvdcomm.program import Program
-from rvdcomm.relabel import best_ranks
-from rvdcomm.rvd import RVD
-from rvdcomm.topology import Level, Topology
 
 if TYPE_CHECKING:
     from rvdcomm.api import Redistributor, redistribute, redistribute_many

@@ -13,8 +13,8 @@ from itertools import pairwise, product
 import numpy as np
 
 import rvdcomm as rv
-from rvdcomm.box import Box
-from rvdcomm.executors.simulate import simulate_program
+from rvdcomm.layout import Box
+from rvdcomm.plans.simulate import simulate_program
 from rvdcomm.program import Program
 
 Array = np.ndarray

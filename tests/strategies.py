@@ -7,7 +7,7 @@ import random
 from hypothesis import strategies as st
 
 import rvdcomm as rv
-from rvdcomm.box import Box
+from rvdcomm.layout import Box
 from tests.oracle import random_layout, random_pair, random_topology
 
 seeds = st.integers(0, 2**32 - 1)

@@ -18,17 +18,16 @@ from pathlib import Path
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.box import MAX_DIMS, Box
 from rvdcomm.errors import CommError, LayoutError, ProgramError
-from rvdcomm.executors.agreement import read_post
-from rvdcomm.executors.rendezvous import Link, unix_socket
-from rvdcomm.layout import MAX_RANK, MAX_RANKS, parse_ranges
+from rvdcomm.layout import MAX_DIMS, MAX_RANK, MAX_RANKS, Box, parse_ranges
 from rvdcomm.program import Program
-from rvdcomm.program.reader import MAX_BOXES
-from rvdcomm.request import Request
+from rvdcomm.program.text import MAX_BOXES
+from rvdcomm.program.verify import MAX_SYMBOLS, verify
+from rvdcomm.run.agree import read_post
+from rvdcomm.run.request import Request
+from rvdcomm.run.shared_memory.rendezvous import Link, unix_socket
 from rvdcomm.text import MAX_INTEGER, integer, quoted
-from rvdcomm.verify import MAX_SYMBOLS, verify
-from tests.test_verify import GATHER, GOOD, MASK, REDUCE, SUM
+from tests.program.test_verify import GATHER, GOOD, MASK, REDUCE, SUM
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "rvdcomm"

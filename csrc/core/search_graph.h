@@ -1,4 +1,4 @@
-// Which bindings are one step away, and how far the goal is at least: rvdcomm/graph.py.
+// Which bindings are one step away, and how far the goal is at least: rvdcomm/planning/graph.py.
 #pragma once
 
 #include <memory>

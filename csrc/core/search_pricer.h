@@ -1,4 +1,4 @@
-// Costs of rebinds in whole ticks: RebindPricer of rvdcomm/primitives.py.
+// Costs of rebinds in whole ticks: RebindPricer of rvdcomm/planning/primitives.py.
 #pragma once
 
 #include "rvdcomm/search.h"

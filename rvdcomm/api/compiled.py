@@ -19,13 +19,12 @@ from torch import Tensor
 from torch._library.effects import EffectType
 
 from rvdcomm import api
-from rvdcomm.adjoint import adjoint
 from rvdcomm.api.gradient import base_of
 from rvdcomm.errors import CommError, LayoutError
-from rvdcomm.executors.world import World
-from rvdcomm.layout import Layout
-from rvdcomm.request import known_shape, layout_meant
-from rvdcomm.topology import Topology
+from rvdcomm.layout import Layout, Topology
+from rvdcomm.plans.adjoint import adjoint
+from rvdcomm.run.request import known_shape, layout_meant
+from rvdcomm.run.world import World
 
 if TYPE_CHECKING:
     from rvdcomm.api.redistributor import Redistributor

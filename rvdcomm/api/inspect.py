@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rvdcomm.layout import Layout
-from rvdcomm.request import Request
-from rvdcomm.topology import Topology
+from rvdcomm.layout import Layout, Topology
+from rvdcomm.run.request import Request
 
 
 def request_of(

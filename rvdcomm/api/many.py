@@ -15,14 +15,13 @@ from rvdcomm.api.float8 import Scale, dequantized, quantized
 from rvdcomm.api.inspect import resolved
 from rvdcomm.api.many_request import ManyRequest, agree, request_of
 from rvdcomm.api.pending import drain
-from rvdcomm.bundle import Batch
-from rvdcomm.executors import results
-from rvdcomm.executors.choice import compiled_many
-from rvdcomm.executors.rank_program import RankProgram
-from rvdcomm.executors.world import World
-from rvdcomm.layout import Layout
+from rvdcomm.layout import Layout, Topology
+from rvdcomm.plans.bundle import Batch
 from rvdcomm.program import is_src, shard_index
-from rvdcomm.topology import Topology
+from rvdcomm.run import memory
+from rvdcomm.run.choice import compiled_many
+from rvdcomm.run.rank_program import RankProgram
+from rvdcomm.run.world import World
 
 
 def redistribute_many(
@@ -191,7 +190,7 @@ class _Call:
             fits = out is not None and out.dtype == slot.dtype
             if out is not None and fits and (out.is_contiguous() or not slot.is_direct):
                 return out
-            return results.empty(slot.shape, slot.dtype, device)
+            return memory.empty(slot.shape, slot.dtype, device)
         tensor = request.tensors[slot.name]
         name = self._dst_of[slot.name]
         if name in self._scaled and tensor.dtype != slot.dtype:
@@ -207,7 +206,7 @@ class _Call:
         if out is None and shard.dtype == becomes:
             return shard
         if out is None:
-            out = results.empty(slot.shape, becomes, shard.device)
+            out = memory.empty(slot.shape, becomes, shard.device)
         if slot.name in self._scaled and shard.dtype != becomes:
             dequantized(shard, _given(request.scale_of(slot.name)), out)
         else:

@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, is_float8
-from rvdcomm.bundle import Bundle
-from rvdcomm.bundle.planning import matched, plan_many
 from rvdcomm.errors import LayoutError, ShapeMismatchError
-from rvdcomm.executors.agreement import exchange_posts
-from rvdcomm.executors.choice import executor_name
-from rvdcomm.executors.world import World
-from rvdcomm.layout import Layout
-from rvdcomm.request import check_in_group, shard_shape
-from rvdcomm.topology import Topology
+from rvdcomm.layout import Layout, Topology
+from rvdcomm.plans.bundle import Bundle
+from rvdcomm.plans.many import matched, plan_many
+from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.choice import executor_name
+from rvdcomm.run.request import check_in_group, shard_shape
+from rvdcomm.run.world import World
 
 WHAT = "redistribute_many"
 SHARES_MEMORY = "an out shares memory with the tensor; give another out."

@@ -12,12 +12,11 @@ from rvdcomm.api.inspect import grad_flows, request_of
 from rvdcomm.api.redistributor import Redistributor
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
-from rvdcomm.executors.agreement import exchange_posts
-from rvdcomm.executors.choice import executor_name
-from rvdcomm.executors.world import World
-from rvdcomm.layout import Layout, ranges_text
-from rvdcomm.request import Request, known_shape, needs_grad, resolve
-from rvdcomm.topology import Topology
+from rvdcomm.layout import Layout, Topology, ranges_text
+from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.choice import executor_name
+from rvdcomm.run.request import Request, known_shape, needs_grad, resolve
+from rvdcomm.run.world import World
 
 
 @runs_whole

@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from rvdcomm import planner
-from rvdcomm.adjoint import adjoint, check_replica_grads
 from rvdcomm.api.gradient import with_grad
 from rvdcomm.api.inspect import grad_flows, misuse_of, request_of, resolved
 from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
-from rvdcomm.executors import results
-from rvdcomm.executors.choice import compiled as compile_plan
-from rvdcomm.executors.choice import executor_name
-from rvdcomm.executors.rank_program import RankProgram
-from rvdcomm.executors.world import World
-from rvdcomm.planner import Plan
-from rvdcomm.request import check_grad, check_in_group, check_tensors, shard_shape
+from rvdcomm.plans import planner
+from rvdcomm.plans.adjoint import adjoint, check_replica_grads
+from rvdcomm.plans.planner import Plan
+from rvdcomm.run import memory
+from rvdcomm.run.choice import compiled as compile_plan
+from rvdcomm.run.choice import executor_name
+from rvdcomm.run.rank_program import RankProgram
+from rvdcomm.run.request import check_grad, check_in_group, check_tensors, shard_shape
+from rvdcomm.run.world import World
 
 
 class Redistributor:
@@ -198,7 +198,7 @@ class Redistributor:
 
     def _empty(self, device: torch.device) -> Tensor:
         assert self._dst_shape is not None
-        return results.empty(self._dst_shape, self.dtype, device)
+        return memory.empty(self._dst_shape, self.dtype, device)
 
     def _device_of(self, given: Tensor | None) -> torch.device:
         return self._device if given is None else given.device

@@ -20,8 +20,7 @@ from typing import Any
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.json_file import entry, read_json, write_json
-from rvdcomm.layout import Layout, ranges_text
-from rvdcomm.topology import Topology
+from rvdcomm.layout import Layout, Topology, ranges_text
 
 FILE_VERSION = 1
 MAX_FILE_BYTES = 8 << 20

@@ -17,16 +17,14 @@ from torch import Tensor
 from rvdcomm.api.pending import drain
 from rvdcomm.autotune.memory import Memory, Winner, key_of, log
 from rvdcomm.autotune.recipes import MODEL, Tuned, plan_of, recipes
-from rvdcomm.dtypes import ITEM_BYTES
 from rvdcomm.errors import CommError, LayoutError
-from rvdcomm.executors.agreement import exchange_posts
-from rvdcomm.executors.choice import compiled, executor_name
-from rvdcomm.executors.rank_program import RankProgram
-from rvdcomm.executors.world import World
-from rvdcomm.layout import Layout
-from rvdcomm.planner import Plan, plan
-from rvdcomm.request import check_in_group
-from rvdcomm.topology import Topology
+from rvdcomm.layout import ITEM_BYTES, Layout, Topology
+from rvdcomm.plans.planner import Plan, plan
+from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.choice import compiled, executor_name
+from rvdcomm.run.rank_program import RankProgram
+from rvdcomm.run.request import check_in_group
+from rvdcomm.run.world import World
 from rvdcomm.units import secs_text
 
 NUM_TURNS = 5

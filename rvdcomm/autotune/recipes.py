@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from rvdcomm.candidates import candidate_paths, direct_path
-from rvdcomm.dtypes import ITEM_BYTES
-from rvdcomm.path import Path
-from rvdcomm.planner import Plan, plan
-from rvdcomm.topology import Topology
+from rvdcomm.layout import ITEM_BYTES, Topology
+from rvdcomm.planning.candidates import candidate_paths, direct_path
+from rvdcomm.planning.path import Path
+from rvdcomm.plans.planner import Plan, plan
 
 MODEL = "model"
 """The recipe of ``rvdcomm.plan``: what the cost model likes best."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.link import Link
+from rvdcomm.layout import Link
 
 Floats = NDArray[np.float64]
 

@@ -23,14 +23,13 @@ from rvdcomm.api.redistributor import Redistributor
 from rvdcomm.calibration.fit import Fit, Sample, fit_links
 from rvdcomm.calibration.probes import ITEM_BYTES, Probe, probes, rounds_and_port_bytes
 from rvdcomm.errors import CommError, LayoutError
-from rvdcomm.executors.agreement import exchange_posts
-from rvdcomm.executors.choice import executor_name
-from rvdcomm.executors.rendezvous import islands
-from rvdcomm.executors.world import World
-from rvdcomm.link import Link
-from rvdcomm.planner import Plan
+from rvdcomm.layout import Level, Link, Topology
+from rvdcomm.plans.planner import Plan
+from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.choice import executor_name
+from rvdcomm.run.shared_memory.rendezvous import islands
+from rvdcomm.run.world import World
 from rvdcomm.text import quoted
-from rvdcomm.topology import Level, Topology
 
 NOMINAL = Link(20e-6, 3e9), Link(60e-6, 1e9)
 """Links to plan the probes with; each has one step, so they decide nothing."""

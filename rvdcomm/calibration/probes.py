@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from rvdcomm.layout import Layout
-from rvdcomm.link import Link
-from rvdcomm.planner import Plan, plan, program_step_costs
-from rvdcomm.topology import Level, Topology
+from rvdcomm.layout import Layout, Level, Link, Topology
+from rvdcomm.plans.planner import Plan, plan, program_step_costs
 
 DTYPE, ITEM_BYTES = "float32", 4
 

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 
 from rvdcomm.checkpoint.inert import Call, Global, Persistent, inert
 from rvdcomm.checkpoint.stored import size_of
-from rvdcomm.dtypes import ITEM_BYTES
 from rvdcomm.errors import CheckpointError
+from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.text import quoted
 
 MAX_READ_BYTES = 4 << 20

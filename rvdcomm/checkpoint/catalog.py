@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from rvdcomm.box import Box
 from rvdcomm.checkpoint import dcp, journal, manifest
 from rvdcomm.checkpoint.safetensors_file import Header, read_header
 from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor, check_file_name, read_values
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.json_file import entry
+from rvdcomm.layout import Box
 from rvdcomm.text import MAX_INTEGER, quoted
 
 INDEX_NAME = "model.safetensors.index.json"

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rvdcomm.box import Box
 from rvdcomm.checkpoint.inert import MAX_BYTES, Call, Global, Pairs, inert
 from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor, check_file_name, read_bounded
-from rvdcomm.dtypes import dtype_name
 from rvdcomm.errors import CheckpointError, LayoutError
+from rvdcomm.layout import Box, dtype_name
 from rvdcomm.text import quoted
 
 FILE_NAME = ".metadata"

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rvdcomm.box import Box
 from rvdcomm.checkpoint import journal
 from rvdcomm.checkpoint.files import PartFile, fault_of, sync_folder
 from rvdcomm.checkpoint.forms import FORMS, Form, Piece, pieces_of
@@ -33,6 +32,7 @@ from rvdcomm.checkpoint.reader import Reader, tensor_of
 from rvdcomm.checkpoint.rules import Rules
 from rvdcomm.checkpoint.target import ALIGNMENT, Batch, Target
 from rvdcomm.errors import CheckpointError
+from rvdcomm.layout import Box
 from rvdcomm.units import bytes_text, secs_text
 
 

@@ -9,15 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rvdcomm.box import Box
 from rvdcomm.checkpoint import dcp, manifest
 from rvdcomm.checkpoint.catalog import INDEX_NAME, SHARDING_KEY, WHOLE_NAME
 from rvdcomm.checkpoint.files import PartFile, write_file
 from rvdcomm.checkpoint.journal import Written
 from rvdcomm.checkpoint.safetensors_file import header_bytes
 from rvdcomm.checkpoint.target import Batch, Target
-from rvdcomm.layout import Layout
-from rvdcomm.placement import Holding
+from rvdcomm.layout import Box, Holding, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,10 +15,9 @@ from typing import Any
 
 from rvdcomm.checkpoint.safetensors_file import Header, read_header
 from rvdcomm.checkpoint.stored import Block, StoredTensor, check_file_name, read_values
-from rvdcomm.dtypes import dtype_name
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.json_file import entry
-from rvdcomm.layout import Layout
+from rvdcomm.layout import Layout, dtype_name
 from rvdcomm.text import quoted
 
 FILE_NAME = "rvdcomm-manifest.json"

@@ -12,8 +12,8 @@ from rvdcomm.checkpoint.forms import FORMS
 from rvdcomm.checkpoint.rules import Rules
 from rvdcomm.checkpoint.stored import Catalog, StoredTensor
 from rvdcomm.checkpoint.target import CONVERTED, Batch, Target
-from rvdcomm.dtypes import ITEM_BYTES, NOT_SUMMED, check_summable, dtype_name
 from rvdcomm.errors import CheckpointError, LayoutError
+from rvdcomm.layout import ITEM_BYTES, NOT_SUMMED, check_summable, dtype_name
 from rvdcomm.text import quoted
 from rvdcomm.units import bytes_text
 

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rvdcomm.box import Box
 from rvdcomm.checkpoint.archive import Elements, locate
 from rvdcomm.checkpoint.stored import Block, StoredTensor
-from rvdcomm.dtypes import ITEM_BYTES
 from rvdcomm.errors import CheckpointError
-from rvdcomm.executors.local import add_into
+from rvdcomm.layout import ITEM_BYTES, Box
+from rvdcomm.run.local import add_into
 
 MAX_READ_BYTES = 1 << 30
 """Of one system call; Linux reads no more than 2 GiB at once."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rvdcomm.checkpoint.stored import check_shape, size_of
-from rvdcomm.dtypes import ITEM_BYTES
 from rvdcomm.errors import CheckpointError
+from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.text import quoted
 
 DTYPES = {

@@ -16,10 +16,9 @@ from rvdcomm.checkpoint.forms import rank_header
 from rvdcomm.checkpoint.manifest import FILE_NAME, MAX_BYTES, Manifest, Shard, ShardedTensor
 from rvdcomm.checkpoint.reader import Reader, bytes_of
 from rvdcomm.checkpoint.stored import read_values
-from rvdcomm.dtypes import ITEM_BYTES, dtype_name
 from rvdcomm.errors import CheckpointError, LayoutError, ShapeMismatchError
 from rvdcomm.json_file import entry
-from rvdcomm.layout import Layout
+from rvdcomm.layout import ITEM_BYTES, Layout, dtype_name
 
 
 def save_shards(

@@ -16,10 +16,9 @@ from zlib import crc32
 
 import numpy as np
 
-from rvdcomm.box import MAX_DIMS, Box
-from rvdcomm.dtypes import ITEM_BYTES
 from rvdcomm.errors import CheckpointError
 from rvdcomm.json_file import read_json
+from rvdcomm.layout import ITEM_BYTES, MAX_DIMS, Box
 from rvdcomm.text import MAX_INTEGER, quoted
 
 MAX_BOXES = 1 << 14

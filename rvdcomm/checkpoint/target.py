@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from rvdcomm.box import Box
 from rvdcomm.checkpoint.stored import StoredTensor
 from rvdcomm.checkpoint.windows import windows
-from rvdcomm.dtypes import ITEM_BYTES
-from rvdcomm.layout import Layout
-from rvdcomm.placement import Holding
+from rvdcomm.layout import ITEM_BYTES, Box, Holding, Layout
 
 CONVERTED = ("float16", "bfloat16", "float32", "float64")
 """Dtypes that are converted, and to which: the others are numbers of something, or need scales."""

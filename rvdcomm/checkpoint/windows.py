@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rvdcomm.box import Box
+from rvdcomm.layout import Box
 
 
 def windows(shape: tuple[int, ...], max_elements: int) -> Iterator[Box]:

@@ -10,14 +10,12 @@ from fractions import Fraction
 from pathlib import Path as FilePath
 from typing import NoReturn
 
-from rvdcomm.layout import CUT_RULES, Layout, parse_ranges
-from rvdcomm.planner import Plan, plan
-from rvdcomm.presets import PRESETS
+from rvdcomm.layout import CUT_RULES, RVD, Layout, Topology, parse_ranges
+from rvdcomm.layout.presets import PRESETS
+from rvdcomm.plans.planner import Plan, plan
 from rvdcomm.program import Program
-from rvdcomm.program.reader import MAX_CHARS
-from rvdcomm.rvd import RVD
+from rvdcomm.program.text import MAX_CHARS
 from rvdcomm.text import quoted
-from rvdcomm.topology import Topology
 
 DEFAULT_PRESET = "dgx-h100"
 BYTE_UNITS = {"": 1, "B": 1} | {

@@ -11,7 +11,7 @@ from pathlib import Path as FilePath
 from rvdcomm.cli.arguments import UsageError, parse_bytes
 from rvdcomm.cli.command import FAILED, OK, Command
 from rvdcomm.errors import CommError
-from rvdcomm.topology import Topology
+from rvdcomm.layout import Topology
 
 BACKENDS = ("gloo", "nccl")
 EXECUTORS = ("auto", "dist", "peer")

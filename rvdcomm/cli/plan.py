@@ -10,8 +10,8 @@ from rvdcomm.cli.command import OK, Command
 from rvdcomm.cli.report import plan_json, print_json
 from rvdcomm.layout import Layout, ranges_text
 from rvdcomm.picture import draw
-from rvdcomm.planner import Plan, plan
-from rvdcomm.relabel import best_ranks
+from rvdcomm.planning.relabel import best_ranks
+from rvdcomm.plans.planner import Plan, plan
 from rvdcomm.units import bytes_text, secs_text
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from rvdcomm.planner import Plan
+from rvdcomm.plans.planner import Plan
 from rvdcomm.program import Program
 
 

@@ -8,10 +8,10 @@ import sys
 from rvdcomm.cli.arguments import NOTATION, add_transition, program_of
 from rvdcomm.cli.command import NOT_PROVED, OK, Command
 from rvdcomm.cli.report import print_json, program_counts, proof_text, transition_json
-from rvdcomm.dtypes import dtype_name
 from rvdcomm.errors import ProgramError
+from rvdcomm.layout import dtype_name
 from rvdcomm.program import Program
-from rvdcomm.verify import verify
+from rvdcomm.program.verify import verify
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rvdcomm.box import Box
-from rvdcomm.path import State
+from rvdcomm.layout import Box
 from rvdcomm.picture.shapes import OUTLINE, Point, Rect, Shape, Stroke, Text, text_width
+from rvdcomm.planning.path import State
 
 # Paul Tol's "light" scheme: fills that stay apart for colour-blind eyes and carry black text.
 LIGHT = ("#77AADD", "#EE8866", "#EEDD88", "#FFAABB", "#99DDFF", "#44BB99", "#BBCC33", "#AAAA00")

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rvdcomm.layout import Topology
 from rvdcomm.picture.shapes import Point, Rect, Shape, Stroke, Text, arrow_head
-from rvdcomm.planner import Plan
-from rvdcomm.topology import Topology
+from rvdcomm.plans.planner import Plan
 from rvdcomm.units import bytes_text
 
 # By how many levels' ports a message passes: one rank's port, a host's, a rack's.

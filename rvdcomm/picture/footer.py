@@ -20,7 +20,7 @@ from rvdcomm.picture.shapes import (
     shortened,
     text_width,
 )
-from rvdcomm.planner import Plan
+from rvdcomm.plans.planner import Plan
 from rvdcomm.units import bytes_text, secs_text
 
 SWATCH_WIDTH = 26.0

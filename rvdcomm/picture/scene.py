@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from rvdcomm.dtypes import ITEM_BYTES
-from rvdcomm.layout import ranges_text
-from rvdcomm.path import State, groups_text
+from rvdcomm.layout import ITEM_BYTES, ranges_text
 from rvdcomm.picture.cells import Thumbnails
 from rvdcomm.picture.flows import LANE_HEIGHT, Flow, Gap, Pen, draw_flow, flow_of_step, lanes
 from rvdcomm.picture.footer import footer, left_out
 from rvdcomm.picture.shapes import GREY, MARGIN, Picture, Rect, Shape, Text, shortened, text_width
-from rvdcomm.planner import Plan
+from rvdcomm.planning.path import State, groups_text
+from rvdcomm.plans.planner import Plan
 from rvdcomm.units import bytes_text, secs_text
 
 MAX_RANKS = 64

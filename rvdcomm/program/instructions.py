@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from rvdcomm.box import Box
-from rvdcomm.layout import ranges_text
+from rvdcomm.layout import Box, ranges_text
 
 NO_BUFFER = "-"
 """Named where a rank sends nothing, or receives nothing, in a collective."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rvdcomm.box import Box
-from rvdcomm.layout import Layout
+from rvdcomm.layout import Box, Layout
 
 SRC, DST = "src", "dst"
 """The buffers of the caller: a rank's shard under either layout; of tensor 2 of several, src2."""

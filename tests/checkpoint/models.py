@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.box import Box
 from rvdcomm.checkpoint import Rules, commit_shards, save_shards
+from rvdcomm.layout import Box
 
 Model = dict[str, Tensor]
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from rvdcomm.checkpoint import Manifest
 from rvdcomm.checkpoint.manifest import Shard, ShardedTensor
-from rvdcomm.dtypes import ITEM_BYTES
+from rvdcomm.layout import ITEM_BYTES
 from tests.checkpoint.models import make
 from tests.strategies import layouts
 

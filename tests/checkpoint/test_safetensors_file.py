@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 import rvdcomm as rv
 from rvdcomm.checkpoint.safetensors_file import DTYPES, header_bytes, read_header
-from rvdcomm.dtypes import ITEM_BYTES
+from rvdcomm.layout import ITEM_BYTES
 from tests.checkpoint.models import bits, model
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import rvdcomm as rv
-from rvdcomm.box import Box
 from rvdcomm.checkpoint import commit_shards, load_shards, save_shards
+from rvdcomm.layout import Box
 from tests.checkpoint.models import SHARDED, SOURCES, are_equal, make, model, shard_of
 
 WANTED = {

@@ -6,8 +6,8 @@ import time
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.box import Box
 from rvdcomm.checkpoint.stored import MAX_BOXES, Block, StoredTensor, are_disjoint
+from rvdcomm.layout import Box
 
 
 def block(text: str, part: int = 0, file: str = "a") -> Block:

@@ -5,9 +5,9 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from rvdcomm.box import Box
 from rvdcomm.checkpoint.reader import runs
 from rvdcomm.checkpoint.windows import windows
+from rvdcomm.layout import Box
 
 SHAPES = [(), (1,), (7,), (0, 3), (3, 0), (4, 5), (1, 5, 1), (3, 1, 4), (2, 3, 5), (3, 2, 1, 3)]
 

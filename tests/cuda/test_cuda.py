@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 import rvdcomm as rv
-from rvdcomm.executors.schedule import Do, schedules
-from rvdcomm.executors.stage import CudaStage, native_stage
-from rvdcomm.lower import lower
 from rvdcomm.native import core
 from rvdcomm.program import ALIGN_BYTES, Program
+from rvdcomm.program.lower import lower
+from rvdcomm.run.schedule import Do, schedules
+from rvdcomm.run.stage import CudaStage, native_stage
 from tests.oracle import all_pairs
 
 pytestmark = [

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.api.pending import Pending, Side, drain
-from rvdcomm.executors.world import World
+from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
 

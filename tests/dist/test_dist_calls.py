@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.executors.world import World
+from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
 from tests.oracle import all_rvds

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.dtypes import ITEM_BYTES, NOT_SUMMED
+from rvdcomm.layout import ITEM_BYTES, NOT_SUMMED
 from tests.dist.shards import error_of
 from tests.dist.world import Worlds
 from tests.oracle import Array, data_faults, shards_of

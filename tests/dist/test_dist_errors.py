@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.executors.world import Subgroup
+from rvdcomm.run.world import Subgroup
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import GlooWorld, Worlds
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from rvdcomm import native
-from rvdcomm.executors.world import World
+from rvdcomm.run.world import World
 from tests.dist.shards import faults_of, shard_of
 from tests.dist.test_dist_errors import (
     Call,

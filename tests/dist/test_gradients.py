@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import rvdcomm as rv
-from rvdcomm.box import Box
-from rvdcomm.executors.world import World
+from rvdcomm.layout import Box
+from rvdcomm.run.world import World
 from tests.dist.shards import error_of, shard_of
 from tests.dist.world import Worlds
 from tests.oracle import random_layout

@@ -18,9 +18,9 @@ pytest.importorskip("rvdcomm._C", reason="the extension is not built")
 
 from rvdcomm import _C
 from rvdcomm.errors import CommError
-from rvdcomm.executors.island import Island, SharedMemoryError, islands
-from rvdcomm.executors.rendezvous import partition
-from rvdcomm.executors.world import World
+from rvdcomm.run.shared_memory.island import Island, SharedMemoryError, islands
+from rvdcomm.run.shared_memory.rendezvous import partition
+from rvdcomm.run.world import World
 from tests.dist.shards import error_of
 from tests.dist.world import Worlds
 

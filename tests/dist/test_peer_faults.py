@@ -36,8 +36,8 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm import native
-from rvdcomm.executors import choice
-from rvdcomm.executors.world import World
+from rvdcomm.run import choice
+from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
 from tests.oracle import parts_of

@@ -8,7 +8,7 @@ from functools import cache
 from math import prod
 
 import rvdcomm as rv
-from rvdcomm.dtypes import ITEM_BYTES, NOT_SUMMED
+from rvdcomm.layout import ITEM_BYTES, NOT_SUMMED
 from tests.oracle import Array, all_rvds, parts_of, random_cuts, random_topology
 
 MAX_ELEMENTS = 12_000

@@ -10,10 +10,10 @@ import numpy as np
 
 import rvdcomm as rv
 from rvdcomm.errors import MemoryLimitError
-from rvdcomm.executors.simulate import SimulationResult, simulate_program
-from rvdcomm.lower import lower
+from rvdcomm.plans.simulate import SimulationResult, simulate_program
 from rvdcomm.program import Program
-from rvdcomm.verify import verify
+from rvdcomm.program.lower import lower
+from rvdcomm.program.verify import verify
 from tests.fuzz.command import Report, guarded, parser, progress
 from tests.fuzz.draw import NUMPY_DTYPES, Case, draw
 from tests.oracle import Array, data_faults, shards_of

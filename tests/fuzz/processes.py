@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.dtypes import ITEM_BYTES
-from rvdcomm.executors.world import World
+from rvdcomm.layout import ITEM_BYTES
+from rvdcomm.run.world import World
 from tests.dist.world import GlooWorld
 from tests.fuzz.command import Report, parser, progress
 from tests.fuzz.draw import Case, draw

@@ -14,20 +14,18 @@ from functools import cache
 from pathlib import Path
 
 import rvdcomm as rv
-from rvdcomm.box import Box
 from rvdcomm.cli.arguments import parse_bytes
 from rvdcomm.errors import CommError, LayoutError, ProgramError
-from rvdcomm.executors.agreement import read_post
-from rvdcomm.executors.simulate import simulate_program
-from rvdcomm.layout import parse_ranges, ranges_text
-from rvdcomm.lower import lower
+from rvdcomm.layout import RVD, Box, parse_ranges, ranges_text
+from rvdcomm.plans.simulate import simulate_program
 from rvdcomm.program import Program
-from rvdcomm.request import Request
-from rvdcomm.rvd import RVD
-from rvdcomm.verify import verify
+from rvdcomm.program.lower import lower
+from rvdcomm.program.verify import verify
+from rvdcomm.run.agree import read_post
+from rvdcomm.run.request import Request
 from tests.fuzz.draw import NUMPY_DTYPES, STORED_AS, draw
 from tests.oracle import data_faults, parts_of, shards_of
-from tests.test_verify import GOOD
+from tests.program.test_verify import GOOD
 
 MAX_SIMULATED_BYTES = 1 << 20
 

@@ -10,10 +10,10 @@ import pytest
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from rvdcomm.box import Box, merged
 from rvdcomm.interop.dtensor.placements import sharding_of
 from rvdcomm.interop.dtensor.sharding import Sharding
 from rvdcomm.interop.dtensor.slabs import slabs_of, slices_of
+from rvdcomm.layout import Box, merged
 
 RANKS = np.arange(6).reshape(2, 3)
 KINDS = [Replicate(), Shard(0), *(_StridedShard(0, split_factor=k) for k in (2, 3, 5))]

@@ -63,8 +63,8 @@ def test_the_engine_uses_public_names_and_no_collectives(file: Path) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "from rvdcomm.box import Box",
-        "import rvdcomm.planner",
+        "from rvdcomm.layout.box import Box",
+        "import rvdcomm.plans.planner",
         "import rvdcomm as rv\nrv.planner",
         "import rvdcomm as rv\nrv._C",
         "import torch.distributed as dist\ndist.all_reduce(x)",

@@ -1,4 +1,4 @@
-// Element types: the same names and sizes as rvdcomm/dtypes.py.
+// Element types: the same names and sizes as rvdcomm/layout/dtypes.py.
 #pragma once
 
 #include <cstdint>

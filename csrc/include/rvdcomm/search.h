@@ -1,4 +1,4 @@
-// The search for the cheapest sequence of rebinds, as rvdcomm/search.py defines it: the same graph,
+// The search for the cheapest sequence of rebinds, as rvdcomm/planning/search.py defines it: the same graph,
 // costs, bounds and order, so the same path.
 #pragma once
 

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.redistributor import Redistributor
-from rvdcomm.dtypes import dtype_name
 from rvdcomm.errors import LayoutError, ShapeMismatchError
-from rvdcomm.executors.agreement import exchange_posts
-from rvdcomm.executors.choice import executor_name
-from rvdcomm.executors.world import World
 from rvdcomm.interop.dtensor.slabs import slices_of
 from rvdcomm.interop.dtensor.transition import Transition, shard_shape, transition_of
-from rvdcomm.planner import Plan, plan
-from rvdcomm.topology import Topology
+from rvdcomm.layout import Topology, dtype_name
+from rvdcomm.plans.planner import Plan, plan
+from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.choice import executor_name
+from rvdcomm.run.world import World
 
 _SERVED = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
 """Devices whose tensors a backend of the default group moves."""

@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.executors.world import World
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.move import Draft, Move, Options
 from rvdcomm.interop.dtensor.placements import normalized, sharding_of_dtensor
-from rvdcomm.topology import Topology
+from rvdcomm.layout import Topology
+from rvdcomm.run.world import World
 
 
 @dataclass(frozen=True)

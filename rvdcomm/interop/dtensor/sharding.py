@@ -12,11 +12,9 @@ from math import prod
 
 import numpy as np
 
-from rvdcomm.box import Box
 from rvdcomm.errors import LayoutError
 from rvdcomm.interop.dtensor.runs import Runs, nested_runs, within
-from rvdcomm.layout import Layout, ranges_text
-from rvdcomm.rvd import RVD
+from rvdcomm.layout import RVD, Box, Layout, ranges_text
 
 Cutters = tuple[tuple[int, int], ...]
 """Mesh dims that cut a tensor dim, in turn, each with its split factor (1 for ``Shard``)."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, product
 
-from rvdcomm.box import Box
 from rvdcomm.interop.dtensor.runs import Runs, length, within
 from rvdcomm.interop.dtensor.sharding import Sharding
+from rvdcomm.layout import Box
 
 
 def slabs_of(*shardings: Sharding) -> list[Box]:

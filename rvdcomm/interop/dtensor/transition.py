@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch.distributed.tensor import Partial
 
-from rvdcomm.box import Box
 from rvdcomm.errors import LayoutError
 from rvdcomm.interop.dtensor.placements import is_masked, is_sum, sharding_of_dtensor
 from rvdcomm.interop.dtensor.runs import length
 from rvdcomm.interop.dtensor.sharding import Sharding
 from rvdcomm.interop.dtensor.slabs import slabs_of
+from rvdcomm.layout import Box
 
 _AVERAGES = ("avg",)
 _IDEMPOTENT = ("avg", "min", "max")

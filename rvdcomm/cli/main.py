@@ -1,0 +1,71 @@
+"""Command line: ``rvdcomm COMMAND``, one module a command; ``rvdcomm --help`` lists them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from rvdcomm.cli import bench, calibrate, plan, reshard, verify
+from rvdcomm.cli.arguments import NOTATION, Formatter, Parser, UsageError
+from rvdcomm.cli.command import BAD_REQUEST, OK
+from rvdcomm.errors import CheckpointError, LayoutError
+from rvdcomm.picture import PictureError
+
+COMMANDS = {
+    "plan": plan.COMMAND,
+    "reshard": reshard.COMMAND,
+    "verify": verify.COMMAND,
+    "bench": bench.COMMAND,
+    "calibrate": calibrate.COMMAND,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status: 0, 1 (not proved) or 2 (bad request).
+
+    >>> main(["verify", "R(1)V(2)D(1)", "R(2)V(1)D(1)", "--shape", "6"])  # doctest: +ELLIPSIS
+    R(1)V(2)D(1) -> R(2)V(1)D(1)  6 float32 on 2 ranks
+    proved   ...
+    0
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    passed_on: list[str] = []
+    if words[:1] == ["bench"] and words[1:] not in (["-h"], ["--help"]):
+        # These are the benchmark's own; argparse would take its options for ours.
+        words, passed_on = words[:1], words[1:]
+    try:
+        args = _parser().parse_args(words, argparse.Namespace(passed_on=passed_on))
+        status = COMMANDS[args.command].run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader, such as `head`, has all that it wants; what is left goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (UsageError, LayoutError, CheckpointError, PictureError, OSError, UnicodeError) as error:
+        print(f"rvdcomm: error: {error}", file=sys.stderr)
+        return BAD_REQUEST
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="rvdcomm",
+        description="Plan, prove and run the cheapest communication between two layouts of a "
+        "distributed tensor.",
+        epilog="example:\n  rvdcomm plan 'R(1)V(1)D(1,8)' 'R(1)V(1)D(8,1)' --shape 4096,4096 "
+        f"--hosts 2x4\n\n{NOTATION}",
+        formatter_class=Formatter,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=command.summary,
+            description=command.summary[0].upper() + command.summary[1:] + ".",
+            epilog=command.epilog,
+            formatter_class=Formatter,
+        )
+        command.add_arguments(sub)
+    return parser

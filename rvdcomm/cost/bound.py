@@ -1,0 +1,163 @@
+"""Bound: what no plan can beat, under the same port model (ORACLES section 8, general RVD).
+
+For a set C of ranks (one rank, one host, one rack), bytes into C are at least what its ranks need
+and none of them has. Where parts are summed, an element needs a known number of messages, however
+they are arranged. The time of a plan is at least the bytes through a port over its bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.cost.ports import Cost
+from rvdcomm.layout import Layout, Placement, Topology
+
+Mask = NDArray[np.bool_]
+Counts = NDArray[np.int64]
+
+
+def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost:
+    """A lower bound on every field of the cost of any plan from ``src`` to ``dst``.
+
+    ``secs`` and ``rounds`` count one round of the farthest level that must be crossed; more rounds
+    are needed in general, so with ``alpha_secs > 0`` the bound is not always reached.
+    """
+    atoms = _Atoms.of(src, dst)
+    memory = {
+        rank: sum(layout.placement.num_elements(rank) for layout in (src, dst))
+        for rank in {*src.ranks, *dst.ranks}
+    }
+    levels = [
+        _level_bound(atoms, src, dst, level, topology) for level in range(len(topology.levels))
+    ]
+    return cost_of_levels(levels, max(memory.values()), item_bytes, topology)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelBound:
+    """Elements through the ports of one level: the busiest, the busiest inwards, and all."""
+
+    busiest: float
+    busiest_in: int
+    total: int
+
+    @classmethod
+    def of(cls, into: Counts, out_of: Counts, messages: int, num_homes: int) -> LevelBound:
+        """From what must enter and leave single homes, and what all homes must send together."""
+        # Whatever the plan, the messages of an element are spread over these ports at best.
+        busiest_in = max(int(into.max()), -(-messages // num_homes))
+        total = max(messages, int(into.sum()), int(out_of.sum()))
+        return cls(max(busiest_in, int(out_of.max())), busiest_in, total)
+
+
+def cost_of_levels(
+    levels: Sequence[LevelBound], peak_elements: int, item_bytes: int, topology: Topology
+) -> Cost:
+    """The bound as a cost, from the bounds of all levels."""
+    secs = max(
+        bound.busiest * item_bytes / level.link.bytes_per_sec
+        for bound, level in zip(levels, topology.levels, strict=True)
+    )
+    farthest = max((i for i, bound in enumerate(levels) if bound.busiest), default=None)
+    # A message that must leave a group of this level may go any farther, if that is quicker.
+    alphas = [level.link.alpha_secs for level in topology.levels[farthest:]]
+    alpha_secs = 0.0 if farthest is None else min(alphas)
+    return Cost(
+        secs=secs + alpha_secs,
+        wire_bytes=levels[0].total * item_bytes,
+        host_bytes=levels[1].total * item_bytes if len(levels) > 1 else 0,
+        peak_bytes=peak_elements * item_bytes,
+        rounds=0 if farthest is None else 1,
+        recv_bytes=levels[0].busiest_in * item_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Atoms:
+    """The coarsest boxes that neither layout cuts: element counts, and masks of who holds which."""
+
+    sizes: NDArray[np.int64]
+    cuts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, src: Layout, dst: Layout) -> _Atoms:
+        cuts = tuple(tuple(sorted({*a, *b})) for a, b in zip(src.cuts, dst.cuts, strict=True))
+        sizes = np.ones((), dtype=np.int64)
+        for cut in cuts:
+            sizes = np.multiply.outer(sizes, np.diff(np.array(cut, dtype=np.int64)))
+        return cls(sizes.reshape(-1), cuts)
+
+    def masks(self, placement: Placement, homes: dict[int, int], num_homes: int) -> Mask:
+        """[num_parts, num_homes, atoms]: whether a home's ranks hold a part of an atom."""
+        out = np.zeros((placement.num_parts, num_homes, len(self.sizes)), dtype=np.bool_)
+        index = [{bound: i for i, bound in enumerate(cut)} for cut in self.cuts]
+        for holding in placement.holdings:
+            mask = np.zeros([max(len(cut) - 1, 0) for cut in self.cuts], dtype=np.bool_)
+            for box in holding.boxes:
+                slices = (
+                    slice(ix[low], ix[high])
+                    for ix, low, high in zip(index, box.lo, box.hi, strict=True)
+                )
+                mask[tuple(slices)] = True
+            for home in {homes[rank] for rank in holding.ranks}:
+                out[holding.part, home] |= mask.reshape(-1)
+        return out
+
+
+def _level_bound(
+    atoms: _Atoms, src: Layout, dst: Layout, level: int, topology: Topology
+) -> LevelBound:
+    used = sorted({topology.homes[level][rank] for rank in (*src.ranks, *dst.ranks)})
+    renumber = {home: i for i, home in enumerate(used)}
+    homes = {rank: renumber[topology.homes[level][rank]] for rank in (*src.ranks, *dst.ranks)}
+    has = atoms.masks(src.placement, homes, len(used))
+    wants = atoms.masks(dst.placement, homes, len(used))
+    into = _into(has, wants) @ atoms.sizes
+    out_of = _out_of(has, wants) @ atoms.sizes
+    messages = int(_messages(has, wants) @ atoms.sizes)
+    return LevelBound.of(into, out_of, messages, len(used))
+
+
+def _into(has: Mask, wants: Mask) -> Counts:
+    """[homes, atoms]: 1 where an element must enter a home."""
+    if wants.shape[0] > 1:
+        # Which part of dst takes an element is free, so that no single home must be entered.
+        return np.zeros(has.shape[1:], dtype=np.int64)
+    missing: Counts = (wants[0] & ~has.all(axis=0)).astype(np.int64)
+    return missing
+
+
+def _out_of(has: Mask, wants: Mask) -> Counts:
+    """[homes, atoms]: 1 where an element must leave a home: it alone has a part others want."""
+    if wants.shape[0] > 1:
+        return np.zeros(has.shape[1:], dtype=np.int64)
+    alone = (has & (has.sum(axis=1, keepdims=True) == 1)).any(axis=0)
+    wanted_elsewhere = wants[0].sum(axis=0)[None] - wants[0] > 0
+    leaving: Counts = (alone & wanted_elsewhere).astype(np.int64)
+    return leaving
+
+
+def _messages(has: Mask, wants: Mask) -> Counts:
+    """[atoms]: fewest messages between homes that one element needs, whatever the plan."""
+    num_src_parts, num_dst_parts = has.shape[0], wants.shape[0]
+    if num_src_parts == 1:
+        # Some part of dst takes the element, and each of its holders must have it.
+        missing: Counts = (wants & ~has[0][None]).sum(axis=1).min(axis=0)
+        return missing
+    # Homes that must meet before all parts are together: a home brings at most so many parts.
+    brought = np.maximum(has.sum(axis=0).max(axis=0), 1)
+    meeting: Counts = -(-num_src_parts // brought)
+    if num_dst_parts > 1:
+        merged: Counts = np.maximum(meeting - num_dst_parts, 0)
+        return merged
+    readers = wants[0].sum(axis=0)
+    complete = has.all(axis=0)
+    apart = ~(has.any(axis=0) & wants[0]).any(axis=0)
+    summed: Counts = meeting - 1 + readers - 1 + apart
+    # Where some home has all parts from the start, nothing need meet: the others need it once each.
+    needed: Counts = np.where(complete.any(axis=0), (wants[0] & ~complete).sum(axis=0), summed)
+    return needed

@@ -1,0 +1,57 @@
+"""Placement: who holds which part of which boxes, with the numbering of layouts forgotten.
+
+Every state between two steps of a plan is a placement: a layout (one box a rank), or an
+intermediate whose ranks hold strided blocks (several boxes a rank).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from rvdcomm.layout.box import Box
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """``ranks`` (ascending) each hold value part ``part`` of ``boxes``, in this order in memory."""
+
+    part: int
+    boxes: tuple[Box, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Elements that each of the ranks holds."""
+        return sum(box.num_elements for box in self.boxes)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All holdings of one tensor; every rank is in exactly one of them.
+
+    Law (tests/planning/test_binding.py): for every part, the boxes of its holdings tile the tensor.
+    """
+
+    shape: tuple[int, ...]
+    num_parts: int
+    holdings: tuple[Holding, ...]
+
+    @cached_property
+    def by_rank(self) -> dict[int, Holding]:
+        """The holding of every rank."""
+        return {rank: holding for holding in self.holdings for rank in holding.ranks}
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that take part, ascending."""
+        return tuple(sorted(self.by_rank))
+
+    def boxes(self, rank: int) -> tuple[Box, ...]:
+        """Boxes of ``rank`` in memory order; none for a rank outside the placement."""
+        holding = self.by_rank.get(rank)
+        return holding.boxes if holding else ()
+
+    def num_elements(self, rank: int) -> int:
+        """Elements that ``rank`` holds."""
+        return sum(box.num_elements for box in self.boxes(rank))

@@ -1,0 +1,1 @@
+"""From two layouts to a path: the states between them, the primitives, and the search."""

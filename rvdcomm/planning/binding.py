@@ -1,0 +1,289 @@
+"""Bindings: rank axes bound to R, to V or to digits of the tensor's index (DESIGN section 5).
+
+A rank's position is a mixed-radix number over *axes*; the index of a dim's pieces is a mixed-radix
+number over *digits*. ``refine`` finds the coarsest axes and digits in which two layouts and the
+hosts can all be written; a binding then says, for every axis, what it tells apart: replicas (R),
+value parts (V), or the values of one digit of the same size. Digits bound to no axis are local.
+
+Every axis also owns a *scratch* digit: it cuts each atom (a box with all digits fixed) flat, in
+row-major order. Partial sums are reduced over scratch digits without a pack, whatever the shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise, product
+from math import prod
+
+from rvdcomm.layout import Box, Cuts, Holding, Layout, Placement, Topology, balanced_cuts, merged
+from rvdcomm.planning.factors import (
+    Factor,
+    Numbering,
+    R,
+    V,
+    factors_of,
+    is_chain,
+    level_blocks,
+    numberings,
+)
+
+__all__ = ["Axis", "Binding", "Digit", "Grid", "R", "V", "refine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A factor of the rank numbering: ``position // stride % size`` is the coordinate."""
+
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Digit:
+    """A factor of a dim's index: it cuts each of ``place`` coarser pieces in ``size``."""
+
+    dim: int
+    place: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What the bindings of one group share: rank numbering, axes (outermost first) and digits.
+
+    ``cuts`` are the cut points of the finest pieces of every dim; they need not be even.
+    ``blocks[level]`` is the number of ranks in a group of that topology level. ``is_even`` says
+    that the finest pieces of every dim are equally large; ``span`` is ``ranks`` as a range, where
+    that is known.
+    """
+
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    digits: tuple[Digit, ...]
+    cuts: Cuts
+    blocks: tuple[int, ...]
+    is_even: bool
+    span: range | None
+
+    def scratch(self, axis: int) -> int:
+        """The target that stands for the scratch digit of ``axis``."""
+        return len(self.digits) + axis
+
+    def coordinates(self, position: int) -> tuple[int, ...]:
+        """The axes' coordinates of a rank position."""
+        return tuple(position // axis.stride % axis.size for axis in self.axes)
+
+    def digit_values(self, dim: int) -> list[int]:
+        """Digits of ``dim``, most significant first, as targets."""
+        found = [i for i, digit in enumerate(self.digits) if digit.dim == dim]
+        return sorted(found, key=lambda i: self.digits[i].place)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What every axis of ``grid`` is bound to: ``R``, ``V``, a digit or the axis's scratch digit.
+
+    Digit i of the grid is target i; ``R`` and ``V`` are negative.
+
+    ``scratch_order`` lists the axes whose scratch digits the whole path uses, outermost cut first.
+    Laws (tests/planning/test_binding.py): ``refine(src, dst)`` gives bindings with the placements
+    of ``src`` and ``dst``; every part's boxes tile the tensor.
+    """
+
+    grid: Grid
+    targets: tuple[int, ...]
+    scratch_order: tuple[int, ...] = ()
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Who holds what. Parts are numbered by the coordinates of the V axes."""
+        grid = self.grid
+        members: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for position, rank in enumerate(grid.ranks):
+            coords = grid.coordinates(position)
+            part = tuple(c for c, t in zip(coords, self.targets, strict=True) if t == V)
+            cell = tuple(c if t >= 0 else -1 for c, t in zip(coords, self.targets, strict=True))
+            members.setdefault((part, cell), []).append(rank)
+        part_sizes = [a.size for a, t in zip(grid.axes, self.targets, strict=True) if t == V]
+        boxes_of = {cell: self._boxes(cell) for cell in {cell for _, cell in members}}
+        holdings = tuple(
+            Holding(_mixed_radix(part, part_sizes), boxes_of[cell], tuple(sorted(ranks)))
+            for (part, cell), ranks in members.items()
+        )
+        return Placement(grid.shape, prod(part_sizes), holdings)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all shards are known to be equally large, so that closed-form costs are exact."""
+        grid = self.grid
+        cuts = zip(grid.shape, grid.cuts, strict=True)
+        atom = prod(size // (len(cut) - 1) for size, cut in cuts)
+        return grid.is_even and atom % prod(grid.axes[a].size for a in self.scratch_order) == 0
+
+    def _boxes(self, coords: tuple[int, ...]) -> tuple[Box, ...]:
+        """Boxes of the rank that has these coordinates, merged."""
+        grid = self.grid
+        value = {t: c for t, c in zip(self.targets, coords, strict=True) if t >= 0}
+        pieces_of_dim: list[list[int]] = []
+        for d in range(len(grid.shape)):
+            pieces = [0]
+            for i in grid.digit_values(d):
+                values = [value[i]] if i in value else range(grid.digits[i].size)
+                pieces = [piece * grid.digits[i].size + v for piece in pieces for v in values]
+            pieces_of_dim.append(pieces)
+        atoms = [
+            Box(
+                tuple(cut[p] for cut, p in zip(grid.cuts, index, strict=True)),
+                tuple(cut[p + 1] for cut, p in zip(grid.cuts, index, strict=True)),
+            )
+            for index in product(*pieces_of_dim)
+        ]
+        return merged(box for atom in atoms for box in self._scratch_boxes(atom, value))
+
+    def _scratch_boxes(self, atom: Box, value: dict[int, int]) -> Iterable[Box]:
+        """What the scratch digits leave of ``atom``."""
+        if not any(self.grid.scratch(a) in value for a in self.scratch_order):
+            return [atom]
+        sizes = [self.grid.axes[a].size for a in self.scratch_order]
+        cuts = balanced_cuts(atom.num_elements, prod(sizes))
+        choices = [
+            [value[self.grid.scratch(a)]] if self.grid.scratch(a) in value else range(size)
+            for a, size in zip(self.scratch_order, sizes, strict=True)
+        ]
+        indices = (_mixed_radix(index, sizes) for index in product(*choices))
+        return [box for i in indices for box in atom.flat_range(cuts[i], cuts[i + 1])]
+
+    def with_scratch_order(self, order: tuple[int, ...]) -> Binding:
+        """The same targets, with scratch cuts nested in this order of axes."""
+        return replace(self, scratch_order=order)
+
+    def __str__(self) -> str:
+        """Counts as in RVD; ``*n`` is a strided cut, ``F(n)`` a flat cut of every box."""
+        sizes = [axis.size for axis in self.grid.axes]
+        counts = {
+            target: prod(s for s, t in zip(sizes, self.targets, strict=True) if t == target)
+            for target in (R, V)
+        }
+        bound = set(self.targets)
+        dims = []
+        for d in range(len(self.grid.shape)):
+            is_strided, count = False, 1
+            outer_is_local = False
+            for i in self.grid.digit_values(d):
+                if i in bound:
+                    count *= self.grid.digits[i].size
+                    is_strided |= outer_is_local
+                else:
+                    outer_is_local = True
+            dims.append(f"*{count}" if is_strided else str(count))
+        flat = prod(s for a, s in enumerate(sizes) if self.targets[a] == self.grid.scratch(a))
+        text = f"R({counts[R]})V({counts[V]})D({','.join(dims)})"
+        return f"{text}F({flat})" if flat > 1 else text
+
+
+def _mixed_radix(digits: Sequence[int], sizes: Sequence[int]) -> int:
+    number = 0
+    for digit, size in zip(digits, sizes, strict=True):
+        number = number * size + digit
+    return number
+
+
+# --- refinement ---------------------------------------------------------------------------------
+
+
+def refine(src: Layout, dst: Layout, topology: Topology) -> tuple[Binding, Binding] | None:
+    """Write two layouts of one rank set over common axes and digits; None if they have none.
+
+    None means that the pair is *irregular*: ranks that do not factor, or cut points that do not
+    nest (2*3 against 3*2, or most ragged pairs).
+    """
+    for numbering in numberings(src, dst, topology):
+        found = _refine_numbered(src, dst, numbering, topology)
+        if found is not None:
+            return found
+    return None
+
+
+def _refine_numbered(
+    src: Layout, dst: Layout, numbering: Numbering, topology: Topology
+) -> tuple[Binding, Binding] | None:
+    blocks = level_blocks(numbering, topology)
+    cuts = _finest_cuts(src, dst)
+    first, second = factors_of(src, numbering), factors_of(dst, numbering)
+    if blocks is None or cuts is None or first is None or second is None:
+        return None
+    common = _common_factors(src, dst, [*first, *second], blocks)
+    if common is None:
+        return None
+    strides, places = common
+    axes = tuple(Axis(outer // inner, inner) for inner, outer in reversed([*pairwise(strides)]))
+    digits = tuple(
+        Digit(d, place, finer // place)
+        for d, bounds in enumerate(places)
+        for place, finer in pairwise(bounds)
+    )
+    grid = Grid(
+        src.shape,
+        numbering.ranks,
+        axes,
+        digits,
+        cuts,
+        blocks,
+        is_even=src.is_even and dst.is_even,
+        span=numbering.span,
+    )
+    index = {(digit.dim, digit.place): i for i, digit in enumerate(digits)}
+    return (
+        Binding(grid, tuple(_target(axis, first, index) for axis in axes)),
+        Binding(grid, tuple(_target(axis, second, index) for axis in axes)),
+    )
+
+
+def _common_factors(
+    src: Layout, dst: Layout, links: list[Factor], blocks: tuple[int, ...]
+) -> tuple[list[int], list[list[int]]] | None:
+    """Strides of the axes, and places of every dim's digits, that both sides can be written in.
+
+    Splitting an axis splits its digit and the reverse, until nothing new appears.
+    """
+    strides = {1, len(src.ranks), *blocks}
+    strides.update(bound for link in links for bound in (link.lo, link.hi))
+    places: list[set[int]] = [{1, s, t} for s, t in zip(src.rvd.d, dst.rvd.d, strict=True)]
+    changed = True
+    while changed:
+        if not is_chain(strides) or not all(map(is_chain, places)):
+            return None
+        changed = False
+        for link in (link for link in links if link.mode >= 0):
+            top = link.place * link.hi
+            own_strides = [x for x in strides if link.lo <= x <= link.hi]
+            own_places = [p for p in places[link.mode] if link.place <= p <= top // link.lo]
+            if any(top % x for x in own_strides) or any(top % p for p in own_places):
+                return None
+            num_known = len(strides) + len(places[link.mode])
+            places[link.mode].update(top // x for x in own_strides)
+            strides.update(top // p for p in own_places)
+            changed |= len(strides) + len(places[link.mode]) > num_known
+    return sorted(strides), [sorted(bounds) for bounds in places]
+
+
+def _target(axis: Axis, factors: list[Factor], index: dict[tuple[int, int], int]) -> int:
+    factor = next(f for f in factors if f.lo <= axis.stride < f.hi)
+    if factor.mode < 0:
+        return factor.mode
+    place = factor.place * factor.hi // (axis.stride * axis.size)
+    return index[factor.mode, place]
+
+
+def _finest_cuts(src: Layout, dst: Layout) -> Cuts | None:
+    """Cut points of the finer side of every dim, if the coarser side's are among them."""
+    finest = []
+    for a, b in zip(src.cuts, dst.cuts, strict=True):
+        coarse, fine = sorted((a, b), key=len)
+        if fine[:: (len(fine) - 1) // (len(coarse) - 1)] != coarse:
+            return None
+        finest.append(fine)
+    return tuple(finest)

@@ -1,0 +1,141 @@
+"""Candidates: paths between two layouts of which one is the best known.
+
+Regular pairs over one rank set are searched as bindings (``search.py``). All other pairs (ragged
+cuts that do not nest, groups that differ, overlap in part or are disjoint) are an exchange between
+two planes: the src group may first sum its parts over flat pieces, the dst group may take flat
+pieces and gather its replicas; and where only the cuts differ, the smaller group may change to the
+other's, so that a rank meets few of the other group. The direct exchange is always a candidate, so
+every pair has a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from rvdcomm.layout import RVD, Layout, Topology
+from rvdcomm.planning.binding import Binding, R, V, refine
+from rvdcomm.planning.path import Path, State, Step, exchange_step, steps_of_bindings
+from rvdcomm.planning.primitives import RebindPricer, Targets
+from rvdcomm.planning.search import cheapest_rebinds
+
+
+def candidate_paths(
+    src: Layout, dst: Layout, item_bytes: int, topology: Topology
+) -> Iterator[Path]:
+    """Paths from ``src`` to ``dst``; one alone where the search's costs are exact."""
+    if src == dst:
+        yield Path(src, dst, ())
+        return
+    num_bytes = item_bytes * prod(src.shape)
+    pair = refine(src, dst, topology)
+    if pair is None:
+        yield from _across_planes(src, dst, num_bytes, topology)
+        return
+    _, bindings = cheapest_rebinds(*pair, RebindPricer(pair[0].grid, topology, num_bytes))
+    yield Path(src, dst, tuple(steps_of_bindings(bindings)))
+    if not all(binding.is_even for binding in bindings):
+        yield direct_path(src, dst)
+
+
+def direct_path(src: Layout, dst: Layout, num_slices: int = 1) -> Path:
+    """One exchange, in ``num_slices`` windows."""
+    return Path(src, dst, (exchange_step(State.of(src), State.of(dst), num_slices),))
+
+
+# --- two planes ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PlanePath:
+    """Steps inside one group, from the state ``src`` to the state ``dst``."""
+
+    src: State
+    dst: State
+    steps: tuple[Step, ...]
+
+
+def _across_planes(src: Layout, dst: Layout, num_bytes: int, topology: Topology) -> Iterator[Path]:
+    heads, tails = _heads(src, num_bytes, topology), _tails(dst, num_bytes, topology)
+    for head, tail in [*product(heads, tails), *_recut(src, dst, num_bytes, topology)]:
+        yield Path(src, dst, (*head.steps, exchange_step(head.dst, tail.src), *tail.steps))
+
+
+def _recut(
+    src: Layout, dst: Layout, num_bytes: int, topology: Topology
+) -> Iterator[tuple[_PlanePath, _PlanePath]]:
+    """The smaller group has the other's cuts on its side of the exchange.
+
+    The same bytes cross, in a few large messages instead of one for every pair of ranks.
+    """
+    if src.rvd.v * src.rvd.r * dst.rvd.v * dst.rvd.r > 1 or not (src.is_even and dst.is_even):
+        return
+    if len(src.ranks) <= len(dst.ranks):
+        middle = _cut_as(dst, src)
+        pair = middle and refine(src, middle, topology)
+        if pair:
+            yield _plane_path(*pair, num_bytes, topology), _stay(dst)
+    else:
+        middle = _cut_as(src, dst)
+        pair = middle and refine(middle, dst, topology)
+        if pair:
+            yield _stay(src), _plane_path(*pair, num_bytes, topology)
+
+
+def _cut_as(pattern: Layout, layout: Layout) -> Layout | None:
+    """The ranks of ``layout``, cut like ``pattern`` but k times as coarse in one dim."""
+    factor, rest = divmod(len(pattern.ranks), len(layout.ranks))
+    for d, count in enumerate(pattern.rvd.d):
+        if rest == 0 and count % factor == 0:
+            counts = (*pattern.rvd.d[:d], count // factor, *pattern.rvd.d[d + 1 :])
+            middle = Layout(layout.shape, RVD(1, 1, counts), layout.ranks)
+            if middle != layout and middle.is_even:
+                return middle
+    return None
+
+
+def _stay(layout: Layout) -> _PlanePath:
+    return _PlanePath(State.of(layout), State.of(layout), ())
+
+
+def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
+    """Before the exchange parts may be summed, with or without the replicas sharing the work."""
+    yield _stay(layout)
+    pair = refine(layout, layout, topology)
+    if pair is None or layout.rvd.v == 1:
+        return
+    for targets in _scratched(pair[0], [(V,), (R, V)]):
+        yield _plane_path(pair[0], Binding(pair[0].grid, targets), num_bytes, topology)
+
+
+def _tails(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
+    """After the exchange replicas may be gathered: all of them, or those inside a host."""
+    yield _stay(layout)
+    pair = refine(layout, layout, topology)
+    if pair is None or layout.rvd.r == 1:
+        return
+    for targets in _scratched(pair[0], [(R,)]):
+        yield _plane_path(Binding(pair[0].grid, targets), pair[0], num_bytes, topology)
+
+
+def _plane_path(src: Binding, dst: Binding, num_bytes: int, topology: Topology) -> _PlanePath:
+    _, bindings = cheapest_rebinds(src, dst, RebindPricer(src.grid, topology, num_bytes))
+    steps = tuple(steps_of_bindings(bindings))
+    return _PlanePath(State.of(bindings[0]), State.of(bindings[-1]), steps)
+
+
+def _scratched(binding: Binding, choices: list[tuple[int, ...]]) -> Iterator[Targets]:
+    """Targets with axes of the chosen roles moved to their scratch digits, below every level."""
+    grid = binding.grid
+    seen = {binding.targets}
+    for roles in choices:
+        for block in sorted({*grid.blocks[1:], len(grid.ranks)}):
+            targets = tuple(
+                grid.scratch(a) if t in roles and axis.stride < block else t
+                for a, (t, axis) in enumerate(zip(binding.targets, grid.axes, strict=True))
+            )
+            if targets not in seen:
+                seen.add(targets)
+                yield targets

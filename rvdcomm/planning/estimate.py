@@ -1,0 +1,106 @@
+"""Estimate: what a path will take, so that the best of several candidates is known.
+
+In closed form where shards are equally large, whatever the number of ranks; else counted in moves:
+the same bytes as the program's, and much cheaper to get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from math import prod
+
+from rvdcomm.cost import step_cost
+from rvdcomm.layout import Layout, Topology
+from rvdcomm.planning.binding import Binding, Grid
+from rvdcomm.planning.exchange import Move
+from rvdcomm.planning.path import Path, Step
+from rvdcomm.planning.primitives import RebindPricer
+from rvdcomm.planning.transfer import transfer_cost
+
+MAX_COUNTED_RANKS = 64
+"""Beyond, counting the moves of one exchange takes seconds."""
+
+SIGNIFICANT_DIGITS = 9
+"""Times tie within a billionth."""
+
+
+class Estimator:
+    """Prices paths on one topology; steps that paths share are priced once."""
+
+    def __init__(self, topology: Topology, item_bytes: int) -> None:
+        self.topology, self.item_bytes = topology, item_bytes
+        # Steps and grids by identity: to compare them takes as long as to price them. Values are
+        # kept beside what they are of, so that no identity is used twice.
+        self._costs: dict[int, tuple[Step, tuple[float, int] | None]] = {}
+        self._pricers: dict[int, RebindPricer] = {}
+
+    def cheapest_first(self, paths: list[Path]) -> list[Path]:
+        """Candidates by time, rounds and steps; then in the order in which they are named.
+
+        In a large world those that only counting can price come last, if there are others; of
+        unequal shards, those that the search found come first as it found them.
+        """
+        priced, rest = paths, list[Path]()
+        if len(paths[0].ranks) > MAX_COUNTED_RANKS:
+            has_formula = [all(map(self._closed_form, path.steps)) for path in paths]
+            if any(has_formula):
+                priced = [path for path, has in zip(paths, has_formula, strict=True) if has]
+                rest = [path for path, has in zip(paths, has_formula, strict=True) if not has]
+            elif not all(map(_is_exchanged, paths)):
+                return sorted(paths, key=_is_exchanged)
+        return [*sorted(priced, key=self._order), *rest]
+
+    def _order(self, path: Path) -> tuple[float, int, int]:
+        costs = [self._step(step) for step in path.steps]
+        secs = float(f"{sum(secs for secs, _ in costs):.{SIGNIFICANT_DIGITS}g}")
+        return secs, sum(rounds for _, rounds in costs), len(path.steps)
+
+    def _step(self, step: Step) -> tuple[float, int]:
+        """Seconds and rounds of one step."""
+        return self._closed_form(step) or self.counted(step)
+
+    def _closed_form(self, step: Step) -> tuple[float, int] | None:
+        if id(step) not in self._costs:
+            self._costs[id(step)] = step, self._priced(step)
+        return self._costs[id(step)][1]
+
+    def _priced(self, step: Step) -> tuple[float, int] | None:
+        src, dst = step.src.source, step.dst.source
+        if not (src.is_even and dst.is_even):
+            return None
+        if step.direct:
+            return transfer_cost(src, dst, self.item_bytes, self.topology)
+        if isinstance(src, Layout) or isinstance(dst, Layout):
+            return None
+        middle = [step.middle.source] if step.middle else []
+        states = [state for state in (src, *middle, dst) if isinstance(state, Binding)]
+        pricer = self._pricer(src.grid)
+        legs = [pricer.ticks(a.targets, b.targets) for a, b in pairwise(states)]
+        return pricer.secs(sum(ticks for ticks, _ in legs)), sum(rounds for _, rounds in legs)
+
+    def _pricer(self, grid: Grid) -> RebindPricer:
+        if id(grid) not in self._pricers:
+            num_bytes = prod(grid.shape) * self.item_bytes
+            self._pricers[id(grid)] = RebindPricer(grid, self.topology, num_bytes)
+        return self._pricers[id(grid)]
+
+    def counted(self, step: Step) -> tuple[float, int]:
+        costs = [
+            step_cost(_traffic(moves, self.item_bytes), self.topology)
+            for moves in step.moves(self.topology)
+        ]
+        return sum(cost.secs for cost in costs), sum(cost.rounds for cost in costs)
+
+
+def _is_exchanged(path: Path) -> bool:
+    """Whether some step is an exchange among all ranks."""
+    return any(step.direct for step in path.steps)
+
+
+def _traffic(moves: Iterable[Move], item_bytes: int) -> dict[tuple[int, int], int]:
+    traffic: dict[tuple[int, int], int] = {}
+    for move in moves:
+        pair = (move.src_rank, move.dst_rank)
+        traffic[pair] = traffic.get(pair, 0) + move.box.num_elements * item_bytes
+    return traffic

@@ -1,0 +1,172 @@
+"""Modelled bound: what no plan can beat, by formula, in time that grows with the ranks.
+
+The bound is that of ``bound.py``. There masks say which homes have and want which elements; here,
+for regular pairs, a home is a value of the axes outside it, and what it has or wants is known from
+what those are bound to (tests/plans/test_modelled.py: both are equal where shards are). Where
+pieces are unequal all are taken to be as small as the smallest, which keeps it a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.cost import Cost, LevelBound, cost_of_levels
+from rvdcomm.layout import Layout, Topology
+from rvdcomm.planning.binding import Binding, R, V, refine
+from rvdcomm.planning.transfer import equal_distance
+
+Counts = NDArray[np.int64]
+
+
+def modelled_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost | None:
+    """``lower_bound`` by formula; None where there is none.
+
+    There is one for regular pairs on one group, and for regular layouts on two groups whose ranks
+    are all equally far apart.
+    """
+    if src.span is not None and src.span == dst.span:
+        levels = _in_group(src, dst, topology)
+    else:
+        levels = _between_groups(src, dst, topology)
+    if levels is None:
+        return None
+    shards = [prod(int(np.diff(cut).max(initial=0)) for cut in x.cuts) for x in (src, dst)]
+    is_sum = src.span == dst.span and src.is_even and dst.is_even
+    return cost_of_levels(levels, sum(shards) if is_sum else max(shards), item_bytes, topology)
+
+
+def _least_elements(binding: Binding) -> int:
+    """Elements of the tensor if all its pieces were as small as the smallest."""
+    return prod(int(np.diff(cut).min()) * (len(cut) - 1) for cut in binding.grid.cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outer:
+    """The axes of one side that tell the homes of a level apart, by what they are bound to.
+
+    ``r`` homes have or want the same, ``v`` homes have a part each, ``size`` is what one has.
+    """
+
+    r: int
+    v: int
+    size: int
+
+    @classmethod
+    def of(cls, binding: Binding, axes: Iterable[int], num_elements: int) -> _Outer:
+        counts = {R: 1, V: 1, 0: 1}
+        for a in axes:
+            counts[min(binding.targets[a], 0)] *= binding.grid.axes[a].size
+        return cls(counts[R], counts[V], num_elements // counts[0])
+
+
+def _outer_axes(binding: Binding) -> list[list[int]]:
+    """For every level, the axes that tell its groups apart."""
+    axes = list(enumerate(binding.grid.axes))
+    return [[a for a, axis in axes if axis.stride >= block] for block in binding.grid.blocks]
+
+
+# --- one group ----------------------------------------------------------------------------------
+
+
+def _in_group(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] | None:
+    pair = refine(src, dst, topology)
+    if pair is None:
+        return None
+    size = _least_elements(pair[0])
+    levels = []
+    for axes, block in zip(_outer_axes(pair[0]), pair[0].grid.blocks, strict=True):
+        has, wants = (_Outer.of(binding, axes, size) for binding in pair)
+        common = _common(*pair, axes, block, size)
+        into = wants.size - (common if has.v == 1 else np.zeros_like(common))
+        out_of = has.size - common if wants.r == 1 else np.full_like(common, has.size)
+        if dst.rvd.v > 1:
+            into = np.zeros_like(common)
+        if dst.rvd.v > 1 or has.r > 1:
+            out_of = np.zeros_like(common)
+        meets = _meeting_share(*pair, axes)
+        if src.rvd.v == 1 and dst.rvd.v > 1:
+            both = prod(
+                pair[0].grid.axes[a].size
+                for a in axes
+                if pair[0].targets[a] == R == pair[1].targets[a]
+            )
+            messages = size * wants.r - size * both // meets
+        elif dst.rvd.v > 1:
+            messages = size * max(has.v - dst.rvd.v, 0)
+        elif has.v == 1:
+            messages = int(into.sum())
+        else:
+            messages = size * (has.v + wants.r - 1) - size // meets
+        levels.append(LevelBound.of(into, out_of, messages, len(common)))
+    return levels
+
+
+def _common(src: Binding, dst: Binding, axes: list[int], block: int, size: int) -> Counts:
+    """[homes]: elements that a home both has some part of and wants."""
+    grid = src.grid
+    position = np.arange(0, len(grid.ranks), block)
+    holder = {src.targets[a]: a for a in axes if src.targets[a] >= 0}
+    is_met, share = np.ones(len(position), np.bool_), 1
+    for t in {*holder, *(dst.targets[a] for a in axes if dst.targets[a] >= 0)}:
+        pair = [holder.get(t), next((a for a in axes if dst.targets[a] == t), None)]
+        known = [grid.axes[a] for a in pair if a is not None]
+        share *= known[0].size
+        if len(known) == 2:
+            one, other = (position // axis.stride % axis.size for axis in known)
+            is_met &= one == other
+    return np.where(is_met, size // share, 0)
+
+
+def _meeting_share(src: Binding, dst: Binding, axes: list[int]) -> int:
+    """One of how many elements may be had and wanted by one home: all digits of an axis agree."""
+    root: dict[int, int] = {}
+
+    def find(t: int) -> int:
+        while root.get(t, t) != t:
+            t = root[t]
+        return t
+
+    share = 1
+    for a in axes:
+        s, t = src.targets[a], dst.targets[a]
+        if s >= 0 and t >= 0 and find(s) != find(t):
+            root[find(s)] = find(t)
+            share *= src.grid.axes[a].size
+    return share
+
+
+# --- two groups ---------------------------------------------------------------------------------
+
+
+def _between_groups(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] | None:
+    if src.span is None or dst.span is None or topology.runs is None:
+        return None
+    distance = equal_distance(src.span, dst.span, topology)
+    sides = [refine(layout, layout, topology) for layout in (src, dst)]
+    if distance is None or sides[0] is None or sides[1] is None:
+        return None
+    a, b = sides[0][0], sides[1][0]
+    size = min(_least_elements(a), _least_elements(b))
+    levels = []
+    for i, (src_axes, dst_axes) in enumerate(zip(_outer_axes(a), _outer_axes(b), strict=True)):
+        if i >= distance:
+            levels.append(LevelBound(0, 0, 0))
+            continue
+        has, wants = _Outer.of(a, src_axes, size), _Outer.of(b, dst_axes, size)
+        num_src, num_dst = (
+            prod(x.grid.axes[axis].size for axis in axes)
+            for x, axes in ((a, src_axes), (b, dst_axes))
+        )
+        into = np.full(num_dst, wants.size if dst.rvd.v == 1 else 0)
+        out_of = np.full(num_src, has.size if dst.rvd.v == 1 and has.r == 1 else 0)
+        if src.rvd.v == 1 or dst.rvd.v == 1:
+            messages = size * (has.v - 1 + wants.r)
+        else:
+            messages = size * max(has.v - dst.rvd.v, 0)
+        levels.append(LevelBound.of(into, out_of, messages, num_src + num_dst))
+    return levels

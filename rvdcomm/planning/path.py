@@ -1,0 +1,188 @@
+"""Path: a plan for people: the steps from one layout to another, and the layouts between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from rvdcomm.layout import Layout, Placement, Topology, ranges_text
+from rvdcomm.planning.binding import Binding
+from rvdcomm.planning.exchange import Move, exchange
+from rvdcomm.planning.primitives import kind_of_rebind, product_groups
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A placement and how it is written: ``R(1)V(1)D(2,4)``, with ``*`` and ``F`` if strided.
+
+    Equal if placement and text are. Both are made when they are asked for: a search needs neither.
+    """
+
+    source: Layout | Binding
+
+    @classmethod
+    def of(cls, source: Layout | Binding) -> State:
+        """The state of a layout or of a binding."""
+        return cls(source)
+
+    @property
+    def placement(self) -> Placement:
+        """Who holds what."""
+        return self.source.placement
+
+    @cached_property
+    def text(self) -> str:
+        """Counts of replicas, parts and pieces."""
+        return str(self.source.rvd if isinstance(self.source, Layout) else self.source)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that hold something, in the source's order."""
+        return self.source.ranks if isinstance(self.source, Layout) else self.source.grid.ranks
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, State):
+            return NotImplemented
+        return self.text == other.text and self.placement == other.placement
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One primitive: inside every group, ``src`` becomes ``dst``.
+
+    An all_reduce is a reduce_scatter to ``middle`` and an all_gather from it. A step over all ranks
+    in one group is ``direct``; others have the product groups of what they rebind. ``num_slices``
+    windows of an exchange run one after another, so that its staging buffers are smaller.
+    """
+
+    kind: str
+    src: State
+    dst: State
+    middle: State | None = None
+    direct: bool = False
+    num_slices: int = 1
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Ranks that communicate; each group ascending."""
+        src, dst = self.src.source, (self.middle or self.dst).source
+        if self.direct or isinstance(src, Layout) or isinstance(dst, Layout):
+            return (tuple(sorted({*self.src.ranks, *self.dst.ranks})),)
+        return product_groups(src, dst)
+
+    @property
+    def legs(self) -> tuple[tuple[State, State], ...]:
+        """The exchanges that this step is made of."""
+        if self.middle is None:
+            return ((self.src, self.dst),)
+        return ((self.src, self.middle), (self.middle, self.dst))
+
+    def moves(self, topology: Topology) -> list[tuple[Move, ...]]:
+        """The moves of every leg."""
+        return [
+            exchange(src.placement, dst.placement, topology, self.groups) for src, dst in self.legs
+        ]
+
+
+@dataclass(frozen=True)
+class Path:
+    """Steps from ``src`` to ``dst``; prints as a table.
+
+    Invariant: every step's ``src`` is the placement that the step before leaves.
+    """
+
+    src: Layout
+    dst: Layout
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that take part, ascending."""
+        return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
+
+    def table(self, notes: Iterable[str] | None = None) -> list[str]:
+        """Lines of a table; ``notes`` adds a column, one note a step."""
+        rows = [("step", "primitive", "groups", "layout")]
+        rows.append(("", "", "", _at(str(self.src.rvd), self.src.ranks)))
+        for i, step in enumerate(self.steps):
+            text = _at(step.dst.text, step.dst.ranks)
+            name = f"{step.kind} /{step.num_slices}" if step.num_slices > 1 else step.kind
+            rows.append((str(i), name, groups_text(step.groups), text))
+        columns = [*zip(*rows, strict=True)]
+        if notes is not None:
+            columns.append(("cost", "", *notes))
+        widths = [max(map(len, column)) for column in columns]
+        return [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in zip(*columns, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(self.table())
+
+
+def steps_of_bindings(bindings: list[Binding]) -> list[Step]:
+    """One step for every change; a reduce_scatter and its all_gather become an all_reduce."""
+    steps: list[Step] = []
+    states = [State(binding) for binding in bindings]
+    last_changed: set[int] = set()
+    for (before, after), (src, dst) in zip(pairwise(bindings), pairwise(states), strict=True):
+        kind = kind_of_rebind(before.targets, after.targets)
+        both = enumerate(zip(before.targets, after.targets, strict=True))
+        changed = {a for a, (s, t) in both if s != t}
+        last = steps[-1] if steps else None
+        is_pair = last is not None and (last.kind, kind) == ("reduce_scatter", "all_gather")
+        if last is not None and is_pair and changed == last_changed:
+            # The same ranks sum the pieces and gather them again: that is an all_reduce.
+            steps[-1] = Step("all_reduce", last.src, dst, middle=last.dst)
+        else:
+            # V to R without a middle is the one-shot form: all ranks send all they have to all.
+            steps.append(Step("exchange" if kind == "all_reduce" else kind, src, dst))
+        last_changed = changed
+    return steps
+
+
+def exchange_step(src: State, dst: State, num_slices: int = 1) -> Step:
+    """The step from any state to any other; a ``transfer`` where no rank is on both sides."""
+    kind = "transfer" if set(src.ranks).isdisjoint(dst.ranks) else "exchange"
+    return Step(kind, src, dst, direct=True, num_slices=num_slices)
+
+
+MAX_RUNS = 16
+"""Runs of ranks that a table writes out."""
+
+
+def groups_text(groups: Sequence[Sequence[int]]) -> str:
+    """Groups in a few characters: ``4x(0,2)``, the first group and how many there are like it.
+
+    >>> groups_text(((0, 2), (1, 3)))
+    '2x(0,2)'
+    >>> groups_text((range(0, 800, 8),))
+    '(0:800:8)'
+    """
+    first = _short_ranges(groups[0])
+    return f"({first})" if len(groups) == 1 else f"{len(groups)}x({first})"
+
+
+def _short_ranges(ranks: Sequence[int]) -> str:
+    """As ``ranges_text``; of many runs, as ``start:stop:stride``, or the first of them."""
+    runs = ranges_text(ranks).split(",")
+    if len(runs) <= MAX_RUNS:
+        return ",".join(runs)
+    stride = ranks[1] - ranks[0]
+    if stride > 0 and tuple(ranks) == tuple(range(ranks[0], ranks[-1] + 1, stride)):
+        return f"{ranks[0]}:{ranks[-1] + stride}:{stride}"
+    return f"{','.join(runs[:MAX_RUNS])},..."
+
+
+def _at(text: str, ranks: tuple[int, ...]) -> str:
+    return f"{text} on {ranges_text(sorted(ranks))}"

@@ -1,0 +1,270 @@
+"""Relabel: which rank should hold which dst cell, where the caller may choose.
+
+Let a *group* of a topology level (a rank, a host, a rack) *have* an element if some src rank in it
+holds the element; where src has value parts, if it holds all of them, or, of elements that no group
+has whole, any. The bytes that enter the groups of a level are counted with every element sent once
+into a group, however many of its ranks want it. What enters the outermost groups is made least
+first, then what enters the groups inside them, down to the ranks.
+
+Exact: where every dst cell has one holder (no replicas, no value parts) all of this is a sum over
+ranks of what the cell of each lacks, and one linear assignment finds the least. Replicas that lie
+in one group share what enters it, which is no such sum: whole bundles of replicas are then assigned
+besides, and the best order of those made is taken. No order is worse than the one that was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.errors import LayoutError
+from rvdcomm.layout import RVD, Layout, Topology, ranges_text
+
+Elements = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+EXACT_BITS = 52
+"""Costs of an assignment are floats that hold whole numbers up to 2 to this many exactly."""
+
+MIN_LEVEL_WEIGHT = 1 << 10
+"""Where numbers get too large, one element over an outer link still weighs as many inside."""
+
+
+def best_ranks(
+    src: Layout,
+    dst_rvd: RVD | str,
+    topology: Topology | None = None,
+    *,
+    ranks: Iterable[int] | None = None,
+    cuts: str | Sequence[Sequence[int]] = "chunk",
+) -> tuple[int, ...]:
+    """The order of ranks in which a layout of ``dst_rvd`` is reached with the fewest bytes moved.
+
+    >>> src = Layout((4, 6), "R(1)V(1)D(4,1)")
+    >>> best_ranks(src, "R(2)V(1)D(2,1)")  # ranks 0 and 1 hold the upper half already
+    (0, 2, 1, 3)
+
+    Args:
+        src: the layout that the tensor has.
+        dst_rvd, cuts: what is wanted, as for ``Layout``.
+        topology: whose levels are respected, outermost first; without it all ranks are alike.
+        ranks: ranks that may be used, at least as many as needed; those of ``src`` if None. Of
+            orders that move equally much, the one nearest to this order is taken.
+
+    Returns:
+        Ranks for ``Layout(src.shape, dst_rvd, ranks, cuts)``.
+
+    Raises:
+        LayoutError: counts, cut points or ranks do not fit.
+        ImportError: scipy is not installed; it comes with the extra ``relabel``.
+
+    Source: COSTA (Kabić et al., ISC 2021) finds a relabelling of two grids by linear assignment.
+    """
+    dst_rvd = RVD(dst_rvd)
+    usable = tuple(src.ranks if ranks is None else ranks)
+    if len(usable) < dst_rvd.num_ranks:
+        raise LayoutError(
+            f"{dst_rvd} needs {dst_rvd.num_ranks} ranks but {len(usable)} may be used; "
+            "pass ranks= with at least as many."
+        )
+    if len(set(usable)) != len(usable):
+        raise LayoutError(f"ranks {ranges_text(usable)} for {dst_rvd}: one is given twice.")
+    given = Layout(src.shape, dst_rvd, usable[: dst_rvd.num_ranks], cuts)
+    if topology is not None:
+        topology.check_ranks({*src.ranks, *usable})
+    cells = _Cells.of(src, given, usable, topology)
+    candidates = [np.arange(len(cells.box)), _assigned(cells)]
+    if cells.num_replicas > 1 and len(cells.levels) > 1:
+        candidates.append(_bundled(cells))
+    # Of orders that are equally good, the first.
+    order = min(candidates, key=cells.entering)
+    return Layout(src.shape, dst_rvd, [usable[i] for i in order], given.cuts).ranks
+
+
+# --- what enters --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One level of the topology, of whose groups there is more than one.
+
+    Attributes:
+        group: [usable ranks] the group of each.
+        has: [groups, src boxes] whether a group has a box.
+        is_whole: [src boxes] whether to have a box means to have all its parts.
+        lacks: [groups, dst boxes] elements of a box that a group has not.
+    """
+
+    group: Indices
+    has: Mask
+    is_whole: Mask
+    lacks: Elements
+
+    @classmethod
+    def of(
+        cls, src: Layout, usable: Sequence[int], home: Mapping[int, int], overlap: Elements
+    ) -> _Level:
+        homes, group = np.unique([home[r] for r in (*usable, *src.ranks)], return_inverse=True)
+        num_groups, num_boxes = len(homes), len(overlap)
+        parts, position = np.zeros((num_groups, num_boxes), np.int32), np.arange(len(src.ranks))
+        box, part = position % num_boxes, position // num_boxes % src.rvd.v
+        held = np.unique(np.stack([group[len(usable) :], box, part]), axis=1)
+        np.add.at(parts, (held[0], held[1]), 1)
+        is_whole = (parts == src.rvd.v).any(axis=0)
+        has = np.where(is_whole, parts == src.rvd.v, parts > 0)
+        sizes = overlap.sum(axis=0)
+        lacks = np.stack([sizes - overlap[boxes].sum(axis=0) for boxes in has])
+        return cls(group[: len(usable)], has, is_whole, lacks)
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """The cells of a dst, numbered as its ranks are, and what the usable ranks have of them.
+
+    ``overlap`` [src boxes, dst boxes] counts common elements, in units of their greatest common
+    divisor. ``levels`` go from the innermost out. An *order* [cells] gives the usable rank of each.
+    """
+
+    num_replicas: int
+    num_parts: int
+    num_src_parts: int
+    num_usable: int
+    overlap: Elements
+    levels: tuple[_Level, ...]
+
+    @classmethod
+    def of(
+        cls, src: Layout, dst: Layout, usable: Sequence[int], topology: Topology | None
+    ) -> _Cells:
+        overlap = _overlap(src, dst)
+        homes = topology.homes if topology else ({r: r for r in {*src.ranks, *usable}},)
+        levels = tuple(
+            _Level.of(src, usable, home, overlap)
+            for home in homes
+            if len({home[rank] for rank in usable}) > 1
+        )
+        return cls(dst.rvd.r, dst.rvd.v, src.rvd.v, len(usable), overlap, levels)
+
+    @cached_property
+    def box(self) -> Indices:
+        """The dst box of every cell."""
+        return np.tile(np.arange(self.overlap.shape[1]), self.num_replicas * self.num_parts)
+
+    @cached_property
+    def value(self) -> Indices:
+        """A number for every cell that its replicas have in common."""
+        return np.tile(np.arange(self.overlap.shape[1] * self.num_parts), self.num_replicas)
+
+    def entering(self, order: Indices) -> tuple[float, ...]:
+        """Elements that enter the groups of every level, outermost first, but for a constant."""
+        return tuple(self._entering(level, order) for level in reversed(self.levels))
+
+    def _entering(self, level: _Level, order: Indices) -> float:
+        """As ``bound.py`` counts them: an element goes to every group that wants it and lacks it.
+
+        Of an element that is still to be summed, all groups but one that has some part need it.
+        """
+        num_src_boxes, num_boxes = self.overlap.shape
+        wants = np.zeros((len(level.lacks), num_boxes * self.num_parts), np.bool_)
+        wants[level.group[order], self.value] = True
+        saved = np.zeros((num_src_boxes, wants.shape[1]), np.int32)
+        for has, wanted in zip(level.has, wants, strict=True):
+            saved[np.ix_(has, wanted)] += 1
+        saved[~level.is_whole] = np.minimum(saved[~level.is_whole], 1)
+        messages = (wants.sum(axis=0) - saved).reshape(num_src_boxes, self.num_parts, num_boxes)
+        # One of the parts of dst takes an element that is whole.
+        some = messages.min(axis=1) if self.num_src_parts == 1 else messages.sum(axis=1)
+        return float((self.overlap * some).sum())
+
+
+def _overlap(src: Layout, dst: Layout) -> Elements:
+    """[src boxes, dst boxes]: the product over dims of what two pieces have in common."""
+    out = np.ones((1, 1))
+    for a, b in zip(src.cuts, dst.cuts, strict=True):
+        (low, high), (other_low, other_high) = (np.array([cut[:-1], cut[1:]]) for cut in (a, b))
+        common = np.minimum.outer(high, other_high) - np.maximum.outer(low, other_low)
+        out = np.kron(out, np.maximum(common, 0))
+    return out / max(int(np.gcd.reduce(out.astype(np.int64), axis=None)), 1)
+
+
+# --- orders -------------------------------------------------------------------------------------
+
+
+def _assigned(cells: _Cells) -> Indices:
+    """The order in which the ranks' own cells lack least, outer levels counting first.
+
+    A linear assignment. Among equals it moves the fewest ranks from where they were given.
+    """
+    num_cells = len(cells.box)
+    cost = (np.arange(num_cells)[:, None] != np.arange(cells.num_usable)).astype(np.float64)
+    for level, weight in zip(cells.levels, _weights(cells), strict=True):
+        cost += weight * level.lacks[level.group].T[cells.box]
+    return _least(cost)
+
+
+def _weights(cells: _Cells) -> list[float]:
+    """What an element weighs at each level, so that outer ones count first and ties last."""
+    most = cells.overlap.sum() * cells.num_replicas * cells.num_parts + 1
+    first = float(len(cells.box) + 1)
+    room = 2.0**EXACT_BITS / (most * first)
+    ratio = min(most, max(room, 1.0) ** (1 / max(len(cells.levels) - 1, 1)))
+    return [first * max(ratio, MIN_LEVEL_WEIGHT) ** i for i in range(len(cells.levels))]
+
+
+def _bundled(cells: _Cells) -> Indices:
+    """An order that keeps replicas together, level by level from the outermost in.
+
+    In every group, bundles of equally many replicas of a cell are assigned to the groups inside,
+    each bundle needing what the group lacks once. The best size of a bundle is taken.
+    """
+    order = np.zeros(len(cells.box), np.int64)
+
+    def place(depth: int, mine: Indices, ranks: Indices) -> None:
+        level = cells.levels[depth]
+        if depth == 0:
+            cost = level.lacks[level.group[ranks]].T[cells.box[mine]]
+            order[mine] = ranks[_least(cost)]
+            return
+        shares = min(_shares(cells, level, mine, ranks), key=lambda share: share[0])[1]
+        for group in np.unique(shares):
+            place(depth - 1, mine[shares == group], ranks[level.group[ranks] == group])
+
+    place(len(cells.levels) - 1, np.arange(len(cells.box)), np.arange(cells.num_usable))
+    return order
+
+
+def _shares(
+    cells: _Cells, level: _Level, mine: Indices, ranks: Indices
+) -> Iterator[tuple[float, Indices]]:
+    """Ways to give cells to groups, by bundle size: what enters, and the group of every cell."""
+    groups, room = np.unique(level.group[ranks], return_counts=True)
+    by_value = mine[np.argsort(cells.value[mine], kind="stable")]
+    where = np.argsort(np.argsort(cells.value[mine], kind="stable"))
+    copies = np.unique(cells.value[mine], return_counts=True)[1]
+    for size in range(1, int(copies.max()) + 1):
+        slots = np.repeat(groups, room // size)
+        if (copies % size).any() or len(slots) * size < len(mine):
+            continue
+        boxes = cells.box[by_value[::size]]
+        chosen = slots[_least(level.lacks[slots].T[boxes])]
+        shares = np.repeat(chosen, size)[where]
+        pairs = np.unique(np.stack([shares, cells.value[mine]]), axis=1)
+        entering = level.lacks[pairs[0], pairs[1] % cells.overlap.shape[1]].sum()
+        yield float(entering), shares
+
+
+def _least(cost: Elements) -> Indices:
+    """The column of every row in a cheapest assignment."""
+    try:
+        from scipy.optimize import linear_sum_assignment
+    except ImportError:
+        raise ImportError(
+            "best_ranks needs scipy; install it, or rvdcomm with the extra 'relabel'."
+        ) from None
+    columns: Indices = linear_sum_assignment(cost)[1]
+    return columns

@@ -1,0 +1,218 @@
+"""Search: the cheapest sequence of rebinds between two bindings of one grid.
+
+State: a binding's targets, one for every axis. An edge is one step; its cost is exact (whole
+ticks), so that equal costs tie. Ties break by rounds, then by number of steps, then by the lesser
+state before, then by the order in which ``graph.py`` names a state's successors: the numbering of
+the axes decides, and nothing else. A*; the direct exchange from the start to the goal is always a
+step, so that a path always exists.
+
+This is the definition; ``csrc/core/search.cpp`` finds the same path, only faster
+(tests/planning/test_search_native.py).
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count, pairwise
+
+from rvdcomm import native
+from rvdcomm.planning.binding import Binding
+from rvdcomm.planning.graph import Graph, ThoroughGraph, Units, graph_between
+from rvdcomm.planning.primitives import RebindPricer, Targets
+
+FEW_UNITS = 6
+"""Up to this many axes (64 ranks and more) a search mostly runs to its end."""
+
+MAX_SUCCESSORS_OF_FEW, MAX_SUCCESSORS = 4000, 1200
+"""After this many the best path so far is taken: below 1 ms (bench/results/planning.json)."""
+
+MAX_UNITS = 9
+"""Up to this many axes every set of them may move; beyond, alike axes move together."""
+
+MAX_NATIVE_BITS = 120
+"""Costs below 2 to this many fit in the 128 bits of the native search, sums included."""
+
+_Key = tuple[int, int, int]
+"""What a path costs: ticks, rounds, steps; compared in this order."""
+
+
+def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[int, list[Binding]]:
+    """The cheapest path: its cost in ticks, and its bindings from ``src`` to ``dst``.
+
+    >>> from rvdcomm.layout import Layout
+    >>> from rvdcomm.layout import Topology
+    >>> from rvdcomm.planning.binding import refine
+    >>> host = Topology.single_host(8, 0, 1)
+    >>> pair = refine(Layout((64,), "R(2)V(4)D(1)"), Layout((64,), "R(8)V(1)D(1)"), host)
+    >>> ticks, path = cheapest_rebinds(*pair, RebindPricer(pair[0].grid, host, 64))
+    >>> pricer_bytes = 1.25 * 64
+    >>> RebindPricer(pair[0].grid, host, 64).secs(ticks) == pricer_bytes
+    True
+    """
+    ticks, states = find_states(src.targets, dst.targets, pricer)
+    return ticks, _bindings(src, dst, states)
+
+
+def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, list[Targets]]:
+    """The path as targets: by the native search where there is one and the numbers fit."""
+    if src == dst:
+        return 0, [src]
+    graph = graph_between(src, dst, pricer)
+    if native.core is None or not _fits(pricer):
+        return search_states(src, graph)
+    grid, scale = pricer.grid, pricer.scale
+    ticks, states = native.core.cheapest_rebinds(
+        src,
+        graph.start,
+        dst,
+        graph.units if len(graph.units) <= MAX_UNITS else [],
+        graph.coarse_units,
+        isinstance(graph, ThoroughGraph),
+        pricer.sizes,
+        pricer.levels,
+        [digit.size for digit in grid.digits],
+        grid.blocks,
+        len(grid.ranks),
+        pricer.num_bytes,
+        scale.ticks_a_unit,
+        scale.ticks_a_round,
+        MAX_SUCCESSORS,
+        _max_successors(graph.units),
+    )
+    return ticks, states
+
+
+def _fits(pricer: RebindPricer) -> bool:
+    """Whether no cost of a path can leave 128 bits, and no target the native tables."""
+    grid, scale = pricer.grid, pricer.scale
+    num_ranks = len(grid.ranks)
+    ticks = pricer.num_bytes * num_ranks**3 * max(scale.ticks_a_unit)
+    ticks += num_ranks * max(scale.ticks_a_round)
+    num_axes, num_targets = len(grid.axes), len(grid.axes) + len(grid.digits)
+    return (
+        num_axes <= 16
+        and num_targets <= 64
+        and num_ranks <= 2**20
+        and ticks.bit_length() <= MAX_NATIVE_BITS
+    )
+
+
+def search_states(src: Targets, graph: Graph) -> tuple[int, list[Targets]]:
+    """The path as targets, found by the Python search."""
+    pricer, dst = graph.pricer, graph.dst
+    found: list[Targets] = []
+    if graph.coarse_units:
+        found = _found(graph, graph.coarse_units, None, MAX_SUCCESSORS)
+        _split_steps(found, pricer)
+    if len(graph.units) <= MAX_UNITS:
+        known = _key(found, pricer) if found else None
+        found = _found(graph, graph.units, known, _max_successors(graph.units)) or found
+    states = [src, *found, dst]
+    states = [s for i, s in enumerate(states) if i == 0 or s != states[i - 1]]
+    _join_steps(states, pricer)
+    _split_steps(states, pricer)
+    return _key(states, pricer)[0], states
+
+
+def _key(states: list[Targets], pricer: RebindPricer) -> _Key:
+    """What a path costs."""
+    prices = [pricer.ticks(before, after) for before, after in pairwise(states)]
+    return sum(ticks for ticks, _ in prices), sum(rounds for _, rounds in prices), len(prices)
+
+
+def _max_successors(units: Units) -> int:
+    return MAX_SUCCESSORS_OF_FEW if len(units) <= FEW_UNITS else MAX_SUCCESSORS
+
+
+def _found(graph: Graph, units: Units, known: _Key | None, max_successors: int) -> list[Targets]:
+    """States of the cheapest path from the graph's start to a goal; none if ``known`` is better."""
+    order = count()
+    start = graph.start
+    best: dict[Targets, _Key] = {start: (0, 0, 0)}
+    parent: dict[Targets, Targets] = {}
+    # Entries are (bound of a full path, deepest first, oldest first, key, state).
+    heap = [((*graph.bound(start), 0), 0, next(order), best[start], start)]
+    goal: Targets | None = start if graph.is_goal(start) else None
+    num_successors = 0
+    while heap and num_successors <= max_successors:
+        _, _, _, key, state = heapq.heappop(heap)
+        if key != best[state]:
+            continue
+        if graph.is_goal(state):
+            break
+        for successor in graph.successors(state, units):
+            num_successors += 1
+            ticks, rounds = graph.pricer.ticks(state, successor)
+            new = (key[0] + ticks, key[1] + rounds, key[2] + 1)
+            if successor in best and best[successor] <= new:
+                if best[successor] == new:
+                    parent[successor] = min(parent[successor], state)
+                continue
+            is_goal = graph.is_goal(successor)
+            bound_ticks, bound_rounds = graph.bound(successor)
+            full = (new[0] + bound_ticks, new[1] + bound_rounds, new[2] + (not is_goal))
+            if known is not None and full >= known:
+                continue
+            best[successor] = new
+            parent[successor] = state
+            if is_goal:
+                goal, known = successor, new
+            heapq.heappush(heap, (full, -new[2], next(order), new, successor))
+    if goal is None:
+        return []
+    states = [goal]
+    while states[-1] != start:
+        states.append(parent[states[-1]])
+    return states[::-1]
+
+
+def _split_steps(states: list[Targets], pricer: RebindPricer) -> None:
+    """Let one axis of a step move before or after the others, where that is cheaper."""
+    i = 0
+    while i < len(states) - 1:
+        before, after = states[i : i + 2]
+        cheapest, best = pricer.ticks(before, after), None
+        for a in (a for a, (s, t) in enumerate(zip(before, after, strict=True)) if s != t):
+            for base, other in ((before, after), (after, before)):
+                middle = (*base[:a], other[a], *base[a + 1 :])
+                if not (pricer.is_priced(before, middle) and pricer.is_priced(middle, after)):
+                    continue
+                first, second = pricer.ticks(before, middle), pricer.ticks(middle, after)
+                if (total := (first[0] + second[0], first[1] + second[1])) < cheapest:
+                    cheapest, best = total, middle
+        if best is None:
+            i += 1
+        else:
+            states.insert(i + 1, best)
+
+
+def _join_steps(states: list[Targets], pricer: RebindPricer) -> None:
+    """Leave out states that save nothing: a slice joins the step after it, and so on."""
+    i = 1
+    while i < len(states) - 1:
+        before, state, after = states[i - 1 : i + 2]
+        if pricer.is_priced(before, after):
+            first, second = pricer.ticks(before, state), pricer.ticks(state, after)
+            joined = pricer.ticks(before, after)
+            if joined <= (first[0] + second[0], first[1] + second[1]):
+                del states[i]
+                i = max(i - 1, 1)
+                continue
+        i += 1
+
+
+def _bindings(src: Binding, dst: Binding, states: list[Targets]) -> list[Binding]:
+    """The path's bindings, with one nesting of scratch cuts for all of them.
+
+    Axes that leave their scratch digits last are cut outermost, so that what is gathered first is
+    contiguous.
+    """
+    grid = src.grid
+    last_use = {
+        a: i
+        for i, targets in enumerate(states)
+        for a, t in enumerate(targets)
+        if t == grid.scratch(a)
+    }
+    order = tuple(sorted(last_use, key=lambda a: (-last_use[a], a)))
+    return [Binding(grid, targets, order) for targets in states]

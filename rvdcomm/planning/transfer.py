@@ -1,0 +1,164 @@
+"""Transfer: what one exchange between two disjoint groups costs, in closed form.
+
+It applies where both sides are even and regular and all pairs of ranks are equally far apart. Then
+every holder of a piece sends equally much, every reader of a part receives equally much, and what
+is sent is known from the counts alone (tests/planning/test_transfer.py: it is what counting gives).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.layout import Layout, Topology
+from rvdcomm.planning.binding import Binding, R, V
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """An even, regular placement over a run of ranks: counts, pieces of every dim, and its V axes.
+
+    ``part_axes`` are (size, stride) of the axes that tell value parts apart, outermost first.
+    """
+
+    span: range
+    r: int
+    v: int
+    pieces: tuple[int, ...]
+    part_axes: tuple[tuple[int, int], ...]
+
+    def parts(self) -> np.ndarray:
+        """The value part of every rank."""
+        position, part = np.arange(len(self.span)), np.zeros(len(self.span), dtype=np.int64)
+        for size, stride in self.part_axes:
+            part = part * size + position // stride % size
+        return part
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What one exchange between disjoint groups costs.
+
+    Attributes:
+        secs, rounds: under the port model.
+        sent_bytes: by every src rank.
+        recv_bytes: by every dst rank, in the order of its ranks; one number if all receive as much.
+        distance: levels that every byte crosses.
+    """
+
+    secs: float
+    rounds: int
+    sent_bytes: int
+    recv_bytes: int | NDArray[np.int64]
+    distance: int
+
+
+def transfer_cost(
+    src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
+) -> tuple[float, int] | None:
+    """Seconds and rounds of ``transfer``."""
+    found = transfer(src, dst, item_bytes, topology)
+    return None if found is None else (found.secs, found.rounds)
+
+
+def transfer(
+    src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
+) -> Transfer | None:
+    """The exchange from ``src`` to ``dst`` by formula; None where none covers it.
+
+    Let R and V be the counts of either side, and a *need* what one reader takes of one holding.
+    A reader takes every part of what it holds; if dst keeps parts, they take the needs of a region
+    in turns. The needs of a holding are shared equally over its R holders.
+    """
+    a, b = _side(src), _side(dst)
+    if a is None or b is None or topology.runs is None:
+        return None
+    distance = equal_distance(a.span, b.span, topology)
+    nests = all(max(p, q) % min(p, q) == 0 for p, q in zip(a.pieces, b.pieces, strict=True))
+    if distance is None or not nests:
+        return None
+    shape = src.shape if isinstance(src, Layout) else src.grid.shape
+    need_size = prod(shape) // prod(map(max, a.pieces, b.pieces))
+    readers = b.r * prod(max(q // p, 1) for p, q in zip(a.pieces, b.pieces, strict=True))
+    needs = a.v * prod(max(p // q, 1) for p, q in zip(a.pieces, b.pieces, strict=True))
+    if (readers % a.r and a.r % readers) or readers * need_size % a.r:
+        return None
+    taken = [needs // b.v + (part < needs % b.v) for part in range(b.v)]
+    rounds = max(readers // a.r, taken[0] * max(a.r // readers, 1), 1)
+    sent = readers * need_size // a.r
+    received: int | NDArray[np.int64] = taken[0] * need_size
+    if needs % b.v:
+        received = np.array(taken)[b.parts()] * need_size
+    busiest = 0.0
+    for run, level in zip(topology.runs[:distance], topology.levels, strict=False):
+        blocks = run.block(a.span), run.block(b.span)
+        if blocks[0] is None or blocks[1] is None:
+            return None
+        into = (
+            int(received.reshape(-1, blocks[1]).sum(axis=1).max())
+            if isinstance(received, np.ndarray)
+            else received * blocks[1]
+        )
+        port_bytes = max(sent * blocks[0], into) * item_bytes
+        busiest = max(busiest, port_bytes / level.link.bytes_per_sec)
+    if not need_size:
+        return Transfer(0.0, 0, 0, 0, distance)
+    secs = topology.levels[distance - 1].link.alpha_secs * rounds + busiest
+    return Transfer(secs, rounds, sent * item_bytes, received * item_bytes, distance)
+
+
+def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
+    """Levels that every byte crosses; None if the ranks are not all equally far apart."""
+    for level, run in enumerate(topology.runs or ()):
+        a, b = run.groups(src), run.groups(dst)
+        if a.stop > b.start and b.stop > a.start:
+            return level if level and len(a) == len(b) == 1 else None
+    return len(topology.levels)
+
+
+def _side(source: Layout | Binding) -> _Side | None:
+    if isinstance(source, Layout):
+        if source.span is None:
+            return None
+        rvd = source.rvd
+        return _Side(source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, prod(rvd.d)),))
+    grid, pieces = source.grid, _pieces(source)
+    if grid.span is None or pieces is None:
+        return None
+    axes = list(zip(grid.axes, source.targets, strict=True))
+    part_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == V)
+    replicas = prod(axis.size for axis, t in axes if t == R)
+    return _Side(grid.span, replicas, prod(k for k, _ in part_axes), pieces, part_axes)
+
+
+def _pieces(binding: Binding) -> tuple[int, ...] | None:
+    """Pieces that every dim is cut in; None if some rank holds more than one box.
+
+    Flat cuts of a box are cuts of its dims, outermost first, as far as their sizes divide.
+    """
+    grid, bound = binding.grid, set(binding.targets)
+    flat = prod(
+        axis.size for a, axis in enumerate(grid.axes) if binding.targets[a] == grid.scratch(a)
+    )
+    # Cuts inside those of an unbound scratch digit, or of a local digit, are strided.
+    is_bound = [grid.scratch(a) in bound for a in binding.scratch_order]
+    is_outermost = is_bound == sorted(is_bound, reverse=True)
+    if flat > 1 and not (is_outermost and all(i in bound for i in range(len(grid.digits)))):
+        return None
+    pieces = []
+    for d, size in enumerate(grid.shape):
+        digits = grid.digit_values(d)
+        is_bound = [i in bound for i in digits]
+        if is_bound != sorted(is_bound, reverse=True):
+            return None
+        count = prod(grid.digits[i].size for i in digits if i in bound)
+        box_size = size // count
+        cut = flat if flat < box_size else box_size
+        if box_size and (flat % cut or box_size % cut):
+            return None
+        pieces.append(count * max(cut, 1))
+        flat //= max(cut, 1)
+    return tuple(pieces) if flat == 1 else None

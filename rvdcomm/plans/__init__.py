@@ -1,0 +1,1 @@
+"""Plans: of one tensor, of many tensors, of a gradient; each owns its program."""

@@ -1,0 +1,91 @@
+"""Planning: the transitions of many tensors, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rvdcomm.errors import LayoutError
+from rvdcomm.layout import Layout, Level, Link, Topology, dtype_name
+from rvdcomm.plans.bundle import Bundle
+from rvdcomm.plans.member import Member
+from rvdcomm.plans.planner import default_topology, plan
+from rvdcomm.program import Transition
+from rvdcomm.program.lower import wire_dtype
+
+
+def plan_many(
+    src: Mapping[str, Layout],
+    dst: Mapping[str, Layout],
+    dtype: str | Mapping[str, str],
+    *,
+    dst_dtype: str | Mapping[str, str] | None = None,
+    names: Callable[[str], str] | None = None,
+    topology: Topology | None = None,
+    memory_limit: int | None = None,
+) -> Bundle:
+    """Plan the transitions of many tensors as one call.
+
+    Args:
+        src, dst: the layouts of every tensor, by the names that it has on either side.
+        dtype: of the tensors; one for all, or one a name of ``src``.
+        dst_dtype: what they become; as they are if None, or where a mapping has no entry.
+        names: the name in ``dst`` of a name in ``src``; the same if None.
+        topology: as of ``plan``.
+        memory_limit: bytes of staging, besides the shards, that no rank may exceed.
+
+    Raises:
+        LayoutError: names or shapes do not match, or a layout is illegal.
+    """
+    pairs = matched(src, dst, names)
+    if topology is None:
+        topology = default_topology(
+            {rank for side in (src, dst) for layout in side.values() for rank in layout.ranks}
+        )
+    shared = _shared_alpha(topology, len(pairs))
+    members = []
+    for src_name, name in pairs:
+        own = dtype_name(dtype[src_name] if isinstance(dtype, Mapping) else dtype)
+        given = dst_dtype.get(name) if isinstance(dst_dtype, Mapping) else dst_dtype
+        transition = Transition(src[src_name], dst[name], own, dtype_name(given or own))
+        try:
+            found = plan(transition.src, transition.dst, wire_dtype(transition), shared)
+        except LayoutError as error:
+            raise LayoutError(f"tensor {name!r}: {error}") from None
+        members.append(Member(src_name, name, transition, found))
+    return Bundle(tuple(members), topology, memory_limit)
+
+
+def matched(
+    src: Mapping[str, object], dst: Mapping[str, object], names: Callable[[str], str] | None
+) -> list[tuple[str, str]]:
+    """(name in src, name in dst) of every tensor, in the order of src.
+
+    Raises:
+        LayoutError: two tensors get one name, or some have no partner.
+    """
+    pairs = [(name, name if names is None else names(name)) for name in src]
+    mapped = [name for _, name in pairs]
+    if len(set(mapped)) < len(mapped):
+        twice = next(name for name in mapped if mapped.count(name) > 1)
+        both = [name for name, to in pairs if to == twice]
+        raise LayoutError(f"redistribute_many: names maps {both} to one name, {twice!r}.")
+    if set(mapped) != set(dst):
+        odd = sorted(set(mapped) ^ set(dst))
+        raise LayoutError(f"redistribute_many: src and dst differ in the names {odd[:5]}.")
+    if not pairs:
+        raise LayoutError("redistribute_many: there is no tensor.")
+    return pairs
+
+
+def _shared_alpha(topology: Topology, num_tensors: int) -> Topology:
+    """The topology for a tensor of many: a round's latency is paid once for all of them."""
+    return Topology(
+        tuple(
+            Level(
+                level.name,
+                level.groups,
+                Link(level.link.alpha_secs / num_tensors, level.link.bytes_per_sec),
+            )
+            for level in topology.levels
+        )
+    )

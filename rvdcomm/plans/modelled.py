@@ -1,0 +1,219 @@
+"""Modelled: what a path costs by formula, in time that grows with the ranks, not the messages.
+
+Bytes are those that counting the program gives (tests/plans/test_modelled.py). Rounds are at least
+the modelled ones: replicas that leave R may share a need, and then a rank has more partners.
+Memory is what the buffers of a leg take without holes between them, whether the lowering needs
+them or not.
+Where shards are unequal, all are taken to be as large as the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.cost import Cost, StepCost, total_cost
+from rvdcomm.layout import Layout, Topology
+from rvdcomm.planning.binding import Binding, Grid, R, V
+from rvdcomm.planning.path import Path, Step
+from rvdcomm.planning.primitives import MOVES_NOTHING, RebindPricer, Targets, kind_of_rebind
+from rvdcomm.planning.transfer import transfer
+from rvdcomm.program import ALIGN_BYTES
+
+Counts = NDArray[np.int64]
+
+NUM_BUFFERS = 5
+"""Staging buffers that are alive at once, each of which may be aligned."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledCost:
+    """A path's cost by formula, and that of each of its steps."""
+
+    cost: Cost
+    steps: tuple[StepCost, ...]
+
+
+def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCost | None:
+    """The cost of ``path``; None where some step has no formula.
+
+    There is one for every rebind, and for transfers that ``transfer.py`` covers.
+    """
+    steps = [_legs_of(step, item_bytes, topology) for step in path.steps]
+    legs = [leg for found in steps if found is not None for leg in found]
+    if None in steps:
+        return None
+    costs = tuple(_step_cost(found) for found in steps if found is not None)
+    return ModelledCost(total_cost(costs, _peak_bytes(path, legs, item_bytes)), costs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """One exchange of a step.
+
+    Attributes:
+        secs, rounds: under the port model.
+        ranks: those that receive.
+        entering: for every level, bytes that each of them receives from outside its group.
+        before, after: bytes of a shard.
+        sent, received: the most that a rank may have to pack, its own share included, or unpack.
+        crosses: whether it goes from the src group to another.
+    """
+
+    secs: float
+    rounds: int
+    ranks: Sequence[int]
+    entering: list[Counts]
+    before: int
+    after: int
+    sent: int
+    received: int
+    crosses: bool = False
+
+
+def _step_cost(legs: Sequence[_Leg]) -> StepCost:
+    """Legs of a step run one after another."""
+    recv_bytes: dict[int, int] = {}
+    for leg in legs:
+        for rank, num_bytes in zip(leg.ranks, leg.entering[0].tolist(), strict=True):
+            if num_bytes:
+                recv_bytes[rank] = recv_bytes.get(rank, 0) + num_bytes
+    return StepCost(
+        secs=sum(leg.secs for leg in legs),
+        wire_bytes=sum(int(leg.entering[0].sum()) for leg in legs),
+        host_bytes=sum(int(leg.entering[1].sum()) for leg in legs if len(leg.entering) > 1),
+        rounds=sum(leg.rounds for leg in legs),
+        recv_bytes=recv_bytes,
+    )
+
+
+def _legs_of(step: Step, item_bytes: int, topology: Topology) -> list[_Leg] | None:
+    if step.direct:
+        leg = _transfer_leg(step, item_bytes, topology)
+        return None if leg is None else [leg]
+    sources = [state.source for state in (step.src, step.middle, step.dst) if state is not None]
+    bindings = [source for source in sources if isinstance(source, Binding)]
+    if len(bindings) < len(sources):
+        return None
+    pricer = RebindPricer(bindings[0].grid, topology, _padded_bytes(bindings[0], item_bytes))
+    changes = [(a.targets, b.targets) for a, b in pairwise(bindings)]
+    if not all(pricer.is_priced(a, b) for a, b in changes):
+        return None
+    return [_rebind_leg(pricer, a, b) for a, b in changes]
+
+
+def _padded_bytes(binding: Binding, item_bytes: int) -> int:
+    """Bytes of the tensor if all its pieces, scratch pieces too, were as large as the largest."""
+    grid = binding.grid
+    largest = prod(int(np.diff(cut).max(initial=0)) for cut in grid.cuts)
+    num_scratch = prod(grid.axes[a].size for a in binding.scratch_order)
+    num_pieces = prod(len(cut) - 1 for cut in grid.cuts)
+    return -(-largest // num_scratch) * num_scratch * num_pieces * item_bytes
+
+
+# --- inside a group -----------------------------------------------------------------------------
+
+
+def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> _Leg:
+    """A rebind; the formula is that of ``RebindPricer``, for every rank on its own."""
+    grid, sizes = pricer.grid, pricer.sizes
+    ticks, rounds = pricer.ticks(src, dst)
+    held = prod(k for k, t in zip(sizes, dst, strict=True) if t >= 0)
+    parts = prod(k for k, s, t in zip(sizes, src, dst, strict=True) if s == V != t)
+    need = pricer.num_bytes * parts // held
+    is_local = kind_of_rebind(src, dst) in MOVES_NOTHING
+    entering = [
+        np.zeros(len(grid.ranks), np.int64) if is_local else _entering(grid, src, dst, need, outer)
+        for outer in pricer.outer_axes
+    ]
+    before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
+    return _Leg(
+        pricer.secs(ticks), rounds, grid.ranks, entering,
+        before, after=pricer.num_bytes // held, sent=max(before, need), received=need,
+    )  # fmt: skip
+
+
+def _entering(
+    grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iterable[int]
+) -> Counts:
+    """Bytes of its need that every rank finds nowhere in its own group.
+
+    The group has a fraction of the need: of an axis outside it that leaves V, or whose digit nobody
+    is to hold, one of k; of an axis whose digit goes to another, all or nothing.
+    """
+    position = np.arange(len(grid.ranks))
+    axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
+    share, is_met = 1, np.ones(len(position), np.bool_)
+    for a in outer_axes:
+        if src[a] == R or src[a] == dst[a]:
+            continue
+        if src[a] == V or src[a] not in axis_of:
+            share *= grid.axes[a].size
+        else:
+            b = grid.axes[axis_of[src[a]]]
+            mine = position // grid.axes[a].stride % grid.axes[a].size
+            is_met &= mine == position // b.stride % b.size
+    return need - np.where(is_met, need // share, 0)
+
+
+# --- between groups -----------------------------------------------------------------------------
+
+
+def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> _Leg | None:
+    src, dst = step.src.source, step.dst.source
+    if step.num_slices > 1 or not (src.is_even and dst.is_even):
+        return None
+    found = transfer(src, dst, item_bytes, topology)
+    if found is None:
+        return None
+    received = np.broadcast_to(found.recv_bytes, len(step.dst.ranks)).astype(np.int64)
+    nothing = np.zeros_like(received)
+    entering = [received if i < found.distance else nothing for i in range(len(topology.levels))]
+    before, after = (_shard_bytes(source, item_bytes) for source in (src, dst))
+    return _Leg(
+        found.secs, found.rounds, step.dst.ranks, entering, before, after,
+        sent=max(before, found.sent_bytes), received=int(received.max()), crosses=True,
+    )  # fmt: skip
+
+
+def _shard_bytes(source: Layout | Binding, item_bytes: int) -> int:
+    """Bytes of every shard of an even placement."""
+    if isinstance(source, Layout):
+        return prod(source.shape) * item_bytes // prod(source.rvd.d)
+    axes = zip(source.grid.axes, source.targets, strict=True)
+    return prod(source.grid.shape) * item_bytes // prod(axis.size for axis, t in axes if t >= 0)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def _peak_bytes(path: Path, legs: Sequence[_Leg], item_bytes: int) -> int:
+    """What a rank may need: its src and dst shards and the buffers of a leg.
+
+    Those are the state before it, what is left of the state before that, a pack, what arrives, and
+    the state after it. The first state is src itself, the last is dst. Where a path leads to other
+    ranks, the first group has no dst and the second no src.
+    """
+    src, dst = (_largest_shard(layout, item_bytes) for layout in (path.src, path.dst))
+    crossing = next((i for i, leg in enumerate(legs) if leg.crosses), None)
+    is_crossed = crossing is not None
+    most = [src, dst] if is_crossed else [src + dst]
+    for i, leg in enumerate(legs):
+        shards = src + dst if not is_crossed else src if i < (crossing or 0) else dst
+        before = sum(earlier.before for earlier in legs[max(i - 1, 1) : i + 1])
+        after = leg.after if i < len(legs) - 1 else 0
+        if i == crossing:
+            most += [src + before + leg.sent, dst + leg.received + after]
+        else:
+            most.append(shards + before + leg.sent + leg.received + after)
+    return max(most) + NUM_BUFFERS * ALIGN_BYTES
+
+
+def _largest_shard(layout: Layout, item_bytes: int) -> int:
+    """Bytes of the largest shard."""
+    return prod(int(np.diff(cut).max(initial=0)) for cut in layout.cuts) * item_bytes

@@ -1,0 +1,65 @@
+"""Table: a bundle for people, a line a tensor and the totals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rvdcomm.units import bytes_text, secs_text
+
+if TYPE_CHECKING:
+    from rvdcomm.plans.bundle import Bundle
+
+
+MAX_COLUMNS = 100
+HEAD = ("tensor", "transition", "sent", "steps", "time", "peak")
+FIGURES = "  {:>9}  {:>5}  {:>8}  {:>9}"
+NUM_FIGURE_COLUMNS = len(FIGURES.format(*HEAD[2:]))
+MAX_TRANSITION = 40
+
+
+def rows(bundle: Bundle) -> Iterator[str]:
+    """A line a tensor: what its own plan sends, in how many steps, how long, and its peak."""
+    lines = [HEAD]
+    for member in bundle.members:
+        cost, transition = member.plan.cost, member.transition
+        line = (
+            member.name,
+            f"{transition.src.rvd} -> {transition.dst.rvd}",
+            bytes_text(cost.wire_bytes),
+            str(len(member.plan.path.steps)),
+            secs_text(cost.secs),
+            bytes_text(cost.peak_bytes),
+        )
+        lines.append(line)
+    middle = min(max(len(line[1]) for line in lines), MAX_TRANSITION)
+    rest = MAX_COLUMNS - NUM_FIGURE_COLUMNS - middle - 2
+    left = min(max(len(line[0]) for line in lines), rest)
+    for name, text, *figures in lines:
+        # The end of a name tells tensors apart, the start of a transition its two sides.
+        name = name if len(name) <= left else f"..{name[2 - left :]}"
+        text = text if len(text) <= middle else f"{text[: middle - 2]}.."
+        yield f"{name:<{left}}  {text:<{middle}}{FIGURES.format(*figures)}"
+
+
+def totals(bundle: Bundle) -> Iterator[str]:
+    """What the call sends, in how many collectives, how long, and the peak of a rank."""
+    cost = bundle.cost
+    staging = max(bundle.staging_bytes(rank) for rank in bundle.ranks)
+    shards = max(bundle.shard_bytes(rank) for rank in bundle.ranks)
+    num_calls = sum(len(batch.program.collectives) for batch in bundle.batches)
+    alone = sum(len(member.plan.program.collectives) for member in bundle.members)
+    ways = {(m.transition.src_dtype, m.transition.dst_dtype): None for m in bundle.members}
+    dtypes = ", ".join(a if a == b else f"{a} -> {b}" for a, b in ways)
+    yield (
+        f"total  {len(bundle.members)} tensors ({dtypes}) on {len(bundle.ranks)} ranks: "
+        f"{bytes_text(cost.wire_bytes)} sent ({bytes_text(cost.host_bytes)} between hosts)"
+    )
+    yield (
+        f"       {num_calls} collectives ({alone} one by one) in "
+        f"{len(bundle.step_costs)} step{'s' * (len(bundle.step_costs) > 1)}, {secs_text(cost.secs)}"
+    )
+    yield (
+        f"       peak {bytes_text(cost.peak_bytes)} a rank: shards {bytes_text(shards)}, "
+        f"staging {bytes_text(staging)}"
+    )

@@ -1,0 +1,201 @@
+"""One call of the backend for one group: what is packed, sent, received, and where it lies then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from rvdcomm.layout import Box
+from rvdcomm.planning.exchange import Move
+from rvdcomm.program.instructions import NO_BUFFER, Collective, Entry, Message, connected
+from rvdcomm.program.memory import Arrival, Memory, Place
+from rvdcomm.program.regions import is_run
+
+Pair = tuple[int, int]
+"""(src_rank, dst_rank)."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The state that a leg makes of one slice: where it is written, and who has to add.
+
+    ``boxes`` are what every rank holds of the slice, ``pieces`` the pieces of the buffer ``name``.
+    """
+
+    name: str
+    boxes: Mapping[int, tuple[Box, ...]]
+    pieces: Mapping[int, tuple[Box, ...]]
+    needs_sum: Mapping[int, bool]
+    in_place: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """The moves of one group, about to become a collective."""
+
+    memory: Memory
+    target: Target
+    group: tuple[int, ...]
+    moves: tuple[Move, ...]
+    fuse: bool
+
+    @cached_property
+    def by_pair(self) -> dict[Pair, list[Move]]:
+        """Moves by (src, dst), in the order in which they travel."""
+        pairs: dict[Pair, list[Move]] = {}
+        for move in sorted(self.moves, key=lambda m: (m.src_rank, m.dst_rank, m.part, m.box)):
+            pairs.setdefault((move.src_rank, move.dst_rank), []).append(move)
+        return pairs
+
+    @cached_property
+    def is_gather(self) -> bool:
+        """Whether every rank sends the same boxes to all ranks, and equally much as every other."""
+        sizes = set()
+        for rank in self.group:
+            sent = [[m.box for m in self.by_pair.get((rank, peer), [])] for peer in self.group]
+            if not sent[0] or any(boxes != sent[0] for boxes in sent):
+                return False
+            sizes.add(sum(box.num_elements for box in sent[0]))
+        return len(sizes) == 1
+
+    @cached_property
+    def with_own(self) -> bool:
+        """Whether ranks send to themselves too: in a gather, or if that keeps the runs whole."""
+        if self.is_gather or not self.fuse or self.memory.staged:
+            return self.is_gather
+        sends_whole = all(self._run_to_send(rank, True) is not None for rank in self.group)
+        return sends_whole or all(
+            self._run_to_receive(rank, True) is not None for rank in self.group
+        )
+
+    def emit(self, step: int) -> list[Arrival]:
+        """Add the packs and the collective; returns where every move's box lies afterwards."""
+        src_names, dst_names, arrivals = [], [], []
+        sent: dict[Pair, list[int]] = {}
+        received: dict[Pair, list[int]] = {}
+        for rank in self.group:
+            name, pieces = self._send(rank)
+            src_names.append(name)
+            sent.update(pieces)
+        for rank in self.group:
+            name, pieces = self._receive(rank)
+            dst_names.append(name)
+            received.update(pieces)
+            for pair, slots in pieces.items():
+                moves = zip(self.by_pair[pair], slots, strict=True)
+                arrivals += [Arrival(m, Place(m.box, name, slot, rank)) for m, slot in moves]
+            if not self.with_own:
+                arrivals += self.memory.arrivals_at_home(self.by_pair.get((rank, rank), []))
+        messages = tuple(
+            Message(*pair, tuple(map(Entry, boxes, sent[pair], received[pair])))
+            for pair in sorted(received)
+            for boxes in ([move.box for move in self.by_pair[pair]],)
+        )
+        kind = "all_gather" if self.is_gather else "all_to_all"
+        self.memory.instructions.append(
+            Collective(kind, step, self.group, tuple(src_names), tuple(dst_names), messages)
+        )
+        return arrivals
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def _outgoing(self, rank: int, with_own: bool) -> Iterator[tuple[Pair, list[Move]]]:
+        for peer in self.group:
+            if (rank, peer) in self.by_pair and (with_own or peer != rank):
+                yield (rank, peer), self.by_pair[rank, peer]
+
+    def _run_to_send(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]] | None:
+        """The buffer and pieces to send from, if what is sent is one run of one buffer."""
+        run: list[tuple[Place, Box]] = []
+        pieces: dict[Pair, list[int]] = {}
+        for pair, moves in self._outgoing(rank, with_own):
+            places = [self.memory.find(rank, move.box) for move in moves]
+            if any(len(found) != 1 or found[0][0].rank != rank for found in places):
+                return None
+            pieces[pair] = [found[0][0].piece for found in places]
+            # A gather sends one list of boxes to all.
+            if not (self.is_gather and run):
+                run += [(found[0][0], m.box) for found, m in zip(places, moves, strict=True)]
+        names = {place.buffer for place, _ in run}
+        if len(names) != 1 or names & self.memory.converted:
+            return None
+        (name,) = names
+        memory = self.memory.buffers[name, rank].pieces
+        in_order = is_run(memory, [(place.piece, box) for place, box in run])
+        return (name, pieces) if in_order else None
+
+    def _send(self, rank: int) -> tuple[str, dict[Pair, list[int]]]:
+        """What ``rank`` sends from where; packed first if it is not one run already."""
+        in_place = self.fuse and not self.memory.staged
+        found = self._run_to_send(rank, self.with_own) if in_place else None
+        if found is not None:
+            return found
+        packed: list[Box] = []
+        pieces: dict[Pair, list[int]] = {}
+        for pair, moves in self._outgoing(rank, self.with_own):
+            start = 0 if self.is_gather else len(packed)
+            pieces[pair] = [start + i for i in range(len(moves))]
+            if start == len(packed):
+                packed += [move.box for move in moves]
+        if not packed:
+            return NO_BUFFER, {}
+        buffer = self.memory.add_buffer(self.memory.new_name("s"), rank, packed)
+        sources = [
+            (place, box, i)
+            for i, piece in enumerate(packed)
+            for place, box in self.memory.find(rank, piece)
+        ]
+        self.memory.copy("copy", rank, buffer.name, sources)
+        return buffer.name, pieces
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    def _incoming(self, rank: int, with_own: bool) -> Iterator[tuple[Pair, list[Move]]]:
+        for peer in self.group:
+            if (peer, rank) in self.by_pair and (with_own or peer != rank):
+                yield (peer, rank), self.by_pair[peer, rank]
+
+    def _run_to_receive(self, rank: int, with_own: bool) -> dict[Pair, list[int]] | None:
+        """Pieces of the new shard that the messages fill in order, if they are one run of it."""
+        target = self.target
+        if not target.in_place or rank not in target.pieces or target.needs_sum[rank]:
+            return None
+        shard = target.pieces[rank]
+        pieces: dict[Pair, list[int]] = {}
+        run: list[tuple[int, Box]] = []
+        for pair, moves in self._incoming(rank, with_own):
+            for move in moves:
+                inside = [i for i, box in enumerate(shard) if box.contains(move.box)]
+                if not inside:
+                    return None
+                pieces.setdefault(pair, []).append(inside[0])
+                run.append((inside[0], move.box))
+        return pieces if is_run(shard, run) else None
+
+    def _receive(self, rank: int) -> tuple[str, dict[Pair, list[int]]]:
+        """Where ``rank`` receives: in the new shard's memory if it can, else in a buffer."""
+        incoming = list(self._incoming(rank, self.with_own))
+        if not incoming:
+            return NO_BUFFER, {}
+        found = self._run_to_receive(rank, self.with_own)
+        if found is not None:
+            self.memory.add_buffer(self.target.name, rank, self.target.pieces[rank])
+            return self.target.name, found
+        boxes: list[Box] = []
+        pieces: dict[Pair, list[int]] = {}
+        for pair, moves in incoming:
+            pieces[pair] = [len(boxes) + i for i in range(len(moves))]
+            boxes += [move.box for move in moves]
+        return self.memory.add_buffer(self.memory.new_name("r"), rank, boxes).name, pieces
+
+
+def components(moves: Iterable[Move]) -> list[tuple[tuple[int, ...], list[Move]]]:
+    """Ranks that moves join, ascending, with their moves: the others need no common call."""
+    moves = list(moves)
+    groups = connected({(move.src_rank, move.dst_rank) for move in moves})
+    home = {rank: i for i, group in enumerate(groups) for rank in group}
+    of_group: list[list[Move]] = [[] for _ in groups]
+    for move in moves:
+        of_group[home[move.dst_rank]].append(move)
+    return list(zip(groups, of_group, strict=True))

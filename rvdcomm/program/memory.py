@@ -1,0 +1,139 @@
+"""Memory: the buffers and instructions made so far, and where every rank's current shard lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rvdcomm.layout import Box
+from rvdcomm.planning.exchange import Move
+from rvdcomm.program.instructions import Buffer, Copy, Entry, Instruction, Zero
+from rvdcomm.program.regions import pieces_of, uncovered
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """``box`` of the current state lies in a piece of a buffer of ``rank``."""
+
+    box: Box
+    buffer: str
+    piece: int
+    rank: int
+
+    def is_in(self, buffer: Buffer) -> bool:
+        """Whether that is this buffer."""
+        return (self.buffer, self.rank) == (buffer.name, buffer.rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """After a move, its dst rank finds its box (or a part of it) at ``place``."""
+
+    move: Move
+    place: Place
+
+
+class Memory:
+    """Buffers of all ranks, instructions in order, and the places of the current state.
+
+    Invariant: for every rank, the boxes of its places are disjoint and make up its shard; a place
+    of another rank lies in staging memory of the same island.
+
+    ``converted`` are shards of another dtype than staging: only copies may touch them. With
+    ``staged`` every collective has buffers of its own.
+    """
+
+    def __init__(self, converted: frozenset[str] = frozenset(), staged: bool = False) -> None:
+        self.converted = converted
+        self.staged = staged
+        self.buffers: dict[tuple[str, int], Buffer] = {}
+        self.instructions: list[Instruction] = []
+        self.where: dict[int, list[Place]] = {}
+        self._num_names = 0
+
+    def take_instructions(self) -> list[Instruction]:
+        """The instructions since the last call."""
+        taken, self.instructions = self.instructions, []
+        return taken
+
+    def new_name(self, prefix: str) -> str:
+        """A buffer name that was not used yet."""
+        self._num_names += 1
+        return f"{prefix}{self._num_names}"
+
+    def add_buffer(self, name: str, rank: int, pieces: Iterable[Box]) -> Buffer:
+        """The buffer of this name and rank, made unless it is there."""
+        if (name, rank) not in self.buffers:
+            self.buffers[name, rank] = Buffer(name, rank, tuple(pieces))
+        return self.buffers[name, rank]
+
+    def settle(self, name: str, rank: int, boxes: Sequence[Box]) -> None:
+        """The current shard of ``rank`` is buffer ``name``, piece by piece."""
+        self.where[rank] = [Place(box, name, i, rank) for i, box in enumerate(boxes)]
+
+    def find(self, rank: int, box: Box) -> list[tuple[Place, Box]]:
+        """Places that together hold ``box``, and what of it each holds."""
+        found = [(place, place.box.intersect(box)) for place in self.where.get(rank, [])]
+        return [(place, common) for place, common in found if common is not None]
+
+    def arrivals_at_home(self, moves: Iterable[Move]) -> list[Arrival]:
+        """Moves of ranks to themselves: their boxes stay where they are."""
+        return [
+            Arrival(Move(move.src_rank, move.dst_rank, move.part, box), place)
+            for move in moves
+            for place, box in self.find(move.src_rank, move.box)
+        ]
+
+    def copy(self, op: str, rank: int, dst: str, sources: Iterable[tuple[Place, Box, int]]) -> None:
+        """Copy or add boxes, each from a place to a piece of ``dst``; an instruction a source."""
+        by_buffer: dict[tuple[str, int], list[Entry]] = {}
+        for place, box, dst_piece in sources:
+            key = place.buffer, place.rank
+            by_buffer.setdefault(key, []).append(Entry(box, place.piece, dst_piece))
+        for (src, src_rank), entries in by_buffer.items():
+            self.instructions.append(Copy(op, rank, src, dst, tuple(entries), src_rank))
+
+    def copy_shard(self, rank: int, buffer: Buffer) -> None:
+        """Copy the current shard to ``buffer``, except what lies there already."""
+        sources = [
+            (place, common, i)
+            for i, piece in enumerate(buffer.pieces)
+            for place, common in self.find(rank, piece)
+            if not place.is_in(buffer)
+        ]
+        self.copy("copy", rank, buffer.name, sources)
+
+    def accumulate(
+        self, rank: int, buffer: Buffer, arrivals: Iterable[Arrival], written: list[Box]
+    ) -> None:
+        """Add what arrived, in ascending order of parts; the first to reach an element is copied.
+
+        ``written`` holds the boxes of ``buffer`` that have a value, and grows.
+        """
+        by_part: dict[int, list[Arrival]] = {}
+        for arrival in arrivals:
+            by_part.setdefault(arrival.move.part, []).append(arrival)
+        for _, mine in sorted(by_part.items()):
+            adds, copies = [], []
+            for arrival in mine:
+                for piece, box in pieces_of(buffer.pieces, arrival.move.box):
+                    fresh = uncovered([box], written)
+                    copies += [(arrival.place, new, piece) for new in fresh]
+                    adds += [(arrival.place, old, piece) for old in uncovered([box], fresh)]
+            # What was received in place is there already.
+            self.copy("copy", rank, buffer.name, [c for c in copies if not c[0].is_in(buffer)])
+            self.copy("add", rank, buffer.name, adds)
+            written += [arrival.move.box for arrival in mine]
+
+    def zero_rest(
+        self, rank: int, buffer: Buffer, boxes: Sequence[Box], written: Sequence[Box]
+    ) -> None:
+        """Fill with zeros what of ``boxes`` no part came for."""
+        holes = tuple(
+            Entry(hole, 0, i)
+            for box in boxes
+            for i, piece in pieces_of(buffer.pieces, box)
+            for hole in uncovered([piece], written)
+        )
+        if holes:
+            self.instructions.append(Zero(rank, buffer.name, holes))

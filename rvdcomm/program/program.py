@@ -1,0 +1,249 @@
+"""Program: a plan for machines: buffers, copies and collectives in one order for all ranks.
+
+Invariants (``verify.py`` checks them all): a buffer is the concatenation of its pieces, each a
+row-major box; what a rank sends in one collective is one contiguous run of one buffer, in the order
+of the group's ranks, and so is what it receives; a collective's group is ascending, so that the
+order in which a backend sorts ranks never matters; a copy from another rank's memory reads a
+staging buffer, never a shard, which is private to its rank.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from rvdcomm.layout import ITEM_BYTES, Box, Layout
+from rvdcomm.program.instructions import (
+    NO_BUFFER,
+    Buffer,
+    Collective,
+    Copy,
+    Entry,
+    Instruction,
+    Message,
+    Zero,
+    connected,
+)
+from rvdcomm.program.shards import (
+    DST,
+    SRC,
+    Transition,
+    is_shard,
+    is_src,
+    lift,
+    shard_index,
+    shard_name,
+)
+from rvdcomm.program.text import Reader
+
+__all__ = [
+    "ALIGN_BYTES",
+    "DST",
+    "NO_BUFFER",
+    "SRC",
+    "Arena",
+    "Buffer",
+    "Collective",
+    "Copy",
+    "Entry",
+    "Instruction",
+    "Message",
+    "Program",
+    "Transition",
+    "Zero",
+    "connected",
+    "is_shard",
+    "is_src",
+    "lift",
+    "shard_index",
+    "shard_name",
+]
+
+_T = TypeVar("_T")
+
+ALIGN_BYTES = 64
+"""Staging buffers start at multiples of a cache line, which every dtype and vector load allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One block of memory for all staging buffers of a rank: byte offsets by buffer name."""
+
+    offsets: dict[str, int]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """Instructions of all ranks, in one global order; ``str`` and ``parse`` are inverses.
+
+    Staging, and all that is sent, is of ``dtype``; a copy from or to a shard of another dtype
+    converts. Boxes are of the tensor; in a program of several tensors the first dim of every box
+    says which tensor it is of (``lift``), so that boxes of two tensors never meet.
+    """
+
+    transitions: tuple[Transition, ...]
+    dtype: str
+    buffers: tuple[Buffer, ...]
+    instructions: tuple[Instruction, ...]
+
+    @property
+    def src(self) -> Layout:
+        """The layout that the tensor has; of a program of one tensor."""
+        (transition,) = self.transitions
+        return transition.src
+
+    @property
+    def dst(self) -> Layout:
+        """The layout that the tensor gets; of a program of one tensor."""
+        (transition,) = self.transitions
+        return transition.dst
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element of staging."""
+        return ITEM_BYTES[self.dtype]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks that take part, ascending."""
+        layouts = {layout for x in self.transitions for layout in (x.src, x.dst)}
+        return tuple(sorted({rank for layout in layouts for rank in layout.ranks}))
+
+    @cached_property
+    def num_dims(self) -> int:
+        """Dims of every box."""
+        if len(self.transitions) == 1:
+            return len(self.src.shape)
+        return 1 + max(len(transition.src.shape) for transition in self.transitions)
+
+    def shard_names(self, rank: int) -> tuple[str, ...]:
+        """The caller's buffers of ``rank``: its src shards, then its dst shards."""
+        return self._shards.get(rank, ())
+
+    @cached_property
+    def _shards(self) -> dict[int, tuple[str, ...]]:
+        found: dict[int, tuple[str, ...]] = {}
+        for side in (SRC, DST):
+            for i, transition in enumerate(self.transitions):
+                name = shard_name(side, i, len(self.transitions))
+                for rank in transition.layout(side).ranks:
+                    found[rank] = (*found.get(rank, ()), name)
+        return found
+
+    def transition(self, name: str) -> Transition:
+        """What the caller's buffer ``name`` is a shard of."""
+        return self.transitions[shard_index(name)]
+
+    def shard_box(self, name: str, rank: int) -> Box:
+        """The box of the caller's buffer ``name`` of ``rank``, in the dims of the program."""
+        box = self.transition(name).layout(name).cell(rank).box
+        return box if len(self.transitions) == 1 else lift(box, shard_index(name), self.num_dims)
+
+    def tensor_dims(self, values: Sequence[_T], name: str) -> tuple[_T, ...]:
+        """Of one value a dim of the program, those for the dims of the shard ``name``."""
+        first = len(self.transitions) > 1
+        return tuple(values[first : first + len(self.transition(name).src.shape)])
+
+    def dtype_of(self, name: str) -> str:
+        """The dtype of a buffer."""
+        return self.transition(name).dtype(name) if is_shard(name) else self.dtype
+
+    @cached_property
+    def buffer(self) -> dict[tuple[str, int], Buffer]:
+        """Buffers by (name, rank)."""
+        return {(buffer.name, buffer.rank): buffer for buffer in self.buffers}
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """The instructions that speak to other ranks."""
+        return tuple(i for i in self.instructions if isinstance(i, Collective))
+
+    @cached_property
+    def peer_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks that read each other's memory, as disjoint groups, each ascending."""
+        remote = [i.ranks for i in self.instructions if isinstance(i, Copy) and i.is_remote]
+        return connected(set(remote))
+
+    def of_rank(self, rank: int) -> Iterator[Instruction]:
+        """Instructions that ``rank`` takes part in."""
+        for instruction in self.instructions:
+            if rank in instruction.ranks:
+                yield instruction
+
+    def lifetimes(self, rank: int) -> dict[str, tuple[int, int]]:
+        """First and last instruction that uses each buffer of ``rank``; shards always live."""
+        always = dict.fromkeys(self.shard_names(rank), (0, len(self.instructions)))
+        return self._staging_lifetimes.get(rank, {}) | always
+
+    @cached_property
+    def _staging_lifetimes(self) -> dict[int, dict[str, tuple[int, int]]]:
+        alive: dict[int, dict[str, tuple[int, int]]] = {}
+        for i, instruction in enumerate(self.instructions):
+            for rank in instruction.ranks:
+                mine = alive.setdefault(rank, {})
+                for name in instruction.buffers_of(rank):
+                    if name != NO_BUFFER and not is_shard(name):
+                        mine[name] = (mine.get(name, (i, i))[0], i)
+        return alive
+
+    def arena(self, rank: int) -> Arena:
+        """Where the staging buffers of ``rank`` lie: those alive at once never overlap.
+
+        First fit in the order of birth. Offsets are in bytes and aligned for any vector load.
+        """
+        if rank not in self._arenas:
+            self._arenas[rank] = self._arena(rank)
+        return self._arenas[rank]
+
+    @cached_property
+    def _arenas(self) -> dict[int, Arena]:
+        return {}
+
+    def _arena(self, rank: int) -> Arena:
+        placed: list[tuple[int, int, int]] = []
+        offsets: dict[str, int] = {}
+        num_bytes = 0
+        lifetimes = self._staging_lifetimes.get(rank, {})
+        for name, (first, last) in sorted(lifetimes.items(), key=lambda x: (x[1], x[0])):
+            size = self.buffer[name, rank].num_elements * self.item_bytes
+            # Those that died before this birth are in nobody's way any more.
+            placed = [other for other in placed if other[2] >= first]
+            start = 0
+            for other, end, _ in placed:
+                if other < start + size and start < end:
+                    start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+            offsets[name] = start
+            insort(placed, (start, start + size, last))
+            num_bytes = max(num_bytes, start + size)
+        return Arena(offsets, num_bytes)
+
+    def peak_bytes(self, rank: int) -> int:
+        """Bytes that ``rank`` needs at once: its src and dst shards and its arena."""
+        return self.shard_bytes(rank) + self.arena(rank).num_bytes
+
+    def shard_bytes(self, rank: int) -> int:
+        """Bytes of the src and dst shards of ``rank``."""
+        return sum(
+            self.buffer[name, rank].num_elements * ITEM_BYTES[self.dtype_of(name)]
+            for name in self.shard_names(rank)
+        )
+
+    def __str__(self) -> str:
+        lines = [f"program {self.dtype}"]
+        for transition in self.transitions:
+            lines += transition.lines(self.dtype)
+        for buffer in self.buffers:
+            pieces = " ".join(map(str, buffer.pieces))
+            lines.append(f"buffer {buffer.name} rank {buffer.rank}: {pieces}".rstrip())
+        for instruction in self.instructions:
+            lines.extend(instruction.lines())
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """Read the text that ``str`` writes."""
+        return cls(*Reader(text).read())

@@ -1,0 +1,161 @@
+"""Reader: the text of a program becomes a program; errors name the line."""
+
+from __future__ import annotations
+
+import re
+
+from rvdcomm.errors import ProgramError
+from rvdcomm.layout import MAX_RANKS, Box, Layout, dtype_name, parse_ranges
+from rvdcomm.program.instructions import (
+    Buffer,
+    Collective,
+    Copy,
+    Entry,
+    Instruction,
+    Message,
+    Zero,
+)
+from rvdcomm.program.shards import DST, SRC, Transition
+from rvdcomm.text import integer, quoted
+
+MAX_CHARS = 1 << 26
+"""Of a program's text."""
+
+MAX_BOXES = 1 << 20
+"""Of a program's text, its lines counted too: some 400 MB in memory. An all-to-all of 512 ranks has
+half as many. A ``Program`` that is made in Python has no limit."""
+
+
+class Reader:
+    """Reads a program line by line; every error names the line.
+
+    Memory and time are in proportion to the text, whoever wrote it: what is counted in it is
+    checked before it is made.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.num_boxes = text.count("\n")
+        self.text = text
+        self.lines: list[str] = []
+        self.at = 0
+        # The line that is being read; `at` is past it already.
+        self.reading = 0
+
+    def read(
+        self,
+    ) -> tuple[tuple[Transition, ...], str, tuple[Buffer, ...], tuple[Instruction, ...]]:
+        """The fields of a program: transitions, dtype, buffers and instructions.
+
+        Raises:
+            ProgramError: the text is of no program, or too large; names the line.
+        """
+        try:
+            self._check_text()
+            self.lines = self.text.splitlines()
+            dtype = dtype_name(self._after("program "))
+            transitions = [self._transition(dtype)]
+            while self.at < len(self.lines) and self.lines[self.at].startswith(f"{SRC} "):
+                transitions.append(self._transition(dtype))
+            buffers, instructions = [], []
+            while self.at < len(self.lines):
+                word = self.lines[self.at].split(" ", 1)[0]
+                if word == "buffer":
+                    buffers.append(self._buffer())
+                else:
+                    instructions.append(self._instruction(word))
+        except (ValueError, IndexError) as error:
+            line = self.lines[self.reading] if self.reading < len(self.lines) else "the end"
+            raise ProgramError(
+                f"cannot parse program, line {self.reading + 1}: {line[:80]!r}: {error}"
+            ) from None
+        return tuple(transitions), dtype, tuple(buffers), tuple(instructions)
+
+    def _transition(self, dtype: str) -> Transition:
+        src, src_dtype = self._side(SRC, dtype)
+        dst, dst_dtype = self._side(DST, dtype)
+        return Transition(src, dst, src_dtype, dst_dtype)
+
+    def _side(self, side: str, dtype: str) -> tuple[Layout, str]:
+        layout, _, own = self._after(f"{side} ").partition(" as ")
+        return Layout.parse(layout), dtype_name(own or dtype)
+
+    def _after(self, prefix: str) -> str:
+        self.reading = self.at
+        line = self.lines[self.at]
+        if not line.startswith(prefix):
+            raise ValueError(f"expected a line that starts with {quoted(prefix)}")
+        self.at += 1
+        return line.removeprefix(prefix)
+
+    def _buffer(self) -> Buffer:
+        head, _, pieces = self._after("buffer ").partition(":")
+        name, word, rank = head.split(" ", 3)
+        self._expect("rank", word)
+        boxes = [Box.parse(piece) for piece in self._items(pieces)]
+        return Buffer(name, integer(rank), tuple(boxes))
+
+    def _instruction(self, word: str) -> Instruction:
+        if word == "collective":
+            return self._collective()
+        head, _, entries = self._after(f"{word} ").partition(": ")
+        if word == "zero":
+            rank_word, rank, dst = head.split(" ", 3)
+            self._expect("rank", rank_word)
+            return Zero(integer(rank), dst, self._entries(entries))
+        if word not in ("copy", "add"):
+            raise ValueError("expected buffer, copy, add, zero or collective")
+        rank_word, rank, src, dst = head.split(" ", 4)
+        self._expect("rank", rank_word)
+        src, is_remote, src_rank = src.partition("@")
+        owner = integer(src_rank) if is_remote else integer(rank)
+        return Copy(word, integer(rank), src, dst, self._entries(entries), owner)
+
+    def _collective(self) -> Collective:
+        words = self._after("collective ").split(" ", 7)
+        kind, step_word, step, ranks_word, group, src, dst = words
+        self._expect("step ranks", f"{step_word} {ranks_word}")
+        index = integer(step)
+        # A group has a name a rank on each side: a short text cannot mean many ranks.
+        ranks = parse_ranges(group, min(src.count(",") + 1, MAX_RANKS))
+        names = tuple(src.split(",", len(ranks))), tuple(dst.split(",", len(ranks)))
+        messages = []
+        while self.at < len(self.lines) and self.lines[self.at].startswith("  "):
+            head, _, entries = self._after("  ").partition(":")
+            a, b = head.split("->", 2)
+            messages.append(Message(integer(a), integer(b), self._entries(entries)))
+        return Collective(kind, index, ranks, *names, tuple(messages))
+
+    def _entries(self, text: str) -> tuple[Entry, ...]:
+        entries = []
+        for item in self._items(text):
+            box, _, pieces = item.partition("@")
+            src_piece, dst_piece = pieces.split(">", 2)
+            entries.append(Entry(Box.parse(box), integer(src_piece), integer(dst_piece)))
+        return tuple(entries)
+
+    # --- what bounds them -----------------------------------------------------------------------
+
+    def _check_text(self) -> None:
+        if len(self.text) > MAX_CHARS or self.num_boxes > MAX_BOXES:
+            raise ValueError(
+                f"the text has {len(self.text)} characters in {self.num_boxes} lines; at most "
+                f"{MAX_CHARS} and {MAX_BOXES} are read"
+            )
+        if not (self.text.isascii() and self.text.replace("\n", "").isprintable()):
+            odd = re.search(r"[^\n -~]", self.text)
+            assert odd is not None
+            self.reading = self.text.count("\n", 0, odd.start())
+            self.lines = self.text.split("\n", self.reading + 1)
+            raise ValueError(f"{odd[0]!r} is no printable ASCII character")
+
+    def _items(self, text: str) -> list[str]:
+        """Boxes, or entries, one after another."""
+        self.num_boxes += text.count(" ") + 1
+        if self.num_boxes > MAX_BOXES:
+            raise ValueError(f"the text has more than {MAX_BOXES} lines and boxes")
+        return text.split()
+
+    @staticmethod
+    def _expect(word: str, found: str) -> None:
+        if word != found:
+            raise ValueError(f"expected {word!r}, got {quoted(found)}")

@@ -1,0 +1,1 @@
+"""Running a program on this rank of a process group (docs/executors.md)."""

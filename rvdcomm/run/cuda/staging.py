@@ -1,0 +1,131 @@
+"""Staging on GPUs: blocks that the ranks of an island map by CUDA IPC, ordered by CUDA events.
+
+An event of a rank is counted on the host when the work before it is queued, and recorded on the
+stream. Who waits for it waits on the host until it is queued, which takes no time if all ranks run
+alike, and lets its own stream wait for the recorded event: the GPUs run on without the hosts.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rvdcomm.errors import CommError
+from rvdcomm.layout import ranges_text
+from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.world import World
+
+# Torch has no types for these.
+Event: Any = torch.cuda.Event
+
+
+class CudaStaging:
+    """Blocks of an island's ranks in GPU memory; collective over the island when made.
+
+    A later record of a peer's event only waits for more. That cannot go round in a circle: what the
+    peer has queued by then depends on nothing that this rank has not queued yet.
+    """
+
+    def __init__(self, world: World, island: Any, device: torch.device) -> None:
+        self.island, self.device = island, device
+        self.ranks: tuple[int, ...] = island.ranks
+        self.rank: int = island.rank
+        self.version = 0
+        self.addresses = [0] * len(self.ranks)
+        self._world = world
+        self._sizes = dict.fromkeys(self.ranks, 0)
+        self._at_start = [0] * len(self.ranks)
+        self._mapped: list[Any] = []
+        self._event = Event(interprocess=True)
+        self._event.record(torch.cuda.current_stream(device))
+        posts = self._exchange({"event": _text(self._event.ipc_handle())})
+        self._events = [
+            self._event
+            if rank == self.rank
+            else Event.from_ipc_handle(device, _bytes(posts[rank]["event"]))
+            for rank in self.ranks
+        ]
+
+    def reserve(self, num_bytes: Mapping[int, int]) -> None:
+        """Let every rank's block have at least so many bytes; collective over the island.
+
+        Raises:
+            CommError: a GPU has not so much memory; on all ranks.
+        """
+        wanted = {r: max(num_bytes.get(r, 0), self._sizes[r]) for r in self.ranks}
+        if wanted == self._sizes:
+            return
+        post: dict[str, Any] = {"refusal": "", "storage": None}
+        try:
+            # Nobody reads the old blocks any more once all have come here.
+            torch.cuda.synchronize(self.device)
+            block = torch.empty(max(wanted[self.rank], 1), dtype=torch.uint8, device=self.device)
+            storage: Any = block.untyped_storage()
+            post["storage"] = [_plain(value) for value in storage._share_cuda_()]
+        except RuntimeError as error:
+            post["refusal"] = str(error).splitlines()[0]
+        posts = self._exchange(post)
+        for rank, found in posts.items():
+            if found["refusal"]:
+                raise CommError(
+                    f"sharing GPU memory among ranks ({ranges_text(self.ranks)}): rank {rank} "
+                    f"cannot reserve {wanted[rank]} bytes: {found['refusal']}"
+                )
+        self._mapped = [
+            block.untyped_storage()
+            if rank == self.rank
+            else torch.UntypedStorage._new_shared_cuda(*map(_back, posts[rank]["storage"]))
+            for rank in self.ranks
+        ]
+        self.addresses = [storage.data_ptr() for storage in self._mapped]
+        self.block: Tensor = block
+        self._sizes = wanted
+        self.version += 1
+        # A rank drops its old block only when nobody maps it any more.
+        self._exchange({})
+
+    def _exchange(self, post: dict[str, Any]) -> dict[int, Any]:
+        return exchange_posts(self._world, self.ranks, post, "sharing GPU memory")
+
+    def advance(self, stream: Any) -> None:
+        """Count one event, after all that is queued on ``stream``."""
+        self._event.record(stream)
+        self.island.signals.advance()
+
+    def wait(self, peer: int, count: int, stream: Any) -> None:
+        """Let ``stream`` wait for the ``peer``-th rank's event of that number in this call."""
+        wanted = (self._at_start[peer] + count) % 2**32
+        self.island.signals.wait(peer, wanted, self.island.timeout_secs)
+        stream.wait_event(self._events[peer])
+
+    def end_call(self, totals: list[int]) -> None:
+        """A call is over in which every rank of the island counted so many events."""
+        self._at_start = [
+            (start + total) % 2**32 for start, total in zip(self._at_start, totals, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Let go of all blocks."""
+        self._mapped.clear()
+        self.island.close()
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)
+
+
+def _plain(value: Any) -> Any:
+    """A value of torch's handle, for JSON."""
+    return {"bytes": _text(value)} if isinstance(value, bytes) else value
+
+
+def _back(value: Any) -> Any:
+    return _bytes(value["bytes"]) if isinstance(value, dict) else value

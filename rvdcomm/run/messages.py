@@ -1,0 +1,142 @@
+"""Dist: the collectives of one rank on torch.distributed, whichever backend serves it.
+
+They move bytes, so that every dtype torch can hold is moved exactly. They are started and finished
+apart from each other: what a program lets a rank do in between overlaps with the transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rvdcomm.errors import CommError
+from rvdcomm.layout import ranges_text
+from rvdcomm.program import NO_BUFFER, Collective, Entry, Program
+from rvdcomm.run.call import Call
+from rvdcomm.run.local import call_offset
+from rvdcomm.run.world import World
+
+Run = tuple[str, int, int]
+"""A contiguous run of memory: (buffer, first element in its block, number of elements)."""
+
+Begin = Callable[[Call], list[Any]]
+"""Starts a collective; returns what there is to wait for."""
+
+
+class Transfer:
+    """One collective, compiled for this rank; making it is collective over its group.
+
+    ``tag`` tells apart transfers that are under way at once; equal on all ranks of the group.
+    """
+
+    def __init__(self, program: Program, collective: Collective, world: World, tag: int) -> None:
+        self.program, self.collective, self.rank = program, collective, world.rank
+        self._group = world.subgroup(collective.ranks)
+        self._tag = tag
+        i = collective.ranks.index(world.rank)
+        begin, self.sent_bytes = self._compiled(collective.src[i], collective.dst[i])
+        ranks = ranges_text(collective.ranks)
+        what = f"{world.backend} {collective.kind} on group ({ranks}), rank {world.rank}"
+        self._begin, self._what = begin, what
+
+    def start(self, call: Call) -> None:
+        """Hand it to the backend; what it reads and writes must be left alone until it is done."""
+        try:
+            call.works[self._tag] = self._begin(call)
+        except RuntimeError as error:
+            raise CommError(f"{self._what}: {error}") from None
+        call.sent_bytes += self.sent_bytes
+
+    def finish(self, call: Call) -> None:
+        """Wait until it is done."""
+        try:
+            for work in call.works.pop(self._tag):
+                work.wait()
+        except RuntimeError as error:
+            raise CommError(f"{self._what}: {error}") from None
+
+    # --- compiling ------------------------------------------------------------------------------
+
+    def _compiled(self, src: str, dst: str) -> tuple[Begin, int]:
+        """What starts the collective, and how many bytes it sends to other ranks."""
+        ranks, item = self.collective.ranks, self.program.item_bytes
+        if self.collective.kind == "all_reduce":
+            sent = sum(n for (a, _), n in self.collective.traffic().items() if a == self.rank)
+            return self._all_reduce(dst), sent * item
+        sends = self._runs(src, [self._entries(self.rank, peer) for peer in ranks], "src_piece")
+        recvs = self._runs(dst, [self._entries(peer, self.rank) for peer in ranks], "dst_piece")
+        sent = sum(run[2] for peer, run in zip(ranks, sends, strict=True) if peer != self.rank)
+        if self._group.sends_best:
+            return self._swap(sends, recvs), sent * item
+        if self.collective.kind == "all_gather":
+            return self._all_gather(sends, recvs), sent * item
+        return self._all_to_all(sends, recvs), sent * item
+
+    def _entries(self, rank: int, peer: int) -> tuple[Entry, ...]:
+        message = self.collective.by_pair.get((rank, peer))
+        return () if message is None else message.entries
+
+    def _runs(self, name: str, entries: Iterable[tuple[Entry, ...]], side: str) -> list[Run]:
+        """Where each message lies; ``verify`` proves that it is one run of memory."""
+        if name == NO_BUFFER:
+            return [(name, 0, 0) for _ in entries]
+        buffer = self.program.buffer[name, self.rank]
+        base = call_offset(self.program, self.rank, name)
+        runs = []
+        for message in entries:
+            start = 0
+            if message:
+                piece = getattr(message[0], side)
+                inner = message[0].box.flat_offset_within(buffer.pieces[piece])
+                assert inner is not None, "verify() proves that entries are contiguous"
+                start = base + buffer.offset(piece) + inner
+            runs.append((name, start, sum(entry.box.num_elements for entry in message)))
+        return runs
+
+    # --- kinds ----------------------------------------------------------------------------------
+
+    def _swap(self, sends: list[Run], recvs: list[Run]) -> Begin:
+        """Receive from and send to everybody who has something, all at once.
+
+        Receives are posted before any send, so that nothing that arrives has to be kept elsewhere.
+        Others than the ranks that have something for each other do not meet.
+        """
+        group, tag = self._group, self._tag
+        rank, size = self.collective.ranks.index(self.rank), len(sends)
+        others = [(rank + i) % size for i in range(1, size)]
+        incoming = [(recvs[i], i) for i in others if recvs[i][2]]
+        outgoing = [(sends[i], i) for i in others if sends[i][2]]
+        own = (recvs[rank], sends[rank]) if recvs[rank][2] else None
+
+        def begin(call: Call) -> list[Any]:
+            works = [group.recv(call.run(*run), i, tag) for run, i in incoming]
+            works += [group.send(call.run(*run), i, tag) for run, i in outgoing]
+            if own is not None:
+                call.run(*own[0]).copy_(call.run(*own[1]))
+            return works
+
+        return begin
+
+    def _all_gather(self, sends: list[Run], recvs: list[Run]) -> Begin:
+        group, whole, own = self._group, _joined(recvs), sends[0]
+        return lambda call: [group.all_gather(call.bytes(*whole), call.bytes(*own))]
+
+    def _all_to_all(self, sends: list[Run], recvs: list[Run]) -> Begin:
+        group, item = self._group, self.program.item_bytes
+        src, dst = _joined(sends), _joined(recvs)
+        src_splits, dst_splits = ([item * run[2] for run in runs] for runs in (sends, recvs))
+        return lambda call: [
+            group.all_to_all(call.bytes(*dst), call.bytes(*src), dst_splits, src_splits)
+        ]
+
+    def _all_reduce(self, dst: str) -> Begin:
+        group = self._group
+        (run,) = self._runs(dst, [self._entries(self.rank, self.rank)], "dst_piece")
+        return lambda call: [group.all_reduce(call.run(*run))]
+
+
+def _joined(runs: list[Run]) -> Run:
+    """Runs that follow each other in one buffer, as one."""
+    filled = [run for run in runs if run[2]] or runs[:1]
+    name, start, _ = filled[0]
+    return name, start, sum(count for _, _, count in filled)

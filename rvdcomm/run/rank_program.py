@@ -1,0 +1,244 @@
+"""RankProgram: a program compiled for one rank: every view, split and wait is worked out before.
+
+It alternates between stages, which copy and wait in memory, and transfers, which the backend does.
+On the CPU a stage is one call of the native core; on other devices, or without the core, it is one
+tensor operation a box.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rvdcomm.native import core
+from rvdcomm.program import Copy, Program
+from rvdcomm.run.call import Call
+from rvdcomm.run.cuda.staging import CudaStaging
+from rvdcomm.run.local import operation
+from rvdcomm.run.messages import Transfer
+from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
+from rvdcomm.run.shared_memory.staging import staging_of, whole
+from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
+from rvdcomm.run.world import World
+
+Shards = Sequence[Tensor]
+_Step = Callable[[Call], None]
+_NO_ERROR: tuple[type[BaseException], ...] = ()
+_PEER_ERROR = _NO_ERROR if core is None else core.PeerError
+
+
+class RankProgram:
+    """Making one is collective over the ranks of every group that it uses; so is ``run``.
+
+    ``sent_bytes`` counts what the last run sent to other ranks, or let them read.
+
+    Raises:
+        SharedMemoryError: the ranks of an island cannot share so much memory; on all of them.
+        CommError: a rank of a group did not join.
+    """
+
+    def __init__(self, program: Program, world: World) -> None:
+        self.program, self.rank = program, world.rank
+        self.sent_bytes = 0
+        self._dtype: torch.dtype = getattr(torch, program.dtype)
+        self.names = program.shard_names(world.rank)
+        group = next((group for group in program.peer_groups if world.rank in group), None)
+        self._staging = staging_of(world, group)
+        members = self._staging.ranks
+        # Ranks that share a machine share its cores.
+        self._num_threads = max(1, torch.get_num_threads() // len(members))
+        self._staging.reserve({rank: program.arena(rank).num_bytes for rank in members})
+        found = schedule(program, world.rank)
+        self._totals = [found.totals[rank] for rank in members]
+        self._parts = list(_parts(found.actions))
+        self._transfers = {
+            id(collective): Transfer(program, collective, world, tag)
+            for tag, collective in enumerate(program.collectives)
+            if world.rank in collective.ranks
+        }
+        # What others read here is known beforehand; what is sent is counted as it is handed over.
+        self._read_bytes = program.item_bytes * sum(
+            i.num_elements
+            for i in program.of_rank(world.rank)
+            if isinstance(i, Copy) and i.is_remote and i.src_rank == world.rank
+        )
+        self._native: dict[ShardStrides, _NativeSteps] = {}
+        self._cuda: dict[ShardStrides, list[Any]] = {}
+        self._plain: list[_Step] | None = None
+
+    @cached_property
+    def direct(self) -> frozenset[str]:
+        """The shards that the backend itself reads or writes, which have to be contiguous."""
+        mine = [one for one in self.program.collectives if self.rank in one.ranks]
+        return frozenset(name for one in mine for name in one.buffers_of(self.rank))
+
+    def run(self, shards: Shards, device: Any) -> None:
+        """Read the src shards and write the dst shards.
+
+        Args:
+            shards: the tensors of ``program.shard_names(rank)``; dst shards in ``direct`` are
+                contiguous.
+            device: where they are, and staging is.
+
+        Raises:
+            CommError: a peer is dead, late or gave up.
+        """
+        try:
+            if core is not None and device.type == "cpu":
+                self._run_native(shards)
+            elif core is not None and device.type == "cuda" and core.has_cuda:
+                self._run_cuda(shards, device)
+            else:
+                self._run_plain(shards, device)
+        except _PEER_ERROR as error:
+            raise self._staging.island.comm_error(error, "a peer step") from None
+        except BaseException:
+            if self._staging.island is not None:
+                # Nobody need wait for this rank until the timeout.
+                self._staging.island.signals.fail()
+            raise
+
+    # --- native ---------------------------------------------------------------------------------
+
+    def _run_native(self, shards: Shards) -> None:
+        strides = _strides(shards)
+        native = self._native.get(strides)
+        if native is None:
+            native = self._native[strides] = self._compile(strides)
+        staging = self._staging
+        assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
+        if native.version != staging.version:
+            for stage in native.stages:
+                staging.bind(stage)
+            native.arena = staging.block.view(self._dtype)
+            native.version = staging.version
+        addresses = tuple([shard.data_ptr() for shard in shards])
+        if native.alone is not None:
+            native.alone.run(addresses, self._num_threads)
+            self.sent_bytes = self._read_bytes
+        else:
+            call = self._call(shards, native.arena)
+            for stage, transfer in native.steps:
+                if stage is not None:
+                    stage(addresses, self._num_threads)
+                else:
+                    transfer(call)
+            self.sent_bytes = call.sent_bytes + self._read_bytes
+        if self._totals:
+            staging.end_call(self._totals)
+
+    def _call(self, shards: Shards, arena: Tensor) -> Call:
+        return Call(dict(zip(self.names, shards, strict=True)), arena)
+
+    def _compile(self, strides: ShardStrides) -> _NativeSteps:
+        members = self._staging.ranks
+        native = _NativeSteps()
+        for part in self._parts:
+            if isinstance(part, Start | Finish):
+                native.steps.append((None, self._transfer(part)))
+            else:
+                stage = native_stage(self.program, self.rank, members, part, strides)
+                native.stages.append(stage)
+                native.steps.append((stage.run, None))
+        if len(native.steps) == len(native.stages) == 1:
+            native.alone = native.stages[0]
+        return native
+
+    def _transfer(self, part: Start | Finish) -> _Step:
+        transfer = self._transfers[id(part.collective)]
+        return transfer.start if isinstance(part, Start) else transfer.finish
+
+    # --- CUDA -----------------------------------------------------------------------------------
+
+    def _run_cuda(self, shards: Shards, device: torch.device) -> None:
+        """Queue all work on the caller's stream; nothing here waits for the GPU."""
+        strides = _strides(shards)
+        if strides not in self._cuda:
+            self._cuda[strides] = [self._cuda_step(part, strides) for part in self._parts]
+        staging, stream = self._staging, torch.cuda.current_stream(device)
+        block, arenas = self._device_memory(device)
+        call = self._call(shards, block.view(self._dtype))
+        addresses = [*(shard.data_ptr() for shard in shards), *arenas]
+        for step in self._cuda[strides]:
+            if isinstance(step, CudaStage):
+                step.run(addresses, stream, staging)
+            else:
+                step(call)
+        self.sent_bytes = call.sent_bytes + self._read_bytes
+        if self._totals:
+            staging.end_call(self._totals)
+
+    def _device_memory(self, device: torch.device) -> tuple[Tensor, list[int]]:
+        """The staging block on the device, and the addresses of all ranks' blocks."""
+        if isinstance(self._staging, CudaStaging):
+            return self._staging.block, self._staging.addresses
+        # Torch's allocator keeps freed memory, stream by stream.
+        num_bytes = whole(self.program.arena(self.rank).num_bytes)
+        block = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return block, [block.data_ptr()]
+
+    def _cuda_step(self, part: Any, strides: ShardStrides) -> Any:
+        if isinstance(part, Start | Finish):
+            return self._transfer(part)
+        return CudaStage(self.program, self.rank, self._staging.ranks, part, strides)
+
+    # --- plain ----------------------------------------------------------------------------------
+
+    def _run_plain(self, shards: Shards, device: Any) -> None:
+        if self._plain is None:
+            self._plain = list(self._plain_steps())
+        if device.type == "cpu":
+            block = self._staging.block
+        else:
+            block, _ = self._device_memory(device)
+        call = self._call(shards, block.view(self._dtype))
+        for step in self._plain:
+            step(call)
+        self.sent_bytes = call.sent_bytes
+
+    def _plain_steps(self) -> Iterator[_Step]:
+        for part in self._parts:
+            if isinstance(part, Start | Finish):
+                yield self._transfer(part)
+            else:
+                for action in part:
+                    assert isinstance(action, Do), "islands need the native core"
+                    yield operation(self.program, self.rank, action.instruction)
+
+
+def _strides(shards: Shards) -> ShardStrides:
+    return tuple([None if shard.is_contiguous() else shard.stride() for shard in shards])
+
+
+class _NativeSteps:
+    """Native stages with the transfers between them; bound to memory of one version.
+
+    Of every step either the stage's ``run`` or the transfer is there. ``alone`` is the one stage of
+    a program without transfers.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Any, Any]] = []
+        self.stages: list[Any] = []
+        self.alone: Any = None
+        self.version = -1
+        self.arena = torch.empty(0)
+
+
+def _parts(actions: Sequence[Action]) -> Iterator[Start | Finish | list[Action]]:
+    """Transfers, and runs of all other actions between them."""
+    run: list[Action] = []
+    for action in actions:
+        if isinstance(action, Start | Finish):
+            if run:
+                yield run
+            run = []
+            yield action
+        else:
+            run.append(action)
+    if run:
+        yield run

@@ -1,0 +1,286 @@
+"""Request: what every rank was asked for, and the one plan, or the one error, that follows.
+
+On the first call of a transition each rank posts its request (plain values, so that they travel as
+JSON). From equal posts every rank draws an equal conclusion here, without another message: that is
+how an error that one rank made comes on all of them, before any byte is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from math import prod
+from typing import Any
+
+from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
+from rvdcomm.layout import RVD, Layout, Topology, dtype_name
+from rvdcomm.plans.adjoint import check_replica_grads
+from rvdcomm.plans.planner import Plan, plan
+from rvdcomm.text import quoted
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one rank was asked for: texts, and the shapes and dtypes of its tensors.
+
+    ``requires_grad`` says whether a gradient is to flow back, None that the other ranks know;
+    ``asks_grad`` that the caller said so, and expects a scalar to call ``backward`` on where there
+    is no result. ``misuse`` says what is wrong with the tensors themselves, if anything is.
+    """
+
+    src: str
+    dst: str
+    shape: tuple[int, ...] | None
+    topology: str | None
+    shard: tuple[int, ...] | None
+    out: tuple[int, ...] | None
+    dtypes: tuple[str, ...]
+    executor: str = "auto"
+    misuse: str | None = None
+    requires_grad: bool | None = None
+    asks_grad: bool = False
+    replica_grads: str = "parts"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Request:
+        """What ``to_json`` gave, after a journey as JSON.
+
+        Raises:
+            CommError: another rank sent something else.
+        """
+        plain: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in values.items()
+        }
+        # Types are texts here, because of the import of annotations.
+        types = {field.name: str(field.type) for field in fields(cls)}
+        odd = [name for name in types if name in plain and not _FITS[types[name]](plain[name])]
+        try:
+            made = cls(**plain)
+        except TypeError:
+            odd = sorted(set(types) ^ set(plain))
+        if odd:
+            raise CommError(
+                f"redistribute: what a rank posted is no request: {quoted(odd)} missing, unknown "
+                "or of another type. Do all ranks run one version of rvdcomm?"
+            )
+        return made
+
+    def __str__(self) -> str:
+        return f"redistribute {self.src} -> {self.dst}"
+
+
+def _is_tuple_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is tuple and all(type(each) is kind for each in value)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: type(value) is str,
+    "str | None": lambda value: value is None or type(value) is str,
+    "bool": lambda value: type(value) is bool,
+    "bool | None": lambda value: value is None or type(value) is bool,
+    "tuple[str, ...]": _is_tuple_of(str),
+    "tuple[int, ...] | None": lambda value: value is None or _is_tuple_of(int)(value),
+}
+"""Whether a value from JSON is of the type of a field of ``Request``."""
+assert {str(field.type) for field in fields(Request)} <= set(_FITS)
+
+COMMON = ("src", "dst", "shape", "topology", "executor", "replica_grads")
+"""Fields that must be equal on all ranks."""
+assert {field.name for field in fields(Request)} > set(COMMON)
+
+
+def resolve(
+    requests: Mapping[int, Request],
+    src: Layout | str,
+    dst: Layout | str,
+    topology: Topology | None,
+    group_size: int,
+) -> Plan:
+    """The plan that all ranks asked for.
+
+    Args:
+        requests: every rank's request.
+        src, dst, topology: what this rank was given, of which the requests hold the texts.
+        group_size: ranks of the group; texts mean layouts over all of them.
+
+    Raises:
+        LayoutError, ShapeMismatchError: ranks disagree, or the request is illegal, or some rank's
+            shard is not what ``src`` gives it.
+    """
+    mine = next(iter(requests.values()))
+    for name in COMMON:
+        _check_equal(requests, name)
+    try:
+        return _resolved(requests, src, dst, topology, group_size)
+    except (LayoutError, ShapeMismatchError) as error:
+        # Facts are raised deep; the transition is added once, here.
+        if str(error).startswith("redistribute "):
+            raise
+        raise type(error)(f"{mine}: {error}") from None
+
+
+def _resolved(
+    requests: Mapping[int, Request],
+    src: Layout | str,
+    dst: Layout | str,
+    topology: Topology | None,
+    group_size: int,
+) -> Plan:
+    mine = next(iter(requests.values()))
+    dtype = _common_dtype(requests)
+    shape = known_shape(src, dst, mine.shape)
+    src_layout = layout_meant(src, shape, group_size, requests)
+    dst_layout = layout_meant(dst, src_layout.shape, group_size, requests)
+    if shape is not None and src_layout.shape != shape:
+        raise LayoutError(f"shape={shape} was given, but src {src_layout} has another.")
+    check_in_group((*src_layout.ranks, *dst_layout.ranks), group_size, str(mine))
+    check_replica_grads(mine.replica_grads)
+    made = plan(src_layout, dst_layout, dtype, topology)
+    for rank, request in sorted(requests.items()):
+        check_tensors(made, rank, request)
+        if request.misuse:
+            raise LayoutError(f"{mine}: rank {rank}: {request.misuse}")
+    return made
+
+
+def needs_grad(requests: Mapping[int, Request], made: Plan) -> bool:
+    """Whether a gradient flows back by the adjoint of ``made``; the same on all ranks.
+
+    Raises:
+        LayoutError: ranks disagree about it, a rank passed ``out``, the dtype has no gradient, or a
+            rank that gets no result did not ask for the scalar that stands for it.
+    """
+    known = {rank: r for rank, r in requests.items() if r.requires_grad is not None}
+    _check_equal(known, "requires_grad")
+    if not any(request.requires_grad for request in known.values()):
+        return False
+    what = f"redistribute {made.src.rvd} -> {made.dst.rvd}"
+    for rank, request in sorted(requests.items()):
+        check_grad(made, rank, request.out is not None, request.asks_grad, what)
+    return True
+
+
+def check_grad(made: Plan, rank: int, has_out: bool, asks_grad: bool, what: str) -> None:
+    """Raise a LayoutError if no gradient can flow back through a call on ``rank``."""
+    if not made.dtype.startswith(("float", "bfloat", "complex")):
+        raise LayoutError(f"{what}: {made.dtype} has no gradient; leave out requires_grad=True.")
+    if has_out:
+        raise LayoutError(
+            f"{what}: rank {rank} passed out, through which no gradient flows; leave it out, or "
+            "pass requires_grad=False."
+        )
+    if rank in made.src and rank not in made.dst and not asks_grad:
+        raise LayoutError(
+            f"{what}: a gradient flows back, but rank {rank} is outside dst and has no result to "
+            "start from; pass requires_grad=True on all ranks, and call backward() on the scalar "
+            "that it then gets, or requires_grad=False."
+        )
+
+
+def known_shape(
+    src: Layout | str, dst: Layout | str, shape: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """The global shape, if it was given or a layout has it; None if it has to be inferred."""
+    if shape is not None:
+        return tuple(shape)
+    for layout in (src, dst):
+        if isinstance(layout, Layout):
+            return layout.shape
+        if "shape(" in layout:
+            return Layout.parse(layout).shape
+    return None
+
+
+def check_in_group(ranks: tuple[int, ...], group_size: int, what: str) -> None:
+    """Raise a LayoutError if a rank is outside the group."""
+    outside = sorted({rank for rank in ranks if rank >= group_size})
+    if outside:
+        raise LayoutError(
+            f"{what}: ranks {outside} are outside the group, which has ranks 0 to {group_size - 1}."
+        )
+
+
+def check_tensors(made: Plan, rank: int, request: Request) -> None:
+    """Raise a ShapeMismatchError if what ``rank`` passed is not its shard."""
+    what = f"redistribute {made.src.rvd} -> {made.dst.rvd}"
+    for noun, layout, got in (("shard", made.src, request.shard), ("out", made.dst, request.out)):
+        want = shard_shape(layout, rank)
+        if got != want and not (noun == "out" and got is None):
+            raise ShapeMismatchError(
+                f"{what}: rank {rank} passed {_shape_text(got)}, its {noun} is {_shape_text(want)}."
+            )
+    odd = [dtype for dtype in request.dtypes if dtype != made.dtype]
+    if odd:
+        raise ShapeMismatchError(f"{what}: rank {rank} passed {odd[0]}, the plan is {made.dtype}.")
+
+
+def shard_shape(layout: Layout, rank: int) -> tuple[int, ...] | None:
+    """Shape of a rank's shard; None outside the layout."""
+    return layout.cell(rank).box.shape if rank in layout else None
+
+
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    return "None" if shape is None else str(list(shape))
+
+
+def _check_equal(requests: Mapping[int, Request], name: str) -> None:
+    """Raise if two ranks were asked for different things."""
+    first, mine = next(iter(requests.items()))
+    for rank, other in requests.items():
+        if getattr(other, name) != getattr(mine, name):
+            raise LayoutError(
+                f"redistribute: ranks disagree about {name}: rank {first} asks for "
+                f"{getattr(mine, name)}, rank {rank} for {getattr(other, name)}."
+            )
+
+
+def _common_dtype(requests: Mapping[int, Request]) -> str:
+    found = {name: rank for rank, request in requests.items() for name in request.dtypes}
+    what = next(iter(requests.values()))
+    if len(found) > 1:
+        each = ", ".join(f"rank {rank} has {name}" for name, rank in sorted(found.items()))
+        raise ShapeMismatchError(f"{what}: ranks disagree about dtype: {each}.")
+    if not found:
+        raise ShapeMismatchError(f"{what}: no rank passed a shard, so the dtype is unknown.")
+    return dtype_name(next(iter(found)))
+
+
+def layout_meant(
+    layout: Layout | str,
+    shape: tuple[int, ...] | None,
+    group_size: int,
+    requests: Mapping[int, Request] | None = None,
+) -> Layout:
+    """The layout that a text means in this group; its shape comes from the shards if not given."""
+    if isinstance(layout, Layout):
+        return layout
+    if "shape(" in layout:
+        return Layout.parse(layout)
+    rvd = RVD(layout)
+    # The counts must fit the group before shards can be added up.
+    Layout([0] * len(rvd.d), rvd, range(group_size))
+    return Layout(
+        _inferred_shape(rvd, requests or {}) if shape is None else shape, rvd, range(group_size)
+    )
+
+
+def _inferred_shape(rvd: RVD, requests: Mapping[int, Request]) -> tuple[int, ...]:
+    """Add up the shards along every dim; ranks are numbered row-major, R outermost."""
+    sizes = []
+    for d, count in enumerate(rvd.d):
+        stride = prod(rvd.d[d + 1 :])
+        shards = [
+            requests[i * stride].shard if i * stride in requests else None for i in range(count)
+        ]
+        extents = [shard[d] for shard in shards if shard is not None and len(shard) == len(rvd.d)]
+        if len(extents) != count:
+            raise ShapeMismatchError(
+                f"{rvd}: the global shape cannot be inferred from shards of shapes "
+                f"{[_shape_text(shard) for shard in shards]}; pass shape=."
+            )
+        sizes.append(sum(extents))
+    return tuple(sizes)

@@ -1,0 +1,1 @@
+"""Ranks of one machine that read each other's memory."""

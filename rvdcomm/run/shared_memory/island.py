@@ -1,0 +1,255 @@
+"""Islands: ranks of one machine that map each other's memory and signal through it.
+
+Sharing is all or nothing: whatever one rank cannot get, all ranks of the island raise the same
+error. A rank that dies is found by its link, which the kernel closes, and named by all that wait.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TypeVar
+
+from rvdcomm import _C
+from rvdcomm.errors import CommError
+from rvdcomm.layout import ranges_text
+from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.shared_memory.rendezvous import Link, Listener, Message, islands, meet
+from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
+from rvdcomm.run.world import World
+
+__all__ = ["Island", "SharedMemoryError", "islands"]
+
+# A failure that another rank met is seen after one slice of a wait for a message.
+SLICE_SECS = 0.05
+
+_RESERVING = "reserving shared memory"
+
+_Result = TypeVar("_Result")
+
+
+class Island:
+    """Ranks of one machine that map each other's segments; made once a set of ranks.
+
+    ``signals`` numbers ranks by their place in ``ranks``.
+    """
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        rank: int,
+        links: Mapping[int, Link],
+        segments: Mapping[int, Segment],
+        timeout_secs: float,
+    ) -> None:
+        self.ranks, self.rank, self.timeout_secs = ranks, rank, timeout_secs
+        self._links = dict(links)
+        self._segments = dict(segments)
+        lifelines = [links[r].socket.fileno() if r != rank else -1 for r in ranks]
+        headers = [segments[r].header for r in ranks]
+        self.signals = _C.Signals(ranks.index(rank), headers, lifelines)
+        _open_islands.add(self)
+
+    @classmethod
+    def connect(cls, world: World, ranks: Sequence[int]) -> Island:
+        """Share memory among ``ranks``, which are all in one of ``islands``; collective over them.
+
+        Raises:
+            SharedMemoryError: a rank cannot share memory; raised by all of them.
+            CommError: a rank did not join within the group's timeout.
+        """
+        ranks = tuple(ranks)
+        what = f"sharing memory on ranks ({ranges_text(ranks)})"
+        timeout_secs = world.timeout.total_seconds()
+        post: Message = {"refusal": ""}
+        with ExitStack() as undo, ExitStack() as done:
+            try:
+                own = Segment.create()
+                undo.callback(own.close)
+                listener = done.enter_context(Listener(len(ranks)))
+                post |= listener.post
+            except OSError as error:
+                post["refusal"] = f"share memory: {reason_of(error)}"
+            posts = exchange_posts(world, ranks, post, what)
+            _raise_refusal(posts, what)
+
+            links, segments, verdict = {}, {world.rank: own}, {"refusal": "", "lost": ""}
+            try:
+                # Half of the time, so that the others still wait for the verdict.
+                met = meet(world.rank, listener, posts, own.fd, timeout_secs / 2)
+                for peer, (link, fd) in met.items():
+                    undo.callback(link.close)
+                    undo.callback(os.close, fd)
+                    links[peer] = link
+                for peer, (_, fd) in met.items():
+                    segments[peer] = Segment(fd)
+            except (TimeoutError, ConnectionError) as error:
+                verdict["lost"] = str(error)
+            except OSError as error:
+                verdict["refusal"] = f"share memory: {reason_of(error)}"
+            posts = exchange_posts(world, ranks, verdict, what)
+            _raise_refusal(posts, what)
+            for rank, post in posts.items():
+                if post["lost"]:
+                    raise CommError(f"{what}: rank {rank} met not all: {post['lost']}.")
+            island = cls(ranks, world.rank, links, segments, timeout_secs)
+            undo.pop_all()
+        return island
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def address(self, rank: int) -> int:
+        """Where the arena of ``rank`` begins in this process, until it grows or the island closes.
+
+        0 while it has no bytes.
+        """
+        return self._segments[rank].address
+
+    def arena(self, num_bytes: int) -> memoryview:
+        """The first bytes of this rank's own arena; the view stays valid as long as it is held."""
+        return self._segments[self.rank].arena(num_bytes)
+
+    def num_bytes(self, rank: int) -> int:
+        """Length of the arena of ``rank``."""
+        return self._segments[rank].num_bytes
+
+    def reserve(self, num_bytes: Mapping[int, int]) -> None:
+        """Let the arena of every rank have at least ``num_bytes[rank]``; what it holds stays.
+
+        Collective over the island with equal arguments. Where no arena has to grow, nothing is
+        sent and no address changes; those of arenas that grow do.
+
+        Raises:
+            SharedMemoryError: a rank has not so much; raised by all, and all arenas are as before.
+            CommError: a rank is dead, late, or asks for something else; the island is broken.
+        """
+        wanted = {rank: whole_pages(num_bytes.get(rank, 0)) for rank in self.ranks}
+        growth = {r: n for r, n in wanted.items() if n > self._segments[r].num_bytes}
+        if not growth:
+            return
+        own = self._segments[self.rank]
+
+        def allocate() -> None:
+            if self.rank in growth:
+                own.allocate(growth[self.rank])
+
+        try:
+            # First all have the memory, then all map it, then all use it: the mappings that a
+            # failure leaves behind have pages that are gone, and nobody has touched them.
+            self._all_or_none(allocate, wanted)
+            mappings = self._all_or_none(
+                lambda: {rank: self._segments[rank].mapping(n) for rank, n in growth.items()},
+                wanted,
+            )
+        except SharedMemoryError:
+            own.release()
+            raise
+        for rank, mapping in mappings.items():
+            self._segments[rank].use(mapping)
+
+    def _all_or_none(self, action: Callable[[], _Result], wanted: dict[int, int]) -> _Result:
+        """Do something that the system may refuse; if it refuses one rank, all raise that."""
+        refusal = ""
+        try:
+            result = action()
+        except OSError as error:
+            refusal = f"reserve {wanted[self.rank]} bytes: {reason_of(error)}"
+        posts = self._exchange({"wanted": list(wanted.values()), "refusal": refusal})
+        what = f"{_RESERVING} on ranks ({ranges_text(self.ranks)})"
+        first = posts[self.ranks[0]]["wanted"]
+        for rank, post in posts.items():
+            if post["wanted"] != first:
+                self.signals.fail()
+                raise CommError(
+                    f"{what}: rank {self.ranks[0]} asks for {first} bytes and rank {rank} for "
+                    f"{post['wanted']}; all must ask for the same."
+                )
+        _raise_refusal(posts, what)
+        return result
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _exchange(self, message: Message) -> dict[int, Message]:
+        """Every rank's message, in order of ``ranks``; collective."""
+        deadline = time.monotonic() + self.timeout_secs
+        try:
+            # In a broken island there may be answers to what was asked before.
+            self.signals.check()
+            for rank, link in self._links.items():
+                try:
+                    link.send(message)
+                except OSError:
+                    self.signals.blame("dead", self.ranks.index(rank))
+            return {
+                rank: message if rank == self.rank else self._receive(rank, deadline)
+                for rank in self.ranks
+            }
+        except _C.PeerError as error:
+            raise self.comm_error(error, _RESERVING) from None
+        except BaseException:
+            self.signals.fail()
+            raise
+
+    def _receive(self, rank: int, deadline: float) -> Message:
+        peer = self.ranks.index(rank)
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                return self._links[rank].receive(min(left, SLICE_SECS))[0]
+            except TimeoutError:
+                self.signals.check()
+            except (EOFError, ConnectionError):
+                self.signals.blame("dead", peer)
+        self.signals.blame("timeout", peer)
+
+    def comm_error(self, error: _C.PeerError, what: str) -> CommError:
+        """What to raise for a peer that is lost; ``what`` names the step that needed it."""
+        rank = self.ranks[error.rank]
+        if error.kind == "dead":
+            text = f"rank {rank} died (its process ended, or it closed the group)"
+        elif error.kind == "timeout":
+            text = f"rank {rank} did not arrive within {self.timeout_secs:g} s"
+        elif rank == self.rank:
+            text = "this rank gave up in an earlier call, so the group is broken"
+        else:
+            text = f"rank {rank} gave up; its own error says why"
+        ranks = ranges_text(self.ranks)
+        return CommError(f"{what} on ranks ({ranks}), rank {self.rank}: {text}.")
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of links and memory; the island cannot be used any more.
+
+        Memory that somebody has a view of goes with the view. Not collective: the others may finish
+        what needs nothing more of this rank. In a forked child the parent's island stays as it is.
+        """
+        _open_islands.discard(self)
+        self.signals.close()
+        for link in self._links.values():
+            link.close()
+        for segment in self._segments.values():
+            segment.close()
+        self._links.clear()
+        self._segments.clear()
+
+
+def _raise_refusal(posts: Mapping[int, Message], what: str) -> None:
+    """Raise for the first rank that the system refused something: on all ranks the same error."""
+    for rank, post in posts.items():
+        if post["refusal"]:
+            raise SharedMemoryError(f"{what}: rank {rank} cannot {post['refusal']}")
+
+
+_open_islands: weakref.WeakSet[Island] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    # A child that kept the links open would hide its parent's death from the other ranks.
+    for island in list(_open_islands):
+        island.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

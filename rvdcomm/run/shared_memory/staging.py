@@ -1,0 +1,124 @@
+"""Staging: memory of a rank in which programs prepare what others need, and keep what they got.
+
+One block serves all programs of the same ranks, because fresh pages cost more than the copy into
+them. In an island the block is shared: the other ranks read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rvdcomm.native import core
+from rvdcomm.program import ALIGN_BYTES
+from rvdcomm.run.cuda.staging import CudaStaging
+from rvdcomm.run.world import World
+
+
+class PrivateStaging:
+    """A block of this rank's own; ``version`` changes when it moves."""
+
+    island: Any = None
+    """Nobody waits for this rank's memory."""
+
+    def __init__(self, rank: int) -> None:
+        self.ranks = (rank,)
+        self.rank = rank
+        self.version = 0
+        self.block = torch.empty(0, dtype=torch.uint8)
+
+    def reserve(self, num_bytes: Mapping[int, int]) -> None:
+        """Let the block have at least so many bytes."""
+        wanted = whole(num_bytes[self.rank])
+        if self.block.numel() < wanted:
+            self.block = torch.empty(wanted, dtype=torch.uint8)
+            self.version += 1
+
+    def bind(self, stage: Any) -> None:
+        """Let a native stage work in this block."""
+        stage.bind([self.block.data_ptr()], None, None, 0.0)
+
+    def end_call(self, totals: list[int]) -> None:
+        """A call is over in which every rank of the island counted so many events."""
+
+    def close(self) -> None:
+        """Let go of the block."""
+        self.block = torch.empty(0, dtype=torch.uint8)
+        self.version += 1
+
+
+class SharedStaging:
+    """The blocks of an island: this rank's own, and those of the others to read from."""
+
+    def __init__(self, island: Any) -> None:
+        self.island = island
+        self.ranks: tuple[int, ...] = island.ranks
+        self.rank: int = island.rank
+        self.version = 0
+        self.block = torch.empty(0, dtype=torch.uint8)
+        self._counts = core.Counts(len(self.ranks))
+
+    def reserve(self, num_bytes: Mapping[int, int]) -> None:
+        """Let every rank's block have at least so many bytes; collective over the island.
+
+        Raises:
+            SharedMemoryError: a rank has not so much, on all ranks alike.
+        """
+        wanted = {rank: whole(num_bytes.get(rank, 0)) for rank in self.ranks}
+        before = self._sizes()
+        self.island.reserve(wanted)
+        if self._sizes() != before:
+            self.version += 1
+            own = self.island.num_bytes(self.rank)
+            if own:
+                self.block = torch.frombuffer(self.island.arena(own), dtype=torch.uint8)
+
+    def _sizes(self) -> list[int]:
+        return [self.island.num_bytes(rank) for rank in self.ranks]
+
+    def bind(self, stage: Any) -> None:
+        """Let a native stage work in these blocks, and wait for their ranks."""
+        addresses = [self.island.address(rank) for rank in self.ranks]
+        stage.bind(addresses, self.island.signals, self._counts, self.island.timeout_secs)
+
+    def end_call(self, totals: list[int]) -> None:
+        """A call is over in which every rank of the island counted so many events."""
+        self._counts.add(totals)
+
+    def close(self) -> None:
+        """Let go of all blocks."""
+        self.block = torch.empty(0, dtype=torch.uint8)
+        self.island.close()
+
+
+Staging = PrivateStaging | SharedStaging | CudaStaging
+
+
+def staging_of(world: World, island: tuple[int, ...] | None) -> Staging:
+    """The staging that these ranks share, or this rank's own; collective when first asked.
+
+    It is on the device that the world's backend serves.
+
+    Raises:
+        SharedMemoryError: the ranks cannot share memory; on all of them.
+    """
+
+    def make() -> Staging:
+        if island is None:
+            return PrivateStaging(world.rank)
+        from rvdcomm.run.shared_memory.island import Island  # It needs the native core.
+
+        made = Island.connect(world, island)
+        if world.device.type == "cuda":
+            return CudaStaging(world, made, world.device)
+        return SharedStaging(made)
+
+    found: Staging = world.once(("staging", island), make)
+    return found
+
+
+def whole(num_bytes: int) -> int:
+    """Round up so that the block can be viewed as any dtype."""
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES

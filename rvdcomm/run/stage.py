@@ -1,0 +1,191 @@
+"""Stage: what a rank does between two calls of the backend, compiled for the native core.
+
+Copies, sums and zeros become ops of copy programs. A stage waits for all the ranks that it needs
+before its first copy, so that parts of different ranks are summed in one pass over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from rvdcomm.layout import Box
+from rvdcomm.native import core
+from rvdcomm.program import Copy, Program, is_shard
+from rvdcomm.run.schedule import Action, Advance, Await, Do
+
+COPY, AWAIT, ADVANCE = range(3)
+"""Kinds of actions (csrc/include/rvdcomm/stage.h)."""
+
+Strides = tuple[int, ...]
+ShardStrides = tuple[Strides | None, ...]
+"""Of every shard of the rank; None if it is contiguous."""
+Side = tuple[int, str, int, Strides]
+"""(buffer, dtype, element offset, element strides)."""
+
+
+def native_stage(
+    program: Program,
+    rank: int,
+    island: Sequence[int],
+    actions: Sequence[Action],
+    strides: ShardStrides | None = None,
+) -> Any:
+    """The stage of the native core that does ``actions``, which are no transfers, on the CPU.
+
+    Its buffers are the rank's shards, in the order of ``program.shard_names(rank)``, then an arena
+    for every rank of ``island``, own rank included. Without ``strides`` all shards are contiguous.
+    """
+    strides = strides or (None,) * len(program.shard_names(rank))
+    steps = list(_steps(program, rank, island, actions, strides))
+    copies = [what for kind, what, _ in steps if kind == COPY]
+    numbers = iter(range(len(copies)))
+    return core.Stage(
+        copies,
+        [(kind, next(numbers) if kind == COPY else what, count) for kind, what, count in steps],
+        len(strides),
+    )
+
+
+class CudaStage:
+    """The same on a GPU: one launch a batch of copies, on the caller's stream."""
+
+    def __init__(
+        self,
+        program: Program,
+        rank: int,
+        island: Sequence[int],
+        actions: Sequence[Action],
+        strides: ShardStrides,
+    ) -> None:
+        self._steps = list(_steps(program, rank, island, actions, strides))
+
+    def run(self, addresses: list[int], stream: Any, staging: Any) -> None:
+        """Queue the work; ``staging`` waits for peers and tells them, stream by stream."""
+        for kind, what, count in self._steps:
+            if kind == COPY:
+                what.run_cuda(addresses, stream.cuda_stream)
+            elif kind == AWAIT:
+                staging.wait(what, count, stream)
+            else:
+                staging.advance(stream)
+
+
+def _steps(
+    program: Program,
+    rank: int,
+    island: Sequence[int],
+    actions: Sequence[Action],
+    strides: ShardStrides,
+) -> Iterator[tuple[int, Any, int]]:
+    """(kind, copy program or index of a peer, count to wait for)."""
+    for waits, copies, num_events in _rounds(actions):
+        for wait in waits:
+            yield AWAIT, island.index(wait.peer), wait.count
+        if copies:
+            batch = _Batch(program, rank, island, strides)
+            for do in copies:
+                batch.add(do)
+            # Others wait for what is staged: it must not go past the caches.
+            arena = len(strides) + island.index(rank)
+            yield COPY, core.CopyProgram(batch.ops, read_soon=[arena]), 0
+        for _ in range(num_events):
+            yield ADVANCE, 0, 0
+
+
+def _rounds(actions: Sequence[Action]) -> list[tuple[list[Await], list[Do], int]]:
+    """Runs of actions up to an event each: what they wait for, what they do, the event.
+
+    Nobody waits for a copy of a run before the run's own event, so its waits may all come first.
+    """
+    found: list[tuple[list[Await], list[Do], int]] = []
+    waits: list[Await] = []
+    copies: list[Do] = []
+    for action in actions:
+        if isinstance(action, Await):
+            waits.append(action)
+        elif isinstance(action, Do):
+            copies.append(action)
+        elif isinstance(action, Advance):
+            found.append((waits, copies, 1))
+            waits, copies = [], []
+    return [*found, (waits, copies, 0)]
+
+
+@dataclass
+class _Batch:
+    """Ops of one copy program."""
+
+    program: Program
+    rank: int
+    island: Sequence[int]
+    strides: ShardStrides
+    ops: list[tuple[tuple[int, ...], Side, list[Side]]] = field(default_factory=list)
+    # For every buffer that this batch writes: piece, box and index of each op, in order.
+    written: dict[str, list[tuple[int, Box, int]]] = field(default_factory=dict)
+    # For every own buffer that it reads: the last op that does.
+    last_read: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._shards = {name: i for i, name in enumerate(self.program.shard_names(self.rank))}
+
+    def add(self, do: Do) -> None:
+        """Append an instruction's boxes."""
+        instruction = do.instruction
+        for e in instruction.entries:
+            dst = self._side(self.rank, instruction.dst, e.dst_piece, e.box)
+            target = instruction.dst, e.dst_piece, e.box
+            if not isinstance(instruction, Copy):
+                self._append(target, (e.box.shape, dst, []))
+                continue
+            src = self._side(instruction.src_rank, instruction.src, e.src_piece, e.box)
+            if not instruction.is_remote:
+                self.last_read[instruction.src] = len(self.ops)
+            if instruction.op == "copy":
+                self._append(target, (e.box.shape, dst, [src]))
+            elif (summed := self._op_to_join(target, instruction)) is not None:
+                self.ops[summed][2].append(src)
+            else:
+                self._append(target, (e.box.shape, dst, [dst, src]))
+
+    def _append(self, target: tuple[str, int, Box], op: Any) -> None:
+        name, piece, box = target
+        self.written.setdefault(name, []).append((piece, box, len(self.ops)))
+        self.ops.append(op)
+
+    def _op_to_join(self, target: tuple[str, int, Box], instruction: Copy) -> int | None:
+        """The op that this sum can be a further source of: the last one to write any of the box.
+
+        Its source must be as it is now when that op runs, and nobody may have read the box since.
+        """
+        name, piece, box = target
+        if not instruction.is_remote and instruction.src in self.written:
+            return None
+        for other_piece, other, index in reversed(self.written.get(name, [])):
+            if other_piece == piece and other.intersect(box) is not None:
+                is_same = other == box and bool(self.ops[index][2])
+                return index if is_same and self.last_read.get(name, -1) <= index else None
+        return None
+
+    def _side(self, owner: int, name: str, piece: int, box: Box) -> Side:
+        buffer = self.program.buffer[name, owner]
+        outer = buffer.pieces[piece]
+        shape = outer.shape
+        strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+        if is_shard(name):
+            number = self._shards[name]
+            strides = self._dims_of(name, self.strides[number]) or strides
+        inner = (s.start * step for s, step in zip(box.slices_within(outer), strides, strict=True))
+        start = buffer.offset(piece) + sum(inner)
+        if is_shard(name):
+            return number, self.program.dtype_of(name), start, strides
+        start += self.program.arena(owner).offsets[name] // self.program.item_bytes
+        return len(self.strides) + self.island.index(owner), self.program.dtype, start, strides
+
+    def _dims_of(self, name: str, strides: Strides | None) -> Strides | None:
+        """The strides of a tensor for the dims of the program."""
+        if strides is None or len(self.program.transitions) == 1:
+            return strides
+        return (0, *strides, *(0,) * (self.program.num_dims - 1 - len(strides)))

@@ -1,0 +1,379 @@
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rvdcomm as rv
+import rvdcomm.cli.main
+from rvdcomm.cli import COMMANDS, main
+from rvdcomm.cli.arguments import parse_bytes
+from rvdcomm.layout import Topology
+
+COLUMNS, ROWS = "R(1)V(1)D(1,8)", "R(1)V(1)D(8,1)"
+HOSTS = Topology.preset("h100", 2, 4)
+MAX_COLUMNS = 100
+
+
+def output(capsys, *words):
+    """What a command that succeeds prints."""
+    status = main(words)
+    printed = capsys.readouterr()
+    assert (status, printed.err) == (0, "")
+    return printed.out
+
+
+def help_text(capsys, *words):
+    with pytest.raises(SystemExit) as exit_info:
+        main([*words, "--help"])
+    assert exit_info.value.code == 0
+    return capsys.readouterr().out
+
+
+def refusal(capsys, *words):
+    """What a command that is refused prints on stderr; it prints nothing else."""
+    status = main(words)
+    printed = capsys.readouterr()
+    assert (status, printed.out) == (2, "")
+    assert printed.err.startswith("rvdcomm: error: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+# --- plan ---------------------------------------------------------------------------------------
+
+
+def test_plan_prints_the_plan(capsys):
+    expected = rv.plan(rv.Layout((64, 32), COLUMNS), rv.Layout((64, 32), ROWS))
+    assert output(capsys, "plan", COLUMNS, ROWS, "--shape", "64,32") == f"{expected}\n"
+
+
+def test_json_has_the_numbers_of_the_plan(capsys):
+    words = ("plan", COLUMNS, ROWS, "--shape", "640,320", "--hosts", "2x4", "--dtype", "int16")
+    found = json.loads(output(capsys, *words, "--json"))
+    shape = (640, 320)
+    plan = rv.plan(rv.Layout(shape, COLUMNS), rv.Layout(shape, ROWS), "int16", HOSTS)
+    assert rv.Layout.parse(found["src"]) == plan.src
+    assert rv.Layout.parse(found["dst"]) == plan.dst
+    assert (found["shape"], found["dtype"]) == ([640, 320], "int16")
+    assert found["cost"]["wire_bytes"] == plan.cost.wire_bytes
+    assert found["cost"]["secs"] == plan.cost.secs
+    assert found["bound"]["recv_bytes"] == plan.bound.recv_bytes
+    assert found["gap"] == plan.gap
+    assert [step["kind"] for step in found["steps"]] == [step.kind for step in plan.path.steps]
+    assert [step["state"] for step in found["steps"]] == [s.dst.text for s in plan.path.steps]
+    assert tuple(map(tuple, found["steps"][0]["groups"])) == plan.path.steps[0].groups
+    assert sum(s["cost"]["wire_bytes"] for s in found["steps"]) == plan.cost.wire_bytes
+
+
+def test_json_has_no_infinity(capsys, tmp_path):
+    file = tmp_path / "no_alpha.json"
+    Topology.single_host(4, alpha_secs=0, bytes_per_sec=1e9).save(file)
+    words = ("R(1)V(1)D(4)", "R(1)V(4)D(1)", "--shape", "8", "--topology", str(file), "--json")
+    assert "Infinity" not in output(capsys, "plan", *words)
+
+
+RELABEL = ("plan", "R(1)V(1)D(8,1)", "R(2)V(1)D(4,1)", "--shape", "4096,4096", "--hosts", "2x4")
+
+
+def test_relabel_plans_for_the_best_order_and_says_what_it_saves(capsys):
+    printed = output(capsys, *RELABEL, "--relabel")
+    src = rv.Layout((4096, 4096), "R(1)V(1)D(8,1)")
+    ranks = rv.best_ranks(src, "R(2)V(1)D(4,1)", HOSTS)
+    best = rv.plan(src, rv.Layout(src.shape, "R(2)V(1)D(4,1)", ranks), topology=HOSTS)
+    assert printed.startswith(
+        f"{best}\nsaves  112 MiB -> 64 MiB on the wire (64 MiB -> 0 B between"
+    )
+    assert printed.endswith("by     --dst-ranks 0,2,4,6,1,3,5,7\n")
+
+
+def test_what_relabel_names_gives_its_plan(capsys):
+    relabelled = json.loads(output(capsys, *RELABEL, "--relabel", "--json"))
+    named = relabelled.pop("relabelled")
+    plain = json.loads(output(capsys, *RELABEL, "--json"))
+    again = json.loads(output(capsys, *RELABEL, "--dst-ranks", named["dst_ranks"], "--json"))
+    assert again == relabelled
+    assert named["cost_before"] == plain["cost"]
+
+
+def test_relabel_of_a_full_layout_names_the_layout(capsys):
+    full = "R(2)V(1)D(4,1) shape(4096,4096) ranks(0:8)"
+    printed = output(capsys, "plan", RELABEL[1], full, "--hosts", "2x4", "--relabel")
+    assert printed.endswith("by     R(2)V(1)D(4,1) shape(4096,4096) ranks(0,2,4,6,1,3,5,7)\n")
+
+
+def test_relabel_without_scipy_is_refused(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    assert "extra 'relabel'" in refusal(capsys, *RELABEL, "--relabel")
+
+
+@pytest.mark.parametrize(
+    "options, src_ranks, dst_ranks",
+    [
+        ([], range(4), range(4)),
+        (["--src-ranks", "4:8"], range(4, 8), range(4, 8)),
+        (["--dst-ranks", "2:6"], range(4), range(2, 6)),
+        (["--src-ranks", "3,1,0,2", "--dst-ranks", "9,5,6,7"], (3, 1, 0, 2), (9, 5, 6, 7)),
+    ],
+)
+def test_ranks_default_to_those_of_src(capsys, options, src_ranks, dst_ranks):
+    words = ("plan", "R(1)V(1)D(4)", "R(1)V(1)D(4)", "--shape", "10", "--json", *options)
+    found = json.loads(output(capsys, *words))
+    assert rv.Layout.parse(found["src"]).ranks == tuple(src_ranks)
+    assert rv.Layout.parse(found["dst"]).ranks == tuple(dst_ranks)
+
+
+def test_sides_may_need_different_numbers_of_ranks(capsys):
+    found = json.loads(output(capsys, *words_2_to_3(), "--json"))
+    assert rv.Layout.parse(found["src"]).ranks == (0, 1)
+    assert rv.Layout.parse(found["dst"]).ranks == (0, 1, 2)
+
+
+def words_2_to_3():
+    return ("plan", "R(1)V(1)D(2)", "R(1)V(1)D(3)", "--shape", "12")
+
+
+def test_a_full_layout_gives_its_shape_to_the_other(capsys):
+    src = "R(1)V(1)D(2) shape(10) ranks(4,5) cuts(0,3,10)"
+    found = json.loads(output(capsys, "plan", src, "R(2)V(1)D(1)", "--json"))
+    assert found["src"] == src
+    assert found["dst"] == "R(2)V(1)D(1) shape(10) ranks(4,5)"
+
+
+def test_a_scalar_has_an_empty_shape(capsys):
+    words = ("plan", "R(1)V(3)D()", "R(3)V(1)D()", "--shape", "", "--json")
+    assert json.loads(output(capsys, *words))["shape"] == []
+
+
+def test_cuts_are_those_of_both_layouts(capsys):
+    words = ("plan", "R(1)V(1)D(4)", "R(1)V(1)D(3)", "--shape", "10", "--cuts", "balanced")
+    found = json.loads(output(capsys, *words, "--json"))
+    assert rv.Layout.parse(found["src"]).cuts == ((0, 3, 6, 8, 10),)
+    assert rv.Layout.parse(found["dst"]).cuts == ((0, 4, 7, 10),)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--hosts", "2x4"], ["--hosts", "0:4;4:8"], ["--preset", "h100", "--hosts", "2x4"]],
+)
+def test_hosts_are_counted_or_listed(capsys, options):
+    words = ("plan", COLUMNS, ROWS, "--shape", "64,64", "--json", *options)
+    plan = rv.plan(rv.Layout((64, 64), COLUMNS), rv.Layout((64, 64), ROWS), topology=HOSTS)
+    assert json.loads(output(capsys, *words))["cost"]["host_bytes"] == plan.cost.host_bytes
+
+
+def test_a_preset_alone_is_one_host(capsys):
+    words = ("plan", COLUMNS, ROWS, "--shape", "64,64", "--preset", "v100", "--json")
+    cost = json.loads(output(capsys, *words))["cost"]
+    assert cost["host_bytes"] == 0 < cost["wire_bytes"]
+
+
+def test_topology_is_read_from_a_file(capsys, tmp_path):
+    HOSTS.save(tmp_path / "cluster.json")
+    words = ("plan", COLUMNS, ROWS, "--shape", "64,64")
+    from_file = output(capsys, *words, "--topology", str(tmp_path / "cluster.json"))
+    assert from_file == output(capsys, *words, "--hosts", "2x4")
+
+
+def test_memory_limit_is_kept(capsys):
+    words = ("plan", "R(1)V(1)D(1,4)", "R(1)V(1)D(4,1)", "--shape", "64,64", "--json")
+    found = json.loads(output(capsys, *words, "--memory-limit", "12KiB"))
+    assert found["cost"]["peak_bytes"] <= 12 * 1024
+
+
+@pytest.mark.parametrize(
+    "text, num_bytes",
+    [
+        ("4096", 4096),
+        ("64MiB", 64 << 20),
+        ("64 mib", 64 << 20),
+        ("1.5KiB", 1536),
+        ("2GB", 2 * 10**9),
+        ("1e6", 10**6),
+        ("7B", 7),
+        ("0", 0),
+    ],
+)
+def test_bytes_have_binary_and_decimal_units(text, num_bytes):
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("name", ["plan.svg", "plan.png"])
+def test_picture_is_written(capsys, tmp_path, name):
+    if name.endswith("png"):
+        pytest.importorskip("matplotlib")
+    file = tmp_path / name
+    printed = output(capsys, *words_2_to_3(), "--picture", str(file))
+    assert printed.endswith(f"wrote  {file}\n")
+    assert file.read_bytes()[:4] in (b"<svg", b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "src, dst, shape",
+    [
+        ("R(1)V(16)D(1,1,1)", "R(1)V(1)D(2,4,2)", "160,320,64"),
+        ("R(2)V(8)D(1,1)", "R(16)V(1)D(1,1)", "4096,4096"),
+        ("R(1)V(1)D(1,16)", "R(1)V(1)D(16,1)", "100000,100000"),
+    ],
+)
+def test_tables_fit_the_page(capsys, src, dst, shape):
+    lines = output(capsys, "plan", src, dst, "--shape", shape, "--hosts", "4x4").splitlines()
+    assert max(map(len, lines)) <= MAX_COLUMNS
+
+
+# --- verify -------------------------------------------------------------------------------------
+
+
+def test_a_printed_program_verifies(capsys, tmp_path):
+    file = tmp_path / "program.txt"
+    words = ("plan", "R(1)V(4)D(1,1)", "R(1)V(1)D(2,2)", "--shape", "6,10", "--hosts", "2x2")
+    file.write_text(output(capsys, *words, "--program"))
+    printed = output(capsys, "verify", "--program-file", str(file))
+    assert printed == output(capsys, "verify", *words[1:])
+
+
+def test_verify_says_what_it_proved_and_of_how_much(capsys):
+    words = ("verify", "R(1)V(4)D(1)", "R(4)V(1)D(1)", "--shape", "64")
+    program = rv.plan(rv.Layout((64,), words[1]), rv.Layout((64,), words[2])).program
+    found = json.loads(output(capsys, *words, "--json"))
+    traffic = [n for collective in program.collectives for n in collective.traffic().values()]
+    assert found["proved"] is True
+    assert found["instructions"] == len(program.instructions)
+    assert (found["messages"], found["elements"]) == (len(traffic), sum(traffic))
+    text = output(capsys, *words)
+    assert "written once" in text
+    assert f"messages {len(traffic)}, elements between ranks {sum(traffic)}" in text
+    assert max(map(len, text.splitlines())) <= MAX_COLUMNS
+
+
+def _without_last(program, word):
+    lines = program.splitlines()
+    del lines[max(i for i, line in enumerate(lines) if line.startswith(word))]
+    return "\n".join(lines)
+
+
+DAMAGES = {
+    "a sum is missing": lambda p: _without_last(p, "add"),
+    "a sum is doubled": lambda p: p + [x for x in p.splitlines() if x.startswith("add")][-1],
+    "a message is missing": lambda p: _without_last(p, "  "),
+    "a buffer is missing": lambda p: _without_last(p, "buffer"),
+    "a box is outside": lambda p: p.replace("[0:3,", "[0:9,"),
+    "the text stops": lambda p: p[: len(p) // 2],
+    "no program": lambda p: "hello\n",
+    "an unknown dtype": lambda p: p.replace("float32", "float33"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_corrupted_program_is_not_proved(capsys, tmp_path, damage):
+    file = tmp_path / "program.txt"
+    words = ("plan", "R(1)V(4)D(1,1)", "R(1)V(1)D(2,2)", "--shape", "6,10", "--program")
+    file.write_text(DAMAGES[damage](output(capsys, *words)))
+    assert main(["verify", "--program-file", str(file)]) == 1
+    printed = capsys.readouterr()
+    assert printed.err.startswith("rvdcomm: not proved: ")
+    assert printed.out == ""
+    assert main(["verify", "--program-file", str(file), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["proved"] is False
+    assert found["error"] in printed.err
+
+
+# --- help and bench -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_teaches_with_an_example(capsys, name):
+    text = help_text(capsys, name)
+    assert re.search(rf"^ +rvdcomm {name} ", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= MAX_COLUMNS
+
+
+@pytest.mark.parametrize("words", [(), ("plan",), ("verify",)])
+def test_help_explains_the_notation(capsys, words):
+    text = help_text(capsys, *words)
+    assert "R(2)V(1)D(1,4)  2 replicas, 1 value part, dim 0 whole, dim 1 cut in 4" in text
+
+
+def test_the_examples_of_the_help_run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = [help_text(capsys, *words) for words in ((), ("plan",), ("verify",))]
+    commands = [line for text in texts for line in re.findall("^ +rvdcomm (.*)$", text, re.M)]
+    assert len(commands) >= 6
+    for command in commands:
+        words, _, file = command.partition(" > ")
+        text = output(capsys, *shlex.split(words))
+        if file:
+            Path(file).write_text(text)
+
+
+def test_bench_passes_its_arguments_on(monkeypatch):
+    ran = []
+
+    def run(command, **options):
+        ran.append(command)
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(rvdcomm.cli.bench.subprocess, "run", run)
+    monkeypatch.setattr(Path, "exists", lambda path: path.parts[-2:] == ("bench", "run.py"))
+    assert main(["bench", "--size", "64KiB", "--json"]) == 7
+    assert main(["bench", "--", "--help"]) == 7
+    assert ran == [
+        [sys.executable, "-m", "bench.run", "--size", "64KiB", "--json"],
+        [sys.executable, "-m", "bench.run", "--help"],
+    ]
+
+
+def test_bench_needs_the_source_tree(capsys, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    assert "clone of the repository" in refusal(capsys, "bench")
+
+
+def test_the_command_line_imports_no_torch():
+    code = (
+        "import sys, rvdcomm.cli; "
+        "rvdcomm.cli.main(['verify', 'R(1)V(2)D(1)', 'R(2)V(1)D(1)', '--shape', '6']); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# --- bad requests -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words, match",
+    [
+        ("", "required: COMMAND"),
+        ("fly", "invalid choice: 'fly'"),
+        ("plan", "required: SRC, DST"),
+        ("plan R(1)V(1)D(2) R(2)V(1)D(1)", "needs a shape, such as --shape 4096,4096"),
+        ("plan R2 R(1)V(1)D(2) --shape 4", "cannot parse layout 'R2': expected 'R('"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4,4", "splits 1 dims but shape (4, 4) has 2"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4x4", "cannot parse shape '4x4'"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --src-ranks 0:3", "needs 2 ranks"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --src-ranks 1,1", "rank 1 is given twice"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --dst-ranks a", "cannot parse ranks 'a'"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --dtype int3", "dtype 'int3' is unknown"),
+        ("plan R(1)V(2)D(1) R(1)V(1)D(2) --shape 4 --dtype bool", "cannot be summed"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --hosts 1x1", "ranks [1] are not in"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --hosts two", "cannot parse ranks 'two'"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --hosts 0:2;1:3", "names a rank twice"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --topology no.json", "No such file"),
+        ("plan R(1)V(1)D(2) R(2)V(1)D(1) --shape 9 --memory-limit 9", "memory_limit=9"),
+        ("plan R(1)V(1)D(2) R(2)V(1)D(1) --shape 9 --memory-limit 9X", "cannot parse bytes '9X'"),
+        ("plan R(1)V(1)D(2) R(2)V(1)D(1) --shape 9 --picture a.gif", "use a name in .svg or .png"),
+        ("plan R(1)V(1)D(2) R(2)V(1)D(1) --shape 9 --json --program", "not allowed with"),
+        ("plan 'R(2)V(1)D(1) shape(3)' 'R(1)V(1)D(2) shape(4)'", "names its own shape"),
+        ("plan 'R(2)V(1)D(1) shape(3)' 'R(1)V(1)D(2)' --src-ranks 0:2", "names its own shape"),
+        ("plan 'R(2)V(1)D(1) shape(3)' 'R(1)V(1)D(2)' --topology t --preset h100", "already says"),
+        ("verify", "needs SRC and DST, or --program-file"),
+        ("verify --program-file no.txt", "No such file"),
+        ("verify R(1)V(1)D(2) R(2)V(1)D(1) --program-file p", "leave out src, dst"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_line(capsys, words, match):
+    assert match in refusal(capsys, *shlex.split(words))

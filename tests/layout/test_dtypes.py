@@ -1,0 +1,79 @@
+"""Laws of dtype names and sizes, against numpy and torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import rvdcomm as rv
+from rvdcomm.layout import ITEM_BYTES, NOT_SUMMED, SUMMED_BY_BACKENDS, check_summable, dtype_name
+
+NUMPY_NAMES = sorted(
+    name for name in ITEM_BYTES if hasattr(np, name) and isinstance(getattr(np, name), type)
+)
+
+
+@pytest.mark.parametrize("name", ITEM_BYTES)
+def test_every_dtype_is_one_of_torch_with_its_size(name: str) -> None:
+    assert getattr(torch, name).itemsize == ITEM_BYTES[name]
+
+
+@pytest.mark.parametrize("name", ITEM_BYTES)
+def test_name_of_a_torch_dtype_is_its_name(name: str) -> None:
+    assert dtype_name(getattr(torch, name)) == name
+
+
+@pytest.mark.parametrize("name", ITEM_BYTES)
+def test_name_of_a_name_is_itself(name: str) -> None:
+    assert dtype_name(name) == name
+
+
+@pytest.mark.parametrize("name", NUMPY_NAMES)
+def test_name_of_a_numpy_dtype_is_its_name(name: str) -> None:
+    assert dtype_name(np.dtype(name)) == name
+
+
+@pytest.mark.parametrize("name", NUMPY_NAMES)
+def test_name_of_a_numpy_scalar_type_is_its_name(name: str) -> None:
+    assert dtype_name(getattr(np, name)) == name
+
+
+@pytest.mark.parametrize(
+    "alias, name",
+    [("float", "float32"), ("half", "float16"), ("double", "float64")],
+)
+def test_aliases_of_torch_are_understood(alias: str, name: str) -> None:
+    assert dtype_name(alias) == name
+
+
+@pytest.mark.parametrize("dtype", ["float24", "", "torch.", None, 7, object()])
+def test_unknown_dtypes_are_rejected(dtype: object) -> None:
+    with pytest.raises(rv.LayoutError, match="is unknown; the known ones are bool, uint8"):
+        dtype_name(dtype)
+
+
+def test_dtypes_without_a_sum_are_not_summed_by_backends() -> None:
+    assert NOT_SUMMED.isdisjoint(SUMMED_BY_BACKENDS)
+
+
+@pytest.mark.parametrize("names", [NOT_SUMMED, SUMMED_BY_BACKENDS], ids=["not", "by backends"])
+def test_named_sets_hold_known_dtypes(names: frozenset[str]) -> None:
+    assert names <= set(ITEM_BYTES)
+
+
+@pytest.mark.parametrize("name", sorted(NOT_SUMMED))
+def test_parts_of_dtypes_without_a_sum_are_rejected(name: str) -> None:
+    layouts = [rv.Layout((6,), "R(3)V(1)D(1)"), rv.Layout((6,), "R(1)V(3)D(1)")]
+    message = rf"R\(1\)V\(3\)D\(1\) has V\(3\), but {name} values cannot be summed; use V\(1\)"
+    with pytest.raises(rv.LayoutError, match=message):
+        check_summable(name, layouts)
+
+
+@pytest.mark.parametrize("name", sorted(set(ITEM_BYTES) - NOT_SUMMED))
+def test_parts_of_other_dtypes_are_accepted(name: str) -> None:
+    check_summable(name, [rv.Layout((6,), "R(1)V(3)D(1)")])
+
+
+def test_bool_without_parts_is_accepted() -> None:
+    check_summable("bool", [rv.Layout((6,), "R(3)V(1)D(1)")])

@@ -1,0 +1,229 @@
+"""Laws of the exchange: exact overlaps, every part once, nearest first, equal shares."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+import rvdcomm as rv
+from rvdcomm.layout import Box
+from rvdcomm.planning.exchange import Move, exchange
+from tests.oracle import random_pair, sliced
+from tests.strategies import seeds, transitions
+
+Transition = tuple[rv.Layout, rv.Layout, rv.Topology]
+LINK = rv.Link(0, 1.0)
+ONE_HOST = rv.Topology.single_host(16, 0, 1.0)
+TWO_HOSTS = rv.Topology.hosts([range(4), range(4, 8)], LINK, LINK)
+
+
+def moves_of(src: rv.Layout, dst: rv.Layout, topology: rv.Topology = ONE_HOST) -> tuple[Move, ...]:
+    return exchange(src.placement, dst.placement, topology)
+
+
+def elements(moves: list[Move] | tuple[Move, ...]) -> int:
+    return sum(move.box.num_elements for move in moves)
+
+
+# --- exact --------------------------------------------------------------------------------------
+
+
+def taken(rank: int, moves: tuple[Move, ...], src: rv.Layout) -> np.ndarray:
+    """[part, *shape]: how often ``rank`` takes each part of each element."""
+    count = np.zeros((src.rvd.v, *src.shape), dtype=int)
+    for move in moves:
+        if move.dst_rank == rank:
+            sliced(count[move.part, ...], move.box)[...] += 1
+    return count
+
+
+@given(transitions())
+def test_every_element_gets_every_part_once_over_the_parts_of_dst(transition: Transition) -> None:
+    src, dst, topology = transition
+    moves = moves_of(src, dst, topology)
+    for replica in range(dst.rvd.r):
+        ranks = [rank for rank in dst.ranks if dst.cell(rank).replica == replica]
+        total = sum(taken(rank, moves, src) for rank in ranks)
+        assert (total == 1).all(), f"replica {replica}"
+
+
+@given(transitions())
+def test_replicas_take_the_same(transition: Transition) -> None:
+    src, dst, topology = transition
+    moves = moves_of(src, dst, topology)
+    by_rank = {rank: taken(rank, moves, src) for rank in dst.ranks}
+    for holding in dst.placement.holdings:
+        if holding.num_elements:
+            first, *others = (by_rank[rank] for rank in holding.ranks)
+            assert all(np.array_equal(first, other) for other in others)
+
+
+@given(transitions())
+def test_boxes_lie_in_the_shards_of_both_ends(transition: Transition) -> None:
+    src, dst, topology = transition
+    for move in moves_of(src, dst, topology):
+        assert src.cell(move.src_rank).box.contains(move.box)
+        assert dst.cell(move.dst_rank).box.contains(move.box)
+
+
+@given(transitions())
+def test_ranks_give_the_part_that_they_hold(transition: Transition) -> None:
+    src, dst, topology = transition
+    moves = moves_of(src, dst, topology)
+    assert all(move.part == src.cell(move.src_rank).part for move in moves)
+
+
+@given(transitions())
+def test_no_box_is_empty(transition: Transition) -> None:
+    assert not any(move.box.is_empty for move in moves_of(*transition))
+
+
+@given(transitions())
+def test_moves_are_sorted(transition: Transition) -> None:
+    moves = moves_of(*transition)
+    assert list(moves) == sorted(moves)
+
+
+@given(transitions())
+def test_rank_receives_what_it_lacks_if_there_is_one_part(transition: Transition) -> None:
+    src, dst, topology = transition
+    if src.rvd.v > 1 or dst.rvd.v > 1:
+        return
+    received = Counter()
+    for move in moves_of(src, dst, topology):
+        if move.src_rank != move.dst_rank:
+            received[move.dst_rank] += move.box.num_elements
+    for rank in dst.ranks:
+        want = dst.cell(rank).box
+        own = want.intersect(src.cell(rank).box) if rank in src else None
+        assert received[rank] == want.num_elements - (own.num_elements if own else 0)
+
+
+# --- nearest first ------------------------------------------------------------------------------
+
+
+@given(transitions())
+def test_no_holder_is_nearer_than_the_one_that_serves(transition: Transition) -> None:
+    src, dst, topology = transition
+    for move in moves_of(src, dst, topology):
+        distance = topology.distance(move.src_rank, move.dst_rank)
+        nearer = [
+            rank
+            for rank in src.ranks
+            if topology.distance(rank, move.dst_rank) < distance
+            and src.cell(rank).part == move.part
+            and src.cell(rank).box.intersect(move.box)
+        ]
+        assert nearer == [], move
+
+
+@pytest.mark.parametrize(
+    "src_ranks, servers",
+    [
+        ([0, 1, 2, 4], {0}),
+        ([1, 2, 4, 5], {1, 2}),
+        ([4, 5, 6, 7], {4, 5, 6, 7}),
+    ],
+    ids=["own memory", "own host", "all holders"],
+)
+def test_need_is_served_by_the_nearest_holders(src_ranks: list[int], servers: set[int]) -> None:
+    src = rv.Layout((6, 10), "R(4)V(1)D(1,1)", ranks=src_ranks)
+    dst = rv.Layout((6, 10), "R(1)V(1)D(1,1)", ranks=[0])
+    assert {move.src_rank for move in moves_of(src, dst, TWO_HOSTS)} == servers
+
+
+# --- equal shares -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "num_holders, num_readers", [(2, 3), (3, 2), (4, 1), (3, 4), (5, 7), (7, 5)]
+)
+def test_holders_of_one_piece_send_equally_much(num_holders: int, num_readers: int) -> None:
+    src = rv.Layout((6, 10), rv.RVD(num_holders, 1, (1, 1)))
+    readers = range(num_holders, num_holders + num_readers)
+    dst = rv.Layout((6, 10), rv.RVD(num_readers, 1, (1, 1)), ranks=readers)
+    sent = Counter()
+    for move in moves_of(src, dst):
+        sent[move.src_rank] += move.box.num_elements
+    # 60 elements a reader: shares differ by one element where they must.
+    share, rest = divmod(60 * num_readers, num_holders)
+    assert sorted(sent.values()) == [share] * (num_holders - rest) + [share + 1] * rest
+
+
+@given(seeds)
+def test_shares_of_holders_differ_by_at_most_one_element_on_one_host(seed: int) -> None:
+    src, dst = random_pair(random.Random(seed))
+    sent = Counter()
+    for move in moves_of(src, dst):
+        if move.src_rank != move.dst_rank:
+            sent[move.src_rank] += move.box.num_elements
+    for holding in src.placement.holdings:
+        shares = [sent[rank] for rank in holding.ranks]
+        assert max(shares) - min(shares) <= 1
+
+
+# --- parts of dst -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "src, dst",
+    [
+        ("R(1)V(4)D(1)", "R(1)V(4)D(1)"),
+        ("R(4)V(1)D(1)", "R(1)V(4)D(1)"),
+        ("R(1)V(1)D(4)", "R(1)V(4)D(1)"),
+        ("R(2)V(2)D(1)", "R(1)V(4)D(1)"),
+    ],
+)
+def test_parts_go_to_dst_parts_whose_ranks_have_them(src: str, dst: str) -> None:
+    moves = moves_of(rv.Layout((12,), src), rv.Layout((12,), dst))
+    assert all(move.src_rank == move.dst_rank for move in moves)
+
+
+def test_parts_are_spread_over_the_parts_of_dst() -> None:
+    src = rv.Layout((12,), "R(1)V(4)D(1)")
+    dst = rv.Layout((12,), "R(1)V(2)D(1)", ranks=[4, 5])
+    taken_by = Counter(move.dst_rank for move in moves_of(src, dst))
+    assert taken_by == {4: 2, 5: 2}
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def test_groups_keep_to_themselves() -> None:
+    src = rv.Layout((12,), "R(2)V(1)D(2)")
+    dst = rv.Layout((12,), "R(4)V(1)D(1)")
+    moves = exchange(src.placement, dst.placement, ONE_HOST, [(0, 1), (2, 3)])
+    assert {(m.src_rank, m.dst_rank) for m in moves} == {
+        (a, b) for group in ((0, 1), (2, 3)) for a in group for b in group
+    }
+
+
+def test_without_groups_all_holders_share_the_need() -> None:
+    src = rv.Layout((12,), "R(2)V(1)D(2)")
+    dst = rv.Layout((12,), "R(1)V(1)D(1)", ranks=[0])
+    assert {m.src_rank for m in moves_of(src, dst)} == {0, 1, 3}
+
+
+def test_example_of_overlaps() -> None:
+    src = rv.Layout((10,), "R(1)V(1)D(2)")
+    dst = rv.Layout((10,), "R(1)V(1)D(3)", ranks=[0, 2, 1])
+    assert moves_of(src, dst) == (
+        Move(0, 0, 0, Box((0,), (4,))),
+        Move(0, 2, 0, Box((4,), (5,))),
+        Move(1, 1, 0, Box((8,), (10,))),
+        Move(1, 2, 0, Box((5,), (8,))),
+    )
+
+
+def test_empty_tensor_moves_nothing() -> None:
+    src, dst = rv.Layout((0, 5), "R(1)V(1)D(1,3)"), rv.Layout((0, 5), "R(3)V(1)D(1,1)")
+    assert moves_of(src, dst) == ()
+
+
+def test_scalar_moves_once() -> None:
+    src, dst = rv.Layout((), "R(1)V(2)D()"), rv.Layout((), "R(1)V(1)D()", ranks=[1])
+    assert moves_of(src, dst) == (Move(0, 1, 0, Box((), ())), Move(1, 1, 1, Box((), ())))

@@ -1,0 +1,116 @@
+"""Laws of paths: named steps in groups, exchanges that they are made of, a table for people."""
+
+from __future__ import annotations
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.planning.binding import refine
+from rvdcomm.planning.path import State, exchange_step, groups_text
+from rvdcomm.planning.primitives import KINDS
+from tests.oracle import all_pairs
+
+HOST = rv.Topology.single_host(8, 0, 1.0)
+SHAPE = (16, 24)
+
+
+def plan_of(src: str, dst: str, shape: tuple[int, ...] = SHAPE) -> rv.Plan:
+    return rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst), topology=HOST)
+
+
+# --- steps --------------------------------------------------------------------------------------
+
+
+def test_kinds_of_all_steps_are_known() -> None:
+    plans = [rv.plan(*pair, topology=HOST) for pair in all_pairs(SHAPE, 8)]
+    assert {step.kind for plan in plans for step in plan.path.steps} <= KINDS
+
+
+def test_groups_of_every_step_are_disjoint_and_ascend() -> None:
+    wrong = []
+    for pair in all_pairs(SHAPE, 8):
+        for step in rv.plan(*pair, topology=HOST).path.steps:
+            ranks = [rank for group in step.groups for rank in group]
+            ascends = all(list(group) == sorted(group) for group in step.groups)
+            if len(set(ranks)) != len(ranks) or not ascends:
+                wrong.append(f"{step.kind} {step.groups}")
+    assert wrong == []
+
+
+def test_scatter_and_gather_of_one_group_are_one_all_reduce() -> None:
+    (step,) = plan_of("R(1)V(4)D(2,1)", "R(4)V(1)D(2,1)").path.steps
+    assert (step.kind, step.groups) == ("all_reduce", ((0, 2, 4, 6), (1, 3, 5, 7)))
+
+
+def test_all_reduce_is_two_exchanges_by_way_of_the_middle() -> None:
+    (step,) = plan_of("R(1)V(4)D(2,1)", "R(4)V(1)D(2,1)").path.steps
+    assert step.legs == ((step.src, step.middle), (step.middle, step.dst))
+
+
+def test_other_steps_are_one_exchange() -> None:
+    (step,) = plan_of("R(1)V(1)D(8,1)", "R(1)V(1)D(1,8)").path.steps
+    assert (step.kind, step.legs) == ("all_to_all", ((step.src, step.dst),))
+
+
+def test_moves_of_a_step_stay_in_its_groups() -> None:
+    (step,) = plan_of("R(1)V(4)D(2,1)", "R(4)V(1)D(2,1)").path.steps
+    group_of = {rank: i for i, group in enumerate(step.groups) for rank in group}
+    moves = [move for leg in step.moves(HOST) for move in leg]
+    assert [m for m in moves if group_of[m.src_rank] != group_of[m.dst_rank]] == []
+
+
+@pytest.mark.parametrize(
+    "ranks, kind",
+    [([0, 1], "exchange"), ([1, 2], "exchange"), ([2, 3], "transfer")],
+    ids=["same", "overlapping", "disjoint"],
+)
+def test_exchange_with_other_ranks_alone_is_a_transfer(ranks: list[int], kind: str) -> None:
+    src, dst = rv.Layout((6,), "R(1)V(1)D(2)"), rv.Layout((6,), "R(2)V(1)D(1)", ranks=ranks)
+    step = exchange_step(State.of(src), State.of(dst))
+    assert (step.kind, step.groups) == (kind, (tuple(sorted({0, 1, *ranks})),))
+
+
+def test_state_of_a_binding_and_of_its_layout_read_the_same() -> None:
+    layout = rv.Layout(SHAPE, "R(2)V(2)D(1,2)")
+    pair = refine(layout, layout, HOST)
+    assert pair is not None
+    assert State.of(pair[0]).text == State.of(layout).text == "R(2)V(2)D(1,2)"
+
+
+def test_ranks_of_a_path_are_those_of_both_ends() -> None:
+    src, dst = rv.Layout((6,), "R(1)V(1)D(2)", [5, 1]), rv.Layout((6,), "R(2)V(1)D(1)", [7, 5])
+    assert rv.plan(src, dst, topology=HOST).path.ranks == (1, 5, 7)
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "groups, text",
+    [
+        (((0, 1, 2, 3),), "(0:4)"),
+        (((0, 4), (1, 5)), "2x(0,4)"),
+        (((0, 1, 2), (3, 4, 5), (6, 7, 8)), "3x(0:3)"),
+    ],
+)
+def test_groups_are_written_by_the_first(groups: tuple[tuple[int, ...], ...], text: str) -> None:
+    assert groups_text(groups) == text
+
+
+def test_path_prints_as_a_table() -> None:
+    assert str(plan_of("R(1)V(1)D(2,4)", "R(2)V(1)D(1,4)").path).splitlines() == [
+        "step  primitive   groups   layout",
+        "                           R(1)V(1)D(2,4) on 0:8",
+        "0     all_gather  4x(0,4)  R(2)V(1)D(1,4) on 0:8",
+    ]
+
+
+def test_table_takes_a_note_a_step() -> None:
+    lines = plan_of("R(1)V(1)D(2,4)", "R(2)V(1)D(1,4)").path.table(["dear"])
+    assert [line.split()[-1] for line in lines] == ["cost", "0:8", "dear"]
+
+
+def test_table_names_the_number_of_windows() -> None:
+    src, dst = rv.Layout((6,), "R(1)V(1)D(2)"), rv.Layout((6,), "R(2)V(1)D(1)")
+    step = exchange_step(State.of(src), State.of(dst), num_slices=4)
+    assert "exchange /4" in str(rv.Path(src, dst, (step,)))

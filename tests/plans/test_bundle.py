@@ -1,0 +1,242 @@
+"""Laws of bundles: many tensors in one call get what each would get alone, in fewer collectives."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.plans.bundle import BUCKET_BYTES, Bundle
+from rvdcomm.plans.many import matched, plan_many
+from rvdcomm.plans.simulate import simulate_many
+from rvdcomm.program import Program
+from rvdcomm.program.verify import verify
+from tests.oracle import (
+    data_faults,
+    parts_of,
+    random_layout,
+    random_shape,
+    shards_of,
+)
+
+ISLANDS = {"none": (), "one": (range(12),), "two": (range(5), range(5, 12))}
+SEEDS = range(12)
+
+seeds = pytest.mark.parametrize("seed", SEEDS)
+islands = pytest.mark.parametrize("near", ISLANDS)
+
+
+def random_bundle(seed: int, **options: object) -> Bundle:
+    """Some kinds of tensors of unequal dims, each kind a few times, over up to 12 ranks."""
+    rng = random.Random(seed)
+    src, dst = {}, {}
+    for kind in range(rng.randint(1, 4)):
+        shape = rng.choice([random_shape(rng), (12, 24), (24,), (8, 6, 4), ()])
+        a, b = (
+            random_layout(rng, shape, rng.sample(range(12), rng.choice([1, 2, 3, 4, 6, 12])))
+            for _ in range(2)
+        )
+        for i in range(rng.randint(1, 3)):
+            src[f"{kind}.{i}"], dst[f"{kind}.{i}"] = a, b
+    return plan_many(src, dst, "int32", topology=random_topology_of_12(rng), **options)
+
+
+def random_topology_of_12(rng: random.Random) -> rv.Topology | None:
+    hosts = [range(5), range(5, 12)]
+    near, far = rv.Link(1e-6, 4e9), rv.Link(1e-5, 1e9)
+    return rng.choice([None, rv.Topology.hosts(hosts, near, far)])
+
+
+def run(bundle: Bundle, near: str) -> tuple[list[str], int]:
+    """What a simulated run of all batches gets wrong, and the bytes that it sends."""
+    faults, wire_bytes = [], 0
+    for batch in bundle.lowered(ISLANDS[near]):
+        members = [bundle.members[i] for i in batch.members]
+        many = len(members) > 1
+        shards, parts = {}, []
+        for i, member in enumerate(members):
+            transition = member.transition
+            parts.append(parts_of(transition.src, transition.src_dtype, seed=i))
+            for rank, shard in shards_of(transition.src, parts[i]).items():
+                shards[f"src{i}" if many else "src", rank] = shard
+        before = {home: shard.copy() for home, shard in shards.items()}
+        results, counted = simulate_many(batch.program, shards)
+        assert all(np.array_equal(before[home], shards[home]) for home in shards)
+        wire_bytes += counted.wire_bytes
+        for i, member in enumerate(members):
+            name = f"dst{i}" if many else "dst"
+            dst = member.transition.dst
+            got = {rank: results[name, rank] for rank in dst.ranks}
+            assert {shard.dtype.name for shard in got.values()} == {member.transition.dst_dtype}
+            faults += data_faults(dst, got, parts[i])
+    return faults, wire_bytes
+
+
+@pytest.fixture(params=[1 << 20, 64, 0], ids=lambda size: f"join{size}")
+def join_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Messages up to which tensors share their collectives: here all, some or none do."""
+    monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", request.param)
+    return int(request.param)
+
+
+@pytest.mark.usefixtures("join_bytes")
+@seeds
+@islands
+def test_a_bundle_gives_every_tensor_what_its_own_plan_gives(seed: int, near: str) -> None:
+    bundle = random_bundle(seed)
+    assert run(bundle, near)[0] == []
+    for batch in bundle.lowered(ISLANDS[near]):
+        verify(batch.program)
+
+
+@seeds
+def test_the_text_of_a_program_of_many_parses_to_itself(seed: int) -> None:
+    for batch in random_bundle(seed).batches:
+        assert Program.parse(str(batch.program)) == batch.program
+
+
+@seeds
+def test_a_bundle_sends_the_bytes_that_its_plans_send(seed: int) -> None:
+    bundle = random_bundle(seed)
+    alone = sum(member.plan.cost.wire_bytes for member in bundle.members)
+    assert run(bundle, "none")[1] == bundle.cost.wire_bytes == alone
+
+
+@seeds
+@islands
+def test_staging_stays_below_the_limit(seed: int, near: str) -> None:
+    free = random_bundle(seed).lowered(ISLANDS[near])
+    most = max(b.program.arena(rank).num_bytes for b in free for rank in b.program.ranks)
+    limit = max(1024, most // 2)
+    bundle = random_bundle(seed, memory_limit=limit)
+    for batch in bundle.lowered(ISLANDS[near]):
+        assert max(batch.program.arena(r).num_bytes for r in batch.program.ranks) <= limit
+    assert run(bundle, near)[0] == []
+
+
+def test_a_limit_that_nothing_fits_is_an_error_that_says_what_would() -> None:
+    src, dst = rv.Layout((64, 64), "R(1)V(1)D(4,1)"), rv.Layout((64, 64), "R(1)V(1)D(1,4)")
+    bundle = plan_many({"w": src}, {"w": dst}, "float32", memory_limit=16)
+    with pytest.raises(rv.MemoryLimitError, match=r"memory_limit=16 bytes .* least .* is \d+"):
+        _ = bundle.batches
+
+
+@pytest.mark.parametrize("src, dst", [("D(4,1)", "D(1,4)"), ("D(1,4)", "D(4,1)")])
+@pytest.mark.parametrize("num_tensors", [1, 2, 25])
+def test_small_tensors_share_their_collectives(src: str, dst: str, num_tensors: int) -> None:
+    before = rv.Layout((16, 24), f"R(1)V(1){src}")
+    after = rv.Layout((16, 24), f"R(1)V(1){dst}")
+    names = [f"layer{i}" for i in range(num_tensors)]
+    bundle = plan_many(dict.fromkeys(names, before), dict.fromkeys(names, after), "float32")
+    (batch,) = bundle.batches
+    assert len(batch.program.collectives) == 1
+
+
+def test_tensors_with_large_messages_keep_their_collectives() -> None:
+    before, after = (rv.Layout((4096, 4096), f"R(1)V(1){d}") for d in ("D(4,1)", "D(1,4)"))
+    bundle = plan_many({"a": before, "b": before}, {"a": after, "b": after}, "float32")
+    (batch,) = bundle.batches
+    for one in batch.program.collectives:
+        assert len({e.box.lo[0] for m in one.messages for e in m.entries}) == 1
+    assert max(batch.program.arena(rank).num_bytes for rank in range(4)) <= 2 * BUCKET_BYTES
+
+
+@seeds
+@islands
+@pytest.mark.parametrize("dtypes", [("int32", "int64"), ("int64", "int32"), ("int16", "float64")])
+def test_values_are_converted_on_their_way(seed: int, near: str, dtypes: tuple[str, str]) -> None:
+    free = random_bundle(seed)
+    src = {member.name: member.transition.src for member in free.members}
+    dst = {member.name: member.transition.dst for member in free.members}
+    bundle = plan_many(src, dst, dtypes[0], dst_dtype=dtypes[1], topology=free.topology)
+    assert run(bundle, near)[0] == []
+    for batch in bundle.lowered(ISLANDS[near]):
+        verify(batch.program)
+
+
+def test_what_is_not_summed_travels_in_the_narrower_dtype() -> None:
+    src, dst = rv.Layout((8, 8), "R(1)V(1)D(4,1)"), rv.Layout((8, 8), "R(1)V(1)D(1,4)")
+    wide, narrow = (
+        plan_many({"w": src}, {"w": dst}, a, dst_dtype=b).cost.wire_bytes
+        for a, b in (("float32", "float32"), ("float32", "float16"))
+    )
+    widened = plan_many({"w": src}, {"w": dst}, "float16", dst_dtype="float32").cost.wire_bytes
+    assert (narrow, widened) == (wide // 2, wide // 2)
+
+
+def test_parts_are_summed_before_they_are_rounded() -> None:
+    src, dst = rv.Layout((4,), "R(1)V(2)D(1)"), rv.Layout((4,), "R(2)V(1)D(1)")
+    bundle = plan_many({"w": src}, {"w": dst}, "float32", dst_dtype="float16")
+    (batch,) = bundle.batches
+    # float16 has no 2049: it would round to 2048 before 1 is added.
+    parts = {("src", 0): np.full(4, 2049, np.float32), ("src", 1): np.ones(4, np.float32)}
+    results, _ = simulate_many(batch.program, parts)
+    assert results["dst", 0].tolist() == results["dst", 1].tolist() == [2050.0] * 4
+
+
+def test_large_tensors_may_take_several_steps() -> None:
+    # A transfer between hosts whose result is gathered in place, beside another one.
+    cluster = rv.Topology.preset("dgx-h100", 2, 8)
+    src = rv.Layout((4096, 1024), "R(2)V(1)D(4,1)", range(8))
+    dst = rv.Layout((4096, 1024), "R(2)V(1)D(2,1)", range(8, 12))
+    layouts = dict.fromkeys("ab", src), dict.fromkeys("ab", dst)
+    bundle = plan_many(*layouts, "float32", dst_dtype="bfloat16", topology=cluster)
+    assert not any(one.is_small for one in bundle.members)
+    for batch in bundle.batches:
+        verify(batch.program)
+
+
+def test_replicas_cross_the_slow_link_once() -> None:
+    hosts = rv.Topology.hosts([range(4), range(4, 8)], rv.Link(1e-6, 1e10), rv.Link(1e-5, 1e9))
+    src = rv.Layout((64, 96), "R(2)V(1)D(2,1)", range(4))
+    dst = rv.Layout((64, 96), "R(4)V(1)D(1,1)", range(4, 8))
+    names = [f"w{i}" for i in range(6)]
+    layouts = dict.fromkeys(names, src), dict.fromkeys(names, dst)
+    bundle = plan_many(*layouts, "float32", topology=hosts)
+    assert bundle.cost.host_bytes == 6 * 64 * 96 * 4
+
+
+def test_stages_of_a_pipeline_send_in_turn() -> None:
+    stages = [rv.Layout((64, 64), "R(1)V(1)D(2,1)", ranks) for ranks in ((0, 1), (2, 3))]
+    dst = rv.Layout((64, 64), "R(1)V(1)D(2,1)", (4, 5))
+    src = {f"{i}": stages[i // 10] for i in range(20)}
+    bundle = plan_many(src, dict.fromkeys(src, dst), "float32", memory_limit=128 << 10)
+    (batch,) = bundle.batches
+    senders = [one.ranks[0] for one in batch.program.collectives]
+    first_half = senders[: len(senders) // 2]
+    assert {0, 2} <= set(first_half)
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "src, dst, names, message",
+    [
+        ("ab", "ac", None, r"src and dst differ in the names \['b', 'c'\]"),
+        ("ab", "xb", str.upper, r"differ in the names \['A', 'B', 'b', 'x'\]"),
+        ("ab", "x", lambda _: "x", r"names maps \['a', 'b'\] to one name, 'x'"),
+        ("", "", None, "there is no tensor"),
+    ],
+)
+def test_names_that_do_not_match_are_an_error(
+    src: str, dst: str, names: object, message: str
+) -> None:
+    with pytest.raises(rv.LayoutError, match=message):
+        matched(dict.fromkeys(src), dict.fromkeys(dst), names)  # type: ignore[arg-type]
+
+
+def test_an_illegal_tensor_is_named() -> None:
+    src, dst = rv.Layout((4,), "R(1)V(1)D(2)"), rv.Layout((5,), "R(1)V(1)D(2)")
+    with pytest.raises(rv.LayoutError, match=r"tensor 'w': .* differ in shape"):
+        plan_many({"w": src}, {"w": dst}, "float32")
+
+
+def test_the_printed_plan_has_a_line_a_tensor_and_fits_100_columns() -> None:
+    bundle = random_bundle(3)
+    lines = str(bundle).splitlines()
+    assert len(lines) == 1 + len(bundle.members) + 3
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith("tensor")

@@ -1,0 +1,270 @@
+"""Sizes beyond 2^31 elements and 2^32 bytes: nothing counts in 32 bits.
+
+Buffers are mapped and hardly touched, so that they cost a few pages.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from rvdcomm.native import core
+from rvdcomm.program import DST, SRC, Program
+from rvdcomm.run.call import Call
+from rvdcomm.run.choice import near_program
+from rvdcomm.run.local import operation
+from rvdcomm.run.schedule import Do, schedule
+from rvdcomm.run.shared_memory.staging import PrivateStaging
+from rvdcomm.run.stage import native_stage
+
+needs_core = pytest.mark.skipif(core is None, reason="the extension is not built")
+
+FREE_ROUNDS = rv.Link(alpha_secs=0.0, bytes_per_sec=1e9)
+TOPOLOGIES = {
+    "one host": rv.Topology.single_host(8, 0.0, 1e9),
+    "two hosts": rv.Topology.hosts([range(4), range(4, 8)], FREE_ROUNDS, FREE_ROUNDS),
+}
+SCALE = 1 << 20
+SHAPES = [((3 << 10, 2), (3 << 30, 2)), ((1 << 6, 1 << 7), (1 << 16, 1 << 17))]
+"""A shape, and one of ``SCALE`` times as many elements: 6 and 8 billion."""
+
+TRANSITIONS = [
+    (4, "R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"),
+    (4, "R(1)V(4)D(1,1)", "R(1)V(1)D(4,1)"),
+    (4, "R(1)V(2)D(2,1)", "R(2)V(1)D(1,2)"),
+    (8, "R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)"),
+    (8, "R(1)V(1)D(8,1)", "R(1)V(1)D(4,2)"),
+    (8, "R(8)V(1)D(1,1)", "R(1)V(1)D(4,2)"),
+]
+
+pairs = pytest.mark.parametrize("num_ranks, src, dst", TRANSITIONS)
+shapes = pytest.mark.parametrize("small, large", SHAPES)
+
+
+def plan_of(
+    shape: tuple[int, int], num_ranks: int, src: str, dst: str, topology: str = "one host"
+) -> rv.Plan:
+    layouts = (rv.Layout(shape, text, range(num_ranks)) for text in (src, dst))
+    return rv.plan(*layouts, "float32", TOPOLOGIES[topology])
+
+
+def byte_counts(cost: rv.Cost) -> tuple[int, ...]:
+    return cost.wire_bytes, cost.host_bytes, cost.recv_bytes, cost.peak_bytes
+
+
+def scaled(counts: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(count * SCALE for count in counts)
+
+
+# --- plans --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pairs
+@shapes
+def test_costs_grow_as_the_tensor_does(
+    small: tuple[int, int],
+    large: tuple[int, int],
+    num_ranks: int,
+    src: str,
+    dst: str,
+    topology: str,
+) -> None:
+    a, b = (plan_of(shape, num_ranks, src, dst, topology) for shape in (small, large))
+    assert [step.kind for step in a.path.steps] == [step.kind for step in b.path.steps]
+    assert byte_counts(b.cost) == scaled(byte_counts(a.cost))
+    assert b.cost.secs == pytest.approx(a.cost.secs * SCALE)  # floats of another magnitude
+    assert b.cost.peak_bytes > 1 << 32
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pairs
+@shapes
+def test_bounds_grow_as_the_tensor_does(
+    small: tuple[int, int],
+    large: tuple[int, int],
+    num_ranks: int,
+    src: str,
+    dst: str,
+    topology: str,
+) -> None:
+    a, b = (plan_of(shape, num_ranks, src, dst, topology).bound for shape in (small, large))
+    assert byte_counts(b) == scaled(byte_counts(a))
+    assert b.secs == pytest.approx(a.secs * SCALE)  # floats of another magnitude
+
+
+@pairs
+@shapes
+def test_programs_are_proved_and_round_trip(
+    small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
+) -> None:
+    plan = plan_of(large, num_ranks, src, dst)
+    plan.verify()
+    assert Program.parse(str(plan.program)) == plan.program
+
+
+def test_a_plan_prints_its_sizes() -> None:
+    text = str(plan_of((3 << 30, 2), 4, "R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"))
+    assert "3221225472x2 float32" in text
+    assert "72 GiB on the wire" in text
+
+
+# --- offsets ------------------------------------------------------------------------------------
+
+
+def programs_of(plan: rv.Plan) -> list[Program]:
+    """What ranks run that send messages, and what ranks run that read each other's memory."""
+    return [plan.program, near_program(plan, (plan.src.ranks,))]
+
+
+def last_byte(program: Program, rank: int) -> int:
+    """The end of the last buffer in the arena of a rank."""
+    ends = (
+        start + program.buffer[name, rank].num_elements * program.item_bytes
+        for name, start in program.arena(rank).offsets.items()
+    )
+    return max(ends, default=0)
+
+
+@pairs
+@shapes
+def test_arenas_hold_their_buffers(
+    small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
+) -> None:
+    programs = programs_of(plan_of(large, num_ranks, src, dst))
+    ends = [[last_byte(program, rank) for rank in program.ranks] for program in programs]
+    sizes = [[program.arena(rank).num_bytes for rank in program.ranks] for program in programs]
+    assert ends == sizes
+
+
+@pairs
+@shapes
+def test_arenas_grow_as_the_tensor_does(
+    small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
+) -> None:
+    a, b = (plan_of(shape, num_ranks, src, dst).program for shape in (small, large))
+    arenas = [[program.arena(rank) for rank in program.ranks] for program in (a, b)]
+    for arena, other in zip(*arenas, strict=True):
+        assert other.num_bytes == arena.num_bytes * SCALE
+        assert other.offsets == {name: at * SCALE for name, at in arena.offsets.items()}
+
+
+def test_neighbours_read_behind_4_gib() -> None:
+    plan = plan_of((12 << 30, 2), 8, "R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)")
+    program = near_program(plan, (plan.src.ranks,))
+    assert max(program.arena(0).offsets.values()) > 1 << 32
+
+
+@needs_core
+@pytest.mark.parametrize("num_ranks, src, dst", TRANSITIONS[:3])
+@shapes
+def test_the_native_core_takes_the_offsets_of_neighbours(
+    small: tuple[int, int], large: tuple[int, int], num_ranks: int, src: str, dst: str
+) -> None:
+    program = programs_of(plan_of(large, num_ranks, src, dst))[1]
+    actions = schedule(program, num_ranks - 1).actions
+    native_stage(program, num_ranks - 1, range(num_ranks), actions)
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+NUM_BYTES = 5 << 30
+MAP_NORESERVE = 0x4000
+
+
+def sparse(num_bytes: int = NUM_BYTES) -> Tensor:
+    """Zeros that take no memory until they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), dtype=torch.uint8)
+
+
+def ramp(count: int) -> Tensor:
+    return torch.arange(1, count + 1, dtype=torch.uint8)
+
+
+def run_torch(program: Program, src: Tensor, dst: Tensor) -> None:
+    call = Call({SRC: src, DST: dst}, torch.empty(0, dtype=torch.uint8))
+    for instruction in program.instructions:
+        operation(program, 0, instruction)(call)
+
+
+def run_native(program: Program, src: Tensor, dst: Tensor) -> None:
+    actions = [Do(instruction) for instruction in program.instructions]
+    stage = native_stage(program, 0, (0,), actions)
+    PrivateStaging(0).bind(stage)
+    stage.run((src.data_ptr(), dst.data_ptr()), 2)
+
+
+runners = pytest.mark.parametrize("run", [run_torch, pytest.param(run_native, marks=needs_core)])
+
+
+def program_of(shape: tuple[int, ...], dtype: str, *instructions: str) -> Program:
+    """A program of rank 0 alone."""
+    layout = rv.Layout(shape, f"R(1)V(1)D({','.join('1' * len(shape))})")
+    whole = ",".join(f"0:{size}" for size in shape)
+    lines = [f"program {dtype}", f"src {layout}", f"dst {layout}"]
+    lines += [f"buffer {name} rank 0: [{whole}]" for name in ("src", "dst")]
+    return Program.parse("\n".join([*lines, *instructions]) + "\n")
+
+
+@runners
+def test_a_copy_near_the_end_of_5_gib_is_moved(run: Callable[..., None]) -> None:
+    src, dst = sparse(), sparse()
+    first, last = NUM_BYTES - 77, NUM_BYTES - 7
+    src[first:last] = ramp(70)
+    run(program_of((NUM_BYTES,), "uint8", f"copy rank 0 src dst: [{first}:{last}]@0>0"), src, dst)
+    assert torch.equal(dst[first:last], ramp(70))
+    assert not dst[first - (1 << 32) : last - (1 << 32)].any(), "nor 4 GiB before it"
+    assert not dst[last:].any()
+
+
+@runners
+def test_a_sum_of_columns_that_are_gigabytes_apart(run: Callable[..., None]) -> None:
+    # Rows of 1.25 GiB: the last is behind element 2^31 and byte 2^32.
+    rows, columns = 4, NUM_BYTES // 4
+    src, dst = sparse(), sparse()
+    a, b = src.view(rows, columns), dst.view(rows, columns)
+    box = slice(None), slice(columns - 9, columns - 2)
+    a[box] = ramp(28).view(4, 7)
+    b[box] = 100
+    run(
+        program_of(
+            tuple(a.shape), "uint8", f"add rank 0 src dst: [0:4,{columns - 9}:{columns - 2}]@0>0"
+        ),
+        a,
+        b,
+    )
+    assert torch.equal(b[box], ramp(28).view(4, 7) + 100)
+
+
+@runners
+def test_wide_items_behind_4_gib(run: Callable[..., None]) -> None:
+    num = NUM_BYTES // 8
+    src, dst = sparse().view(torch.float64), sparse().view(torch.float64)
+    src[num - 5 :] = torch.arange(5.0, dtype=torch.float64)
+    run(program_of((num,), "float64", f"copy rank 0 src dst: [{num - 5}:{num}]@0>0"), src, dst)
+    assert dst[num - 5 :].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@needs_core
+def test_a_native_copy_takes_strides_and_offsets_beyond_32_bits() -> None:
+    src, dst = sparse(), sparse()
+    shape, far, near = (2, 3, 5), ((1 << 32) + 8192, 3 << 12, 3), (15, 5, 1)
+    src.as_strided(shape, far, 40)[:] = ramp(30).view(shape)
+    start = NUM_BYTES - 30
+    op: Any = (shape, (0, "uint8", start, near), [(1, "uint8", 40, far)])
+    core.CopyProgram([op]).run([dst.data_ptr(), src.data_ptr()], 2)
+    assert torch.equal(dst[start:], ramp(30))
+
+
+@needs_core
+def test_a_native_program_counts_bytes_beyond_32_bits() -> None:
+    side = "uint8", 0, (1,)
+    program = core.CopyProgram([((3 << 32,), (0, *side), [(1, *side)])])
+    assert program.num_bytes >= 3 << 32

@@ -1,0 +1,130 @@
+"""Laws of modelled costs and bounds: where there is a formula, counting gives the same."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.cost import lower_bound
+from rvdcomm.planning.modelled_bound import modelled_bound
+from rvdcomm.plans.modelled import ModelledCost, modelled_cost
+from tests.oracle import all_rvds
+from tests.planning.test_transfer import WORLDS as GROUPS
+from tests.planning.test_transfer import levels
+
+NUM_PAIRS = 60
+IN_GROUP = {
+    "8": (8, levels(8)),
+    "4 hosts of 2": (8, levels(8, 2)),
+    "2 hosts of 4": (8, levels(8, 4)),
+    "2 hosts of 6": (12, levels(12, 6)),
+    "2 racks of 4 hosts of 2": (16, levels(16, 2, 8)),
+}
+WORLDS = {name: (n, n, 0, topology) for name, (n, topology) in IN_GROUP.items()}
+WORLDS |= {f"from {name}": (n, m, n, topology) for name, (n, m, topology) in GROUPS.items()}
+worlds = pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+
+World = tuple[int, int, int, rv.Topology]
+
+
+def plans_of(world: World, shape: tuple[int, int] = (96, 144)) -> list[rv.Plan]:
+    num_src, num_dst, first, topology = world
+    pairs = list(product(all_rvds(num_src, 2), all_rvds(num_dst, 2)))
+    ranks = range(first, first + num_dst)
+    return [
+        rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst, ranks), "float32", topology)
+        for src, dst in random.Random(0).sample(pairs, min(len(pairs), NUM_PAIRS))
+    ]
+
+
+def both_of(world: World) -> list[tuple[rv.Plan, ModelledCost]]:
+    """Plans that have a formula, which are most."""
+    found = [(plan, plan.modelled) for plan in plans_of(world)]
+    known = [(plan, modelled) for plan, modelled in found if modelled is not None]
+    assert len(known) >= NUM_PAIRS // 4
+    return known
+
+
+def bytes_of(cost: rv.Cost) -> tuple[int, int, int]:
+    return cost.wire_bytes, cost.host_bytes, cost.recv_bytes
+
+
+@worlds
+def test_modelled_bytes_are_counted_bytes(world: World) -> None:
+    both = both_of(world)
+    assert [bytes_of(m.cost) for _, m in both] == [bytes_of(plan.cost) for plan, _ in both]
+
+
+@worlds
+def test_modelled_bytes_of_every_step_and_rank_are_counted_bytes(world: World) -> None:
+    both = both_of(world)
+    counted = [[step.recv_bytes for step in plan.step_costs] for plan, _ in both]
+    assert [[step.recv_bytes for step in m.steps] for _, m in both] == counted
+
+
+@worlds
+def test_modelled_time_is_counted_time_but_for_rounds_of_shared_needs(world: World) -> None:
+    both = [(plan.cost, m.cost) for plan, m in both_of(world)]
+    assert all(modelled.rounds <= counted.rounds for counted, modelled in both)
+    same = [(counted, m) for counted, m in both if counted.rounds == m.rounds]
+    assert len(same) >= 0.8 * len(both)
+    # Floats that are added in another order.
+    assert [m.secs for _, m in same] == pytest.approx([c.secs for c, _ in same], rel=1e-12)
+
+
+@worlds
+def test_modelled_memory_is_that_of_all_buffers_of_a_leg(world: World) -> None:
+    ratios = [m.cost.peak_bytes / plan.cost.peak_bytes for plan, m in both_of(world)]
+    # Below, where the arena has holes; above, where the lowering leaves out copies.
+    assert min(ratios) > 0.85
+    assert max(ratios) < 3.1
+
+
+@worlds
+def test_modelled_bound_is_the_bound(world: World) -> None:
+    found = [
+        (modelled_bound(plan.src, plan.dst, 4, plan.topology), plan) for plan in plans_of(world)
+    ]
+    known = [(bound, plan) for bound, plan in found if bound is not None]
+    assert len(known) >= NUM_PAIRS // 4
+    wrong = [
+        f"{p.src} -> {p.dst}"
+        for bound, p in known
+        if bound != lower_bound(p.src, p.dst, 4, p.topology)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("shape", [(13, 30), (30, 7)])
+def test_of_unequal_shards_the_largest_count_in_costs_and_the_smallest_in_bounds(
+    shape: tuple[int, int],
+) -> None:
+    for plan in plans_of(WORLDS["2 hosts of 4"], shape):
+        bound = modelled_bound(plan.src, plan.dst, 4, plan.topology)
+        if plan.modelled is not None and bound is not None:
+            assert plan.modelled.cost.wire_bytes >= plan.cost.wire_bytes
+            assert bound.wire_bytes <= plan.bound.wire_bytes
+            assert bound.secs <= plan.bound.secs
+
+
+def test_pairs_that_do_not_nest_have_no_formula() -> None:
+    src, dst = rv.Layout((6, 6), "R(1)V(1)D(6,1)"), rv.Layout((6, 6), "R(1)V(1)D(1,6)", range(2, 8))
+    plan = rv.plan(src, dst)
+    assert modelled_cost(plan.path, 4, plan.topology) is None
+    assert modelled_bound(src, dst, 4, plan.topology) is None
+
+
+def test_plans_of_few_ranks_are_counted_and_of_many_are_modelled() -> None:
+    def plan(n: int) -> rv.Plan:
+        return rv.plan(
+            rv.Layout((256, 256), f"R(1)V(1)D({n},1)"), rv.Layout((256, 256), f"R({n})V(1)D(1,1)")
+        )
+
+    assert plan(64).is_counted
+    assert not plan(128).is_counted
+    assert "peak memory" in str(plan(64))
+    assert "modelled memory" in str(plan(128))
+    assert "program" not in vars(plan(128))

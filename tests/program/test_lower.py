@@ -1,0 +1,216 @@
+"""Laws of lowering: right with and without fusing, and fusing never costs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.planning.path import Path, State, exchange_step
+from rvdcomm.program import DST, SRC, Copy, Program, Zero
+from rvdcomm.program.lower import lower
+from rvdcomm.program.verify import verify
+from tests.oracle import all_pairs, program_faults, random_pair, random_topology
+
+ONE_HOST = rv.Topology.single_host(16, 0, 1.0)
+TWO_HOSTS = rv.Topology.hosts([range(3), range(3, 6)], rv.Link(0, 4.0), rv.Link(0, 1.0))
+# Shards of the even shape are whole cache lines, so that alignment adds nothing to a peak.
+EVEN, RAGGED = (120, 180), (6, 10)
+
+
+def both(plan: rv.Plan) -> tuple[Program, Program]:
+    """The program with and without fusing."""
+    fused = lower(plan.path, plan.dtype, plan.topology, fuse=True)
+    return fused, lower(plan.path, plan.dtype, plan.topology, fuse=False)
+
+
+def copies(program: Program) -> list[Copy]:
+    return [i for i in program.instructions if isinstance(i, Copy)]
+
+
+def program_of(
+    src: str, dst: str, dtype: str = "float32", shape: tuple[int, ...] = EVEN
+) -> Program:
+    ends = rv.Layout(shape, src), rv.Layout(shape, dst)
+    return rv.plan(*ends, dtype, ONE_HOST).program
+
+
+# --- right --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("shape", [(12, 18), RAGGED], ids=["even", "ragged"])
+@pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
+def test_programs_verify_and_give_right_data(
+    fuse: bool, shape: tuple[int, ...], topology: rv.Topology
+) -> None:
+    found = []
+    for src, dst in all_pairs(shape, 6):
+        program = lower(rv.plan(src, dst, "int64", topology).path, "int64", topology, fuse=fuse)
+        try:
+            verify(program)
+        except rv.ProgramError as error:
+            found.append(f"{src.rvd} -> {dst.rvd}: {error}")
+        found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in program_faults(program)]
+    assert found == []
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize("fuse", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize(
+    "islands", [(range(6),), (range(3), range(3, 6)), ((0, 3), (1, 2)), ()], ids=str
+)
+def test_islands_and_slices_change_no_result(
+    islands: tuple[Sequence[int], ...], fuse: bool, num_slices: int
+) -> None:
+    found = []
+    rng = random.Random(repr((islands, num_slices, fuse)))
+    for shape, topology in (((12, 18), ONE_HOST), (RAGGED, TWO_HOSTS)):
+        pairs = list(all_pairs(shape, 6))
+        for src, dst in rng.sample(pairs, 60):
+            path = rv.plan(src, dst, "int64", topology).path
+            program = lower(
+                path, "int64", topology, islands=islands, num_slices=num_slices, fuse=fuse
+            )
+            try:
+                verify(program)
+            except rv.ProgramError as error:
+                found.append(f"{src.rvd} -> {dst.rvd}: {error}")
+            found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in program_faults(program)]
+    assert found == []
+
+
+@pytest.mark.parametrize("num_slices", [2, 3, 64])
+def test_windows_verify_and_give_right_data(num_slices: int) -> None:
+    rng = random.Random(num_slices)
+    found = []
+    for _ in range(30):
+        (src, dst), topology = random_pair(rng), random_topology(rng)
+        path = Path(src, dst, (exchange_step(State.of(src), State.of(dst), num_slices),))
+        program = lower(path, "int64", topology)
+        verify(program)
+        found += [f"{src} -> {dst}: {fault}" for fault in program_faults(program)]
+    assert found == []
+
+
+def test_more_windows_need_no_more_memory() -> None:
+    src, dst = rv.Layout(EVEN, "R(1)V(4)D(1,1)"), rv.Layout(EVEN, "R(1)V(1)D(1,4)")
+    ends = State.of(src), State.of(dst)
+    programs = [
+        lower(Path(src, dst, (exchange_step(*ends, n),)), "float32", ONE_HOST) for n in (1, 2, 4, 8)
+    ]
+    peaks = [max(map(program.peak_bytes, program.ranks)) for program in programs]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+# --- fused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [EVEN, RAGGED], ids=["even", "ragged"])
+@pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
+def test_fusing_adds_no_copy(shape: tuple[int, ...], topology: rv.Topology) -> None:
+    more = []
+    for src, dst in all_pairs(shape, 6):
+        fused, plain = (len(copies(p)) for p in both(rv.plan(src, dst, "int64", topology)))
+        if fused > plain:
+            more.append(f"{src.rvd} -> {dst.rvd}: {fused} copies, {plain} without fusing")
+    assert more == []
+
+
+@pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
+def test_fusing_moves_no_other_bytes(topology: rv.Topology) -> None:
+    other = []
+    for src, dst in all_pairs((12, 18), 6):
+        programs = both(rv.plan(src, dst, "int64", topology))
+        fused, plain = ([c.traffic() for c in program.collectives] for program in programs)
+        if fused != plain:
+            other.append(f"{src.rvd} -> {dst.rvd}")
+    assert other == []
+
+
+@pytest.mark.parametrize(
+    "src, dst",
+    [
+        ("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"),
+        ("R(2)V(1)D(4,1)", "R(8)V(1)D(1,1)"),
+        ("R(1)V(1)D(2,3)", "R(2)V(1)D(1,3)"),
+    ],
+)
+def test_gather_of_dim_0_needs_no_copy(src: str, dst: str) -> None:
+    assert copies(program_of(src, dst)) == []
+
+
+@pytest.mark.parametrize(
+    "src, dst",
+    [
+        ("R(1)V(1)D(3,1)", "R(3)V(1)D(1,1)"),
+        ("R(1)V(1)D(3,2)", "R(3)V(1)D(1,2)"),
+    ],
+)
+def test_gather_of_dim_0_needs_no_staging(src: str, dst: str) -> None:
+    assert {buffer.name for buffer in program_of(src, dst).buffers} == {SRC, DST}
+
+
+def test_gather_of_one_dim_after_another_packs_nothing_that_is_whole() -> None:
+    # After the first gather every rank's half of the columns lies whole in one buffer.
+    packs = [c for c in copies(program_of("R(1)V(1)D(3,2)", "R(6)V(1)D(1,1)")) if c.dst != DST]
+    assert packs == []
+
+
+def test_gather_of_dim_1_unpacks_once_on_every_rank() -> None:
+    program = program_of("R(1)V(1)D(1,4)", "R(4)V(1)D(1,1)")
+    assert [(copy.rank, copy.dst) for copy in copies(program)] == [(r, DST) for r in range(4)]
+
+
+def test_slice_is_one_copy_on_every_rank() -> None:
+    program = program_of("R(4)V(1)D(1,1)", "R(1)V(1)D(2,2)")
+    assert [(c.op, c.rank, c.src, c.dst) for c in program.instructions] == [
+        ("copy", rank, SRC, DST) for rank in range(4)
+    ]
+
+
+def test_mask_zeroes_all_but_one_holder() -> None:
+    program = program_of("R(3)V(1)D(1,1)", "R(1)V(3)D(1,1)")
+    kind_of_rank = {i.rank: type(i) for i in program.instructions}
+    assert kind_of_rank == {0: Copy, 1: Zero, 2: Zero}
+
+
+def test_same_layout_is_one_copy_on_every_rank() -> None:
+    program = program_of("R(1)V(2)D(3,1)", "R(1)V(2)D(3,1)")
+    assert [(c.rank, c.src, c.dst) for c in program.instructions] == [
+        (rank, SRC, DST) for rank in range(6)
+    ]
+
+
+# --- sums ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint8"])
+def test_backends_sum_what_they_all_can(dtype: str) -> None:
+    program = program_of("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)", dtype)
+    assert [call.kind for call in program.collectives] == ["all_reduce"]
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint32", "float8_e5m2", "complex64"])
+def test_other_sums_are_exchanged_and_added_here(dtype: str) -> None:
+    program = program_of("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)", dtype)
+    assert [call.kind for call in program.collectives] == ["all_to_all", "all_gather"]
+
+
+def test_backends_do_not_sum_groups_whose_parts_are_in_other_orders() -> None:
+    # Ranks 0, 1 hold parts 0, 1 of the left half, and 1, 0 of the right: sums would differ in bits.
+    src = rv.Layout(EVEN, "R(1)V(4)D(1,2)", ranks=[0, 7, 1, 6, 2, 5, 3, 4])
+    dst = rv.Layout(EVEN, "R(4)V(1)D(1,2)", ranks=[0, 7, 1, 6, 2, 5, 3, 4])
+    program = rv.plan(src, dst, "float32", ONE_HOST).program
+    for call in program.collectives:
+        parts = [src.cell(rank).part for rank in call.ranks]
+        assert call.kind != "all_reduce" or parts == sorted(parts)
+
+
+def test_parts_are_added_in_ascending_order() -> None:
+    program = program_of("R(1)V(4)D(1,1)", "R(1)V(1)D(4,1)")
+    for rank in program.ranks:
+        written = [c for c in copies(program) if c.rank == rank and c.dst == DST]
+        assert [c.op for c in written] == ["copy", "add", "add", "add"], rank

@@ -1,0 +1,150 @@
+"""Laws of schedules: right whatever the ranks' speeds are, and never stuck."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.plans.simulate import _Simulation
+from rvdcomm.program import DST, SRC, Collective, Copy, Program
+from rvdcomm.program.lower import lower
+from rvdcomm.run.schedule import Advance, Await, Do, Finish, Start, schedule, schedules
+from tests.oracle import all_pairs, data_faults, parts_of, random_pair, random_topology, shards_of
+
+ONE_HOST = rv.Topology.single_host(8, 0, 1.0)
+TWO_HOSTS = rv.Topology.hosts([range(4), range(4, 8)], rv.Link(0, 4.0), rv.Link(0, 1.0))
+ISLANDS = {"none": (), "one": (range(8),), "two": (range(4), range(4, 8)), "odd": ((1, 3), (0, 2))}
+
+
+class Race:
+    """Runs all ranks' schedules, a random one a step; calls follow each other without a barrier."""
+
+    def __init__(self, program: Program, rng: random.Random, calls: list[dict[int, np.ndarray]]):
+        self.program, self.rng, self.calls = program, rng, calls
+        self.memory = _Simulation(program, {(SRC, r): shard for r, shard in calls[0].items()})
+        self.counts = dict.fromkeys(program.ranks, 0)
+        self.results: list[dict[int, np.ndarray]] = [{} for _ in calls]
+        # By call and collective: who has started it, and whether its messages have travelled.
+        self.started: dict[tuple[int, int], set[int]] = {}
+        self.moved: set[tuple[int, int]] = set()
+
+    def run(self) -> list[dict[int, np.ndarray]]:
+        found = schedules(self.program)
+        running = {
+            rank: self._rank(rank, found[rank].actions, found[rank].totals) for rank in found
+        }
+        waiting = dict(running)
+        stuck = 0
+        while waiting:
+            rank = self.rng.choice(list(waiting))
+            try:
+                stuck = 0 if next(waiting[rank]) else stuck + 1
+            except StopIteration:
+                del waiting[rank]
+                stuck = 0
+            assert stuck < 50 * len(self.program.ranks), f"ranks {sorted(waiting)} wait for ever"
+        return self.results
+
+    def _rank(self, rank: int, actions: Sequence[object], totals: dict[int, int]) -> Iterator[bool]:
+        """The steps of one rank; False where it has to wait."""
+        base = dict.fromkeys(totals, 0)
+        for number, shards in enumerate(self.calls):
+            if rank in self.program.src:
+                self.memory.flat[SRC, rank][:] = shards[rank].reshape(-1)
+            if (DST, rank) in self.memory.flat:
+                self.memory.flat[DST, rank].view(np.uint8)[:] = 0xA5
+            for action in actions:
+                match action:
+                    case Await(peer, count):
+                        while self.counts[peer] < base[peer] + count:
+                            yield False
+                    case Advance():
+                        self.counts[rank] += 1
+                    case Start(collective):
+                        self._start(number, collective, rank)
+                    case Finish(collective):
+                        while self.started[number, id(collective)] != set(collective.ranks):
+                            yield False
+                        self._move(number, collective)
+                    case Do(instruction) if isinstance(instruction, Copy):
+                        self.memory._copy(instruction)
+                    case Do(instruction):
+                        self.memory._zero(instruction)
+                yield True
+            base = {peer: count + totals[peer] for peer, count in base.items()}
+            if (DST, rank) in self.memory.flat:
+                shape = self.program.dst.cell(rank).box.shape
+                self.results[number][rank] = self.memory.flat[DST, rank].copy().reshape(shape)
+
+    def _start(self, number: int, collective: Collective, rank: int) -> None:
+        started = self.started.setdefault((number, id(collective)), set())
+        started.add(rank)
+        if started == set(collective.ranks) and self.rng.random() < 0.5:
+            self._move(number, collective)
+
+    def _move(self, number: int, collective: Collective) -> None:
+        if (number, id(collective)) not in self.moved:
+            self.moved.add((number, id(collective)))
+            self.memory._collective(collective)
+
+
+def race_faults(program: Program, seed: int) -> list[str]:
+    parts = [parts_of(program.src, program.dtype, seed + i) for i in range(3)]
+    results = Race(program, random.Random(seed), [shards_of(program.src, p) for p in parts]).run()
+    return [
+        fault
+        for result, part in zip(results, parts, strict=True)
+        for fault in data_faults(program.dst, result, part)
+    ]
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize("name", ISLANDS)
+@pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
+def test_schedules_give_what_the_global_order_gives(
+    name: str, num_slices: int, topology: rv.Topology
+) -> None:
+    rng = random.Random(f"{name} {num_slices}")
+    found = []
+    for src, dst in rng.sample(list(all_pairs((16, 24), 8)), 25):
+        path = rv.plan(src, dst, "int64", topology).path
+        program = lower(path, "int64", topology, islands=ISLANDS[name], num_slices=num_slices)
+        for seed in range(3):
+            found += [f"{src.rvd} -> {dst.rvd}: {f}" for f in race_faults(program, seed)]
+    assert found == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_schedules_of_irregular_pairs_are_right(seed: int) -> None:
+    rng = random.Random(seed)
+    (src, dst), topology = random_pair(rng), random_topology(rng)
+    ranks = sorted({*src.ranks, *dst.ranks})
+    half = rng.randrange(1, len(ranks) + 1)
+    path = rv.plan(src, dst, "int64", topology).path
+    islands = (ranks[:half], ranks[half:])
+    program = lower(path, "int64", topology, islands=islands, num_slices=rng.choice([1, 2, 4]))
+    assert race_faults(program, seed) == []
+
+
+def test_a_program_without_islands_waits_for_nobody() -> None:
+    src, dst = (rv.Layout((16, 16), text) for text in ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"))
+    actions = schedule(rv.plan(src, dst).program, 0).actions
+    assert not any(isinstance(action, Await | Advance) for action in actions)
+
+
+def test_ranks_count_events_only_where_somebody_waits() -> None:
+    src, dst = (rv.Layout((16, 16), text) for text in ("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"))
+    plan = rv.plan(src, dst)
+    program = lower(plan.path, plan.dtype, plan.topology, islands=(range(4),))
+    found = schedule(program, 0)
+    # One when its shard can be read, one when it has read the others'.
+    assert found.totals == dict.fromkeys(range(4), 2)
+    # Once for the last call's readers, once for this call's writers.
+    assert [a for a in found.actions if isinstance(a, Await)] == [
+        *(Await(peer, 0) for peer in (1, 2, 3)),
+        *(Await(peer, 1) for peer in (1, 2, 3)),
+    ]
