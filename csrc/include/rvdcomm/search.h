@@ -1,5 +1,5 @@
-// The search for the cheapest sequence of rebinds, as rvdcomm/planning/search.py defines it: the same graph,
-// costs, bounds and order, so the same path.
+// The search for the cheapest sequence of rebinds, as rvdcomm/planning/search.py defines it: the
+// same graph, costs, bounds and order, so the same path.
 #pragma once
 
 #include <array>
