@@ -134,14 +134,22 @@ class Layout:
         return {name: getattr(self, name) for name in ("shape", "rvd", "ranks", "cuts")}
 
     def __contains__(self, rank: int) -> bool:
-        return rank in self._position
+        return rank in (self._position if self.span is None else self.span)
+
+    def position(self, rank: int) -> int:
+        """Where ``rank`` stands in ``ranks``.
+
+        Raises:
+            LayoutError: it holds nothing.
+        """
+        if rank not in self:
+            raise LayoutError(f"rank {rank} is not in {self}.")
+        return self._position[rank] if self.span is None else rank - self.span.start
 
     def cell(self, rank: int) -> Cell:
         """What ``rank`` holds. The single source from which all else derives."""
-        if rank not in self._position:
-            raise LayoutError(f"rank {rank} is not in {self}.")
         index = []
-        rest = self._position[rank]
+        rest = self.position(rank)
         for count in reversed(self.rvd.counts):
             rest, digit = divmod(rest, count)
             index.append(digit)

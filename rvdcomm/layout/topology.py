@@ -206,9 +206,16 @@ class Topology:
         """Levels whose ports a byte from ``a`` to ``b`` passes; 0 from a rank to itself."""
         if a == b:
             return 0
-        return next(
-            (i for i, home in enumerate(self.homes) if i and home[a] == home[b]), len(self.levels)
-        )
+        for level in range(1, len(self.levels)):
+            if self.home(level, a) == self.home(level, b):
+                return level
+        return len(self.levels)
+
+    def home(self, level: int, rank: int) -> int:
+        """The index of the group of ``level`` that ``rank`` is in."""
+        if self.runs is None:
+            return self.homes[level][rank]
+        return (rank - self.runs[level].first) // self.runs[level].size
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what ``save`` writes."""

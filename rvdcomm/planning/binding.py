@@ -11,7 +11,7 @@ row-major order. Partial sums are reduced over scratch digits without a pack, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise, product
@@ -72,6 +72,28 @@ class Grid:
         """The target that stands for the scratch digit of ``axis``."""
         return len(self.digits) + axis
 
+    def holds(self, rank: int) -> bool:
+        """Whether ``rank`` is one of the ranks."""
+        return rank in (self._positions if self.span is None else self.span)
+
+    def position(self, rank: int) -> int:
+        """Where ``rank`` stands in the numbering."""
+        return self._positions[rank] if self.span is None else rank - self.span.start
+
+    def group(self, rank: int, free: Iterable[int]) -> tuple[int, ...]:
+        """Ranks that differ from ``rank`` in the ``free`` axes alone, ascending."""
+        position = self.position(rank)
+        positions = [position]
+        for axis in (self.axes[a] for a in free):
+            own = position // axis.stride % axis.size
+            steps = [(c - own) * axis.stride for c in range(axis.size)]
+            positions = [p + step for p in positions for step in steps]
+        return tuple(sorted([self.ranks[p] for p in positions]))
+
+    @cached_property
+    def _positions(self) -> dict[int, int]:
+        return {rank: i for i, rank in enumerate(self.ranks)}
+
     def coordinates(self, position: int) -> tuple[int, ...]:
         """The axes' coordinates of a rank position."""
         return tuple(position // axis.stride % axis.size for axis in self.axes)
@@ -108,7 +130,10 @@ class Binding:
             cell = tuple(c if t >= 0 else -1 for c, t in zip(coords, self.targets, strict=True))
             members.setdefault((part, cell), []).append(rank)
         part_sizes = [a.size for a, t in zip(grid.axes, self.targets, strict=True) if t == V]
-        boxes_of = {cell: self._boxes(cell) for cell in {cell for _, cell in members}}
+        boxes_of = {
+            cell: self.boxes({t: c for t, c in zip(self.targets, cell, strict=True) if t >= 0})
+            for cell in {cell for _, cell in members}
+        }
         holdings = tuple(
             Holding(_mixed_radix(part, part_sizes), boxes_of[cell], tuple(sorted(ranks)))
             for (part, cell), ranks in members.items()
@@ -123,27 +148,57 @@ class Binding:
         atom = prod(size // (len(cut) - 1) for size, cut in cuts)
         return grid.is_even and atom % prod(grid.axes[a].size for a in self.scratch_order) == 0
 
-    def _boxes(self, coords: tuple[int, ...]) -> tuple[Box, ...]:
-        """Boxes of the rank that has these coordinates, merged."""
-        grid = self.grid
-        value = {t: c for t, c in zip(self.targets, coords, strict=True) if t >= 0}
-        pieces_of_dim: list[list[int]] = []
-        for d in range(len(grid.shape)):
-            pieces = [0]
-            for i in grid.digit_values(d):
-                values = [value[i]] if i in value else range(grid.digits[i].size)
-                pieces = [piece * grid.digits[i].size + v for piece in pieces for v in values]
-            pieces_of_dim.append(pieces)
-        atoms = [
+    def boxes(self, value: Mapping[int, int]) -> tuple[Box, ...]:
+        """The boxes whose bound digits have these values, merged, none of them empty."""
+        runs = [self._runs(d, value) for d in range(len(self.grid.shape))]
+        found = (
+            Box(tuple([low for low, _ in chosen]), tuple([high for _, high in chosen]))
+            for chosen in product(*runs)
+        )
+        if not any(self.grid.scratch(a) in value for a in self.scratch_order):
+            return tuple(found)
+        # A scratch digit cuts every atom, not the runs of atoms that are merged above.
+        atoms = (
             Box(
-                tuple(cut[p] for cut, p in zip(grid.cuts, index, strict=True)),
-                tuple(cut[p + 1] for cut, p in zip(grid.cuts, index, strict=True)),
+                tuple(cut[p] for cut, p in zip(self.grid.cuts, index, strict=True)),
+                tuple(cut[p + 1] for cut, p in zip(self.grid.cuts, index, strict=True)),
             )
-            for index in product(*pieces_of_dim)
-        ]
+            for index in product(*(self._pieces(d, value) for d in range(len(runs))))
+        )
         return merged(box for atom in atoms for box in self._scratch_boxes(atom, value))
 
-    def _scratch_boxes(self, atom: Box, value: dict[int, int]) -> Iterable[Box]:
+    def _pieces(self, d: int, value: Mapping[int, int]) -> list[int]:
+        """Finest pieces of dim ``d`` whose bound digits have these values, ascending."""
+        pieces = [0]
+        for i in self.grid.digit_values(d):
+            size = self.grid.digits[i].size
+            values: Iterable[int] = [value[i]] if i in value else range(size)
+            pieces = [piece * size + v for piece in pieces for v in values]
+        return pieces
+
+    def _runs(self, d: int, value: Mapping[int, int]) -> list[tuple[int, int]]:
+        """The same as intervals; neighbours are one."""
+        bound = tuple(value.get(i, -1) for i in self.grid.digit_values(d))
+        found = self._known_runs.get((d, bound))
+        if found is None:
+            cut = self.grid.cuts[d]
+            found = []
+            for piece in self._pieces(d, value):
+                low, high = cut[piece], cut[piece + 1]
+                if low == high:
+                    continue
+                if found and found[-1][1] == low:
+                    found[-1] = (found[-1][0], high)
+                else:
+                    found.append((low, high))
+            self._known_runs[d, bound] = found
+        return found
+
+    @cached_property
+    def _known_runs(self) -> dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]]:
+        return {}
+
+    def _scratch_boxes(self, atom: Box, value: Mapping[int, int]) -> Iterable[Box]:
         """What the scratch digits leave of ``atom``."""
         if not any(self.grid.scratch(a) in value for a in self.scratch_order):
             return [atom]

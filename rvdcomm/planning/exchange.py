@@ -1,17 +1,17 @@
 """Exchange: the exact overlaps that take a tensor from any placement to any other.
 
 This is the meaning of every step. A rank's need is served from its own memory first, then by ranks
-of its own host, then by all holders; whoever may serve a need shares it equally.
+of its own host, then by all holders. The moves of one rank are computed from the two placements
+alone, in a time that grows with those moves; all moves are the union over all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from rvdcomm.layout import Box, Holding, Placement, Topology
+from rvdcomm.layout import Box, Topology
+from rvdcomm.planning.cells import Cells, Key
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,131 +24,184 @@ class Move:
     box: Box
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """Ranks that take ``box`` of one holding."""
-
-    box: Box
-    consumers: tuple[int, ...]
+_Holding = tuple[Key, int]
+"""(key, part): what the ranks of ``Cells.holders`` hold."""
 
 
-def exchange(
-    src: Placement,
-    dst: Placement,
-    topology: Topology,
-    groups: Sequence[Sequence[int]] | None = None,
-) -> tuple[Move, ...]:
-    """All moves from ``src`` to ``dst``, sorted; inside each of ``groups`` alone, if given.
+class Exchange:
+    """The moves from ``src`` to ``dst`` inside one group of ranks.
+
+    Who may serve a need shares it: the needs of a holding are laid end to end, and every holder
+    gives an equal run of them. Inside a host a reader then takes its run from one holder where
+    there are enough: the ports are as busy, with fewer messages (docs/exchange.md).
 
     Laws (tests/planning/test_exchange.py): every element of every dst shard gets every part once;
-    with one part the busiest rank receives no more than it lacks; holders of one piece send
-    equally much.
+    with one part the busiest rank receives no more than it lacks; no port of any level is busier
+    than with equal shares; ``into`` and ``out_of`` name the same moves.
     """
-    everyone = tuple(sorted(set(src.ranks) | set(dst.ranks)))
-    moves: list[Move] = []
-    for group in groups or (everyone,):
-        members = frozenset(group)
-        for holding, needs in _needs(_within(src, members), _within(dst, members)):
-            moves.extend(_served(holding, needs, topology))
-    return tuple(sorted(moves))
 
+    def __init__(self, src: Cells, dst: Cells, topology: Topology) -> None:
+        self.src, self.dst, self.topology = src, dst, topology
+        self._takers: dict[Key, dict[_Holding, int]] = {}
+        self._shares: dict[_Holding, list[Move]] = {}
 
-def _within(placement: Placement, members: frozenset[int]) -> list[Holding]:
-    """Holdings that some member has, with the members alone as holders."""
-    out = []
-    for holding in placement.holdings:
-        ranks = tuple(rank for rank in holding.ranks if rank in members)
-        if ranks and holding.boxes:
-            out.append(Holding(holding.part, holding.boxes, ranks))
-    return out
+    def into(self, rank: int) -> list[Move]:
+        """What ``rank`` takes, from itself too, sorted."""
+        if rank not in self.dst:
+            return []
+        key, own_part = self.dst.key(rank), self.dst.part(rank)
+        moves: list[Move] = []
+        shared: set[_Holding] = set()
+        for theirs, box in self._overlaps(self.src, self.dst.boxes(key)):
+            for part in self.src.parts:
+                if self._taker(key, (theirs, part)) != own_part:
+                    continue
+                holders = self.src.holders(theirs, part)
+                if rank in holders:
+                    moves.append(Move(rank, rank, part, box))
+                elif len(holders) == 1:
+                    moves.append(Move(holders[0], rank, part, box))
+                else:
+                    shared.add((theirs, part))
+        moves += [m for holding in shared for m in self._shared(holding) if m.dst_rank == rank]
+        return sorted(moves)
 
+    def out_of(self, rank: int) -> list[Move]:
+        """What other ranks take from ``rank``, sorted."""
+        if rank not in self.src:
+            return []
+        holding = self.src.key(rank), self.src.part(rank)
+        if len(self.src.holders(*holding)) > 1:
+            return sorted(m for m in self._shared(holding) if m.src_rank == rank)
+        return sorted(
+            Move(rank, reader, holding[1], box)
+            for reader, box in self._needs(holding)
+            if reader != rank
+        )
 
-def _needs(src: list[Holding], dst: list[Holding]) -> Iterator[tuple[Holding, list[_Need]]]:
-    """For every src holding, what is taken of it and by whom."""
-    # Dst shards with the same boxes differ only in their part: a src part goes to one of them.
-    regions: dict[tuple[Box, ...], list[Holding]] = {}
-    for holding in dst:
-        regions.setdefault(holding.boxes, []).append(holding)
-    boxes = [(parts, box) for region, parts in regions.items() for box in region]
-    num_taken: dict[int, int] = {}
-    for holding, overlaps in zip(src, _overlaps(src, [box for _, box in boxes]), strict=True):
-        needs = []
-        for i, common in overlaps:
-            taker = _taker(holding, boxes[i][0], num_taken)
-            num_taken[id(taker)] = num_taken.get(id(taker), 0) + common.num_elements
-            needs.append(_Need(common, taker.ranks))
-        yield holding, needs
+    # --- who takes what -------------------------------------------------------------------------
 
+    @staticmethod
+    def _overlaps(cells: Cells, boxes: Sequence[Box]) -> Iterator[tuple[Key, Box]]:
+        """Cells that meet ``boxes``, each with a common box."""
+        for mine in boxes:
+            for key in cells.meeting(mine):
+                for theirs in cells.boxes(key):
+                    common = mine.intersect(theirs)
+                    if common is not None:
+                        yield key, common
 
-def _overlaps(src: list[Holding], boxes: list[Box]) -> Iterator[list[tuple[int, Box]]]:
-    """For every src holding, the boxes that it meets and the common regions."""
-    if not boxes:
-        yield from ([] for _ in src)
-        return
-    num_dims = len(boxes[0].lo)
-    lo = np.array([box.lo for box in boxes]).reshape(len(boxes), num_dims)
-    hi = np.array([box.hi for box in boxes]).reshape(len(boxes), num_dims)
-    for holding in src:
-        found = []
-        for box in holding.boxes:
-            is_met = ((lo < box.hi) & (hi > box.lo)).all(axis=1)
-            for i in np.flatnonzero(is_met).tolist():
-                common = box.intersect(boxes[i])
-                if common is not None:
-                    found.append((i, common))
-        yield found
+    def _needs(self, holding: _Holding) -> Iterator[tuple[int, Box]]:
+        """Every reader of a holding, and what it takes; holders too, that have it already."""
+        for key, box in self._overlaps(self.dst, self.src.boxes(holding[0])):
+            for reader in self.dst.holders(key, self._taker(key, holding)):
+                yield reader, box
 
+    def _taker(self, key: Key, holding: _Holding) -> int:
+        """The dst part of cell ``key`` that adds the src part of ``holding``."""
+        parts = self.dst.parts
+        if len(parts) == 1:
+            return parts[0]
+        if key not in self._takers:
+            self._takers[key] = self._assigned(key)
+        return self._takers[key][holding]
 
-def _taker(holding: Holding, parts: list[Holding], num_taken: dict[int, int]) -> Holding:
-    """The dst part that adds this src part: most holders in common, then least taken so far."""
-    if len(parts) == 1:
-        return parts[0]
-    return min(
-        parts,
-        key=lambda p: (len(set(p.ranks) - set(holding.ranks)), num_taken.get(id(p), 0), p.part),
-    )
+    def _assigned(self, key: Key) -> dict[_Holding, int]:
+        """Each src holding goes to one dst part: most holders in common, then least taken."""
+        sizes: dict[Key, int] = {}
+        for theirs, box in self._overlaps(self.src, self.dst.boxes(key)):
+            sizes[theirs] = sizes.get(theirs, 0) + box.num_elements
+        readers = {part: set(self.dst.holders(key, part)) for part in self.dst.parts}
+        num_taken = dict.fromkeys(self.dst.parts, 0)
+        out: dict[_Holding, int] = {}
+        for part in self.src.parts:
+            for theirs in sorted(sizes):
+                holders = set(self.src.holders(theirs, part))
+                taker = min(readers, key=lambda p: (len(readers[p] - holders), num_taken[p], p))
+                num_taken[taker] += sizes[theirs]
+                out[theirs, part] = taker
+        return out
 
+    # --- who serves whom ------------------------------------------------------------------------
 
-def _served(holding: Holding, needs: Iterable[_Need], topology: Topology) -> Iterator[Move]:
-    """Moves that serve the needs of one holding: own memory, own host, then all holders."""
-    holders = frozenset(holding.ranks)
-    # Needs by who may serve them. Keys are tuples of holders, so the order is deterministic.
-    queues: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
-    nearest: dict[int, tuple[int, ...]] = {}
-    for need in needs:
-        for rank in need.consumers:
-            if rank in holders:
-                yield Move(rank, rank, holding.part, need.box)
+    def _shared(self, holding: _Holding) -> list[Move]:
+        """Moves that serve the needs of one holding of several ranks."""
+        if holding not in self._shares:
+            self._shares[holding] = list(self._served(holding))
+        return self._shares[holding]
+
+    def _served(self, holding: _Holding) -> Iterator[Move]:
+        holders = self.src.holders(*holding)
+        own = frozenset(holders)
+        near = [
+            _by_home(holders, level, self.topology) for level in range(1, len(self.topology.levels))
+        ]
+        queues: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
+        for reader, box in self._needs(holding):
+            if reader in own:
                 continue
-            if rank not in nearest:
-                nearest[rank] = _nearest(rank, holding.ranks, topology)
-            queues.setdefault(nearest[rank], []).append((rank, need.box))
-    for servers, queue in queues.items():
-        for server, rank, box in _shared(servers, sorted(queue)):
-            yield Move(server, rank, holding.part, box)
+            found = (
+                homes.get(self.topology.home(level, reader)) for level, homes in enumerate(near, 1)
+            )
+            servers = next(filter(None, found), holders)
+            queues.setdefault(servers, []).append((reader, box))
+        for servers, queue in queues.items():
+            hosts = _by_home(servers, 1, self.topology).values() if near else [servers]
+            for server, reader, box in shared(sorted(hosts), sorted(queue)):
+                yield Move(server, reader, holding[1], box)
 
 
-def _nearest(rank: int, holders: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
-    """The holders at the least distance."""
-    distances = [topology.distance(rank, holder) for holder in holders]
-    least = min(distances)
-    return tuple(h for h, distance in zip(holders, distances, strict=True) if distance == least)
+def _by_home(ranks: Sequence[int], level: int, topology: Topology) -> dict[int, tuple[int, ...]]:
+    """Ranks by the group of ``level`` that they are in."""
+    homes: dict[int, tuple[int, ...]] = {}
+    for rank in ranks:
+        home = topology.home(level, rank)
+        homes[home] = (*homes.get(home, ()), rank)
+    return homes
 
 
-def _shared(
-    servers: tuple[int, ...], queue: list[tuple[int, Box]]
-) -> Iterator[tuple[int, int, Box]]:
-    """Lay the needs end to end and cut them into one equal run a server."""
+_Share = tuple[int, int, Box]
+"""(server, reader, what it takes)."""
+
+
+def shared(hosts: Sequence[Sequence[int]], queue: Sequence[tuple[int, Box]]) -> Iterator[_Share]:
+    """Divide what readers take among the servers of some hosts.
+
+    Every host gives as much of the queue as it has servers. Inside a host each reader has a server
+    of its own, if there are enough; else every server gives equally much.
+
+    >>> [(server, reader) for server, reader, _ in shared([[0, 1], [2, 3]], [(7, Box((0,), (8,)))])]
+    [(0, 7), (2, 7)]
+    """
+    num_servers = sum(map(len, hosts))
     total = sum(box.num_elements for _, box in queue)
-    bounds = [i * total // len(servers) for i in range(1, len(servers) + 1)]
-    server = position = 0
-    for rank, box in queue:
-        done, size = 0, box.num_elements
-        while done < size:
-            while bounds[server] <= position:
-                server += 1
-            take = min(size - done, bounds[server] - position)
-            for piece in box.flat_range(done, done + take):
-                yield servers[server], rank, piece
-            done += take
-            position += take
+    start = before = 0
+    for servers in hosts:
+        before += len(servers)
+        stop = before * total // num_servers
+        runs = list(_cut(queue, start, stop))
+        readers = list(dict.fromkeys(reader for reader, _ in runs))
+        if len(readers) <= len(servers):
+            place = {r: servers[i * len(servers) // len(readers)] for i, r in enumerate(readers)}
+            yield from ((place[reader], reader, box) for reader, box in runs)
+        else:
+            size = stop - start
+            for i, server in enumerate(servers):
+                low = start + i * size // len(servers)
+                high = start + (i + 1) * size // len(servers)
+                yield from ((server, reader, box) for reader, box in _cut(queue, low, high))
+        start = stop
+
+
+def _cut(queue: Sequence[tuple[int, Box]], low: int, high: int) -> Iterator[tuple[int, Box]]:
+    """Elements ``low`` to ``high`` of boxes that are laid end to end."""
+    position = 0
+    for reader, box in queue:
+        size = box.num_elements
+        first, last = max(low - position, 0), min(high - position, size)
+        if first < last:
+            for piece in box.flat_range(first, last):
+                yield reader, piece
+        position += size
+        if position >= high:
+            break

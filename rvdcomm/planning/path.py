@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from rvdcomm.layout import Layout, Placement, Topology, ranges_text
 from rvdcomm.planning.binding import Binding
-from rvdcomm.planning.exchange import Move, exchange
+from rvdcomm.planning.cells import cells_of
+from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.primitives import kind_of_rebind, product_groups
 
 Groups = tuple[tuple[int, ...], ...]
@@ -86,11 +87,41 @@ class Step:
             return ((self.src, self.dst),)
         return ((self.src, self.middle), (self.middle, self.dst))
 
-    def moves(self, topology: Topology) -> list[tuple[Move, ...]]:
-        """The moves of every leg."""
+    def group(self, rank: int) -> tuple[int, ...]:
+        """The one of ``groups`` that ``rank`` is in."""
+        src = self.src.source
+        if self.changed is None or not isinstance(src, Binding):
+            return self.groups[0]
+        return src.grid.group(rank, self.changed)
+
+    @cached_property
+    def changed(self) -> frozenset[int] | None:
+        """The axes that are rebound; None for a direct step."""
+        src, dst = self.src.source, (self.middle or self.dst).source
+        if self.direct or isinstance(src, Layout) or isinstance(dst, Layout):
+            return None
+        both = zip(src.targets, dst.targets, strict=True)
+        return frozenset(a for a, (s, t) in enumerate(both) if s != t)
+
+    def exchanges(self, rank: int, topology: Topology) -> list[Exchange]:
+        """The exchange of every leg in the group of ``rank``."""
         return [
-            exchange(src.placement, dst.placement, topology, self.groups) for src, dst in self.legs
+            Exchange(
+                cells_of(src.source, rank, self.changed),
+                cells_of(dst.source, rank, self.changed),
+                topology,
+            )
+            for src, dst in self.legs
         ]
+
+    def moves(self, topology: Topology) -> list[tuple[Move, ...]]:
+        """The moves of every leg, of all ranks, sorted."""
+        found: list[list[Move]] = [[] for _ in self.legs]
+        for group in self.groups:
+            for moves, exchange in zip(found, self.exchanges(group[0], topology), strict=True):
+                for rank in group:
+                    moves += exchange.into(rank)
+        return [tuple(sorted(moves)) for moves in found]
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from rvdcomm.planning.binding import Binding, R, V
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """An even, regular placement over a run of ranks: counts, pieces of every dim, and its V axes.
+    """An even, regular placement over a run of ranks: counts, and pieces of every dim.
 
-    ``part_axes`` are (size, stride) of the axes that tell value parts apart, outermost first.
+    ``part_axes`` and ``replica_axes`` are (size, stride) of the axes that tell value parts, and
+    replicas, apart; outermost first.
     """
 
     span: range
@@ -29,6 +30,7 @@ class _Side:
     v: int
     pieces: tuple[int, ...]
     part_axes: tuple[tuple[int, int], ...]
+    replica_axes: tuple[tuple[int, int], ...]
 
     def parts(self) -> np.ndarray:
         """The value part of every rank."""
@@ -36,6 +38,17 @@ class _Side:
         for size, stride in self.part_axes:
             part = part * size + position // stride % size
         return part
+
+    def replicas_within(self, block: int) -> int | None:
+        """Replicas of a piece in every run of ``block`` ranks; None if some runs have more."""
+        count = 1
+        for size, stride in self.replica_axes:
+            if stride % block == 0:
+                continue
+            if block % stride or (size * stride) % block and block % (size * stride):
+                return None
+            count *= min(size, block // stride)
+        return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +84,7 @@ def transfer(
 
     Let R and V be the counts of either side, and a *need* what one reader takes of one holding.
     A reader takes every part of what it holds; if dst keeps parts, they take the needs of a region
-    in turns. The needs of a holding are shared equally over its R holders.
+    in turns. The needs of a holding are shared equally over the hosts of its R holders.
     """
     a, b = _side(src), _side(dst)
     if a is None or b is None or topology.runs is None:
@@ -87,7 +100,10 @@ def transfer(
     if (readers % a.r and a.r % readers) or readers * need_size % a.r:
         return None
     taken = [needs // b.v + (part < needs % b.v) for part in range(b.v)]
-    rounds = max(readers // a.r, taken[0] * max(a.r // readers, 1), 1)
+    senders = _senders(a, readers, topology)
+    if senders is None:
+        return None
+    rounds = max(readers // a.r, taken[0] * senders, 1)
     sent = readers * need_size // a.r
     received: int | NDArray[np.int64] = taken[0] * need_size
     if needs % b.v:
@@ -110,6 +126,24 @@ def transfer(
     return Transfer(secs, rounds, sent * item_bytes, received * item_bytes, distance)
 
 
+def _senders(src: _Side, readers: int, topology: Topology) -> int | None:
+    """From how many holders of a piece each of its readers takes: one of every host, at most.
+
+    The holders stand host by host, and each reader has a run of them.
+    """
+    run = src.r // readers
+    if run <= 1:
+        return 1
+    if topology.runs is None or len(topology.levels) == 1:
+        return 1
+    block = topology.runs[1].block(src.span)
+    a_host = None if block is None else src.replicas_within(block)
+    if a_host is None:
+        return None
+    firsts = range(0, src.r, run)
+    return max((first + run - 1) // a_host - first // a_host + 1 for first in firsts)
+
+
 def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
     """Levels that every byte crosses; None if the ranks are not all equally far apart."""
     for level, run in enumerate(topology.runs or ()):
@@ -124,14 +158,18 @@ def _side(source: Layout | Binding) -> _Side | None:
         if source.span is None:
             return None
         rvd = source.rvd
-        return _Side(source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, prod(rvd.d)),))
+        parts = prod(rvd.d)
+        return _Side(
+            source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, parts),), ((rvd.r, rvd.v * parts),)
+        )
     grid, pieces = source.grid, _pieces(source)
     if grid.span is None or pieces is None:
         return None
     axes = list(zip(grid.axes, source.targets, strict=True))
     part_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == V)
-    replicas = prod(axis.size for axis, t in axes if t == R)
-    return _Side(grid.span, replicas, prod(k for k, _ in part_axes), pieces, part_axes)
+    replica_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == R)
+    counts = (prod(size for size, _ in axes) for axes in (replica_axes, part_axes))
+    return _Side(grid.span, *counts, pieces, part_axes, replica_axes)
 
 
 def _pieces(binding: Binding) -> tuple[int, ...] | None:

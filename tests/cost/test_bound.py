@@ -9,7 +9,7 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.cost import lower_bound, step_cost, total_cost
 from rvdcomm.planning.binding import refine
-from rvdcomm.planning.exchange import exchange
+from rvdcomm.planning.path import State, exchange_step
 from rvdcomm.planning.primitives import RebindPricer
 from tests.oracle import all_pairs, random_pair, random_topology
 
@@ -39,7 +39,8 @@ def beaten(cost: rv.Cost, bound: rv.Cost) -> list[str]:
 def direct_cost(src: rv.Layout, dst: rv.Layout, item_bytes: int, topology: rv.Topology) -> rv.Cost:
     """What one exchange of exact overlaps costs, with no staging counted as memory."""
     traffic: dict[tuple[int, int], int] = {}
-    for move in exchange(src.placement, dst.placement, topology):
+    (moves,) = exchange_step(State.of(src), State.of(dst)).moves(topology)
+    for move in moves:
         pair = move.src_rank, move.dst_rank
         traffic[pair] = traffic.get(pair, 0) + move.box.num_elements * item_bytes
     peak_bytes = lower_bound(src, dst, item_bytes, topology).peak_bytes

@@ -10,7 +10,8 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm.planning.binding import Binding, R, V, refine
-from rvdcomm.planning.exchange import Move, exchange
+from rvdcomm.planning.exchange import Move
+from rvdcomm.planning.path import State, Step
 from rvdcomm.planning.primitives import (
     KIND_OF_CHANGE,
     KINDS,
@@ -135,7 +136,9 @@ def moving_steps(
 
 
 def counted_moves(src: Binding, dst: Binding, topology: rv.Topology) -> tuple[Move, ...]:
-    return exchange(src.placement, dst.placement, topology, product_groups(src, dst))
+    kind = kind_of_rebind(src.targets, dst.targets)
+    (moves,) = Step(kind, State.of(src), State.of(dst)).moves(topology)
+    return moves
 
 
 def busiest_inbound(moves: tuple[Move, ...], topology: rv.Topology) -> list[int]:
