@@ -7,7 +7,9 @@ integers, so that sums are exact in any order.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -15,7 +17,7 @@ import numpy as np
 import rvdcomm as rv
 from rvdcomm.layout import Box
 from rvdcomm.plans.simulate import simulate_program
-from rvdcomm.program import Program
+from rvdcomm.program import Collective, Entry, Instruction, Message, Program
 
 Array = np.ndarray
 
@@ -105,6 +107,47 @@ def program_faults(program: Program, seed: int = 0) -> list[str]:
     parts = parts_of(program.src, program.dtype, seed)
     result = simulate_program(program, shards_of(program.src, parts))
     return data_faults(program.dst, result.shards, parts)
+
+
+def restricted(program: Program, ranks: Collection[int]) -> Program:
+    """What the program of all ranks says about some of them alone."""
+
+    def of(one: Instruction) -> Instruction:
+        if not isinstance(one, Collective):
+            return one
+        side = {
+            name: tuple(b if r in ranks else "?" for r, b in zip(one.ranks, names, strict=True))
+            for name, names in (("src", one.src), ("dst", one.dst))
+        }
+        messages = tuple(
+            replace(m, entries=tuple(map(partial(entry, m), m.entries)))
+            for m in one.messages
+            if m.src_rank in ranks or m.dst_rank in ranks
+        )
+        return replace(one, **side, messages=messages)
+
+    def entry(message: Message, e: Entry) -> Entry:
+        src = e.src_piece if message.src_rank in ranks else -1
+        return Entry(e.box, src, e.dst_piece if message.dst_rank in ranks else -1)
+
+    buffers = tuple(buffer for buffer in program.buffers if buffer.rank in ranks)
+    kept = tuple(of(one) for one in program.instructions if not set(ranks).isdisjoint(one.ranks))
+    return replace(program, buffers=buffers, instructions=kept, members=tuple(sorted(ranks)))
+
+
+def local_faults(whole: Program, lowered: Callable[[int], Program]) -> list[str]:
+    """Ranks whose program, lowered alone, is not what the program of all ranks says about them."""
+    wrong = []
+    for rank in whole.ranks:
+        alone = lowered(rank)
+        want = restricted(whole, alone.here)
+        if set(alone.buffers) != set(want.buffers):
+            wrong.append(f"rank {rank}: buffers")
+        elif replace(alone, buffers=()) != replace(want, buffers=()):
+            wrong.append(f"rank {rank}: {alone}, of all: {want}")
+        elif alone.arena(rank) != whole.arena(rank):
+            wrong.append(f"rank {rank}: memory")
+    return wrong
 
 
 def plan_faults(plan: rv.Plan, seed: int = 0) -> list[str]:

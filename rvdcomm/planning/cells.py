@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import product
 from math import prod
 from typing import Protocol
@@ -47,7 +46,10 @@ class Cells(Protocol):
         """The ranks of the group that hold this part of a cell, ascending."""
 
     def meeting(self, box: Box) -> Iterator[Key]:
-        """All cells that have elements of ``box``, and maybe others, in ascending order."""
+        """All cells that have elements of ``box``, and maybe others, in ascending order.
+
+        Some of the others may be empty.
+        """
 
 
 def cells_of(source: Layout | Binding, rank: int, free: frozenset[int] | None = None) -> Cells:
@@ -225,8 +227,3 @@ class Blocks:
             for cut, low, high in zip(self.cuts, box.lo, box.hi, strict=True)
         ]
         return Box(tuple(low for low, _ in spans), tuple(high for _, high in spans))
-
-    @cached_property
-    def is_one(self) -> bool:
-        """Whether the whole tensor is one block."""
-        return all(len(cut) <= 2 for cut in self.cuts)

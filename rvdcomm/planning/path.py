@@ -45,6 +45,10 @@ class State:
         """The ranks that hold something, in the source's order."""
         return self.source.ranks if isinstance(self.source, Layout) else self.source.grid.ranks
 
+    def __contains__(self, rank: int) -> bool:
+        source = self.source
+        return rank in source if isinstance(source, Layout) else source.grid.holds(rank)
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
@@ -87,6 +91,9 @@ class Step:
             return ((self.src, self.dst),)
         return ((self.src, self.middle), (self.middle, self.dst))
 
+    def __contains__(self, rank: int) -> bool:
+        return rank in self.src or rank in self.dst
+
     def group(self, rank: int) -> tuple[int, ...]:
         """The one of ``groups`` that ``rank`` is in."""
         src = self.src.source
@@ -103,25 +110,21 @@ class Step:
         both = zip(src.targets, dst.targets, strict=True)
         return frozenset(a for a, (s, t) in enumerate(both) if s != t)
 
-    def exchanges(self, rank: int, topology: Topology) -> list[Exchange]:
-        """The exchange of every leg in the group of ``rank``."""
-        return [
-            Exchange(
-                cells_of(src.source, rank, self.changed),
-                cells_of(dst.source, rank, self.changed),
-                topology,
-            )
-            for src, dst in self.legs
-        ]
+    def exchange(self, leg: int, rank: int, topology: Topology) -> Exchange:
+        """The exchange of a leg in the group of ``rank``."""
+        src, dst = (cells_of(state.source, rank, self.changed) for state in self.legs[leg])
+        return Exchange(src, dst, topology)
 
     def moves(self, topology: Topology) -> list[tuple[Move, ...]]:
         """The moves of every leg, of all ranks, sorted."""
-        found: list[list[Move]] = [[] for _ in self.legs]
-        for group in self.groups:
-            for moves, exchange in zip(found, self.exchanges(group[0], topology), strict=True):
-                for rank in group:
-                    moves += exchange.into(rank)
-        return [tuple(sorted(moves)) for moves in found]
+        found = []
+        for leg in range(len(self.legs)):
+            moves: list[Move] = []
+            for group in self.groups:
+                exchange = self.exchange(leg, group[0], topology)
+                moves += [move for rank in group for move in exchange.into(rank)]
+            found.append(tuple(sorted(moves)))
+        return found
 
 
 @dataclass(frozen=True)

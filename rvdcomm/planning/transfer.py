@@ -45,7 +45,7 @@ class _Side:
         for size, stride in self.replica_axes:
             if stride % block == 0:
                 continue
-            if block % stride or (size * stride) % block and block % (size * stride):
+            if block % stride or ((size * stride) % block and block % (size * stride)):
                 return None
             count *= min(size, block // stride)
         return count
@@ -159,17 +159,15 @@ def _side(source: Layout | Binding) -> _Side | None:
             return None
         rvd = source.rvd
         parts = prod(rvd.d)
-        return _Side(
-            source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, parts),), ((rvd.r, rvd.v * parts),)
-        )
+        return _Side(source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, parts),), ((rvd.r, rvd.v * parts),))
     grid, pieces = source.grid, _pieces(source)
     if grid.span is None or pieces is None:
         return None
     axes = list(zip(grid.axes, source.targets, strict=True))
     part_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == V)
     replica_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == R)
-    counts = (prod(size for size, _ in axes) for axes in (replica_axes, part_axes))
-    return _Side(grid.span, *counts, pieces, part_axes, replica_axes)
+    r, v = (prod(size for size, _ in axes) for axes in (replica_axes, part_axes))
+    return _Side(grid.span, r, v, pieces, part_axes, replica_axes)
 
 
 def _pieces(binding: Binding) -> tuple[int, ...] | None:

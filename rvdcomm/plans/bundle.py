@@ -19,7 +19,7 @@ from rvdcomm.plans.member import Member
 from rvdcomm.plans.planner import Plan, program_step_costs
 from rvdcomm.program import Program, Transition
 from rvdcomm.program.lower import Lanes, lanes
-from rvdcomm.program.share import Groups
+from rvdcomm.program.traffic import Islands
 from rvdcomm.program.verify import verify
 
 BUCKET_BYTES = 32 << 20
@@ -56,7 +56,7 @@ class Bundle:
         """What is run where all ranks send messages."""
         return self.lowered(())
 
-    def lowered(self, islands: Groups) -> tuple[Batch, ...]:
+    def lowered(self, islands: Islands) -> tuple[Batch, ...]:
         """What is run where the ranks of each island can map each other's memory.
 
         Raises:
@@ -107,7 +107,7 @@ class Bundle:
 
     # --- programs -------------------------------------------------------------------------------
 
-    def _program(self, members: Sequence[int], islands: Groups) -> Program:
+    def _program(self, members: Sequence[int], islands: Islands) -> Program:
         """One program for these members, whose staging stays below the limit."""
         cache: dict[tuple[Plan, Transition, int], Lanes] = {}
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from rvdcomm.layout import Box
 from rvdcomm.planning.exchange import Move
-from rvdcomm.program.instructions import NO_BUFFER, Collective, Entry, Message, connected
+from rvdcomm.program.instructions import (
+    NO_BUFFER,
+    UNKNOWN_BUFFER,
+    UNKNOWN_PIECE,
+    Collective,
+    Entry,
+    Message,
+)
 from rvdcomm.program.memory import Arrival, Memory, Place
-from rvdcomm.program.regions import is_run
+from rvdcomm.program.regions import BoxIndex, is_run
 
 Pair = tuple[int, int]
 """(src_rank, dst_rank)."""
@@ -32,69 +39,71 @@ class Target:
 
 @dataclass(frozen=True)
 class Call:
-    """The moves of one group, about to become a collective."""
+    """The moves of one group, about to become a collective.
+
+    ``moves`` are those of ``members``: the ranks of the group whose instructions are made. What
+    other ranks do to their own memory stays unknown. ``name`` ends the names of new buffers.
+    """
 
     memory: Memory
     target: Target
     group: tuple[int, ...]
+    members: tuple[int, ...]
     moves: tuple[Move, ...]
     fuse: bool
+    is_gather: bool
+    name: str
 
     @cached_property
     def by_pair(self) -> dict[Pair, list[Move]]:
         """Moves by (src, dst), in the order in which they travel."""
         pairs: dict[Pair, list[Move]] = {}
-        for move in sorted(self.moves, key=lambda m: (m.src_rank, m.dst_rank, m.part, m.box)):
+        for move in self.moves:
             pairs.setdefault((move.src_rank, move.dst_rank), []).append(move)
         return pairs
 
-    @cached_property
-    def is_gather(self) -> bool:
-        """Whether every rank sends the same boxes to all ranks, and equally much as every other."""
-        sizes = set()
-        for rank in self.group:
-            sent = [[m.box for m in self.by_pair.get((rank, peer), [])] for peer in self.group]
-            if not sent[0] or any(boxes != sent[0] for boxes in sent):
-                return False
-            sizes.add(sum(box.num_elements for box in sent[0]))
-        return len(sizes) == 1
-
-    @cached_property
-    def with_own(self) -> bool:
-        """Whether ranks send to themselves too: in a gather, or if that keeps the runs whole."""
+    def _has_own(self, rank: int) -> bool:
+        """Whether a member sends to itself too: in a gather, or if that keeps its runs whole."""
         if self.is_gather or not self.fuse or self.memory.staged:
             return self.is_gather
-        sends_whole = all(self._run_to_send(rank, True) is not None for rank in self.group)
-        return sends_whole or all(
-            self._run_to_receive(rank, True) is not None for rank in self.group
-        )
+        if (rank, rank) not in self.by_pair:
+            return False
+        for run in (self._run_to_send, self._run_to_receive):
+            if run(rank, False) is None and run(rank, True) is not None:
+                return True
+        return False
 
     def emit(self, step: int) -> list[Arrival]:
-        """Add the packs and the collective; returns where every move's box lies afterwards."""
-        src_names, dst_names, arrivals = [], [], []
+        """Add the packs and the collective; returns where the members' moves lie afterwards."""
+        names: dict[int, tuple[str, str]] = {}
+        arrivals: list[Arrival] = []
         sent: dict[Pair, list[int]] = {}
         received: dict[Pair, list[int]] = {}
-        for rank in self.group:
-            name, pieces = self._send(rank)
-            src_names.append(name)
+        has_own = {rank: self._has_own(rank) for rank in self.members}
+        for rank in self.members:
+            src, pieces = self._send(rank, has_own[rank])
+            names[rank] = src, NO_BUFFER
             sent.update(pieces)
-        for rank in self.group:
-            name, pieces = self._receive(rank)
-            dst_names.append(name)
+        for rank in self.members:
+            name, pieces = self._receive(rank, has_own[rank])
+            names[rank] = names[rank][0], name
             received.update(pieces)
             for pair, slots in pieces.items():
                 moves = zip(self.by_pair[pair], slots, strict=True)
                 arrivals += [Arrival(m, Place(m.box, name, slot, rank)) for m, slot in moves]
-            if not self.with_own:
+            if not has_own[rank]:
                 arrivals += self.memory.arrivals_at_home(self.by_pair.get((rank, rank), []))
-        messages = tuple(
-            Message(*pair, tuple(map(Entry, boxes, sent[pair], received[pair])))
-            for pair in sorted(received)
-            for boxes in ([move.box for move in self.by_pair[pair]],)
-        )
+        messages = []
+        for pair in sorted({*sent, *received}):
+            boxes = [move.box for move in self.by_pair[pair]]
+            unknown = [UNKNOWN_PIECE] * len(boxes)
+            there, here = sent.get(pair, unknown), received.get(pair, unknown)
+            messages.append(Message(*pair, tuple(map(Entry, boxes, there, here))))
+        others = UNKNOWN_BUFFER, UNKNOWN_BUFFER
+        src_names, dst_names = zip(*(names.get(rank, others) for rank in self.group), strict=True)
         kind = "all_gather" if self.is_gather else "all_to_all"
         self.memory.instructions.append(
-            Collective(kind, step, self.group, tuple(src_names), tuple(dst_names), messages)
+            Collective(kind, step, self.group, src_names, dst_names, tuple(messages))
         )
         return arrivals
 
@@ -125,22 +134,22 @@ class Call:
         in_order = is_run(memory, [(place.piece, box) for place, box in run])
         return (name, pieces) if in_order else None
 
-    def _send(self, rank: int) -> tuple[str, dict[Pair, list[int]]]:
+    def _send(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]]:
         """What ``rank`` sends from where; packed first if it is not one run already."""
         in_place = self.fuse and not self.memory.staged
-        found = self._run_to_send(rank, self.with_own) if in_place else None
+        found = self._run_to_send(rank, with_own) if in_place else None
         if found is not None:
             return found
         packed: list[Box] = []
         pieces: dict[Pair, list[int]] = {}
-        for pair, moves in self._outgoing(rank, self.with_own):
+        for pair, moves in self._outgoing(rank, with_own):
             start = 0 if self.is_gather else len(packed)
             pieces[pair] = [start + i for i in range(len(moves))]
             if start == len(packed):
                 packed += [move.box for move in moves]
         if not packed:
             return NO_BUFFER, {}
-        buffer = self.memory.add_buffer(self.memory.new_name("s"), rank, packed)
+        buffer = self.memory.add_buffer(f"s{self.name}", rank, packed)
         sources = [
             (place, box, i)
             for i, piece in enumerate(packed)
@@ -162,23 +171,24 @@ class Call:
         if not target.in_place or rank not in target.pieces or target.needs_sum[rank]:
             return None
         shard = target.pieces[rank]
+        index = BoxIndex(shard)
         pieces: dict[Pair, list[int]] = {}
         run: list[tuple[int, Box]] = []
         for pair, moves in self._incoming(rank, with_own):
             for move in moves:
-                inside = [i for i, box in enumerate(shard) if box.contains(move.box)]
+                inside = [i for i, common in index.meeting(move.box) if common == move.box]
                 if not inside:
                     return None
                 pieces.setdefault(pair, []).append(inside[0])
                 run.append((inside[0], move.box))
         return pieces if is_run(shard, run) else None
 
-    def _receive(self, rank: int) -> tuple[str, dict[Pair, list[int]]]:
+    def _receive(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]]:
         """Where ``rank`` receives: in the new shard's memory if it can, else in a buffer."""
-        incoming = list(self._incoming(rank, self.with_own))
+        incoming = list(self._incoming(rank, with_own))
         if not incoming:
             return NO_BUFFER, {}
-        found = self._run_to_receive(rank, self.with_own)
+        found = self._run_to_receive(rank, with_own)
         if found is not None:
             self.memory.add_buffer(self.target.name, rank, self.target.pieces[rank])
             return self.target.name, found
@@ -187,15 +197,4 @@ class Call:
         for pair, moves in incoming:
             pieces[pair] = [len(boxes) + i for i in range(len(moves))]
             boxes += [move.box for move in moves]
-        return self.memory.add_buffer(self.memory.new_name("r"), rank, boxes).name, pieces
-
-
-def components(moves: Iterable[Move]) -> list[tuple[tuple[int, ...], list[Move]]]:
-    """Ranks that moves join, ascending, with their moves: the others need no common call."""
-    moves = list(moves)
-    groups = connected({(move.src_rank, move.dst_rank) for move in moves})
-    home = {rank: i for i, group in enumerate(groups) for rank in group}
-    of_group: list[list[Move]] = [[] for _ in groups]
-    for move in moves:
-        of_group[home[move.dst_rank]].append(move)
-    return list(zip(groups, of_group, strict=True))
+        return self.memory.add_buffer(f"r{self.name}", rank, boxes).name, pieces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,9 @@ from rvdcomm.layout import Box, ranges_text
 
 NO_BUFFER = "-"
 """Named where a rank sends nothing, or receives nothing, in a collective."""
+
+UNKNOWN_BUFFER, UNKNOWN_PIECE = "?", -1
+"""In the part of a program that some ranks run: the memory of ranks that are not among them."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,8 @@ class Collective:
 
     ``kind`` is the call: ``all_to_all`` (any sizes), ``all_gather`` (every rank sends the same to
     all) or ``all_reduce`` (in place; its messages, from each rank to itself, name the memory).
-    ``src[i]``, ``dst[i]`` are the buffers of ``ranks[i]``. ``step`` is the step it belongs to.
+    ``src[i]``, ``dst[i]`` are the buffers of ``ranks[i]``, which ascend. ``step`` is the step it
+    belongs to.
     """
 
     kind: str
@@ -143,8 +148,9 @@ class Collective:
 
     def buffers_of(self, rank: int) -> set[str]:
         """Names of the buffers that ``rank`` uses here."""
-        at = [i for i, member in enumerate(self.ranks) if member == rank]
-        return {name for i in at for name in (self.src[i], self.dst[i])}
+        i = bisect_left(self.ranks, rank)
+        is_member = i < len(self.ranks) and self.ranks[i] == rank
+        return {self.src[i], self.dst[i]} if is_member else set()
 
     def lines(self) -> list[str]:
         """The text form: a line for the call, then one for every message."""
@@ -193,7 +199,13 @@ Instruction = Copy | Zero | Collective
 
 
 def _entries_text(entries: tuple[Entry, ...]) -> str:
-    return " ".join(f"{e.box}@{e.src_piece}>{e.dst_piece}" for e in entries)
+    return " ".join(
+        f"{e.box}@{_piece_text(e.src_piece)}>{_piece_text(e.dst_piece)}" for e in entries
+    )
+
+
+def _piece_text(piece: int) -> str:
+    return UNKNOWN_BUFFER if piece == UNKNOWN_PIECE else str(piece)
 
 
 def connected(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:

@@ -1,9 +1,14 @@
-"""Lowering: from a path to a program, fusing what needs no memory traffic of its own.
+"""Lowering: from a path to the instructions of some ranks, fusing what moves no bytes of its own.
+
+``ranks`` are lowered alone: all that they need of others (partners, groups, the order of what they
+send) is computed from the layouts. The program of all ranks is the union of those of each rank.
+Ranks that read each other's memory are lowered together, since a reader must know where its
+partner's buffers lie.
 
 While it walks the steps, the lowering knows for every rank *where* each region of the current state
 lies (``memory.py``). So a slice is free, an unpack merges with the next pack, contiguous pieces are
-sent and received in place (``call.py``), what ranks of one island need of each other is read where
-it lies (``share.py``), and a state is written out only where parts are added or where it is
+sent and received in place (``call.py``), ranks that share memory read where it lies what they need
+of each other (``share.py``), and a state is written out only where parts are added or where it is
 ``dst``. With ``fuse=False`` every step packs, sends and unpacks: the plain meaning, for tests to
 compare with.
 
@@ -12,22 +17,31 @@ A program may be cut into slices that follow one another through the steps (``sl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rvdcomm.layout import ITEM_BYTES, SUMMED_BY_BACKENDS, Box, Topology
+from rvdcomm.planning.cells import cells_of
 from rvdcomm.planning.exchange import Move
-from rvdcomm.planning.path import Path, State, Step
-from rvdcomm.program.call import Call, Target, components
-from rvdcomm.program.instructions import Buffer, Collective, Entry, Instruction, Message
+from rvdcomm.planning.path import Path, Step
+from rvdcomm.program.call import Call, Target
+from rvdcomm.program.instructions import (
+    UNKNOWN_BUFFER,
+    Buffer,
+    Collective,
+    Entry,
+    Instruction,
+    Message,
+)
 from rvdcomm.program.memory import Arrival, Memory, Place
 from rvdcomm.program.program import Program
 from rvdcomm.program.regions import is_filled, window
 from rvdcomm.program.shards import DST, SRC, Transition
-from rvdcomm.program.share import Groups, publish, split_near
-from rvdcomm.program.slices import Slicing, interleaved
+from rvdcomm.program.share import publish
+from rvdcomm.program.slices import Slicing, interleaved, slicing_of
+from rvdcomm.program.traffic import Islands, Leg
 
-__all__ = ["Lanes", "lanes", "lower", "wire_dtype"]
+__all__ = ["Lanes", "lanes", "lower", "together", "wire_dtype"]
 
 
 def lower(
@@ -35,7 +49,8 @@ def lower(
     dtype: str,
     topology: Topology,
     *,
-    islands: Groups = (),
+    ranks: Iterable[int] | None = None,
+    islands: Islands = (),
     num_slices: int = 1,
     fuse: bool = True,
 ) -> Program:
@@ -43,15 +58,30 @@ def lower(
 
     Args:
         path, dtype, topology: what to lower; the topology says whom a need is taken from.
+        ranks: whose instructions are made; of all ranks if None. Ranks of one island come together.
         islands: disjoint groups of ranks that can map each other's memory.
         num_slices: slices of the tensor that overlap in time, at most.
         fuse: leave out copies that are not needed.
 
-    Law (tests/program/test_lower.py): it verifies, and gives the same data, for all options.
+    Laws (tests/program/test_lower.py): the program of all ranks verifies, and gives the same data,
+    for all options; that of some ranks is what the program of all ranks says about them.
     """
     transition = Transition(path.src, path.dst, dtype, dtype)
-    found = lanes(path, transition, topology, islands=islands, num_slices=num_slices, fuse=fuse)
-    return Program((transition,), dtype, found.buffers, tuple(interleaved(found.lanes)))
+    found = lanes(
+        path, transition, topology, ranks=ranks, islands=islands, num_slices=num_slices, fuse=fuse
+    )
+    return Program(
+        (transition,), dtype, found.buffers, tuple(interleaved(found.lanes)), found.members
+    )
+
+
+def together(ranks: Iterable[int], islands: Islands) -> tuple[int, ...]:
+    """``ranks``, and all that share memory with one of them, ascending."""
+    found = set(ranks)
+    for island in islands:
+        if not found.isdisjoint(island):
+            found.update(island)
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True)
@@ -59,12 +89,14 @@ class Lanes:
     """A path as instructions: lanes, one a slice of the tensor, of phases.
 
     Lanes are independent of each other. A phase ends where ranks begin to wait for others.
-    ``staged`` says that every collective has buffers of its own.
+    ``staged`` says that every collective has buffers of its own. ``members`` are the ranks whose
+    instructions these are; None for all.
     """
 
     transition: Transition
     dtype: str
     staged: bool
+    members: tuple[int, ...] | None
     buffers: tuple[Buffer, ...]
     lanes: tuple[tuple[tuple[Instruction, ...], ...], ...]
 
@@ -83,7 +115,8 @@ def lanes(
     transition: Transition,
     topology: Topology,
     *,
-    islands: Groups = (),
+    ranks: Iterable[int] | None = None,
+    islands: Islands = (),
     num_slices: int = 1,
     fuse: bool = True,
     staged: bool = False,
@@ -91,68 +124,67 @@ def lanes(
     """The instructions that run ``path``, before they are put in one order.
 
     Args:
-        path, topology, islands, num_slices, fuse: as of ``lower``.
+        path, topology, ranks, islands, num_slices, fuse: as of ``lower``.
         transition: the path's ends, with dtypes that may differ.
         staged: let every collective work on staging buffers of its own alone, so that it can be
             joined with others.
     """
     dtype = wire_dtype(transition)
+    members = None if ranks is None else together(ranks, islands)
     converted = {name for name in (SRC, DST) if transition.dtype(name) != dtype}
     memory = Memory(frozenset(converted), staged)
+    here = path.ranks if members is None else members
+    sides = {
+        name: tuple(rank for rank in here if rank in layout)
+        for name, layout in ((SRC, path.src), (DST, path.dst))
+    }
     for name, layout in ((SRC, path.src), (DST, path.dst)):
-        for rank in sorted(layout.ranks):
+        for rank in sides[name]:
             memory.add_buffer(name, rank, (layout.cell(rank).box,))
     legs = [
-        _Leg(index, step, state, moves)
+        Leg(index, number, step, topology, islands)
         for index, step in enumerate(path.steps)
-        for (_, state), moves in zip(step.legs, step.moves(topology), strict=True)
+        for number in range(len(step.legs))
     ]
-    boxes = [layout.cell(rank).box for layout in (path.src, path.dst) for rank in layout.ranks]
-    boxes += [move.box for leg in legs for move in leg.moves]
-    boxes += [box for leg in legs for h in leg.state.placement.holdings for box in h.boxes]
-    slicing = Slicing.of(boxes, num_slices)
+    slicing = slicing_of(path, num_slices)
     found = [
-        _Lane(path, dtype, memory, slicing, index, islands, fuse).phases(legs)
+        _Lane(path, dtype, memory, slicing, index, islands, fuse, here, sides).phases(legs)
         for index in range(slicing.num_slices)
     ]
     return Lanes(
         transition,
         dtype,
         staged,
+        members,
         tuple(memory.buffers.values()),
         tuple(tuple(map(tuple, phases)) for phases in found),
     )
 
 
-@dataclass(frozen=True)
-class _Leg:
-    """One exchange of a step: the state that it makes, and all moves of all ranks."""
-
-    index: int
-    step: Step
-    state: State
-    moves: tuple[Move, ...]
-
-
 @dataclass
 class _Lane:
-    """One slice of the tensor on its way through all legs."""
+    """One slice of the tensor on its way through all legs, on the ranks ``here``.
+
+    ``sides`` are those of them that hold something of src, and of dst.
+    """
 
     path: Path
     dtype: str
     memory: Memory
     slicing: Slicing
     index: int
-    islands: Groups
+    islands: Islands
     fuse: bool
+    here: tuple[int, ...]
+    sides: Mapping[str, tuple[int, ...]]
 
-    def phases(self, legs: list[_Leg]) -> list[list[Instruction]]:
+    def phases(self, legs: list[Leg]) -> list[list[Instruction]]:
         """The slice's instructions, cut after every point where ranks begin to wait for others."""
         self.done: list[list[Instruction]] = []
         memory = self.memory
         memory.where = {
             rank: [Place(box, SRC, 0, rank) for box in self._slice([self.path.src.cell(rank).box])]
-            for rank in self.path.src.ranks
+            for rank in self.sides[SRC]
         }
         if SRC in memory.converted and self.path.src.rvd.v > 1:
             self._convert()
@@ -166,15 +198,15 @@ class _Lane:
                 self._windows(leg, is_last=not waiting)
             else:
                 self._leg(leg, is_last=not waiting)
-        for rank in sorted(self.path.dst.ranks):
+        for rank in self.sides[DST]:
             self._finish(rank)
         self._end_phase()
         return self.done
 
     def _convert(self) -> None:
         """Begin with shards in the dtype of staging: sums have terms of one dtype."""
-        memory, name = self.memory, self.memory.new_name("x")
-        for rank in sorted(self.path.src.ranks):
+        memory, name = self.memory, f"x{self.memory.new_number()}"
+        for rank in self.sides[SRC]:
             boxes = tuple(place.box for place in memory.where[rank])
             memory.copy_shard(rank, memory.add_buffer(name, rank, boxes))
             memory.settle(name, rank, boxes)
@@ -185,30 +217,37 @@ class _Lane:
     def _end_phase(self) -> None:
         self.done.append(self.memory.take_instructions())
 
-    def _target(self, state: State, moves: Iterable[Move], is_dst: bool, in_place: bool) -> Target:
+    def _target(
+        self, leg: Leg, moves: Iterable[Move], number: str, is_dst: bool, in_place: bool
+    ) -> Target:
         is_dst = is_dst and DST not in self.memory.converted
-        boxes = {rank: self._slice(h.boxes) for rank, h in state.placement.by_rank.items()}
+        boxes: dict[int, tuple[Box, ...]] = {}
+        for rank in self.here:
+            if rank in leg.state:
+                cells = leg.target(rank)
+                boxes[rank] = self._slice(cells.boxes(cells.key(rank)))
         arriving: dict[int, list[Move]] = {rank: [] for rank in boxes}
         for move in moves:
-            arriving[move.dst_rank].append(move)
+            if move.dst_rank in arriving:
+                arriving[move.dst_rank].append(move)
         return Target(
-            name=DST if is_dst else self.memory.new_name("x"),
+            name=DST if is_dst else f"x{number}",
             boxes=boxes,
             pieces={r: (self.path.dst.cell(r).box,) for r in boxes} if is_dst else boxes,
             needs_sum={rank: _has_sum(found) for rank, found in arriving.items()},
             in_place=in_place,
         )
 
-    def _leg(self, leg: _Leg, is_last: bool) -> None:
+    def _leg(self, leg: Leg, is_last: bool) -> None:
         """Move the current state to the next one, and write it out on ranks that must."""
-        memory = self.memory
+        memory, number = self.memory, self.memory.new_number()
         moves = [
             Move(m.src_rank, m.dst_rank, m.part, box)
-            for m in leg.moves
+            for m in leg.moves(leg.taking_part(self.here))
             for box in self._slice([m.box])
         ]
-        target = self._target(leg.state, moves, is_last, self.fuse and not memory.staged)
-        arrivals = self._arrivals(leg.index, moves, target)
+        target = self._target(leg, moves, number, is_last, self.fuse and not memory.staged)
+        arrivals = self._arrivals(leg, moves, target, number)
         self._end_phase()
         where: dict[int, list[Place]] = {}
         for rank, boxes in target.boxes.items():
@@ -223,7 +262,8 @@ class _Lane:
             if not is_whole:
                 buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
                 memory.accumulate(rank, buffer, mine, written=[])
-                memory.zero_rest(rank, buffer, boxes, came)
+                if not _has_whole_part(boxes, mine):
+                    memory.zero_rest(rank, buffer, boxes, came)
             is_dst = target.name == DST
             where[rank] = [
                 Place(box, target.name, 0 if is_dst else i, rank) for i, box in enumerate(boxes)
@@ -231,38 +271,55 @@ class _Lane:
         memory.where = where
 
     def _arrivals(
-        self, index: int, moves: Iterable[Move], target: Target
+        self, leg: Leg, moves: Iterable[Move], target: Target, number: str
     ) -> dict[int, list[Arrival]]:
-        """Share inside islands, emit a call for every other group; where all boxes lie, by rank."""
-        near, rest = split_near(moves, self.islands)
-        found = publish(self.memory, near)
-        for group, members in components(rest):
-            if len(group) > 1:
-                found += Call(self.memory, target, group, tuple(members), self.fuse).emit(index)
+        """Share inside islands, emit a call for every group; where all boxes lie, by rank."""
+        near: list[Move] = []
+        here = leg.taking_part(self.here)
+        own: dict[int, list[Move]] = {rank: [] for rank in here}
+        for move in moves:
+            if leg.is_near(move):
+                near.append(move)
             else:
-                found += self.memory.arrivals_at_home(members)
+                own[move.dst_rank if move.dst_rank in own else move.src_rank].append(move)
+        found = publish(self.memory, near, f"p{number}")
+        for group in leg.groups(here):
+            members = tuple(rank for rank in group if rank in own)
+            mine = sorted(move for rank in members for move in own.pop(rank))
+            received: dict[int, list[Move]] = {}
+            for move in mine:
+                if move.dst_rank == members[0]:
+                    received.setdefault(move.src_rank, []).append(move)
+            is_gather = leg.is_gather(group, received)
+            call = Call(
+                self.memory, target, group, members, tuple(mine), self.fuse, is_gather, number
+            )
+            found += call.emit(leg.index)
+        for alone in own.values():
+            found += self.memory.arrivals_at_home(alone)
         by_rank: dict[int, list[Arrival]] = {}
         for arrival in found:
             by_rank.setdefault(arrival.move.dst_rank, []).append(arrival)
         return by_rank
 
-    def _windows(self, leg: _Leg, is_last: bool) -> None:
+    def _windows(self, leg: Leg, is_last: bool) -> None:
         """An exchange in windows: each sends one slice of every move, then frees its staging.
 
         Part by part, so that sums keep their order of parts whatever the windows are.
         """
-        memory = self.memory
-        target = self._target(leg.state, leg.moves, is_last, in_place=False)
+        memory, moves = self.memory, leg.moves(leg.taking_part(self.here))
+        target = self._target(leg, moves, memory.new_number(), is_last, in_place=False)
         written: dict[int, list[Box]] = {rank: [] for rank in target.boxes}
-        for part in sorted({move.part for move in leg.moves}):
-            mine = [move for move in leg.moves if move.part == part]
+        for part in range(self.path.src.rvd.v):
+            mine = [move for move in moves if move.part == part]
             for i in range(leg.step.num_slices):
                 sliced = [
                     Move(m.src_rank, m.dst_rank, m.part, box)
                     for m in mine
                     for box in window(m.box, i, leg.step.num_slices)
                 ]
-                for rank, found in sorted(self._arrivals(leg.index, sliced, target).items()):
+                arrivals = self._arrivals(leg, sliced, target, memory.new_number())
+                for rank, found in sorted(arrivals.items()):
                     buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
                     memory.accumulate(rank, buffer, found, written[rank])
         memory.where = {}
@@ -278,9 +335,12 @@ class _Lane:
         parts in every group, equal parts are summed in equal order in all of them. Ranks of one
         island add faster by reading.
         """
-        part = {rank: h.part for rank, h in step.src.placement.by_rank.items()}
+        if self.dtype not in SUMMED_BY_BACKENDS:
+            return False
+        cells = cells_of(step.src.source, step.src.ranks[0])
+        part = {rank: cells.part(rank) for rank in step.src.ranks}
         home = {rank: i for i, island in enumerate(self.islands) for rank in island}
-        return self.dtype in SUMMED_BY_BACKENDS and all(
+        return all(
             [part[rank] for rank in group] == sorted({part[rank] for rank in group})
             and len({home.get(rank, -rank - 1) for rank in group}) == len(group)
             for group in step.groups
@@ -288,20 +348,22 @@ class _Lane:
 
     def _all_reduce(self, index: int, step: Step, is_last: bool) -> None:
         """Copy the shard to where the result goes, and let the backend sum in place."""
-        memory = self.memory
+        memory, number = self.memory, self.memory.new_number()
         # A slice of dst is no single run of memory.
         is_whole = self.slicing.num_slices == 1 and not memory.staged
         is_dst = is_last and is_whole and DST not in memory.converted
-        name = DST if is_dst else memory.new_name("x")
-        shards = {r: self._slice(h.boxes) for r, h in step.dst.placement.by_rank.items()}
-        for group in step.groups:
+        name = DST if is_dst else f"x{number}"
+        cells = cells_of(step.dst.source, step.dst.ranks[0])
+        here = [rank for rank in self.here if rank in step]
+        shards = {rank: self._slice(cells.boxes(cells.key(rank))) for rank in here}
+        for group in sorted({step.group(rank) for rank in here}):
             messages = []
-            for rank in group:
+            for rank in (rank for rank in group if rank in shards):
                 buffer = memory.add_buffer(name, rank, shards[rank])
                 memory.copy_shard(rank, buffer)
                 whole = tuple(Entry(box, i, i) for i, box in enumerate(shards[rank]))
                 messages.append(Message(rank, rank, whole))
-            names = (name,) * len(group)
+            names = tuple(name if rank in shards else UNKNOWN_BUFFER for rank in group)
             if messages[0].num_elements:
                 memory.instructions.append(
                     Collective("all_reduce", index, group, names, names, tuple(messages))
@@ -315,8 +377,19 @@ class _Lane:
         memory = self.memory
         buffer = memory.buffers[DST, rank]
         memory.copy_shard(rank, buffer)
+        boxes = self._slice(buffer.pieces)
         came = [place.box for place in memory.where.get(rank, [])]
-        memory.zero_rest(rank, buffer, self._slice(buffer.pieces), came)
+        if not is_filled(boxes, came):
+            memory.zero_rest(rank, buffer, boxes, came)
+
+
+def _has_whole_part(boxes: Iterable[Box], arrivals: Iterable[Arrival]) -> bool:
+    """Whether the boxes of some part alone, which are disjoint, leave no hole in ``boxes``."""
+    of_part: dict[int, list[Box]] = {}
+    for arrival in arrivals:
+        of_part.setdefault(arrival.move.part, []).append(arrival.move.box)
+    boxes = tuple(boxes)
+    return any(is_filled(boxes, mine) for mine in of_part.values())
 
 
 def _has_sum(moves: list[Move]) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rvdcomm.layout import Box
 from rvdcomm.planning.exchange import Move
 from rvdcomm.program.instructions import Buffer, Copy, Entry, Instruction, Zero
-from rvdcomm.program.regions import pieces_of, uncovered
+from rvdcomm.program.regions import BoxIndex, uncovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,19 @@ class Memory:
         self.instructions: list[Instruction] = []
         self.where: dict[int, list[Place]] = {}
         self._num_names = 0
+        # By rank: the list of places that was indexed, and its index.
+        self._indices: dict[int, tuple[list[Place], BoxIndex]] = {}
+        self._pieces: dict[int, tuple[Buffer, BoxIndex]] = {}
 
     def take_instructions(self) -> list[Instruction]:
         """The instructions since the last call."""
         taken, self.instructions = self.instructions, []
         return taken
 
-    def new_name(self, prefix: str) -> str:
-        """A buffer name that was not used yet."""
+    def new_number(self) -> str:
+        """A number for the names of the buffers of one exchange; the same on all ranks."""
         self._num_names += 1
-        return f"{prefix}{self._num_names}"
+        return str(self._num_names)
 
     def add_buffer(self, name: str, rank: int, pieces: Iterable[Box]) -> Buffer:
         """The buffer of this name and rank, made unless it is there."""
@@ -73,8 +76,19 @@ class Memory:
 
     def find(self, rank: int, box: Box) -> list[tuple[Place, Box]]:
         """Places that together hold ``box``, and what of it each holds."""
-        found = [(place, place.box.intersect(box)) for place in self.where.get(rank, [])]
-        return [(place, common) for place, common in found if common is not None]
+        places = self.where.get(rank, [])
+        known = self._indices.get(rank)
+        if known is None or known[0] is not places:
+            known = self._indices[rank] = places, BoxIndex([place.box for place in places])
+        return [(places[i], common) for i, common in known[1].meeting(box)]
+
+    def pieces(self, buffer: Buffer) -> BoxIndex:
+        """The pieces of a buffer."""
+        known = self._pieces.get(id(buffer))
+        if known is None:
+            # The buffer is kept beside its index, so that no identity is used twice.
+            known = self._pieces[id(buffer)] = buffer, BoxIndex(buffer.pieces)
+        return known[1]
 
     def arrivals_at_home(self, moves: Iterable[Move]) -> list[Arrival]:
         """Moves of ranks to themselves: their boxes stay where they are."""
@@ -113,11 +127,13 @@ class Memory:
         by_part: dict[int, list[Arrival]] = {}
         for arrival in arrivals:
             by_part.setdefault(arrival.move.part, []).append(arrival)
+        pieces = self.pieces(buffer)
         for _, mine in sorted(by_part.items()):
             adds, copies = [], []
+            known = BoxIndex(list(written))
             for arrival in mine:
-                for piece, box in pieces_of(buffer.pieces, arrival.move.box):
-                    fresh = uncovered([box], written)
+                for piece, box in pieces.meeting(arrival.move.box):
+                    fresh = known.uncovered(box)
                     copies += [(arrival.place, new, piece) for new in fresh]
                     adds += [(arrival.place, old, piece) for old in uncovered([box], fresh)]
             # What was received in place is there already.
@@ -129,11 +145,12 @@ class Memory:
         self, rank: int, buffer: Buffer, boxes: Sequence[Box], written: Sequence[Box]
     ) -> None:
         """Fill with zeros what of ``boxes`` no part came for."""
+        pieces, known = self.pieces(buffer), BoxIndex(written)
         holes = tuple(
             Entry(hole, 0, i)
             for box in boxes
-            for i, piece in pieces_of(buffer.pieces, box)
-            for hole in uncovered([piece], written)
+            for i, piece in pieces.meeting(box)
+            for hole in known.uncovered(piece)
         )
         if holes:
             self.instructions.append(Zero(rank, buffer.name, holes))

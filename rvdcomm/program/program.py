@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from rvdcomm.layout import ITEM_BYTES, Box, Layout
+from rvdcomm.layout import ITEM_BYTES, Box, Layout, ranges_text
 from rvdcomm.program.instructions import (
     NO_BUFFER,
     Buffer,
@@ -83,12 +83,16 @@ class Program:
     Staging, and all that is sent, is of ``dtype``; a copy from or to a shard of another dtype
     converts. Boxes are of the tensor; in a program of several tensors the first dim of every box
     says which tensor it is of (``lift``), so that boxes of two tensors never meet.
+
+    ``members`` are the ranks whose instructions these are, None for all ranks; of other ranks'
+    memory nothing is said then, and there is nothing to verify.
     """
 
     transitions: tuple[Transition, ...]
     dtype: str
     buffers: tuple[Buffer, ...]
     instructions: tuple[Instruction, ...]
+    members: tuple[int, ...] | None = None
 
     @property
     def src(self) -> Layout:
@@ -120,19 +124,25 @@ class Program:
             return len(self.src.shape)
         return 1 + max(len(transition.src.shape) for transition in self.transitions)
 
+    @property
+    def here(self) -> tuple[int, ...]:
+        """The ranks whose instructions these are, ascending."""
+        return self.ranks if self.members is None else self.members
+
     def shard_names(self, rank: int) -> tuple[str, ...]:
         """The caller's buffers of ``rank``: its src shards, then its dst shards."""
         return self._shards.get(rank, ())
 
     @cached_property
     def _shards(self) -> dict[int, tuple[str, ...]]:
-        found: dict[int, tuple[str, ...]] = {}
+        found: dict[int, list[str]] = {rank: [] for rank in self.here}
         for side in (SRC, DST):
             for i, transition in enumerate(self.transitions):
-                name = shard_name(side, i, len(self.transitions))
-                for rank in transition.layout(side).ranks:
-                    found[rank] = (*found.get(rank, ()), name)
-        return found
+                name, layout = shard_name(side, i, len(self.transitions)), transition.layout(side)
+                for rank in self.here:
+                    if rank in layout:
+                        found[rank].append(name)
+        return {rank: tuple(names) for rank, names in found.items()}
 
     def transition(self, name: str) -> Transition:
         """What the caller's buffer ``name`` is a shard of."""
@@ -182,8 +192,9 @@ class Program:
     @cached_property
     def _staging_lifetimes(self) -> dict[int, dict[str, tuple[int, int]]]:
         alive: dict[int, dict[str, tuple[int, int]]] = {}
+        here = frozenset(self.here)
         for i, instruction in enumerate(self.instructions):
-            for rank in instruction.ranks:
+            for rank in here.intersection(instruction.ranks):
                 mine = alive.setdefault(rank, {})
                 for name in instruction.buffers_of(rank):
                     if name != NO_BUFFER and not is_shard(name):
@@ -234,6 +245,8 @@ class Program:
 
     def __str__(self) -> str:
         lines = [f"program {self.dtype}"]
+        if self.members is not None:
+            lines[0] += f" of {ranges_text(self.members)}"
         for transition in self.transitions:
             lines += transition.lines(self.dtype)
         for buffer in self.buffers:

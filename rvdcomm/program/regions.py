@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from rvdcomm.layout import Box
+
+
+class BoxIndex:
+    """Boxes in a fixed order, so that those that meet another box are found without a scan.
+
+    Law (tests/program/test_regions.py): ``meeting`` finds what a scan finds.
+    """
+
+    def __init__(self, boxes: Sequence[Box]) -> None:
+        self.boxes = boxes
+        num_dims = len(boxes[0].lo) if boxes else 0
+        # The dim along which most boxes begin at a place of their own tells them apart best.
+        begins = [{box.lo[d] for box in boxes} for d in range(num_dims)]
+        self._dim = max(range(num_dims), key=lambda d: len(begins[d]), default=-1)
+        if self._dim < 0 or len(boxes) <= 2:
+            self._dim = -1
+            return
+        d = self._dim
+        self._order = sorted(range(len(boxes)), key=lambda i: boxes[i].lo[d])
+        self._lows = [boxes[i].lo[d] for i in self._order]
+        self._longest = max(box.hi[d] - box.lo[d] for box in boxes)
+
+    def meeting(self, box: Box) -> list[tuple[int, Box]]:
+        """Index and common box of all boxes that meet ``box``, in their order."""
+        near: Iterable[int] = range(len(self.boxes))
+        if self._dim >= 0:
+            first = bisect_right(self._lows, box.lo[self._dim] - self._longest)
+            last = bisect_left(self._lows, box.hi[self._dim])
+            near = sorted(self._order[first:last])
+        found = ((i, self.boxes[i].intersect(box)) for i in near)
+        return [(i, common) for i, common in found if common is not None]
+
+    def uncovered(self, box: Box) -> list[Box]:
+        """What of ``box`` no box of the index covers."""
+        return uncovered([box], [common for _, common in self.meeting(box)])
 
 
 def uncovered(boxes: Iterable[Box], by: Sequence[Box]) -> list[Box]:
@@ -24,20 +61,13 @@ def is_filled(boxes: Iterable[Box], by: Iterable[Box]) -> bool:
     return sum(box.num_elements for box in by) == sum(box.num_elements for box in boxes)
 
 
-def pieces_of(pieces: Sequence[Box], box: Box) -> list[tuple[int, Box]]:
-    """The parts of ``box`` in each of ``pieces``, with the piece's index."""
-    found = [(i, piece.intersect(box)) for i, piece in enumerate(pieces)]
-    return [(i, common) for i, common in found if common is not None]
-
-
 def is_run(pieces: Sequence[Box], parts: Iterable[tuple[int, Box]]) -> bool:
     """Whether boxes, each in a piece, lie one after another in the memory of ``pieces``."""
-    offsets = [0]
-    for piece in pieces:
-        offsets.append(offsets[-1] + piece.num_elements)
+    offsets: list[int] = []
     end: int | None = None
     for i, box in parts:
-        inner = box.flat_offset_within(pieces[i])
+        offsets = offsets or [0, *accumulate(piece.num_elements for piece in pieces)]
+        inner = 0 if box == pieces[i] else box.flat_offset_within(pieces[i])
         if inner is None or (end is not None and offsets[i] + inner != end):
             return False
         end = offsets[i] + inner + box.num_elements

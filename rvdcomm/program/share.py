@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rvdcomm.layout import Box
 from rvdcomm.planning.exchange import Move
 from rvdcomm.program.memory import Arrival, Memory, Place
 from rvdcomm.program.shards import DST, SRC
 
-Groups = Sequence[Sequence[int]]
-"""Islands: disjoint groups of ranks that can map each other's memory."""
 
-
-def split_near(moves: Iterable[Move], islands: Groups) -> tuple[list[Move], list[Move]]:
-    """Moves between two ranks of one island, and all others (those of ranks to themselves too)."""
-    home = {rank: i for i, island in enumerate(islands) for rank in island}
-    near: list[Move] = []
-    rest: list[Move] = []
-    for move in moves:
-        a, b = move.src_rank, move.dst_rank
-        is_near = a != b and a in home and home[a] == home.get(b)
-        (near if is_near else rest).append(move)
-    return near, rest
-
-
-def publish(memory: Memory, moves: Sequence[Move]) -> list[Arrival]:
+def publish(memory: Memory, moves: Sequence[Move], name: str) -> list[Arrival]:
     """Put what ``moves`` need where other ranks can read it; returns where that is.
 
     A shard is private to its rank, so that its boxes are copied once, however many read them; what
-    lies in staging memory, own or another's, is read where it is.
+    lies in staging memory, own or another's, is read where it is. The copies are buffers ``name``.
     """
     wanted: dict[int, dict[Box, None]] = {}
     for move in moves:
@@ -38,7 +23,7 @@ def publish(memory: Memory, moves: Sequence[Move]) -> list[Arrival]:
                 wanted.setdefault(move.src_rank, {})[box] = None
     published: dict[tuple[int, Box], Place] = {}
     for rank, boxes in sorted(wanted.items()):
-        buffer = memory.add_buffer(memory.new_name("s"), rank, boxes)
+        buffer = memory.add_buffer(name, rank, boxes)
         sources = [
             (place, common, i)
             for i, box in enumerate(boxes)

@@ -7,13 +7,14 @@ slices can follow one another through the steps like cars through a car wash.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
 
-from rvdcomm.layout import Box, Cuts, merged
+from rvdcomm.layout import Box, Cuts, Layout, merged
+from rvdcomm.planning.path import Path
 from rvdcomm.program.instructions import Instruction
 
 MAX_FINEST_BOXES = 4096
@@ -24,7 +25,7 @@ MAX_FINEST_BOXES = 4096
 class Slicing:
     """``num_slices`` slices of a tensor; ``cuts`` are the bounds of the finest boxes.
 
-    Law (tests/program/test_slices.py): the slices of a box tile it, if the cuts hold its bounds.
+    Law (tests/program/test_slices.py): the slices of a box tile it.
     """
 
     cuts: Cuts
@@ -50,14 +51,37 @@ class Slicing:
             return (box,)
         intervals = []
         for cut, low, high in zip(self.cuts, box.lo, box.hi, strict=True):
-            inside = cut[bisect_left(cut, low) : bisect_left(cut, high) + 1]
-            intervals.append(list(pairwise(inside)))
+            around = cut[bisect_right(cut, low) - 1 : bisect_left(cut, high) + 1]
+            intervals.append(list(pairwise(around)))
         finest = (Box(*zip(*chosen, strict=True)) for chosen in product(*intervals))
-        return merged(_window(cell, index, self.num_slices) for cell in finest)
+        found = (_window(cell, index, self.num_slices).intersect(box) for cell in finest)
+        return merged(part for part in found if part is not None)
 
     def of_boxes(self, boxes: Iterable[Box], index: int) -> tuple[Box, ...]:
         """Slice ``index`` of disjoint boxes."""
         return tuple(part for box in boxes for part in self.of_box(box, index))
+
+
+def slicing_of(path: Path, num_slices: int) -> Slicing:
+    """Slices that suit the states of a path: a box of a state is equally much in every slice."""
+    if num_slices == 1:
+        return Slicing((), 1)
+    boxes: set[Box] = set()
+    for state in {id(s): s for step in path.steps for leg in step.legs for s in leg}.values():
+        source = state.source
+        if isinstance(source, Layout):
+            num_boxes = prod(source.rvd.d)
+            made = (source.box(index) for index in product(*map(range, source.rvd.d)))
+        else:
+            sizes = [source.grid.axes[a].size for a, t in enumerate(source.targets) if t >= 0]
+            bound = [t for t in source.targets if t >= 0]
+            num_boxes = prod(sizes)
+            values = (dict(zip(bound, c, strict=True)) for c in product(*map(range, sizes)))
+            made = (box for value in values for box in source.boxes(value))
+        if num_boxes > MAX_FINEST_BOXES:
+            return Slicing((), 1)
+        boxes.update(made)
+    return Slicing.of(boxes, num_slices)
 
 
 def _window(box: Box, index: int, count: int) -> Box:

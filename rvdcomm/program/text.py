@@ -7,6 +7,8 @@ import re
 from rvdcomm.errors import ProgramError
 from rvdcomm.layout import MAX_RANKS, Box, Layout, dtype_name, parse_ranges
 from rvdcomm.program.instructions import (
+    UNKNOWN_BUFFER,
+    UNKNOWN_PIECE,
     Buffer,
     Collective,
     Copy,
@@ -43,8 +45,14 @@ class Reader:
 
     def read(
         self,
-    ) -> tuple[tuple[Transition, ...], str, tuple[Buffer, ...], tuple[Instruction, ...]]:
-        """The fields of a program: transitions, dtype, buffers and instructions.
+    ) -> tuple[
+        tuple[Transition, ...],
+        str,
+        tuple[Buffer, ...],
+        tuple[Instruction, ...],
+        tuple[int, ...] | None,
+    ]:
+        """The fields of a program: transitions, dtype, buffers, instructions and members.
 
         Raises:
             ProgramError: the text is of no program, or too large; names the line.
@@ -52,7 +60,9 @@ class Reader:
         try:
             self._check_text()
             self.lines = self.text.splitlines()
-            dtype = dtype_name(self._after("program "))
+            name, is_part, some = self._after("program ").partition(" of ")
+            dtype = dtype_name(name)
+            members = parse_ranges(some) if is_part else None
             transitions = [self._transition(dtype)]
             while self.at < len(self.lines) and self.lines[self.at].startswith(f"{SRC} "):
                 transitions.append(self._transition(dtype))
@@ -68,7 +78,7 @@ class Reader:
             raise ProgramError(
                 f"cannot parse program, line {self.reading + 1}: {line[:80]!r}: {error}"
             ) from None
-        return tuple(transitions), dtype, tuple(buffers), tuple(instructions)
+        return tuple(transitions), dtype, tuple(buffers), tuple(instructions), members
 
     def _transition(self, dtype: str) -> Transition:
         src, src_dtype = self._side(SRC, dtype)
@@ -130,7 +140,7 @@ class Reader:
         for item in self._items(text):
             box, _, pieces = item.partition("@")
             src_piece, dst_piece = pieces.split(">", 2)
-            entries.append(Entry(Box.parse(box), integer(src_piece), integer(dst_piece)))
+            entries.append(Entry(Box.parse(box), _piece(src_piece), _piece(dst_piece)))
         return tuple(entries)
 
     # --- what bounds them -----------------------------------------------------------------------
@@ -159,3 +169,7 @@ class Reader:
     def _expect(word: str, found: str) -> None:
         if word != found:
             raise ValueError(f"expected {word!r}, got {quoted(found)}")
+
+
+def _piece(text: str) -> int:
+    return UNKNOWN_PIECE if text == UNKNOWN_BUFFER else integer(text)

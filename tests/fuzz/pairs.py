@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 
 import rvdcomm as rv
 from rvdcomm.errors import MemoryLimitError
+from rvdcomm.plans.planner import clear_cache
 from rvdcomm.plans.simulate import SimulationResult, simulate_program
 from rvdcomm.program import Program
 from rvdcomm.program.lower import lower
 from rvdcomm.program.verify import verify
 from tests.fuzz.command import Report, guarded, parser, progress
 from tests.fuzz.draw import NUMPY_DTYPES, Case, draw
-from tests.oracle import Array, data_faults, shards_of
+from tests.oracle import Array, data_faults, local_faults, shards_of
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -42,7 +44,7 @@ def fuzz(seed: int, indices: range) -> Report:
             again = f"python -m tests.fuzz.pairs --seed {seed} --first {index} --pairs 1"
             report.findings.append(f"{fault}\n  {case}\n  {again}")
         # Every pair is new: a cache of plans would only grow.
-        rv.planner.clear_cache()
+        clear_cache()
     return report
 
 
@@ -71,8 +73,12 @@ def faults_of(case: Case) -> list[str]:
     faults = faults_of_plan(case, plan, shards)
     if case.num_slices:
         options = {"islands": case.islands, "num_slices": case.num_slices}
-        near = lower(plan.path, plan.dtype, plan.topology, **options)
+        lowered = partial(lower, plan.path, plan.dtype, plan.topology, **options)
+        near = lowered()
+        faults += local_faults(near, lambda rank: lowered(ranks=[rank]))
         faults += [f"with {options}: {fault}" for fault in faults_of_program(case, near, shards)]
+    alone = partial(lower, plan.path, plan.dtype, plan.topology)
+    faults += local_faults(plan.program, lambda rank: alone(ranks=[rank]))
     if case.memory_share is not None:
         faults += faults_of_limit(case, plan, shards)
     return faults

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.layout import ITEM_BYTES
+from rvdcomm.plans.planner import clear_cache
 from rvdcomm.run.world import World
 from tests.dist.world import GlooWorld
 from tests.fuzz.command import Report, parser, progress
@@ -114,7 +115,7 @@ def run_batch(rank: int, num_ranks: int, seed: int, batch: range) -> list[Result
         return [run_pair(rank, draw(seed, i, num_ranks, tuple(ITEM_BYTES)), group) for i in batch]
     finally:
         World.of(group).close()
-        rv.planner.clear_cache()
+        clear_cache()
 
 
 def run_pair(rank: int, case: Case, group: Any) -> Results | None:
