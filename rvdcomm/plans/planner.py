@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -22,21 +22,41 @@ from rvdcomm.planning.candidates import candidate_paths, direct_path
 from rvdcomm.planning.estimate import MAX_COUNTED_RANKS, Estimator
 from rvdcomm.planning.modelled_bound import modelled_bound
 from rvdcomm.planning.path import Path
+from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.plans.modelled import ModelledCost, modelled_cost
-from rvdcomm.program import Program
-from rvdcomm.program.lower import lower
+from rvdcomm.program import Collective, Copy, Program
+from rvdcomm.program.lower import lower, together
 from rvdcomm.program.verify import verify
+from rvdcomm.text import quoted
 from rvdcomm.units import bytes_text, secs_text
 
-SLICE_COUNTS = (2, 4, 8, 16, 32, 64)
+WINDOW_COUNTS = (2, 4, 8, 16, 32, 64)
 """Windows that a direct exchange may be cut into to stay below a memory limit."""
 
 MAX_CACHED_PLANS = 4096
+
+EXECUTORS = ("auto", "dist", "peer")
+"""``dist``: all ranks send messages. ``peer``: ranks of one host read each other's memory.
+``auto``: they do where they can, unless a memory limit can only be kept by messages."""
+
+CACHED_BYTES = 512 << 10
+"""Of what a rank lets others read at once; it should still be in the cache then."""
+
+MAX_SLICES_OF_ALL = 128
+"""Slices times ranks: each is lowered, and waited for."""
+
+Islands = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """How to take a tensor of ``dtype`` from ``path.src`` to ``path.dst``; prints as a table.
+
+    A plan owns the one program that runs: ``program`` is that of all ranks, ``program_of`` what a
+    rank runs, lowered alone. ``cost``, ``peak_bytes`` and ``verify`` speak of this program.
+
+    ``near`` are groups of ranks that read each other's memory; if None, the ranks of each host,
+    unless ``executor`` is "dist". ``slices`` is how many pipeline slices overlap; chosen if None.
 
     Law (tests/plans/test_plan.py): ``cost`` and ``simulate`` count the same bytes, and the same
     peak. On more than ``MAX_COUNTED_RANKS`` ranks costs are modelled where there is a formula,
@@ -47,6 +67,10 @@ class Plan:
     path: Path
     dtype: str
     topology: Topology
+    executor: str = "dist"
+    near: Islands | None = None
+    slices: int | None = None
+    memory_limit: int | None = None
 
     @property
     def src(self) -> Layout:
@@ -59,9 +83,67 @@ class Plan:
         return self.path.dst
 
     @cached_property
+    def islands(self) -> Islands:
+        """Groups of two or more ranks that read each other's memory."""
+        groups = self.near
+        if groups is None:
+            groups = hosts_of(self.topology, self.path.ranks) if self.executor != "dist" else ()
+        return tuple(group for group in groups if len(group) > 1)
+
+    @cached_property
+    def num_slices(self) -> int:
+        """Pipeline slices of the program that runs.
+
+        The cost model picks their number where the links inside a host and between hosts can work
+        at once. Where all ranks read from each other, slices are so small that what a rank wrote
+        is still in the cache when others read it.
+        """
+        if self.slices is not None:
+            return self.slices
+        if not self.islands or len(self.path.ranks) > MAX_COUNTED_RANKS:
+            return 1
+        found = best_num_slices(self.path, self.dtype, self.topology)
+        if self.islands != (self.path.ranks,):
+            return found
+        item = ITEM_BYTES[self.dtype]
+        largest = max(self.src.cell(rank).box.num_elements for rank in self.src.ranks) * item
+        most = [n for n in NUM_SLICES if n * len(self.path.ranks) <= MAX_SLICES_OF_ALL] or [1]
+        wanted = next((n for n in most if largest <= n * CACHED_BYTES), most[-1])
+        return max(found, wanted)
+
+    @cached_property
     def program(self) -> Program:
         """The path, lowered for all ranks."""
-        return lower(self.path, self.dtype, self.topology)
+        return self._lowered(None)
+
+    def program_of(self, rank: int) -> Program:
+        """What ``rank`` runs, lowered without a look at any other host.
+
+        It has the instructions of the ranks that read each other's memory with ``rank``, too.
+
+        Raises:
+            LayoutError: ``rank`` is in neither layout.
+        """
+        if rank not in self.src and rank not in self.dst:
+            raise LayoutError(f"rank {rank} is in neither layout of {self.src} -> {self.dst}.")
+        members = together([rank], self.islands)
+        if members not in self._programs:
+            self._programs[members] = self._lowered(members)
+        return self._programs[members]
+
+    @cached_property
+    def _programs(self) -> dict[tuple[int, ...], Program]:
+        return {}
+
+    def _lowered(self, ranks: tuple[int, ...] | None) -> Program:
+        return lower(
+            self.path,
+            self.dtype,
+            self.topology,
+            ranks=ranks,
+            islands=self.islands,
+            num_slices=self.num_slices,
+        )
 
     @cached_property
     def modelled(self) -> ModelledCost | None:
@@ -78,7 +160,9 @@ class Plan:
         """What every step of the path costs."""
         if not self.is_counted and self.modelled is not None:
             return self.modelled.steps
-        return program_step_costs(self.program, len(self.path.steps), self.topology)
+        return program_step_costs(
+            self.program, len(self.path.steps), self.topology, self.num_slices
+        )
 
     @cached_property
     def cost(self) -> Cost:
@@ -146,29 +230,38 @@ def plan(
     dtype: Any = "float32",
     topology: Topology | None = None,
     memory_limit: int | None = None,
+    *,
+    executor: str = "auto",
 ) -> Plan:
-    """The cheapest plan from ``src`` to ``dst``; the same arguments give the same object.
+    """A low-cost plan from ``src`` to ``dst``; the same arguments give the same object.
 
     Args:
         src, dst: layouts of one global shape, over any ranks.
         dtype: a name, a numpy dtype or a torch dtype.
         topology: who is near to whom; one host with a port for every rank if None.
         memory_limit: bytes that no rank's buffers may exceed, src and dst shards included.
+        executor: one of ``EXECUTORS``: whether ranks of one host read each other's memory.
 
     Raises:
-        LayoutError: the shapes differ, the dtype has no sum but a layout has V > 1, or a rank is
-            not in the topology.
+        LayoutError: the shapes differ, the dtype has no sum but a layout has V > 1, a rank is not
+            in the topology, or there is no such executor.
         MemoryLimitError: no plan fits; the message names the least limit that one fits.
     """
-    return _plan_as_given(src, dst, dtype, topology, memory_limit)
+    return _plan_as_given(src, dst, dtype, topology, memory_limit, executor)
 
 
 @lru_cache(maxsize=MAX_CACHED_PLANS)
 def _plan_as_given(
-    src: Layout, dst: Layout, dtype: Any, topology: Topology | None, memory_limit: int | None
+    src: Layout,
+    dst: Layout,
+    dtype: Any,
+    topology: Topology | None,
+    memory_limit: int | None,
+    executor: str,
 ) -> Plan:
     """Plans by the arguments as they are written, so that a look-up checks nothing."""
     name = dtype_name(dtype)
+    check_executor(executor)
     if src.shape != dst.shape:
         raise LayoutError(f"src {src} and dst {dst} differ in shape: {src.shape} and {dst.shape}.")
     check_summable(name, [src, dst])
@@ -176,7 +269,35 @@ def _plan_as_given(
         topology = default_topology((*src.ranks, *dst.ranks))
     for layout in (src, dst):
         topology.check_ranks(layout.span or layout.ranks)
-    return _cached_plan(src, dst, name, topology, memory_limit)
+    return _cached_plan(src, dst, name, topology, memory_limit, executor, None)
+
+
+def check_executor(name: str) -> None:
+    """Raise a LayoutError if there is no executor of this name."""
+    if name not in EXECUTORS:
+        raise LayoutError(f"executor {quoted(name)} is unknown; use one of {', '.join(EXECUTORS)}.")
+
+
+def plan_over(made: Plan, islands: Islands) -> Plan:
+    """``made`` again, for other groups of ranks that read each other's memory.
+
+    Raises:
+        MemoryLimitError: no plan fits the limit of ``made``.
+    """
+    if tuple(group for group in islands if len(group) > 1) == made.islands:
+        return made
+    request = made.src, made.dst, made.dtype, made.topology, made.memory_limit
+    return _cached_plan(*request, made.executor if islands else "dist", islands)
+
+
+def hosts_of(topology: Topology, ranks: Iterable[int]) -> Islands:
+    """``ranks`` by the host on which the topology puts them."""
+    if len(topology.levels) == 1:
+        return (tuple(sorted(ranks)),)
+    hosts: dict[int, list[int]] = {}
+    for rank in sorted(ranks):
+        hosts.setdefault(topology.home(1, rank), []).append(rank)
+    return tuple(map(tuple, hosts.values()))
 
 
 def default_topology(ranks: Iterable[int]) -> Topology:
@@ -187,24 +308,30 @@ def default_topology(ranks: Iterable[int]) -> Topology:
 
 @lru_cache(maxsize=MAX_CACHED_PLANS)
 def _cached_plan(
-    src: Layout, dst: Layout, dtype: str, topology: Topology, memory_limit: int | None
+    src: Layout,
+    dst: Layout,
+    dtype: str,
+    topology: Topology,
+    memory_limit: int | None,
+    executor: str,
+    near: Islands | None,
 ) -> Plan:
     """Plans by what their arguments mean."""
     paths = list(candidate_paths(src, dst, ITEM_BYTES[dtype], topology))
     # One candidate, as for every even regular pair, needs no pricing.
     if len(paths) > 1:
         paths = Estimator(topology, ITEM_BYTES[dtype]).cheapest_first(paths)
-    best = Plan(paths[0], dtype, topology)
-    if memory_limit is None or best.peak_bytes <= memory_limit:
+    best = Plan(paths[0], dtype, topology, executor, near, None, memory_limit)
+    if memory_limit is None or best.cost.peak_bytes <= memory_limit:
         return best
     least = best
-    for candidate in (Plan(path, dtype, topology) for path in _leaner(paths[1:], src, dst)):
-        if candidate.peak_bytes <= memory_limit:
+    for candidate in _leaner(best, paths):
+        if candidate.cost.peak_bytes <= memory_limit:
             return candidate
-        least = min(least, candidate, key=lambda made: made.peak_bytes)
+        least = min(least, candidate, key=lambda made: made.cost.peak_bytes)
     raise MemoryLimitError(
         f"{src.rvd} -> {dst.rvd} of shape {src.shape} {dtype}: memory_limit={memory_limit} bytes a "
-        f"rank, but the least that a plan needs is {least.peak_bytes}; the src and dst shards "
+        f"rank, but the least that a plan needs is {least.cost.peak_bytes}; the src and dst shards "
         f"alone are {least.bound.peak_bytes}."
     )
 
@@ -215,28 +342,54 @@ def clear_cache() -> None:
     _cached_plan.cache_clear()
 
 
-def _leaner(paths: list[Path], src: Layout, dst: Layout) -> Iterator[Path]:
-    """What to try when the cheapest path needs too much: the others, then ever finer windows."""
-    yield from paths
-    if src != dst:
-        yield from (direct_path(src, dst, count) for count in (1, *SLICE_COUNTS))
+def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
+    """What to try when the best plan needs too much memory.
+
+    More slices first; then other paths, and one exchange in ever finer windows; then messages
+    alone, which may arrive in their final place.
+    """
+    if best.src != best.dst:
+        counts = (1, *WINDOW_COUNTS)
+        paths = [*paths, *(direct_path(best.src, best.dst, count) for count in counts)]
+    is_open = best.executor == "auto" and bool(best.islands)
+    for near in (best.near, ()) if is_open else (best.near,):
+        for path in paths:
+            made = replace(best, path=path, near=near)
+            yield made
+            if made.islands and not any(step.num_slices > 1 for step in path.steps):
+                finer = (n for n in NUM_SLICES if n > made.num_slices)
+                yield from (replace(made, slices=count) for count in finer)
 
 
 def program_step_costs(
-    program: Program, num_steps: int, topology: Topology
+    program: Program, num_steps: int, topology: Topology, num_slices: int = 1
 ) -> tuple[StepCost, ...]:
-    """Price every step of a program: its collectives' traffic, all groups at once."""
+    """Price every step of a program: messages and reads of other ranks' memory, all at once.
+
+    The pipeline slices of a step count as one: its rounds, which overlap, are paid once.
+    """
     traffic: list[dict[tuple[int, int], int]] = [{} for _ in range(num_steps)]
     rounds: list[dict[int, int]] = [{} for _ in range(num_steps)]
-    for collective in program.collectives:
-        total = traffic[collective.step]
-        for pair, num_elements in collective.traffic().items():
+    partners: list[dict[tuple[int, str], set[int]]] = [{} for _ in range(num_steps)]
+    for one in program.instructions:
+        if isinstance(one, Collective):
+            pairs = one.traffic()
+            # Groups of a step run at once, but what one rank takes part in runs one after another.
+            mine, count = rounds[one.step], one.rounds
+            for rank in one.ranks:
+                mine[rank] = mine.get(rank, 0) + count
+        elif isinstance(one, Copy) and one.is_remote:
+            pairs = {(one.src_rank, one.rank): one.num_elements}
+            partners[one.step].setdefault((one.rank, "in"), set()).add(one.src_rank)
+            partners[one.step].setdefault((one.src_rank, "out"), set()).add(one.rank)
+        else:
+            continue
+        total = traffic[one.step]
+        for pair, num_elements in pairs.items():
             total[pair] = total.get(pair, 0) + num_elements * program.item_bytes
-        # Groups of a step run at once, but what one rank takes part in runs one after another.
-        for rank in collective.ranks:
-            mine = rounds[collective.step]
-            mine[rank] = mine.get(rank, 0) + collective.rounds
-    return tuple(
-        step_cost(pairs, topology, max(counts.values(), default=0))
-        for pairs, counts in zip(traffic, rounds, strict=True)
-    )
+    costs = []
+    for step in range(num_steps):
+        calls = max(rounds[step].values(), default=0)
+        reads = max(map(len, partners[step].values()), default=0)
+        costs.append(step_cost(traffic[step], topology, max(-(-calls // num_slices), reads)))
+    return tuple(costs)

@@ -53,7 +53,7 @@ class Copy:
     """``rank`` copies boxes from buffer ``src`` to buffer ``dst``, or adds them (``op="add"``).
 
     ``src`` is a buffer of ``src_rank``: of another rank, it is read where that rank wrote it, which
-    takes memory that both can map.
+    takes memory that both can map. Such a copy belongs to ``step``; of others that is 0.
     """
 
     op: str
@@ -62,6 +62,7 @@ class Copy:
     dst: str
     entries: tuple[Entry, ...]
     src_rank: int = -1
+    step: int = 0
 
     def __post_init__(self) -> None:
         if self.src_rank < 0:
@@ -89,7 +90,7 @@ class Copy:
 
     def lines(self) -> list[str]:
         """The text form; ``s1@3`` is buffer s1 of rank 3."""
-        src = f"{self.src}@{self.src_rank}" if self.is_remote else self.src
+        src = f"step {self.step} {self.src}@{self.src_rank}" if self.is_remote else self.src
         return [f"{self.op} rank {self.rank} {src} {self.dst}: {_entries_text(self.entries)}"]
 
 

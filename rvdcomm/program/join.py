@@ -98,7 +98,11 @@ class _Joint:
         for one in staged:
             alike.setdefault((one.kind, one.ranks), []).append(one)
         joined = (found[0] if len(found) == 1 else self._one(found) for found in alike.values())
-        return [*copies, *(replace(one, step=step) for one in (*alone, *joined))]
+        reads = (
+            replace(one, step=step) if isinstance(one, Copy) and one.is_remote else one
+            for one in copies
+        )
+        return [*reads, *(replace(one, step=step) for one in (*alone, *joined))]
 
     def settled(self, instruction: Instruction) -> Instruction:
         """The instruction with the buffers and pieces that there are in the end."""

@@ -182,6 +182,7 @@ class _Lane:
         """The slice's instructions, cut after every point where ranks begin to wait for others."""
         self.done: list[list[Instruction]] = []
         memory = self.memory
+        memory.step = 0
         memory.where = {
             rank: [Place(box, SRC, 0, rank) for box in self._slice([self.path.src.cell(rank).box])]
             for rank in self.sides[SRC]
@@ -191,6 +192,7 @@ class _Lane:
         waiting = list(legs)
         while waiting:
             leg = waiting.pop(0)
+            memory.step = leg.index
             if leg.step.kind == "all_reduce" and self._backend_may_sum(leg.step):
                 waiting.pop(0)
                 self._all_reduce(leg.index, leg.step, is_last=not waiting)

@@ -39,6 +39,7 @@ class Memory:
     Invariant: for every rank, the boxes of its places are disjoint and make up its shard; a place
     of another rank lies in staging memory of the same island.
 
+    ``step`` is the step of the path that is being lowered.
     ``converted`` are shards of another dtype than staging: only copies may touch them. With
     ``staged`` every collective has buffers of its own.
     """
@@ -49,6 +50,7 @@ class Memory:
         self.buffers: dict[tuple[str, int], Buffer] = {}
         self.instructions: list[Instruction] = []
         self.where: dict[int, list[Place]] = {}
+        self.step = 0
         self._num_names = 0
         # By rank: the list of places that was indexed, and its index.
         self._indices: dict[int, tuple[list[Place], BoxIndex]] = {}
@@ -105,7 +107,8 @@ class Memory:
             key = place.buffer, place.rank
             by_buffer.setdefault(key, []).append(Entry(box, place.piece, dst_piece))
         for (src, src_rank), entries in by_buffer.items():
-            self.instructions.append(Copy(op, rank, src, dst, tuple(entries), src_rank))
+            step = self.step if src_rank != rank else 0
+            self.instructions.append(Copy(op, rank, src, dst, tuple(entries), src_rank, step))
 
     def copy_shard(self, rank: int, buffer: Buffer) -> None:
         """Copy the current shard to ``buffer``, except what lies there already."""

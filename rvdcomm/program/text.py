@@ -114,11 +114,18 @@ class Reader:
             return Zero(integer(rank), dst, self._entries(entries))
         if word not in ("copy", "add"):
             raise ValueError("expected buffer, copy, add, zero or collective")
-        rank_word, rank, src, dst = head.split(" ", 4)
+        rank_word, rank, *steps, src, dst = head.split(" ", 6)
         self._expect("rank", rank_word)
         src, is_remote, src_rank = src.partition("@")
-        owner = integer(src_rank) if is_remote else integer(rank)
-        return Copy(word, integer(rank), src, dst, self._entries(entries), owner)
+        owner, step = integer(rank), 0
+        if is_remote:
+            owner = integer(src_rank)
+            step_word, number = steps
+            self._expect("step", step_word)
+            step = integer(number)
+        elif steps:
+            raise ValueError("expected 'SRC DST:' after the rank")
+        return Copy(word, integer(rank), src, dst, self._entries(entries), owner, step)
 
     def _collective(self) -> Collective:
         words = self._after("collective ").split(" ", 7)

@@ -77,8 +77,7 @@ def faults_of(case: Case) -> list[str]:
         near = lowered()
         faults += local_faults(near, lambda rank: lowered(ranks=[rank]))
         faults += [f"with {options}: {fault}" for fault in faults_of_program(case, near, shards)]
-    alone = partial(lower, plan.path, plan.dtype, plan.topology)
-    faults += local_faults(plan.program, lambda rank: alone(ranks=[rank]))
+    faults += local_faults(plan.program, plan.program_of)
     if case.memory_share is not None:
         faults += faults_of_limit(case, plan, shards)
     return faults
