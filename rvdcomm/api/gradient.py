@@ -48,7 +48,10 @@ class Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         there, back = ctx.there, ctx.back
-        given = grads[0] if back.is_in_src else None
+        # A lookup in the result may give it a gradient of few rows, without strides.
+        grad = grads[0] if grads[0].layout is torch.strided else grads[0].to_dense()
+        given = grad if back.is_in_src else None
+        back.check(given, None)
         if torch.is_grad_enabled():
             if back.spans_groups:
                 raise LayoutError(
@@ -57,7 +60,7 @@ class Redistribute(torch.autograd.Function):
                     "on the gradients."
                 )
             run = back.running(given)
-            grad = Redistribute.apply(grads[0], run, back, there)  # type: ignore[no-untyped-call]
+            grad = Redistribute.apply(grad, run, back, there)  # type: ignore[no-untyped-call]
         else:
             grad = back.running(given)()
         return (grad if back.is_in_dst else None), None, None, None

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rvdcomm.api.gradient import with_grad
-from rvdcomm.api.inspect import grad_flows, misuse_of, request_of, resolved
+from rvdcomm.api.inspect import grad_flows, request_of
 from rvdcomm.api.pending import drain, submit
+from rvdcomm.api.tensors import fault_of_mode, misuse_of, resolved, written
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.plans import planner
@@ -57,6 +58,8 @@ class Redistributor:
         self._device = self._world.device
         self._rank = self._world.rank
         check_replica_grads(replica_grads)
+        if (fault := fault_of_mode()) is not None:
+            raise LayoutError(f"{self.what}: {fault}")
         check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, self.what)
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
@@ -125,7 +128,14 @@ class Redistributor:
 
     # --- calls ----------------------------------------------------------------------------------
 
-    def check(self, tensor: Tensor | None, out: Tensor | None) -> None:
+    def check(self, tensor: Any, out: Any) -> None:
+        """Raise, on this rank alone, for what cannot be used or is not what the plan gives it."""
+        misuse = misuse_of(tensor, out)
+        if misuse is not None:
+            raise LayoutError(f"{self.what}: rank {self._rank}: {misuse}")
+        self.check_shards(tensor, out)
+
+    def check_shards(self, tensor: Tensor | None, out: Tensor | None) -> None:
         """Raise, on this rank alone, for tensors that are not what the plan gives it."""
         is_mine = (
             (None if tensor is None else tensor.shape) == self._src_shape
@@ -135,9 +145,6 @@ class Redistributor:
         if not is_mine:
             request = request_of(tensor, self.plan.src, self.plan.dst, out=out)
             check_tensors(self.plan, self._rank, request)
-        misuse = misuse_of(tensor, out)
-        if misuse:
-            raise LayoutError(f"{self.what}: rank {self._rank}: {misuse}")
 
     def check_grad(self, out: Tensor | None, requires_grad: bool | None) -> None:
         """Raise, on this rank alone, if no gradient can flow back through this call."""
@@ -191,7 +198,7 @@ class Redistributor:
             return None
         if out is not None and out.is_contiguous():
             program.run((*given, out), device)
-            return out
+            return written(out)
         result = self._empty(device)
         program.run((*given, result), device)
         return result if out is None else out.copy_(result)
