@@ -75,7 +75,8 @@ def redistribute(
     if is_dynamo_compiling():
         from rvdcomm.api import compiled
 
-        return compiled.redistribute(
+        return compiled.call(
+            redistribute,
             tensor,
             src,
             dst,

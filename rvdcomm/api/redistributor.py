@@ -82,7 +82,7 @@ class Redistributor:
         if is_dynamo_compiling():
             from rvdcomm.api import compiled
 
-            return compiled.call(self, tensor, out, async_op, requires_grad)
+            return compiled.call_redistributor(self, tensor, out, async_op, requires_grad)
         self.check(tensor, out)
         if requires_grad is None and (tensor is None or not tensor.requires_grad):
             return self.start(tensor, out, async_op)
