@@ -1,11 +1,12 @@
 """Compiled: a call as one operator of the graph that ``torch.compile`` makes.
 
-What is asked for is known while a graph is traced, so it is written into the graph as a text, with
-the shape of the result beside it; the gradient is the operator of the adjoint. Ranks compare what
-they were asked for when the graph first runs, as in any first call. A call that is not one operator
-runs as it always does, and breaks the graph (docs/gradients.md says when).
+The request is known while the graph is traced. It is written into the graph as a text, with the
+shape of the result. The gradient is the operator of the adjoint. Ranks compare their requests when
+the graph first runs, as in any first call. A call that cannot be one operator breaks the graph and
+runs as without ``torch.compile`` (docs/gradients.md says when).
 
-This module is loaded by the first function that is traced: it loads what compiles, which is large.
+The first traced call imports this module, because its own imports take long. It is given the
+function that runs a call and imports none of the modules that import it.
 """
 
 from __future__ import annotations

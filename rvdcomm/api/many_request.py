@@ -1,6 +1,6 @@
-"""ManyRequest: what one rank asked of ``redistribute_many``, and what all ranks make of it.
+"""ManyRequest: the arguments of ``redistribute_many`` on one rank, and how ranks compare them.
 
-Requests may be long, so ranks compare digests first, and texts only to say what differs.
+Requests may be long. So ranks compare digests, and exchange texts only to say what differs.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class ManyRequest:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """All that decides which call this is, as far as this rank knows.
+        """Identifies the call, as far as this rank can.
 
-        In what order tensors, dtypes and scales were put in their mappings does not.
+        The order of the entries of ``tensors``, ``dtype`` and ``scale`` is no part of it.
         """
         dtype, mine = self.dtype, self.tensors
         return (

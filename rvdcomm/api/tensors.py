@@ -42,7 +42,9 @@ def misuse_of(tensor: Any, out: Any) -> str | None:
         return None
     if tensor.device != out.device:
         return f"out is on {out.device} and the tensor on {tensor.device}; use one device."
-    return SHARES_MEMORY if sharing({"": tensor}, {"": out}) else None
+    (start, end), (out_start, out_end) = _span(tensor), _span(out)
+    shares = start < out_end and out_start < end and tensor.numel() and out.numel()
+    return SHARES_MEMORY if shares else None
 
 
 def fault_of(tensor: Any) -> str | None:
@@ -71,9 +73,11 @@ def fault_of(tensor: Any) -> str | None:
 def fault_of_out(out: Any) -> str | None:
     """The same of a tensor that is written."""
     fault = fault_of(out)
-    if fault is None:
-        fault = next((text for applies, text in _UNWRITABLE if applies(out)), None)
-    return fault
+    if fault is not None:
+        return fault
+    if out.is_contiguous() and not (out.is_inference() or out.is_neg() or out.is_conj()):
+        return None
+    return next((text for applies, text in _UNWRITABLE if applies(out)), None)
 
 
 def fault_of_mode() -> str | None:
