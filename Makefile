@@ -3,6 +3,10 @@ BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What moves tensors by numpy and torch alone; the planners' own tests cover both searches.
+CORELESS_TESTS := --ignore-glob='*/test_native_*' tests/run tests/plans/test_simulate.py \
+	tests/plans/test_bundle.py tests/dist/test_many.py tests/dist/test_dist_calls.py \
+	tests/dist/test_dist_dtypes.py tests/dist/test_async.py tests/dist/test_tensors.py
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -14,7 +18,7 @@ help:  ## list the targets
 
 venv: $(VENV)/.installed  ## create .venv with rvdcomm (editable) and what its tests and plots need
 
-test: $(VENV)/.installed  ## run all tests: those in C++, unit tests, then those that spawn worlds
+test: $(VENV)/.installed  ## run all tests: in C++, unit tests, those that spawn worlds, some without the native core
 	@failed=0; \
 	echo '== C++ tests'; \
 	tools/cpp-tests || failed=1; \
@@ -22,6 +26,8 @@ test: $(VENV)/.installed  ## run all tests: those in C++, unit tests, then those
 	$(BIN)/python -m pytest -n 2 -m 'not dist and not cluster' || failed=1; \
 	echo '== Tests that spawn a world or a cluster, one at a time'; \
 	$(BIN)/python -m pytest -m 'dist or cluster' || failed=1; \
+	echo '== Without the native core, two at a time'; \
+	RVDCOMM_NATIVE=0 $(BIN)/python -m pytest -n 2 -m 'not native' $(CORELESS_TESTS) || failed=1; \
 	exit $$failed
 
 cpp: $(VENV)/.installed  ## build the extension again, after a change in csrc/

@@ -26,9 +26,11 @@ from rvdcomm.plans.simulate import SimulationResult, simulate
 from rvdcomm.program import Program
 
 if TYPE_CHECKING:
-    from rvdcomm.api import Redistributor, redistribute, redistribute_many
+    from rvdcomm.api import Pending, Redistributor, redistribute, redistribute_many
 
-_NEEDS_TORCH = frozenset({"Redistributor", "redistribute", "redistribute_many"})
+__version__ = "0.1.0"
+
+_NEEDS_TORCH = frozenset({"Pending", "Redistributor", "redistribute", "redistribute_many"})
 
 __all__ = [
     "RVD",
@@ -44,6 +46,7 @@ __all__ = [
     "Link",
     "MemoryLimitError",
     "Path",
+    "Pending",
     "Plan",
     "Program",
     "ProgramError",

@@ -1,24 +1,25 @@
 """Compiled: a call as one operator of the graph that ``torch.compile`` makes.
 
-What is asked for is known while a graph is traced, so it is written into the graph as a text, with
-the shape of the result beside it; the gradient is the operator of the adjoint. Ranks compare what
-they were asked for when the graph first runs, as in any first call. A call that is not one operator
-runs as it always does, and breaks the graph (docs/gradients.md says when).
+The request is known while the graph is traced. It is written into the graph as a text, with the
+shape of the result. The gradient is the operator of the adjoint. Ranks compare their requests when
+the graph first runs, as in any first call. A call that cannot be one operator breaks the graph and
+runs as without ``torch.compile`` (docs/gradients.md says when).
 
-This module is loaded by the first function that is traced: it loads what compiles, which is large.
+The first traced call imports this module, because its own imports take long. It is given the
+function that runs a call and imports none of the modules that import it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._library.effects import EffectType
 
-from rvdcomm import api
 from rvdcomm.api.gradient import base_of
 from rvdcomm.errors import CommError, LayoutError
 from rvdcomm.layout import Layout, Topology
@@ -35,38 +36,28 @@ Operator = tuple[str, list[int]]
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked for: a transition between layouts of the same ranks, this one among them."""
+    """What is asked for: a transition between layouts of the same ranks, this one among them.
+
+    ``run`` does it, as a function of this rank's tensor; ``run_back`` does the adjoint.
+    """
 
     src: Layout
     dst: Layout
     group: Any
-    topology: Topology | None
-    executor: str | None
+    options: tuple[Any, ...]
     replica_grads: str
-    call: Redistributor | None = None
+    run: Callable[[Tensor], Tensor]
+    run_back: Callable[[Tensor], Tensor]
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Run it; collective."""
-        if self.call is not None:
-            result = self.call(tensor, requires_grad=False)
-        else:
-            result = api.redistribute(
-                tensor if World.of(self.group).rank in self.src else None,
-                self.src,
-                self.dst,
-                group=self.group,
-                topology=self.topology,
-                dtype=tensor.dtype,
-                executor=self.executor,
-                requires_grad=False,
-            )
-        return base_of(result)
+        return base_of(self.run(tensor))
 
     @property
     def adjoint(self) -> Ask:
         """What takes the gradient back."""
         src, dst = adjoint(self.src, self.dst, self.replica_grads)
-        return Ask(src, dst, self.group, self.topology, self.executor, self.replica_grads)
+        return replace(self, src=src, dst=dst, run=self.run_back, run_back=self.run)
 
     def operator(self) -> Operator:
         """What the operator has to be told to do this."""
@@ -76,10 +67,7 @@ class Ask:
 
     def __str__(self) -> str:
         text = f"{self.src} -> {self.dst} on group {World.of(self.group).name!r}"
-        options = [self.executor, self.replica_grads, self.topology]
-        if self.call is not None:
-            options += [f"{step.kind}/{step.num_slices}" for step in self.call.plan.path.steps]
-        return ", ".join([text, *map(str, options)])
+        return ", ".join([text, self.replica_grads, *map(str, self.options)])
 
 
 _ASKS: dict[str, Ask] = {}
@@ -116,7 +104,8 @@ _redistribute.register_effect(EffectType.ORDERED)
 # --- what is traced -----------------------------------------------------------------------------
 
 
-def redistribute(
+def call(
+    redistribute: Callable[..., Any],
     tensor: Tensor | None,
     src: Layout | str,
     dst: Layout | str,
@@ -131,14 +120,16 @@ def redistribute(
     requires_grad: bool | None,
     replica_grads: str,
 ) -> Any:
-    """As ``redistribute``: one operator if it can be, else a call that breaks the graph."""
+    """A call of ``redistribute``: one operator if it can be, else a call that breaks the graph."""
     operator = None
     if _fits(tensor, out, async_op, requires_grad):
-        operator = _operator_of(src, dst, shape, group, topology, executor, replica_grads)
+        operator = _operator_of(
+            redistribute, src, dst, shape, group, topology, executor, replica_grads
+        )
     if operator is not None:
         return _placed(tensor, operator, requires_grad)
     return _eager(
-        api.redistribute,
+        redistribute,
         tensor,
         src,
         dst,
@@ -154,7 +145,7 @@ def redistribute(
     )
 
 
-def call(
+def call_redistributor(
     redistributor: Redistributor,
     tensor: Tensor | None,
     out: Tensor | None,
@@ -164,7 +155,7 @@ def call(
     """The same for a ``Redistributor``."""
     operator = None
     if _fits(tensor, out, async_op, requires_grad):
-        operator = _operator_of_call(redistributor)
+        operator = _operator_of_redistributor(redistributor)
     if operator is not None:
         return _placed(tensor, operator, requires_grad)
     return _eager(redistributor, tensor, out=out, async_op=async_op, requires_grad=requires_grad)
@@ -188,6 +179,7 @@ def _placed(tensor: Any, operator: Operator, requires_grad: bool | None) -> Tens
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _operator_of(
+    redistribute: Callable[..., Any],
     src: Layout | str,
     dst: Layout | str,
     shape: tuple[int, ...] | None,
@@ -202,18 +194,43 @@ def _operator_of(
         known = known_shape(src, dst, shape)
         if known is None:
             return None
-        layouts = layout_meant(src, known, size), layout_meant(dst, known, size)
-        return _known(Ask(*layouts, group, topology, executor, replica_grads))
+        src, dst = layout_meant(src, known, size), layout_meant(dst, known, size)
+        options = {"group": group, "topology": topology, "executor": executor}
+        run = partial(_run, redistribute, src, dst, options)
+        run_back = partial(_run, redistribute, *adjoint(src, dst, replica_grads), options)
+        named = topology, executor
+        return _known(Ask(src, dst, group, named, replica_grads, run, run_back))
     except (CommError, LayoutError):
         return None  # The call itself raises it, on every rank.
 
 
+def _run(
+    redistribute: Callable[..., Any],
+    src: Layout,
+    dst: Layout,
+    options: dict[str, Any],
+    tensor: Tensor,
+) -> Tensor:
+    result: Tensor = redistribute(
+        tensor, src, dst, dtype=tensor.dtype, requires_grad=False, **options
+    )
+    return result
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _operator_of_call(redistributor: Redistributor) -> Operator | None:
+def _operator_of_redistributor(redistributor: Redistributor) -> Operator | None:
     plan = redistributor.plan
-    options = redistributor.executor, redistributor.replica_grads
-    ask = Ask(plan.src, plan.dst, redistributor.group, plan.topology, *options, redistributor)
-    return _known(ask)
+    steps = (f"{step.kind}/{step.num_slices}" for step in plan.path.steps)
+    options = plan.topology, redistributor.executor, *steps
+    run = partial(redistributor, requires_grad=False)
+
+    def run_back(grad: Tensor) -> Tensor:
+        # Making it is collective, so that it waits for the first backward pass.
+        result: Tensor = redistributor.adjoint(grad, requires_grad=False)
+        return result
+
+    grads = redistributor.replica_grads
+    return _known(Ask(plan.src, plan.dst, redistributor.group, options, grads, run, run_back))
 
 
 def _known(ask: Ask) -> Operator | None:

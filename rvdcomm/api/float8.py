@@ -1,4 +1,4 @@
-"""float8: values with a scale, on their way into and out of eight bits."""
+"""float8: conversion of values to float8 and back, with a scale."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 Scale = float | Tensor
-"""What 1.0 of a float8 value stands for; a tensor broadcasts against the values."""
+"""The value that 1.0 in float8 stands for; a tensor is broadcast to the shape of the values."""
 
 
 def is_float8(dtype: str) -> bool:
@@ -15,7 +15,7 @@ def is_float8(dtype: str) -> bool:
 
 
 def quantized(tensor: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:
-    """``tensor / scale`` as float8, nearest, values beyond its range as its largest.
+    """``tensor / scale`` rounded to float8; values beyond its range become its largest.
 
     >>> quantized(torch.tensor([1.0, -900.0]), 0.5, torch.float8_e4m3fn).float()
     tensor([   2., -448.])

@@ -1,7 +1,7 @@
-"""Gradient: a call as a node of the autograd graph, whose backward is the call of the adjoint.
+"""Gradient: a call as a node of the autograd graph; its backward is a call of the adjoint.
 
-All ranks of the two layouts have such a node, also those that have no tensor on one side, so that
-the backward pass brings all of them together again (docs/gradients.md).
+All ranks of the two layouts have such a node, including ranks that have no tensor on one side. So
+all of them take part in the backward pass, which is collective too (docs/gradients.md).
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ if TYPE_CHECKING:
     from rvdcomm.api.redistributor import Redistributor
 
 
-def with_grad(tensor: Tensor | None, run: Callable[[], Tensor | None], call: Redistributor) -> Any:
-    """What ``run`` makes of ``tensor`` by ``call``, as a node of the autograd graph.
+def with_grad(tensor: Tensor | None, run: Callable[[], Tensor | None], there: Redistributor) -> Any:
+    """The result of ``run``, which is a call of ``there``, as a node of the autograd graph.
 
-    A rank without a tensor that requires grad hangs its node on a leaf that nobody sees. One
-    without a result gets a scalar of 0, whose ``backward`` takes part in the adjoint.
+    On a rank whose tensor does not require grad, the input of the node is a new leaf that the
+    caller does not see. On a rank without a result, the output of the node is a scalar of 0, whose
+    ``backward`` takes part in the adjoint.
     """
     if tensor is None:
-        tensor = torch.zeros((), dtype=call.dtype)
+        tensor = torch.zeros((), dtype=there.dtype, device="cpu")
     leaf = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
-    return Redistribute.apply(leaf, run, call, call.adjoint)  # type: ignore[no-untyped-call]
+    return Redistribute.apply(leaf, run, there, there.adjoint)  # type: ignore[no-untyped-call]
 
 
 class Redistribute(torch.autograd.Function):
-    """``there`` is the call that makes the result, ``back`` its adjoint; each is the other's."""
+    """``there`` makes the result; ``back`` is its adjoint, and the adjoint of that is ``there``."""
 
     @staticmethod
     def forward(
@@ -48,7 +49,10 @@ class Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         there, back = ctx.there, ctx.back
-        given = grads[0] if back.is_in_src else None
+        # An embedding lookup in the result gives it a sparse gradient.
+        grad = grads[0] if grads[0].layout is torch.strided else grads[0].to_dense()
+        given = grad if back.is_in_src else None
+        back.check(given, None)
         if torch.is_grad_enabled():
             if back.spans_groups:
                 raise LayoutError(
@@ -57,14 +61,14 @@ class Redistribute(torch.autograd.Function):
                     "on the gradients."
                 )
             run = back.running(given)
-            grad = Redistribute.apply(grads[0], run, back, there)  # type: ignore[no-untyped-call]
+            grad = Redistribute.apply(grad, run, back, there)  # type: ignore[no-untyped-call]
         else:
             grad = back.running(given)()
         return (grad if back.is_in_dst else None), None, None, None
 
 
 def base_of(result: Tensor) -> Tensor:
-    """The same memory as a tensor that is no view, so that it may be changed in place."""
+    """A tensor on the same memory that is not a view, so that it may be changed in place."""
     if not result._is_view():
         return result
     base = torch.empty(0, dtype=result.dtype, device=result.device)

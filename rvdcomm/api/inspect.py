@@ -1,39 +1,73 @@
-"""What this rank was asked for, and what is wrong with its tensors."""
+"""What this rank was asked for, as plain values that other ranks can compare with theirs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.api.tensors import fault_of_mode
+from rvdcomm.errors import LayoutError
+from rvdcomm.layout import Layout, Topology, dtype_name
+from rvdcomm.run.choice import executor_name
 from rvdcomm.run.request import Request
+from rvdcomm.run.world import World
+from rvdcomm.text import quoted
+
+_TYPES: dict[str, tuple[Any, str]] = {
+    "src": (Layout | str, "a Layout or a text"),
+    "dst": (Layout | str, "a Layout or a text"),
+    "shape": (tuple | None, "a tuple of ints"),
+    "topology": (Topology | None, "a Topology"),
+    "executor": (str | None, "a text"),
+    "requires_grad": (bool | None, "a bool"),
+    "replica_grads": (str, "a text"),
+}
+"""The types of the arguments that ranks compare, and how an error calls them."""
 
 
 def request_of(
-    tensor: Tensor | None,
+    tensor: Any,
     src: Layout | str,
     dst: Layout | str,
     *,
     shape: tuple[int, ...] | None = None,
     topology: Topology | None = None,
-    out: Tensor | None = None,
+    out: Any = None,
     dtype: torch.dtype | None = None,
-    executor: str = "auto",
+    executor: str | None = None,
     requires_grad: bool | None = None,
     replica_grads: str = "parts",
+    misuse: str | None = None,
 ) -> Request:
-    """What this rank was asked for, as plain values."""
+    """What this rank was asked for; never an error, whatever was passed.
+
+    What is wrong is said in the request, so that all ranks raise it. ``misuse`` says what was found
+    wrong with the tensors; of those that cannot be used nothing else is said.
+    """
+    given = {
+        "src": src,
+        "dst": dst,
+        "shape": shape,
+        "topology": topology,
+        "executor": executor,
+        "requires_grad": requires_grad,
+        "replica_grads": replica_grads,
+    }
+    misuse = misuse or fault_of_mode() or _misuse_of_arguments(given, dtype)
+    if misuse is not None:
+        return Request(str(src), str(dst), None, None, None, None, (), misuse=misuse)
     dtypes = [t.dtype for t in (tensor, out) if t is not None] + ([dtype] if dtype else [])
     return Request(
         src=str(src),
         dst=str(dst),
-        shape=None if shape is None else tuple(shape),
+        shape=shape,
         topology=None if topology is None else repr(topology),
         shard=None if tensor is None else tuple(tensor.shape),
         out=None if out is None else tuple(out.shape),
         dtypes=tuple(str(d).removeprefix("torch.") for d in dtypes),
-        executor=executor,
-        misuse=misuse_of(tensor, out),
+        executor=executor_name(executor),
         requires_grad=grad_flows(tensor, requires_grad),
         asks_grad=bool(requires_grad),
         replica_grads=replica_grads,
@@ -49,19 +83,26 @@ def grad_flows(tensor: Tensor | None, requires_grad: bool | None) -> bool | None
     return tensor.requires_grad
 
 
-def misuse_of(tensor: Tensor | None, out: Tensor | None) -> str | None:
-    """What is wrong with tensors that would be overwritten."""
-    if tensor is not None and out is not None and tensor.numel() and _same_storage(tensor, out):
-        return "out shares memory with the tensor; give another out."
+def has_agreed(world: World, transition: tuple[Any, ...]) -> bool:
+    """Whether ranks agreed on a call that begins so, whatever tensors they passed.
+
+    Then they compare nothing any more, and a rank that finds an error has nobody to tell.
+    """
+    return any(key[: len(transition)] == transition for key in world.agreed)
+
+
+def _misuse_of_arguments(given: dict[str, Any], dtype: Any) -> str | None:
+    """The first argument that is not what it should be."""
+    for name, value in given.items():
+        kind, words = _TYPES[name]
+        if not isinstance(value, kind):
+            return f"{name} is {quoted(value)}; give {words}."
+    if not all(type(size) is int for size in given["shape"] or ()):
+        return f"shape is {quoted(given['shape'])}; give a tuple of ints."
+    try:
+        executor_name(given["executor"])
+        if dtype is not None:
+            dtype_name(dtype)
+    except LayoutError as error:
+        return str(error)
     return None
-
-
-def _same_storage(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def resolved(tensor: Tensor) -> Tensor:
-    """The tensor with bytes of its own: lazily conjugated or negated, it has none."""
-    if tensor.is_conj() or tensor.is_neg():
-        return tensor.resolve_conj().resolve_neg()
-    return tensor

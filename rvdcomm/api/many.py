@@ -12,9 +12,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rvdcomm.api.float8 import Scale, dequantized, quantized
-from rvdcomm.api.inspect import resolved
-from rvdcomm.api.many_request import ManyRequest, agree, request_of
+from rvdcomm.api.inspect import has_agreed
+from rvdcomm.api.many_request import ManyRequest, agree
 from rvdcomm.api.pending import drain
+from rvdcomm.api.tensors import resolved, written
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.bundle import Batch
 from rvdcomm.program import is_src, shard_index
@@ -74,10 +75,9 @@ def redistribute_many(
         CommError: a peer failed, or did not join within the group's timeout.
     """
     world = World.of(group)
-    request = request_of(
+    request = ManyRequest.of(
         tensors,
         out,
-        executor,
         src=src,
         dst=dst,
         names=names,
@@ -85,14 +85,17 @@ def redistribute_many(
         scale=scale,
         memory_limit=memory_limit,
         topology=topology,
+        executor=executor,
     )
-    call: _Call | None = world.agreed.get(request.key)
-    if call is None:
-        call = world.agreed[request.key] = _Call(request, agree(world, request), world)
-    elif not call.fits(request):
-        call.refuse(request)
+    if request.faults and has_agreed(world, request.transition):
+        request.check(world.rank)
+    mover: _Mover | None = world.agreed.get(request.key)
+    if mover is None:
+        mover = world.agreed[request.key] = _Mover(request, agree(world, request), world)
+    elif not mover.fits(request):
+        mover.refuse(request)
     drain()
-    return call.run(request, progress)
+    return mover.run(request, progress)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class _Slot:
     is_direct: bool
 
 
-class _Call:
+class _Mover:
     """A bundle compiled for this rank; collective over the ranks of the bundle when made."""
 
     def __init__(self, request: ManyRequest, dtypes: Mapping[str, str], world: World) -> None:
@@ -138,7 +141,8 @@ class _Call:
         """
         tensors, out, src, dst = request.tensors, request.out, self._src, self._dst
         return (
-            len(tensors) == len(src)
+            not request.faults
+            and len(tensors) == len(src)
             and all(name in src and src[name] == t.shape for name, t in tensors.items())
             and all(name in dst and dst[name] == t.shape for name, t in out.items())
             and all(self._becomes[name] == t.dtype for name, t in out.items())
@@ -201,7 +205,7 @@ class _Call:
         """What the caller gets of what the program wrote."""
         out = request.out.get(slot.name)
         if shard is out:
-            return shard
+            return written(shard)
         becomes = self._becomes[slot.name]
         if out is None and shard.dtype == becomes:
             return shard

@@ -1,11 +1,11 @@
-"""ManyRequest: what one rank asked of ``redistribute_many``, and what all ranks make of it.
+"""ManyRequest: the arguments of ``redistribute_many`` on one rank, and how ranks compare them.
 
-Requests may be long, so ranks compare digests first, and texts only to say what differs.
+Requests may be long. So ranks compare digests, and exchange texts only to say what differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, is_float8
+from rvdcomm.api.tensors import SHARES_MEMORY, fault_of, fault_of_mode, fault_of_out, sharing
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.bundle import Bundle
@@ -25,7 +26,6 @@ from rvdcomm.run.request import check_in_group, shard_shape
 from rvdcomm.run.world import World
 
 WHAT = "redistribute_many"
-SHARES_MEMORY = "an out shares memory with the tensor; give another out."
 NO_GRADIENT = (
     "the tensor requires grad, and redistribute_many carries no gradient; pass tensor.detach(), or "
     "call it under torch.no_grad()."
@@ -35,7 +35,10 @@ _ERRORS = {error.__name__: error for error in (LayoutError, ShapeMismatchError)}
 
 @dataclass(frozen=True)
 class ManyRequest:
-    """The arguments of one call; tensors by name, without those that are None."""
+    """The arguments of one call; tensors by name, without those that are None.
+
+    ``faults`` says which arguments cannot be used at all; such tensors are in no other field.
+    """
 
     tensors: Mapping[str, Tensor]
     src: Mapping[str, Layout | str]
@@ -47,6 +50,36 @@ class ManyRequest:
     memory_limit: int | None
     topology: Topology | None
     executor: str
+    faults: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Any,
+        out: Any,
+        *,
+        scale: Any,
+        executor: str | None,
+        **options: Any,
+    ) -> ManyRequest:
+        """The request of a call: tensors that are None count as missing, as do unusable ones."""
+        faults = [fault] if (fault := fault_of_mode()) else []
+        try:
+            executor = executor_name(executor)
+        except LayoutError as error:
+            faults.append(str(error))
+        given = {"tensors": tensors, "out": {} if out is None else out}
+        for noun, mapping in given.items():
+            if not isinstance(mapping, Mapping):
+                faults.append(f"{noun} is a {type(mapping).__name__}; give a mapping by name.")
+                given[noun] = {}
+        found = _usable(given["tensors"], "tensor", fault_of, faults)
+        outs = _usable(given["out"], "out", fault_of_out, faults)
+        _usable(
+            scale if isinstance(scale, Mapping) else {"": scale}, "scale", _fault_of_scale, faults
+        )
+        faults += _apart([*found.items(), *outs.items()])
+        return cls(found, out=outs, scale=scale, executor=str(executor), faults=faults, **options)
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
@@ -60,14 +93,13 @@ class ManyRequest:
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
-        """All that decides which call this is, as far as this rank knows.
+        """Identifies the call, as far as this rank can.
 
-        In what order tensors, dtypes and scales were put in their mappings does not.
+        The order of the entries of ``tensors``, ``dtype`` and ``scale`` is no part of it.
         """
         dtype, mine = self.dtype, self.tensors
         return (
-            *(tuple(side.items()) for side in (self.src, self.dst)),
-            None if self.names is None else tuple(self.pairs),
+            *self.transition,
             frozenset(dtype.items()) if isinstance(dtype, Mapping) else dtype,
             frozenset(self.scale) if isinstance(self.scale, Mapping) else self.scale is not None,
             tuple(mine[name].dtype if name in mine else None for name in self.src),
@@ -75,6 +107,12 @@ class ManyRequest:
             self.topology,
             self.executor,
         )
+
+    @cached_property
+    def transition(self) -> tuple[Any, ...]:
+        """What is to move where, whatever the tensors are."""
+        sides = (tuple(side.items()) for side in (self.src, self.dst))
+        return (*sides, None if self.names is None else tuple(self.pairs))
 
     def lines(self) -> Iterator[str]:
         """What must be equal on all ranks."""
@@ -140,6 +178,8 @@ class ManyRequest:
 
     def check(self, rank: int) -> None:
         """Raise for tensors that are not what the layouts give ``rank``."""
+        for fault in self.faults:
+            raise LayoutError(f"{WHAT}: rank {rank}: {fault}")
         src, dst = self.layouts
         for noun, given, side in (("tensors", self.tensors, src), ("out", self.out, dst)):
             odd = sorted(set(given) - set(side))
@@ -157,13 +197,7 @@ class ManyRequest:
         found = {}
         if torch.is_grad_enabled():
             found = {name: NO_GRADIENT for name, t in self.tensors.items() if t.requires_grad}
-        if self.out:
-            storages = {_storage(out) for out in self.out.values() if out.numel()}
-            found |= {
-                name: SHARES_MEMORY
-                for name, t in self.tensors.items()
-                if t.numel() and _storage(t) in storages
-            }
+        found |= dict.fromkeys(sharing(self.tensors, self.out), SHARES_MEMORY)
         return found
 
     @staticmethod
@@ -289,20 +323,36 @@ def _name(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _usable(
+    given: Mapping[str, Any],
+    noun: str,
+    fault_of_one: Callable[[Any], str | None],
+    faults: list[str],
+) -> dict[str, Any]:
+    """What is there and can be used; why the rest cannot be goes to ``faults``."""
+    found = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        fault = fault_of_one(value)
+        if fault is None:
+            found[name] = value
+        else:
+            faults.append(f"{noun} {name!r} {fault}" if name else f"{noun} {fault}")
+    return found
 
 
-def request_of(
-    tensors: Mapping[str, Tensor | None],
-    out: Mapping[str, Tensor] | None,
-    executor: str | None,
-    **options: Any,
-) -> ManyRequest:
-    """The request of a call: tensors that are None count as missing."""
-    return ManyRequest(
-        tensors={name: tensor for name, tensor in tensors.items() if tensor is not None},
-        out=out or {},
-        executor=executor_name(executor),
-        **options,
-    )
+def _fault_of_scale(scale: Any) -> str | None:
+    return None if isinstance(scale, float | int) else fault_of(scale)
+
+
+def _apart(tensors: Sequence[tuple[str, Tensor]]) -> list[str]:
+    """What is wrong with tensors that are not on one device."""
+    for name, tensor in tensors:
+        first, other = tensors[0]
+        if tensor.device != other.device:
+            return [
+                f"tensor {name!r} is on {tensor.device} and {first!r} on {other.device}; use one "
+                "device."
+            ]
+    return []

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from rvdcomm.api.inspect import grad_flows, request_of
+from rvdcomm.api.inspect import grad_flows, has_agreed, request_of
 from rvdcomm.api.redistributor import Redistributor
+from rvdcomm.api.tensors import misuse_of
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Topology, ranges_text
 from rvdcomm.run.agree import exchange_posts
-from rvdcomm.run.choice import executor_name
 from rvdcomm.run.request import Request, known_shape, needs_grad, resolve
 from rvdcomm.run.world import World
 
@@ -75,7 +75,8 @@ def redistribute(
     if is_dynamo_compiling():
         from rvdcomm.api import compiled
 
-        return compiled.redistribute(
+        return compiled.call(
+            redistribute,
             tensor,
             src,
             dst,
@@ -90,13 +91,16 @@ def redistribute(
             replica_grads=replica_grads,
         )
     world = World.of(group)
-    grad = grad_flows(tensor, requires_grad)
+    transition = src, dst, shape, topology
+    misuse = misuse_of(tensor, out)
+    if misuse is not None and has_agreed(world, transition):
+        raise LayoutError(f"redistribute {src} -> {dst}: rank {world.rank}: {misuse}")
+    grad = None if misuse else grad_flows(tensor, requires_grad)
     # What every rank can know of the transition: those that agreed once compare texts no more.
     asked = (dtype, executor, requires_grad, replica_grads)
-    key = (src, dst, shape, topology, *_signature(tensor), grad, asked)
-    call: Redistributor | None
-    call, grad = world.agreed.get(key, (None, False))
-    if call is None:
+    key = (*transition, *_signature(None if misuse else tensor), grad, asked)
+    redistributor, grad = _agreed_before(world, key)
+    if redistributor is None or misuse:
         request = request_of(
             tensor,
             src,
@@ -105,23 +109,33 @@ def redistribute(
             topology=topology,
             out=out,
             dtype=dtype,
-            executor=executor_name(executor),
+            executor=executor,
             requires_grad=requires_grad,
             replica_grads=replica_grads,
+            misuse=misuse,
         )
-        call, grad = _agreed(request, src, dst, topology, group)
+        redistributor, grad = _agreed(request, src, dst, topology, group)
         # A shape that is inferred depends on other ranks' shards, which this rank does not know.
         if known_shape(src, dst, shape) is not None:
-            world.agreed[key] = call, grad
+            world.agreed[key] = redistributor, grad
     else:
-        call.check(tensor, out)
+        redistributor.check_shards(tensor, out)
         if grad:
-            call.check_grad(out, requires_grad)
-    return call.start(tensor, out, async_op, grad)
+            redistributor.check_grad(out, requires_grad)
+    return redistributor.start(tensor, out, async_op, grad)
 
 
 def _signature(tensor: Tensor | None) -> tuple[Any, Any]:
     return (None, None) if tensor is None else (tensor.shape, tensor.dtype)
+
+
+def _agreed_before(world: World, key: tuple[Any, ...]) -> tuple[Redistributor | None, bool]:
+    """What ranks agreed on in an earlier call, and whether a gradient flows back."""
+    try:
+        found: tuple[Redistributor | None, bool] = world.agreed.get(key, (None, False))
+    except TypeError:  # An argument has no hash, since it is not of its type: the request says so.
+        return None, False
+    return found
 
 
 def _agreed(

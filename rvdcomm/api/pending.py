@@ -18,12 +18,12 @@ Job = Callable[[], Tensor | None]
 class Pending:
     """A call that was started with ``async_op=True``.
 
-    Until ``wait`` has returned, the tensor that was passed may not be changed and ``out`` may not
-    be used. A call whose handle is dropped runs to its end all the same, since other ranks need it;
-    a process that ends waits for it, at most for the group's timeout.
+    Until ``wait`` has returned, the caller may not change or free the tensor that it passed, nor
+    use ``out``. A call whose handle is dropped still runs to its end, because other ranks need it.
+    A process that ends waits for it, at most for the group's timeout.
 
-    ``future`` is for callbacks and for asyncio. Its result is what ``wait`` returns; on a GPU only
-    ``wait`` lets the caller's stream use it.
+    ``future`` is for callbacks and for asyncio. Its result is the result of ``wait``. On a GPU the
+    caller's stream may use that result only after ``wait``.
     """
 
     future: Future[Tensor | None]
@@ -32,7 +32,7 @@ class Pending:
     def wait(self) -> Tensor | None:
         """Wait for the call and return its result, or raise its error.
 
-        On a GPU the caller's current stream waits for the data, and the caller goes on.
+        On a GPU the caller's current stream waits for the data, and this function returns at once.
         """
         result = self.future.result()
         if self._join is not None:
@@ -45,7 +45,7 @@ class Pending:
 
 
 def submit(job: Job, device: torch.device, tensors: Sequence[Tensor | None]) -> Pending:
-    """Run ``job``, which uses ``tensors``, after all jobs that were submitted before."""
+    """Run ``job``, which uses ``tensors``, after all earlier jobs."""
     if device.type != "cuda":
         return Pending(_THREAD.submit(job))
     if device not in _SIDES:
@@ -54,7 +54,7 @@ def submit(job: Job, device: torch.device, tensors: Sequence[Tensor | None]) -> 
 
 
 def drain() -> None:
-    """Wait for the calls that still run: ranks have to issue collectives in one order."""
+    """Wait for all calls in the background, because ranks must issue collectives in one order."""
     if _THREAD.last is not None:
         _THREAD.drain()
         for side in _SIDES.values():
@@ -62,7 +62,7 @@ def drain() -> None:
 
 
 class Thread:
-    """The one thread that runs all asynchronous calls of this process, in the order they came."""
+    """The one thread that runs all asynchronous calls of this process, in order."""
 
     def __init__(self) -> None:
         self.last: Future[Tensor | None] | None = None
@@ -76,7 +76,7 @@ class Thread:
         return self.last
 
     def drain(self) -> None:
-        """Wait for what was submitted; an error is for the one who waits for its call."""
+        """Wait for all jobs; an error is raised by the ``wait`` of its own call."""
         last = self.last
         if last is not None:
             wait_for([last])
@@ -84,11 +84,11 @@ class Thread:
 
 
 class Side:
-    """The stream of a GPU on which asynchronous calls run beside what the caller computes.
+    """A stream of a GPU on which asynchronous calls run while the caller computes.
 
-    The side waits for what the caller queued before the call, and the stream on which the caller
-    waits for the call waits for the side. ``record_stream`` keeps the allocator from reusing memory
-    that the other stream still works on.
+    It waits for the work that the caller queued before the call. The stream on which the caller
+    waits for the call then waits for this one. ``record_stream`` keeps the allocator from reusing
+    memory that the other stream still uses.
     """
 
     def __init__(self, device: torch.device) -> None:

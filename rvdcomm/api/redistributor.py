@@ -1,4 +1,4 @@
-"""Redistributor: a plan compiled for one rank."""
+"""Redistributor: a plan that was compiled for one rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from rvdcomm.api.gradient import with_grad
-from rvdcomm.api.inspect import grad_flows, misuse_of, request_of, resolved
+from rvdcomm.api.inspect import grad_flows, request_of
 from rvdcomm.api.pending import drain, submit
+from rvdcomm.api.tensors import fault_of_mode, misuse_of, resolved, written
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.plans import planner
@@ -27,17 +28,17 @@ from rvdcomm.run.world import World
 
 
 class Redistributor:
-    """A plan compiled for this rank of ``group``: made once, called often.
+    """A plan compiled for this rank of ``group``, to be called many times.
 
-    Making it is collective over the ranks of the plan, and so is each call. Ranks must agree on the
-    plan; ``redistribute`` checks that, this class trusts its caller.
+    The constructor is collective over the ranks of the plan, and so is each call. All ranks must
+    have the same plan: ``redistribute`` checks that, this class does not.
 
     Args:
         plan, group, executor, replica_grads: as of ``redistribute``.
 
     Raises:
         LayoutError: the plan has ranks outside the group.
-        CommError: a rank did not join, or ``executor="peer"`` cannot be had.
+        CommError: a rank did not join, or ``executor="peer"`` is not possible here.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class Redistributor:
         self._device = self._world.device
         self._rank = self._world.rank
         check_replica_grads(replica_grads)
+        if (fault := fault_of_mode()) is not None:
+            raise LayoutError(f"{self.what}: {fault}")
         check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, self.what)
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
@@ -74,12 +77,13 @@ class Redistributor:
     ) -> Any:
         """Run the plan; arguments and result as of ``redistribute``.
 
-        Nobody tells a rank that passes None whether a gradient flows back: it has to say so.
+        A rank that passes None cannot see whether a gradient flows back, so it has to pass
+        ``requires_grad``.
         """
         if is_dynamo_compiling():
             from rvdcomm.api import compiled
 
-            return compiled.call(self, tensor, out, async_op, requires_grad)
+            return compiled.call_redistributor(self, tensor, out, async_op, requires_grad)
         self.check(tensor, out)
         if requires_grad is None and (tensor is None or not tensor.requires_grad):
             return self.start(tensor, out, async_op)
@@ -90,14 +94,14 @@ class Redistributor:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that the last call sent to other ranks, or let them read here."""
+        """Bytes of this rank that others received in the last call, by message or by reading."""
         return self._program.sent_bytes
 
     # --- gradients ------------------------------------------------------------------------------
 
     @cached_property
     def adjoint(self) -> Redistributor:
-        """What takes gradients back; whose adjoint this is. Collective when it is first asked."""
+        """The adjoint, which carries gradients back. Collective when it is first read."""
         src, dst = adjoint(self.plan.src, self.plan.dst, self.replica_grads)
         made = Redistributor(
             planner.plan(src, dst, self.plan.dtype, self.plan.topology),
@@ -125,7 +129,14 @@ class Redistributor:
 
     # --- calls ----------------------------------------------------------------------------------
 
-    def check(self, tensor: Tensor | None, out: Tensor | None) -> None:
+    def check(self, tensor: Any, out: Any) -> None:
+        """Raise, on this rank alone, for what cannot be used or is not what the plan gives it."""
+        misuse = misuse_of(tensor, out)
+        if misuse is not None:
+            raise LayoutError(f"{self.what}: rank {self._rank}: {misuse}")
+        self.check_shards(tensor, out)
+
+    def check_shards(self, tensor: Tensor | None, out: Tensor | None) -> None:
         """Raise, on this rank alone, for tensors that are not what the plan gives it."""
         is_mine = (
             (None if tensor is None else tensor.shape) == self._src_shape
@@ -135,9 +146,6 @@ class Redistributor:
         if not is_mine:
             request = request_of(tensor, self.plan.src, self.plan.dst, out=out)
             check_tensors(self.plan, self._rank, request)
-        misuse = misuse_of(tensor, out)
-        if misuse:
-            raise LayoutError(f"{self.what}: rank {self._rank}: {misuse}")
 
     def check_grad(self, out: Tensor | None, requires_grad: bool | None) -> None:
         """Raise, on this rank alone, if no gradient can flow back through this call."""
@@ -146,7 +154,7 @@ class Redistributor:
     def start(
         self, tensor: Tensor | None, out: Tensor | None, async_op: bool, grad: bool = False
     ) -> Any:
-        """Run the plan, or let it run; ``grad`` says whether a gradient flows back."""
+        """Run the plan now or in the background; ``grad`` says whether a gradient flows back."""
         if grad:
             return self._start_with_grad(tensor, async_op)
         if async_op:
@@ -156,14 +164,14 @@ class Redistributor:
         return self._run(tensor, out)
 
     def running(self, tensor: Tensor | None) -> Callable[[], Tensor | None]:
-        """What runs the plan when it is called."""
+        """A function that runs the plan."""
         return partial(self.start, tensor, None, False)
 
     def _start_with_grad(self, tensor: Tensor | None, async_op: bool) -> Any:
         if not async_op:
             return with_grad(tensor, self.running(tensor), self)
-        # The node is made before its values are there: so all ranks make their nodes in the order
-        # of the calls, in whatever order they wait for them.
+        # The node is made now and its values come later. So all ranks make their nodes in the
+        # order of the calls, whatever the order of their waits.
         device = self._device_of(tensor)
         room = None if self._dst_shape is None else self._empty(device)
         result = with_grad(tensor, lambda: room, self)
@@ -191,7 +199,7 @@ class Redistributor:
             return None
         if out is not None and out.is_contiguous():
             program.run((*given, out), device)
-            return out
+            return written(out)
         result = self._empty(device)
         program.run((*given, result), device)
         return result if out is None else out.copy_(result)
@@ -204,7 +212,7 @@ class Redistributor:
         return self._device if given is None else given.device
 
     def _program_for(self, device: torch.device) -> RankProgram:
-        """The program, or one of messages alone for a device whose memory is not shared."""
+        """The program for a device; one of messages alone if its memory is not shared."""
         if device == self._device or not self._program.program.peer_groups:
             return self._program
         if self._messages is None:

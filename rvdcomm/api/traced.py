@@ -14,10 +14,10 @@ Function = TypeVar("Function", bound=Any)
 
 
 def runs_whole(function: Function) -> Function:
-    """Mark a function that is either put into a graph or run as it is, with all that it calls.
+    """Keep ``torch.compile`` from tracing into a function and what it calls.
 
-    Else, where a call breaks the graph, ``torch.compile`` would try its luck with what the call
-    does inside. It costs nothing where nothing is compiled, as ``torch.compiler.disable`` would.
+    Without it, ``torch.compile`` would trace the body of a call that breaks the graph. Unlike
+    ``torch.compiler.disable``, it adds no time to a call outside of a compiled function.
     """
     strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     set_code_exec_strategy(function.__code__, strategy)

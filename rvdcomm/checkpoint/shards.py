@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rvdcomm.api.tensors import fault_of, fault_of_mode, resolved
 from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.files import PartFile, sync_folder, write_file
 from rvdcomm.checkpoint.forms import rank_header
@@ -38,6 +39,7 @@ def save_shards(
 
     Raises:
         ShapeMismatchError: a tensor is not the shard that its layout gives this rank.
+        LayoutError: a tensor has no values to write, or keeps them elsewhere; says what to pass.
         CheckpointError: the folder holds a complete checkpoint.
     """
     root = Path(dst_dir)
@@ -53,7 +55,7 @@ def save_shards(
     try:
         file.append(header)
         for name in ordered:
-            data = bytes_of(tensors[name].detach().cpu().contiguous())
+            data = bytes_of(resolved(tensors[name].detach()).cpu().contiguous())
             file.append(data)
             said[name] = [dtypes[name], str(layouts[name]), hashlib.sha256(data).hexdigest()]
         file.commit()
@@ -72,6 +74,9 @@ def _check(tensors: Mapping[str, Tensor], layouts: Mapping[str, Layout], rank: i
             f"hold it; they differ in {odd[:5]}."
         )
     for name, tensor in tensors.items():
+        fault = fault_of_mode() or fault_of(tensor)
+        if fault is not None:
+            raise LayoutError(f"save_shards: rank {rank}: tensor {name!r} {fault}")
         shape = layouts[name].cell(rank).box.shape
         if tuple(tensor.shape) != shape:
             raise ShapeMismatchError(

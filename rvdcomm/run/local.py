@@ -67,8 +67,11 @@ def _view(program: Program, rank: int, name: str, piece: int, box: Box) -> Calla
     outer = buffer.pieces[piece]
     if is_shard(name):
         # The caller's tensor may be strided: it is sliced, never made contiguous for a copy.
-        slices = program.tensor_dims(box.slices_within(outer), name)
-        return lambda call: call.shards[name][slices]
+        # It gets the dims that it has not in a program of several tensors, of size 1 each.
+        within = box.slices_within(outer)
+        dims = set(program.tensor_dims(range(len(within)), name))
+        index = tuple(s if d in dims else None for d, s in enumerate(within))
+        return lambda call: call.shards[name][index]
     stride = [prod(outer.shape[d + 1 :]) for d in range(len(outer.shape))]
     starts = (s.start * step for s, step in zip(box.slices_within(outer), stride, strict=True))
     start = call_offset(program, rank, name) + buffer.offset(piece) + sum(starts)

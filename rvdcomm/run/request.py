@@ -25,7 +25,8 @@ class Request:
 
     ``requires_grad`` says whether a gradient is to flow back, None that the other ranks know;
     ``asks_grad`` that the caller said so, and expects a scalar to call ``backward`` on where there
-    is no result. ``misuse`` says what is wrong with the tensors themselves, if anything is.
+    is no result. ``misuse`` says what of this rank's arguments cannot be used at all, if anything;
+    then no other field but src and dst counts.
     """
 
     src: str
@@ -112,6 +113,9 @@ def resolve(
             shard is not what ``src`` gives it.
     """
     mine = next(iter(requests.values()))
+    for rank, request in sorted(requests.items()):
+        if request.misuse is not None:
+            raise LayoutError(f"{mine}: rank {rank}: {request.misuse}")
     for name in COMMON:
         _check_equal(requests, name)
     try:
@@ -142,8 +146,6 @@ def _resolved(
     made = plan(src_layout, dst_layout, dtype, topology)
     for rank, request in sorted(requests.items()):
         check_tensors(made, rank, request)
-        if request.misuse:
-            raise LayoutError(f"{mine}: rank {rank}: {request.misuse}")
     return made
 
 

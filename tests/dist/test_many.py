@@ -309,7 +309,7 @@ def needs_grad() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "make, message",
     [
-        (shared_out, "LayoutError: .*'a'.*an out shares memory"),
+        (shared_out, "LayoutError: .*'a'.*out shares memory"),
         (low_limit, "MemoryLimitError: .*memory_limit=8 bytes of staging"),
         (text_without_shape, "LayoutError: .*'a': the text 'R.1.V.1.D.2,1.' says no shape"),
         (needs_grad, "LayoutError: .*'a'.*carries no gradient"),

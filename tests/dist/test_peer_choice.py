@@ -125,8 +125,10 @@ def name_none(rank: int, argument: str | None, variable: str | None) -> tuple[st
 def test_an_unknown_executor_is_an_error_that_lists_the_known_ones(
     worlds: Worlds, argument: str | None, variable: str | None
 ) -> None:
-    error = "LayoutError: executor 'nccl' is unknown; use one of auto, dist, peer."
-    assert worlds(NUM_RANKS).run(name_none, argument, variable) == [(error, error)] * NUM_RANKS
+    fact = "executor 'nccl' is unknown; use one of auto, dist, peer."
+    what = "redistribute {} -> {}: rank 0".format(*PAIR)
+    errors = f"LayoutError: {fact}", f"LayoutError: {what}: {fact}"
+    assert worlds(NUM_RANKS).run(name_none, argument, variable) == [errors] * NUM_RANKS
 
 
 def disagree(rank: int) -> tuple[str, Any]:

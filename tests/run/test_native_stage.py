@@ -22,7 +22,7 @@ from rvdcomm.run.schedule import Finish, Start, schedules
 from rvdcomm.run.stage import native_stage
 from tests.oracle import Array, all_pairs, parts_of, random_pair, random_topology, shards_of
 
-pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
+pytestmark = pytest.mark.native
 
 ONE_HOST = rv.Topology.single_host(8, 0, 1.0)
 TWO_HOSTS = rv.Topology.hosts([range(3), range(3, 6)], rv.Link(0, 4.0), rv.Link(0, 1.0))

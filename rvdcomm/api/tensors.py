@@ -1,0 +1,239 @@
+"""Tensors: which ones a call can read and write, and what to do about one that it cannot.
+
+The engine reads and writes memory by its address. So a tensor has to have all its elements in
+memory that its own storage holds, and every function that takes tensors of a caller asks here
+first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.parameter import Parameter, is_lazy
+
+DEVICES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
+"""The types of devices whose tensors a backend moves."""
+
+_PLAIN = frozenset({Tensor, Parameter})
+"""Classes without behaviour of their own."""
+
+SHARES_MEMORY = "out shares memory with the tensor; give another out."
+
+
+def misuse_of(tensor: Any, out: Any) -> str | None:
+    """What is wrong with the tensors of a call, whatever was passed; None if nothing is."""
+    if torch._C._len_torch_dispatch_stack() and (fault := fault_of_mode()):
+        return fault
+    fault = None if tensor is None else fault_of(tensor)
+    if fault is not None:
+        return f"the tensor {fault}"
+    if out is None:
+        return None
+    fault = fault_of_out(out)
+    if fault is not None:
+        return f"out {fault}"
+    if tensor is None:
+        return None
+    if tensor.device != out.device:
+        return f"out is on {out.device} and the tensor on {tensor.device}; use one device."
+    (start, end), (out_start, out_end) = _span(tensor), _span(out)
+    shares = start < out_end and out_start < end and tensor.numel() and out.numel()
+    return SHARES_MEMORY if shares else None
+
+
+def fault_of(tensor: Any) -> str | None:
+    """Why a call cannot read ``tensor``, and what to pass instead; None if it can.
+
+    The text continues a sentence whose subject is the tensor.
+    """
+    if type(tensor) not in _PLAIN and (fault := _fault_of_class(tensor)):
+        return fault
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+        return "has a forward-mode tangent, which no call carries; pass its primal alone."
+    try:
+        # Whoever has no memory of its own has no storage, or one without an address.
+        storage = tensor.untyped_storage()
+        start, num_bytes = storage.data_ptr(), storage.nbytes()
+        if tensor.is_nested or tensor.is_quantized or not (start or _is_empty(tensor)):
+            return _fault_of_kind(tensor)
+        used = tensor.nbytes if tensor.is_contiguous() else _used_bytes(tensor)
+        if used and tensor.data_ptr() - start + used > num_bytes:
+            return _fault_of_kind(tensor)
+    except (RuntimeError, ValueError):
+        return _fault_of_kind(tensor)
+    return None
+
+
+def fault_of_out(out: Any) -> str | None:
+    """The same of a tensor that is written."""
+    fault = fault_of(out)
+    if fault is not None:
+        return fault
+    if out.is_contiguous() and not (out.is_inference() or out.is_neg() or out.is_conj()):
+        return None
+    return next((text for applies, text in _UNWRITABLE if applies(out)), None)
+
+
+def fault_of_mode() -> str | None:
+    """Why nothing can be run here, whatever the tensors are."""
+    if type(torch.empty(0, device="cpu")) is Tensor:
+        return None
+    return (
+        "a mode is active in which new tensors have no memory (as FakeTensorMode); call it outside."
+    )
+
+
+def sharing(tensors: Mapping[str, Tensor], outs: Mapping[str, Tensor]) -> list[str]:
+    """Names of ``tensors`` whose storage overlaps that of one of ``outs``."""
+    spans = sorted({_span(out) for out in outs.values() if out.numel()})
+    if not spans:
+        return []
+    starts = [start for start, _ in spans]
+    # The largest end so far: storages that were made of one buffer may overlap each other.
+    ends = list(accumulate((end for _, end in spans), max))
+    found = []
+    for name, tensor in tensors.items():
+        start, end = _span(tensor)
+        before = bisect_left(starts, end)
+        if before and ends[before - 1] > start and tensor.numel():
+            found.append(name)
+    return found
+
+
+def written(out: Tensor) -> Tensor:
+    """Tell autograd that ``out`` was written, which it sees of its own operations alone."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return out
+
+
+def resolved(tensor: Tensor) -> Tensor:
+    """The tensor with bytes of its own: one that is conjugated or negated lazily has none."""
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.resolve_conj().resolve_neg()
+    return tensor
+
+
+# --- tensors that cannot be read ----------------------------------------------------------------
+
+_UNREADABLE: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (
+        is_lazy,
+        "is uninitialized and has no shape yet; run its lazy module once before.",
+    ),
+    (
+        torch._C._functorch.is_functorch_wrapped_tensor,
+        "is one that torch.func transforms (vmap, grad, jvp), and these transform no "
+        "communication; call it outside of them.",
+    ),
+    (lambda x: x.is_nested, "is nested; pass the tensors of its unbind() one by one."),
+    (
+        lambda x: x.layout is not torch.strided,
+        "has no strides (it is sparse, or in a format of MKL-DNN); pass tensor.to_dense().",
+    ),
+    (
+        lambda x: x.is_meta,
+        "is on the device meta and has no values; make it real before, as to_empty() does.",
+    ),
+    (lambda x: x.is_quantized, "is quantized; pass tensor.int_repr(), or tensor.dequantize()."),
+    (
+        torch._is_functional_tensor,
+        "is one that torch.func.functionalize made; call it outside of that.",
+    ),
+    (lambda x: x._is_zerotensor(), "is zeros without memory; pass tensor.clone()."),
+)
+"""What a tensor without readable memory may be: the first that applies is said."""
+
+_CLASSES = {
+    "DTensor": "use rvdcomm.interop.dtensor.redistribute, or pass tensor.to_local().",
+    "FakeTensor": "it has no values; pass a real tensor (under torch.compile, call it inside).",
+    "AsyncCollectiveTensor": "pass tensor.wait().",
+    "NestedTensor": "pass the tensors of its unbind() one by one.",
+    "MaskedTensor": "pass tensor.get_data().",
+}
+"""What to do about subclasses that keep their values elsewhere, by name: few are imported here."""
+
+
+def _fault_of_class(given: Any) -> str | None:
+    """What is wrong with something that is no plain tensor, if anything."""
+    name = type(given).__name__
+    if not isinstance(given, Tensor):
+        return f"is of type {name}, which is no torch.Tensor; pass torch.as_tensor(...) of it."
+    # Subclasses without this function have their values in memory of their own, like Parameter.
+    if type(given).__torch_dispatch__ is Tensor.__torch_dispatch__:
+        return None
+    known = next((c.__name__ for c in type(given).__mro__ if c.__name__ in _CLASSES), None)
+    advice = _CLASSES[known] if known else "its values are in other tensors; pass those."
+    return f"is of type {known or name}: {advice}"
+
+
+def _fault_of_kind(tensor: Tensor) -> str:
+    """What is wrong with a tensor whose memory cannot be read."""
+    for applies, text in _UNREADABLE:
+        if applies(tensor):
+            return text
+    try:
+        wanted = _used_bytes(tensor) + tensor.storage_offset() * tensor.itemsize
+        return (
+            f"needs {wanted} bytes of its storage, which has {tensor.untyped_storage().nbytes()}: "
+            "it was freed or resized (as FSDP does between uses); pass one that has its values."
+        )
+    except (RuntimeError, ValueError) as error:
+        return f"has no memory that can be read ({error})."
+
+
+def _is_empty(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() == 0 and tensor.device.type != "meta"
+
+
+def _used_bytes(tensor: Tensor) -> int:
+    """From the first to the last byte of a strided tensor."""
+    if not tensor.numel():
+        return 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.itemsize
+
+
+# --- tensors that cannot be written -------------------------------------------------------------
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether elements may share memory: a dim's step lies within what shorter steps cover."""
+    covered = 0
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted((stride, size) for stride, size in steps if size > 1):
+        if stride <= covered:
+            return True
+        covered += stride * (size - 1)
+    return False
+
+
+_UNWRITABLE: tuple[tuple[Callable[[Tensor], bool], str], ...] = (
+    (
+        lambda x: not x.is_contiguous() and x.numel() > 0 and _overlaps_itself(x),
+        "has elements that share memory (it is expanded, or its strides overlap); give one whose "
+        "elements have places of their own.",
+    ),
+    (
+        lambda x: x.is_conj() or x.is_neg(),
+        "is conjugated or negated lazily; give the tensor that it is a view of.",
+    ),
+    (
+        lambda x: x.is_inference() and not torch.is_inference_mode_enabled(),
+        "was made under torch.inference_mode(), outside of which it may not be written.",
+    ),
+)
+"""What may be read and not written."""
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of a tensor's storage, and of the one after its last."""
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()

@@ -1,0 +1,472 @@
+"""Whatever tensor is passed to whatever entry is used, or is an error that says what to pass."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.forward_ad import dual_level, make_dual
+from torch.masked import masked_tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+import rvdcomm as rv
+from rvdcomm.checkpoint import commit_shards, load_shards, save_shards
+from tests.dist.shards import error_of
+from tests.dist.world import Worlds
+
+pytestmark = pytest.mark.dist
+
+SHAPE = (4, 6)
+
+Use = Callable[[Callable[[Any], Any]], Any]
+"""Calls a function with a tensor of some kind, and returns what the function returns."""
+
+
+def pair() -> tuple[rv.Layout, rv.Layout]:
+    """Layouts of which every rank has the whole tensor."""
+    layout = rv.Layout(SHAPE, f"R({dist.get_world_size()})V(1)D(1,1)")
+    return layout, layout
+
+
+def values() -> Tensor:
+    return torch.arange(24.0).view(SHAPE)
+
+
+# --- kinds of tensors ---------------------------------------------------------------------------
+
+
+ONES = torch.ones(SHAPE)
+
+
+class Named(Tensor):
+    """A subclass that changes nothing."""
+
+
+class Weight(torch.nn.Parameter):
+    """The same of a parameter, as inference engines have them."""
+
+
+def strided() -> Tensor:
+    return torch.stack([values(), values()], -1)[..., 0]
+
+
+def resized(num_bytes: int) -> Tensor:
+    tensor = values().clone()
+    tensor.untyped_storage().resize_(num_bytes)
+    return tensor
+
+
+def late_view() -> Tensor:
+    """A view of the end of a storage that became shorter, though not than the view."""
+    whole = torch.zeros(60)
+    view = whole[36:].view(SHAPE)
+    whole.untyped_storage().resize_(100)
+    return view
+
+
+def negated() -> Tensor:
+    """The imaginary part of a conjugated tensor."""
+    return torch.complex(values(), -values()).conj().imag
+
+
+def inference() -> Tensor:
+    with torch.inference_mode():
+        return values()
+
+
+def dtensor() -> Tensor:
+    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return DTensor.from_local(values(), mesh, [Replicate()], run_check=False)
+
+
+def async_collective() -> Tensor:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(values())
+
+
+def fake() -> Tensor:
+    with FakeTensorMode():
+        return torch.empty(SHAPE)
+
+
+def under_fake_mode(call: Callable[[Any], Any]) -> Any:
+    tensor = values()
+    with FakeTensorMode():
+        return call(tensor)
+
+
+def inside(transform: Callable[..., Any]) -> Use:
+    """Call it inside a function that torch.func transforms."""
+
+    def use(call: Callable[[Any], Any]) -> Any:
+        found: list[Any] = []
+
+        def function(x: Tensor) -> Tensor:
+            found.append(call(x))
+            return x.sum()
+
+        quietly(lambda: transform(function))
+        return found[0]
+
+    return use
+
+
+def given(make: Callable[[], Any]) -> Use:
+    return lambda call: call(quietly(make))
+
+
+def quietly(make: Callable[[], Any]) -> Any:
+    """Torch warns of kinds of tensors that are new."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make()
+
+
+def as_dual(call: Callable[[Any], Any]) -> Any:
+    with dual_level():
+        return call(quietly(lambda: make_dual(values(), values())))
+
+
+USED: dict[str, Use] = {
+    "plain": given(values),
+    "a Parameter": given(lambda: torch.nn.Parameter(values(), requires_grad=False)),
+    "a Parameter that requires grad": given(lambda: torch.nn.Parameter(values())),
+    "a Buffer": given(lambda: torch.nn.Buffer(values())),
+    "a subclass": given(lambda: values().as_subclass(Named)),
+    "a subclass of Parameter": given(lambda: Weight(values(), requires_grad=False)),
+    "strided": given(strided),
+    "transposed": given(lambda: values().t().contiguous().t()),
+    "a view": given(lambda: torch.cat([torch.zeros(1, 6), values()])[1:]),
+    "of numpy": given(lambda: torch.from_numpy(values().numpy())),
+    "copied on write": given(lambda: torch._lazy_clone(values())),
+    "of odd strides": given(lambda: values().clone().as_strided(SHAPE, (6, 1))),
+}
+"""What can be read and written."""
+
+READ: dict[str, tuple[Use, str]] = {
+    "expanded": (given(lambda: torch.zeros(1, 6).expand(4, 6)), "elements that share memory"),
+    "overlapping": (
+        given(lambda: torch.zeros(24).as_strided(SHAPE, (3, 1))),
+        "elements that share memory",
+    ),
+    "negated": (given(negated), "negated lazily"),
+    "made in inference mode": (given(inference), r"under torch.inference_mode\(\)"),
+}
+"""What can be read; why it cannot be written."""
+
+REFUSED: dict[str, tuple[Use, str]] = {
+    "a list": (given(lambda: values().tolist()), "of type list.* pass torch.as_tensor"),
+    "a numpy array": (given(lambda: np.zeros(SHAPE, "float32")), "of type ndarray.* pass torch.as"),
+    "a text": (given(lambda: "x"), "of type str"),
+    "meta": (given(lambda: torch.zeros(SHAPE, device="meta")), "device meta .* to_empty"),
+    "an empty meta": (given(lambda: torch.zeros(0, device="meta")), "device meta"),
+    "sparse COO": (given(lambda: values().to_sparse()), r"no strides .*to_dense\(\)"),
+    "sparse CSR": (given(lambda: values().to_sparse_csr()), r"no strides .*to_dense\(\)"),
+    "mkldnn": (given(lambda: values().to_mkldnn()), r"no strides .*to_dense\(\)"),
+    "nested": (
+        given(lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])),
+        r"nested; .* unbind\(\)",
+    ),
+    "jagged": (
+        given(lambda: torch.nested.nested_tensor([torch.zeros(2)] * 2, layout=torch.jagged)),
+        r"NestedTensor: .* unbind\(\)",
+    ),
+    "quantized": (
+        given(lambda: torch.quantize_per_tensor(values(), 1.0, 0, torch.qint8)),
+        r"quantized; .*int_repr\(\)",
+    ),
+    "freed": (given(lambda: resized(0)), "needs 96 bytes of its storage, which has 0"),
+    "cut short": (given(lambda: resized(40)), "needs 96 bytes of its storage, which has 40"),
+    "cut short, a view": (given(late_view), "needs 240 bytes of its storage, which has 100"),
+    "zeros without memory": (given(lambda: torch._efficientzerotensor(SHAPE)), r"clone\(\)"),
+    "uninitialized": (given(torch.nn.UninitializedParameter), "uninitialized"),
+    "a DTensor": (given(dtensor), r"DTensor: use rvdcomm.interop.dtensor.*to_local\(\)"),
+    "an AsyncCollectiveTensor": (given(async_collective), r"pass tensor.wait\(\)"),
+    "a FakeTensor": (given(fake), "FakeTensor: it has no values"),
+    "a MaskedTensor": (
+        given(lambda: masked_tensor(values(), values() > 3)),
+        r"MaskedTensor: pass tensor.get_data\(\)",
+    ),
+    "a wrapper": (given(lambda: TwoTensor(values(), values())), "TwoTensor: its values are in"),
+    "under FakeTensorMode": (under_fake_mode, "a mode is active .* call it outside"),
+    "under vmap": (
+        inside(lambda f: torch.vmap(f)(torch.zeros(2, *SHAPE))),
+        "torch.func transforms .* outside",
+    ),
+    "under grad": (inside(lambda f: torch.func.grad(f)(values())), "torch.func transforms"),
+    "under jvp": (
+        inside(lambda f: torch.func.jvp(f, (values(),), (values(),))),
+        "forward-mode tangent",
+    ),
+    "under functionalize": (
+        inside(lambda f: torch.func.functionalize(f)(values())),
+        "torch.func transforms",
+    ),
+    "with a tangent": (as_dual, "forward-mode tangent"),
+}
+"""What can be neither read nor written, and what the error says."""
+
+
+# --- entries ------------------------------------------------------------------------------------
+
+
+def by_redistribute(group: Any, tensor: Any, out: Any = None) -> Any:
+    return rv.redistribute(tensor, *pair(), out=out, group=group)
+
+
+def by_pending(group: Any, tensor: Any, out: Any = None) -> Any:
+    return rv.redistribute(tensor, *pair(), out=out, group=group, async_op=True).wait()
+
+
+def by_redistributor(group: Any, tensor: Any, out: Any = None) -> Any:
+    return rv.Redistributor(rv.plan(*pair()), group)(tensor, out=out)
+
+
+def by_redistribute_many(group: Any, tensor: Any, out: Any = None) -> Any:
+    src, dst = ({"x": layout, "y": layout} for layout in pair())
+    outs = {} if out is None else {"y": out}
+    with torch.no_grad():
+        moved = rv.redistribute_many(
+            {"x": ONES, "y": tensor}, src, dst, out=outs, group=group, executor="dist"
+        )
+    return moved["y"]
+
+
+ENTRIES = (by_redistribute, by_pending, by_redistributor, by_redistribute_many)
+Entry = Callable[..., Any]
+
+
+def new_group() -> Any:
+    """A group in which nothing is agreed yet."""
+    return dist.new_group(list(range(dist.get_world_size())))
+
+
+def use_of(kind: str) -> Use:
+    if kind in USED:
+        return USED[kind]
+    return (READ if kind in READ else REFUSED)[kind][0]
+
+
+def fault_of(call: Callable[[], Any], want: Any, out: Any = None) -> str:
+    """The error of a call, or what is wrong with its result."""
+    results: list[Any] = []
+    error = error_of(lambda: results.append(call()))
+    if error != "none":
+        return error
+    if out is not None and results[0] is not out:
+        return "out is not returned"
+    return "none" if torch.equal(results[0].detach(), want.detach()) else f"gave {results[0]}"
+
+
+def read(rank: int, kind: str, entry: Entry, is_later: bool, victim: int = 0) -> str:
+    """Let one rank pass a tensor of some kind."""
+    group = new_group()
+    if is_later:
+        entry(group, values())
+    if rank != victim:
+        return fault_of(lambda: entry(group, values()), values())
+    return use_of(kind)(lambda x: fault_of(lambda: entry(group, x), x))
+
+
+def write(rank: int, kind: str, entry: Entry, is_later: bool, victim: int = 0) -> str:
+    """Let one rank pass an ``out`` of some kind."""
+    group, want = new_group(), values() + 1
+    if is_later:
+        entry(group, want, values())
+    if rank != victim:
+        return fault_of(lambda: entry(group, want), want)
+    with torch.no_grad():
+        return use_of(kind)(lambda out: fault_of(lambda: entry(group, want, out), want, out))
+
+
+later = pytest.mark.parametrize("is_later", [False, True], ids=["first", "later"])
+entries = pytest.mark.parametrize("entry", ENTRIES)
+
+
+@later
+@entries
+@pytest.mark.parametrize("kind", [*USED, *READ])
+def test_memory_of_a_tensor_is_read(
+    worlds: Worlds, kind: str, entry: Entry, is_later: bool
+) -> None:
+    assert worlds(1).run(read, kind, entry, is_later) == ["none"]
+
+
+@later
+@entries
+@pytest.mark.parametrize("kind", USED)
+def test_memory_of_a_tensor_is_written(
+    worlds: Worlds, kind: str, entry: Entry, is_later: bool
+) -> None:
+    assert worlds(1).run(write, kind, entry, is_later) == ["none"]
+
+
+@later
+@entries
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_read_is_an_error_with_advice(
+    worlds: Worlds, kind: str, entry: Entry, is_later: bool
+) -> None:
+    (error,) = worlds(1).run(read, kind, entry, is_later)
+    assert re.match(f"LayoutError: redistribute.*{REFUSED[kind][1]}", error), error
+
+
+@later
+@entries
+@pytest.mark.parametrize("kind", [*READ, *REFUSED])
+def test_what_cannot_be_written_is_an_error_with_advice(
+    worlds: Worlds, kind: str, entry: Entry, is_later: bool
+) -> None:
+    (error,) = worlds(1).run(write, kind, entry, is_later)
+    words = (READ | REFUSED)[kind][1]
+    assert re.match(f"LayoutError: redistribute.*{words}", error), error
+
+
+# --- on every rank ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", [read, write])
+@pytest.mark.parametrize("entry", [by_redistribute, by_pending, by_redistribute_many])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_error_of_one_rank_in_a_first_call_comes_on_every_rank(
+    worlds: Worlds, kind: str, entry: Entry, act: Callable[..., str]
+) -> None:
+    errors = worlds(2).run(act, kind, entry, False, 1)
+    assert len(set(errors)) == 1
+    assert re.match(f"LayoutError: redistribute.*rank 1: .*{REFUSED[kind][1]}", errors[0])
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "executor": ({"executor": "mpi"}, "executor 'mpi' is unknown; use one of auto, dist, peer."),
+    "executor of no text": ({"executor": 5}, "executor is 5; give a text."),
+    "shape": ({"shape": [4, 6]}, r"shape is \[4, 6\]; give a tuple of ints."),
+    "shape of texts": ({"shape": ("4", 6)}, r"shape is \('4', 6\); give a tuple of ints."),
+    "topology": ({"topology": "one host"}, "topology is 'one host'; give a Topology."),
+    "requires_grad": ({"requires_grad": []}, r"requires_grad is \[\]; give a bool."),
+    "replica_grads": ({"replica_grads": None}, "replica_grads is None; give a text."),
+    "dtype": ({"dtype": "float7"}, "dtype 'float7' is unknown"),
+}
+
+
+def call_with(rank: int, options: dict[str, Any]) -> str:
+    group = new_group()
+    mine = options if rank == 1 else {}
+    return error_of(lambda: rv.redistribute(values(), *pair(), group=group, **mine))
+
+
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_an_argument_that_one_rank_gets_wrong_is_an_error_on_every_rank(
+    worlds: Worlds, argument: str
+) -> None:
+    options, words = ARGUMENTS[argument]
+    errors = worlds(2).run(call_with, options)
+    assert len(set(errors)) == 1
+    assert re.match(f"LayoutError: redistribute.*rank 1: {words}", errors[0]), errors[0]
+
+
+MANY: dict[str, tuple[dict[str, Any], str]] = {
+    "executor": ({"executor": "mpi"}, "executor 'mpi' is unknown; use one of auto, dist, peer."),
+    "tensors": ({"tensors": [1]}, "tensors is a list; give a mapping by name."),
+    "out": ({"out": [1]}, "out is a list; give a mapping by name."),
+    "scale": ({"scale": "1"}, "scale is of type str"),
+    "one of the scales": (
+        {"scale": {"x": torch.zeros(1, device="meta")}},
+        "scale 'x' is on the device meta",
+    ),
+}
+
+
+def call_many_with(rank: int, options: dict[str, Any]) -> str:
+    src, dst = ({"x": layout} for layout in pair())
+    mine = {"tensors": {"x": values()}} | (options if rank == 1 else {})
+    return error_of(
+        lambda: rv.redistribute_many(src=src, dst=dst, group=new_group(), **mine)
+    )
+
+
+@pytest.mark.parametrize("argument", MANY)
+def test_an_argument_of_many_that_one_rank_gets_wrong_is_an_error_on_every_rank(
+    worlds: Worlds, argument: str
+) -> None:
+    options, words = MANY[argument]
+    errors = worlds(2).run(call_many_with, options)
+    assert len(set(errors)) == 1
+    assert re.match(f"LayoutError: redistribute_many: rank 1: {words}", errors[0]), errors[0]
+
+
+# --- gradients, checkpoints, and state of torch -------------------------------------------------
+
+
+def sparse_gradient(rank: int) -> str:
+    """The gradient of a weight of which few rows were looked up comes without strides."""
+    weight = values().requires_grad_()
+    moved = rv.redistribute(weight, *pair())
+    looked_up = torch.nn.functional.embedding(torch.tensor([1, 1]), moved, sparse=True)
+    looked_up.sum().backward()
+    want = torch.zeros(SHAPE)
+    want[1] = 2
+    return "none" if torch.equal(weight.grad, want) else f"gave {weight.grad}"
+
+
+def test_a_sparse_gradient_flows_back(worlds: Worlds) -> None:
+    assert worlds(1).run(sparse_gradient) == ["none"]
+
+
+def write_what_is_saved(rank: int, entry: Entry) -> str:
+    """Overwrite a tensor that the backward pass will read."""
+    group, weight, saved = new_group(), values().requires_grad_(), values()
+    loss = (weight * saved).sum()
+    entry(group, values() + 1, saved)
+    return error_of(loss.backward)
+
+
+@entries
+def test_a_written_out_is_noticed_by_the_backward_pass(worlds: Worlds, entry: Entry) -> None:
+    (error,) = worlds(1).run(write_what_is_saved, entry)
+    assert "modified by an inplace operation" in error
+
+
+def call_under_default_device(rank: int, entry: Entry) -> str:
+    group, tensor = new_group(), values()
+    with torch.device("meta"):
+        fault = fault_of(lambda: entry(group, tensor), tensor)
+        return fault if fault != "none" else error_of(lambda: entry(group, tensor))
+
+
+@entries
+def test_memory_of_our_own_is_on_the_device_of_the_group(worlds: Worlds, entry: Entry) -> None:
+    assert worlds(1).run(call_under_default_device, entry) == ["none"]
+
+
+def save(rank: int, kind: str, folder: Path) -> str:
+    layouts = {"x": pair()[0]}
+
+    def call(tensor: Any) -> Tensor:
+        save_shards(folder, {"x": tensor}, layouts, 0)
+        commit_shards(folder, [0])
+        return load_shards(folder, layouts, 0)["x"]
+
+    return use_of(kind)(lambda x: fault_of(lambda: call(x), x))
+
+
+@pytest.mark.parametrize("kind", [*USED, *READ])
+def test_memory_of_a_tensor_is_saved(worlds: Worlds, kind: str, tmp_path: Path) -> None:
+    assert worlds(1).run(save, kind, tmp_path) == ["none"]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_cannot_be_read_is_not_saved(worlds: Worlds, kind: str, tmp_path: Path) -> None:
+    (error,) = worlds(1).run(save, kind, tmp_path)
+    assert re.match(f"LayoutError: save_shards: .*{REFUSED[kind][1]}", error), error
