@@ -72,6 +72,7 @@ def reshard(
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     tensors_only: bool = False,
+    follow_symlinks: bool = False,
     verify: bool = False,
     progress: bool = False,
 ) -> Report:
@@ -91,7 +92,9 @@ def reshard(
         memory_limit: the most bytes that buffers of tensors take at once.
         max_file_bytes: begin new files when a rank's would have more bytes of tensors; what is
             not complete after a crash is done again, so smaller files lose less.
-        tensors_only: leave out entries that are no tensors, instead of refusing.
+        tensors_only: leave out what the result cannot hold, instead of refusing: entries of a DCP
+            checkpoint that are no tensors, and ``__metadata__`` of safetensors if ``to="dcp"``.
+        follow_symlinks: also read files of the source to which links lead out of its folder.
         verify: read all that is in ``dst_dir`` again at the end and compare the checksums.
         progress: show a bar on stderr after two seconds, if that is a terminal.
 
@@ -112,14 +115,18 @@ def reshard(
         memory_limit=memory_limit,
         max_file_bytes=max_file_bytes,
         tensors_only=tensors_only,
+        follow_symlinks=follow_symlinks,
     )
     root = Path(dst_dir)
     if root.resolve() == Path(src_dir).resolve():
         raise CheckpointError(f"{src_dir} is source and destination; use another folder.")
-    reader = Reader(plan.source.root)
+    reader = Reader(plan.source.folder)
+    request = _request(plan)
+    # The request decides every byte of the result, so its checksum tells this save from others.
+    form = FORMS[to](save=_sha256(request)[:32], metadata=plan.metadata)
     try:
-        with closing(Journal(root, _request(plan))) as log:
-            num_files_kept = _run(plan, root, log, reader, verify, progress)
+        with closing(Journal(root, request)) as log:
+            num_files_kept = _run(plan, root, log, form, reader, verify, progress)
     except OSError as error:
         raise CheckpointError(_stopped(root, error)) from error
     return Report(plan, num_files_kept, reader.num_bytes_read, time.monotonic() - start)
@@ -140,7 +147,7 @@ def _stopped(root: Path, error: OSError) -> str:
 
 def _request(plan: ReshardPlan) -> dict[str, Any]:
     """All that decides the bytes of the result; the destination belongs to it."""
-    stats = [(name, (plan.source.root / name).stat()) for name in plan.source.files]
+    folder = plan.source.folder
     homes = [sorted(batch.files.items()) for batch in plan.batches for _ in batch.targets]
     # The chunks of a DCP checkpoint are the windows.
     windows = [target.window_elements for target in plan.targets] if plan.to == "dcp" else []
@@ -152,8 +159,9 @@ def _request(plan: ReshardPlan) -> dict[str, Any]:
             sorted((t.name, t.source.name, t.dtype, str(t.layout)) for t in plan.targets)
         ),
         "size of files or windows": _sha256([homes, windows]),
-        "source": str(plan.source.root.resolve()),
-        "files of the source": _sha256([(n, s.st_size, s.st_mtime_ns) for n, s in stats]),
+        "source": str(folder.root.resolve()),
+        "files of the source": _sha256([(n, *folder.version(n)) for n in plan.source.files]),
+        "metadata": dict(plan.metadata),
     }
 
 
@@ -162,10 +170,15 @@ def _sha256(value: Any) -> str:
 
 
 def _run(
-    plan: ReshardPlan, root: Path, log: Journal, reader: Reader, verify: bool, progress: bool
+    plan: ReshardPlan,
+    root: Path,
+    log: Journal,
+    form: Form,
+    reader: Reader,
+    verify: bool,
+    progress: bool,
 ) -> int:
     """Do what is not done yet; return how many files were kept."""
-    form = FORMS[plan.to]()
     # Of a run that has ended, sizes tell enough unless the caller wants more.
     kept = [
         all(fault_of(root / name, done, read=not log.is_done) is None for name, done in b.items())

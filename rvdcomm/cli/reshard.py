@@ -16,7 +16,9 @@ def _reshard(args: argparse.Namespace) -> int:
     rules = Rules.load(args.rules) if args.rules else Rules()
     options = {
         name: value
-        for name in ("to", "dtype", "memory_limit", "max_file_bytes", "tensors_only")
+        for name in (
+            *("to", "dtype", "memory_limit", "max_file_bytes", "tensors_only", "follow_symlinks"),
+        )
         if (value := getattr(args, name)) is not None
     }
     if args.dry_run:
@@ -62,7 +64,16 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
         "complete are kept",
     )
     parser.add_argument(
-        "--tensors-only", action="store_true", help="leave out what is no tensor, of a DCP source"
+        "--tensors-only",
+        action="store_true",
+        help="leave out what the result cannot hold: entries of a DCP source that are no tensors, "
+        "and, with --to dcp, __metadata__ of safetensors",
+    )
+    parser.add_argument(
+        "--follow-symlinks",
+        action="store_true",
+        help="also read files to which links lead out of SRC_DIR (links into the same repository "
+        "of a Hugging Face cache are always followed)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be read and written, and stop"
