@@ -1,4 +1,4 @@
-"""Archives: where the elements of a tensor lie in what ``torch.save`` wrote.
+"""Archives: finds the elements of a tensor in a file that ``torch.save`` wrote.
 
 An archive is a zip file whose entries are not compressed: ``data.pkl`` says shape and strides,
 ``data/0`` is the memory of the tensor. So a range of elements is a range of bytes of the file.

@@ -1,4 +1,4 @@
-"""``torch.distributed.checkpoint``: its description of a checkpoint, read and written.
+"""``torch.distributed.checkpoint``: reads and writes its description of a checkpoint.
 
 ``.metadata`` is a pickle of torch's own dataclasses. It is read as data (``inert``), never
 unpickled; the archives that it points to are found by ``archive``.

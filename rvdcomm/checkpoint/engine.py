@@ -1,4 +1,4 @@
-"""Engine: move a checkpoint into another layout, window by window, and go on where it stopped."""
+"""Engine: runs a reshard plan window by window, and resumes an interrupted run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from rvdcomm.checkpoint.plan import (
     ReshardPlan,
     plan_reshard,
 )
-from rvdcomm.checkpoint.progress import Bar
 from rvdcomm.checkpoint.reader import Reader, tensor_of
 from rvdcomm.checkpoint.rules import Rules
 from rvdcomm.checkpoint.target import ALIGNMENT, Batch, Target
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import Box
 from rvdcomm.units import bytes_text, secs_text
+
+PROGRESS_DELAY_SECS = 2.0
+"""A run that is shorter shows no progress bar."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def reshard(
         tensors_only: leave out what the result cannot hold, instead of refusing: entries of a DCP
             checkpoint that are no tensors, and ``__metadata__`` of safetensors if ``to="dcp"``.
         follow_symlinks: also read files of the source to which links lead out of its folder.
-        verify: read all that is in ``dst_dir`` again at the end and compare the checksums.
+        verify: read all files in ``dst_dir`` again at the end and compare the checksums.
         progress: show a bar on stderr after two seconds, if that is a terminal.
 
     Returns:
@@ -133,8 +135,8 @@ def reshard(
 
 
 def _stopped(root: Path, error: OSError) -> str:
-    """What to do about an error of the system."""
-    remedy = "mend that"
+    """The message for an error of the system, and what the user can do about it."""
+    remedy = "remove the cause"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         folder = next(path for path in (root, *root.resolve().parents) if path.exists())
         free = shutil.disk_usage(folder).free
@@ -146,7 +148,7 @@ def _stopped(root: Path, error: OSError) -> str:
 
 
 def _request(plan: ReshardPlan) -> dict[str, Any]:
-    """All that decides the bytes of the result; the destination belongs to it."""
+    """All that decides the bytes of the result. A destination belongs to one request."""
     folder = plan.source.folder
     homes = [sorted(batch.files.items()) for batch in plan.batches for _ in batch.targets]
     # The chunks of a DCP checkpoint are the windows.
@@ -178,18 +180,26 @@ def _run(
     verify: bool,
     progress: bool,
 ) -> int:
-    """Do what is not done yet; return how many files were kept."""
-    # Of a run that has ended, sizes tell enough unless the caller wants more.
+    """Write the files that are missing; return how many files of an earlier run were kept."""
+    # After a run that has ended only sizes are compared; ``verify`` compares checksums.
     kept = [
         all(fault_of(root / name, done, read=not log.is_done) is None for name, done in b.items())
         for b in log.batches
     ]
-    with Bar(plan.read_bytes if progress else None) as advance:
+    from tqdm import tqdm
+
+    with tqdm(
+        total=plan.read_bytes,
+        unit="B",
+        unit_scale=True,
+        delay=PROGRESS_DELAY_SECS,
+        disable=None if progress else True,  # None: no bar where stderr is no terminal.
+    ) as bar:
         for i, batch in enumerate(plan.batches):
             if i < len(kept) and kept[i]:
-                advance(sum(target.read_bytes for target in batch.targets))
+                bar.update(sum(target.read_bytes for target in batch.targets))
                 continue
-            written = _move_batch(batch, root, form, reader, advance)
+            written = _move_batch(batch, root, form, reader, bar.update)
             if i < len(log.batches) and log.batches[i] != written:
                 raise CheckpointError(
                     f"{root}: files of an earlier run were damaged, and the source does not give "
@@ -219,7 +229,7 @@ def _verify(root: Path, log: Journal) -> None:
 def _move_batch(
     batch: Batch, root: Path, form: Form, reader: Reader, advance: Callable[[int], None]
 ) -> journal.Batch:
-    """Write the files of a batch; they get their names when all are whole."""
+    """Write the files of a batch; they get their names when all of them are complete."""
     files = {rank: PartFile(root, name) for rank, name in batch.files.items()}
     try:
         form.begin(batch, files)
@@ -257,7 +267,7 @@ def _move(
 
 
 def _packed(piece: Piece, window: Box, found: Tensor, buffers: _Buffers) -> Tensor:
-    """A piece of a window, contiguous and in a storage of its own size.
+    """A piece of a window as a contiguous tensor whose storage has no other elements.
 
     Value part 0 has the tensor, the other parts are zeros: together they sum to it.
     """

@@ -1,4 +1,4 @@
-"""Forms: how the result of a reshard is written: sharded, whole, or for torch.distributed."""
+"""Forms: writers of the three kinds of results: sharded, whole, and for torch.distributed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Form(Protocol):
         """Write what stands before the tensors."""
 
     def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
-        """Write a piece of a cell: ``data`` is contiguous and a storage of its own."""
+        """Write a piece of a cell. ``data`` is contiguous and alone in its storage."""
 
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
         """All pieces of a tensor are written."""
@@ -135,7 +135,7 @@ def rank_header(
 
 
 def _offset(box: Box, shape: tuple[int, ...]) -> list[int]:
-    """Where a shard begins; an empty one at the far end, as torch tells shards by their offsets."""
+    """Where a shard begins. Torch tells shards apart by offsets, so empty ones are at the end."""
     if not box.is_empty:
         return list(box.lo)
     return [size - extent for size, extent in zip(shape, box.shape, strict=True)]
@@ -207,9 +207,9 @@ def _chunks(batch: Batch, files: Mapping[str, Written]) -> Iterator[dcp.Chunk]:
 
 
 class _HashedStream:
-    """What ``torch.save`` writes to.
+    """The stream to which ``torch.save`` writes.
 
-    An error is kept, and what comes after it dropped: torch would raise another in its place.
+    The first error is kept for the caller, because torch would raise another in its place.
     """
 
     def __init__(self, file: PartFile) -> None:
@@ -230,7 +230,7 @@ class _HashedStream:
 
 
 def pieces_of(target: Target) -> Iterator[tuple[Box, list[Piece]]]:
-    """For every window of a tensor, what it has of each cell of the layout.
+    """For every window of a tensor, its intersections with the cells of the layout.
 
     An empty tensor is one empty piece, so that no form forgets it.
     """

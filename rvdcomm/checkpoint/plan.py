@@ -1,4 +1,4 @@
-"""Plan: which tensors become which files, what is read for them, and in how much memory."""
+"""Plan: the files of a reshard, the bytes that it reads and writes, and its memory."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def plan_reshard(
     tensors_only: bool = False,
     follow_symlinks: bool = False,
 ) -> ReshardPlan:
-    """Plan a reshard; nothing is written, and of the source only descriptions are read.
+    """Plan a reshard. Nothing is written; only the descriptions of the source are read.
 
     Args and errors are those of ``reshard``.
     """

@@ -1,4 +1,4 @@
-"""Reader: boxes of stored tensors, read by ranges of bytes: what is needed and nothing else."""
+"""Reader: reads boxes of stored tensors by ranges of bytes, and no other data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def runs(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class _Digest:
-    """A checksum that is made while a block is read from its start to its end."""
+    """The checksum of the bytes of a block that were read so far, without gaps."""
 
     position: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
@@ -165,7 +165,7 @@ def _permuted(box: Box, order: tuple[int, ...]) -> Box:
 
 
 def tensor_of(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor ``[*shape]`` on this memory, which has just as many bytes."""
+    """A tensor ``[*shape]`` on this memory, which has exactly its bytes."""
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)

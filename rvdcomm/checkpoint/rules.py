@@ -1,4 +1,4 @@
-"""Rules: which layout and which name every tensor of the result gets."""
+"""Rules: patterns that give every tensor of the result its layout and its name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEYS: dict[str, Any] = {"ranks": str, "layouts": dict, "rename": dict}
 
 @dataclass(frozen=True)
 class Rules:
-    """Layouts and names by patterns; in both the order counts.
+    """Patterns for layouts and for names. They apply in the order in which they are given.
 
     Args:
         layouts: a glob on names (of the result), and ``"R(1)V(1)D(4,1)"``, which may be followed by
@@ -166,7 +166,7 @@ _TOO_LONG = 3
 
 
 def _renamed(pattern: str, replacement: str, names: list[str]) -> list[str]:
-    """Apply ``re.sub`` to names, in a process of its own: only that can be stopped."""
+    """Apply ``re.sub`` to names in a process of its own, because a thread cannot be stopped."""
     request = json.dumps([pattern, replacement, names, MAX_NAME_LENGTH])
     command = [sys.executable, "-I", "-S", "-c", _RENAME]
     try:

@@ -1,4 +1,4 @@
-"""Safetensors files: their headers, read in bounded time and memory, and made.
+"""Safetensors files: reads their headers in bounded time and memory, and makes headers.
 
 The format is 8 bytes of header length, a JSON header, then the tensors' bytes without gaps. The
 library reads and writes whole tensors; resharding needs ranges of bytes and files larger than

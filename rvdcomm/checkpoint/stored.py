@@ -1,6 +1,6 @@
 """Stored tensors: where the bytes of every box of a tensor lie in the files of a checkpoint.
 
-Every kind of checkpoint is read into these values; what comes after knows no file format.
+Every kind of checkpoint is read into these values. The code that uses them knows no file format.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StoredTensor:
 
     @cached_property
     def chosen(self) -> tuple[Block, ...]:
-        """One replica of every part and box, parts ascending; which one differs by tensor.
+        """One replica of every part and box, parts ascending. The choice depends on the name.
 
         So the reads of many tensors are spread over the files of all replicas.
         """
