@@ -58,7 +58,7 @@ def _catalog(folder: Folder, names: list[str]) -> Catalog:
         )
     if manifest.FILE_NAME in names:
         tensors, headers = manifest.stored_tensors(folder, manifest.Manifest.load(folder))
-        return Catalog(folder, "sharded", tensors, metadata=_metadata(folder, headers))
+        return Catalog(folder, "sharded", tensors, metadata=_metadata(headers))
     if dcp.FILE_NAME in names:
         return dcp.read_dcp(folder)
     files = [name for name in names if name.endswith(".safetensors")]
@@ -73,18 +73,15 @@ def _catalog(folder: Folder, names: list[str]) -> Catalog:
     return _unindexed(folder, [WHOLE_NAME] if WHOLE_NAME in files else files)
 
 
-def _metadata(folder: Folder, headers: Mapping[str, Header]) -> dict[str, str]:
-    """What the writers noted about the model, the same in all files that say it."""
-    found: dict[str, str] = {}
-    for file, header in headers.items():
+def _metadata(headers: Mapping[str, Header]) -> dict[str, tuple[str, ...]]:
+    """What the writers noted about the model: by key, the different texts in all files."""
+    found: dict[str, tuple[str, ...]] = {}
+    for header in headers.values():
         for key, text in header.metadata.items():
             if key.startswith(_FILE_KEYS) or (key, text) == ("format", "pt"):
                 continue
-            if found.setdefault(key, text) != text:
-                raise CheckpointError(
-                    f"{folder.root}: __metadata__ {quoted(key)} is {quoted(text)} in {file} and "
-                    f"{quoted(found[key])} in another file; make them equal."
-                )
+            if text not in found.setdefault(key, (text,)):
+                found[key] += (text,)
     return found
 
 
@@ -134,7 +131,7 @@ def _check_numbers(folder: Folder, files: Iterable[str], *, needs_index: bool) -
 
 def _whole(folder: Folder, homes: Mapping[str, str], headers: Mapping[str, Header]) -> Catalog:
     tensors = {n: _whole_tensor(folder.root, n, file, headers[file]) for n, file in homes.items()}
-    return Catalog(folder, "whole", tensors, metadata=_metadata(folder, headers))
+    return Catalog(folder, "whole", tensors, metadata=_metadata(headers))
 
 
 def _homes(root: Path, headers: Mapping[str, Header]) -> dict[str, str]:
@@ -185,7 +182,7 @@ def _dcp_safetensors(folder: Folder, headers: Mapping[str, Header]) -> Catalog:
         # As torch reads it: the tensor ends where its last shard does.
         shape = tuple(map(max, zip(*(block.box.hi for block in found_blocks), strict=True)))
         tensors[name] = StoredTensor(name, dtypes[name], shape, tuple(found_blocks))
-    return Catalog(folder, "dcp-safetensors", tensors, metadata=_metadata(folder, headers))
+    return Catalog(folder, "dcp-safetensors", tensors, metadata=_metadata(headers))
 
 
 def _offsets(path: Path, header: Header) -> dict[str, tuple[int, ...]]:

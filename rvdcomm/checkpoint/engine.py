@@ -95,7 +95,8 @@ def reshard(
         max_file_bytes: begin new files when a rank's would have more bytes of tensors; what is
             not complete after a crash is done again, so smaller files lose less.
         tensors_only: leave out what the result cannot hold, instead of refusing: entries of a DCP
-            checkpoint that are no tensors, and ``__metadata__`` of safetensors if ``to="dcp"``.
+            checkpoint that are no tensors, and ``__metadata__`` of safetensors if ``to="dcp"`` or
+            if files have different texts.
         follow_symlinks: also read files of the source to which links lead out of its folder.
         verify: read all files in ``dst_dir`` again at the end and compare the checksums.
         progress: show a bar on stderr after two seconds, if that is a terminal.

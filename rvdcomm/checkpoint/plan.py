@@ -147,17 +147,28 @@ def plan_reshard(
             f"{quoted(source.others[0])}; they are pickles, which are never read. Say "
             "--tensors-only (tensors_only=True) to leave them out."
         )
-    metadata = {} if to == "dcp" else source.metadata
-    if source.metadata and not metadata and not tensors_only:
-        raise CheckpointError(
-            f"{src_dir} has __metadata__ {quoted(min(source.metadata))}, for which a checkpoint of "
-            "torch.distributed has no place. Say --tensors-only (tensors_only=True) to leave it "
-            "out."
-        )
+    metadata = _metadata(source, to, tensors_only)
     targets = _targets(source, rules, to, dtype, memory_limit)
     used = {rules.pattern(target.name) for target in targets}
     unused = tuple(glob for glob, _ in rules.layouts if glob not in used)
     return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), metadata, unused)
+
+
+def _metadata(source: Catalog, to: str, tensors_only: bool) -> dict[str, str]:
+    """Texts about the model for the headers of the result."""
+    kept = {key: texts[0] for key, texts in source.metadata.items() if len(texts) == 1}
+    if to == "dcp":
+        kept = {}
+    if (lost := sorted(set(source.metadata) - set(kept))) and not tensors_only:
+        texts = source.metadata[lost[0]]
+        reason = "a checkpoint of torch.distributed has no place for it"
+        if len(texts) > 1:
+            reason = f"files have different texts, {quoted(texts[0])} and {quoted(texts[1])}"
+        raise CheckpointError(
+            f"{source.folder.root}: __metadata__ {quoted(lost[0])} cannot be kept: {reason}. Say "
+            "--tensors-only (tensors_only=True) to leave it out."
+        )
+    return kept
 
 
 def _targets(

@@ -111,14 +111,15 @@ class Catalog:
         kind: the form of the checkpoint.
         others: names of entries that are no tensors (a step count, say). They are pickles, so
             nothing here reads them.
-        metadata: texts that the writer of safetensors files noted in their headers.
+        metadata: what the headers of safetensors files note about the model: by key, the texts of
+            all files that differ.
     """
 
     folder: Folder
     kind: str
     tensors: dict[str, StoredTensor]
     others: tuple[str, ...] = ()
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def files(self) -> tuple[str, ...]:

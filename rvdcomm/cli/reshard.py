@@ -67,7 +67,7 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
         "--tensors-only",
         action="store_true",
         help="leave out what the result cannot hold: entries of a DCP source that are no tensors, "
-        "and, with --to dcp, __metadata__ of safetensors",
+        "and __metadata__ of safetensors with --to dcp or if files have different texts",
     )
     parser.add_argument(
         "--follow-symlinks",
