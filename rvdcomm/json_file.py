@@ -42,6 +42,16 @@ def read_json(path: str | FilePath, max_bytes: int) -> Any:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise LayoutError(f"it is longer than {max_bytes} bytes")
+    return parse_json(data)
+
+
+def parse_json(data: bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        LayoutError: it is no UTF-8, no JSON, nested too deeply, or has a NaN, an infinity or an
+            integer of thousands of digits.
+    """
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse)
     except RecursionError:

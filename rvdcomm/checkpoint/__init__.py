@@ -1,4 +1,4 @@
-"""Checkpoints: from any shards and form to any others, in bounded memory (docs/checkpoints.md)."""
+"""Checkpoints: conversion between forms and layouts in bounded memory (docs/checkpoints.md)."""
 
 from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.engine import Report, reshard

@@ -1,4 +1,4 @@
-"""Archives: where the elements of a tensor lie in what ``torch.save`` wrote.
+"""Archives: finds the elements of a tensor in a file that ``torch.save`` wrote.
 
 An archive is a zip file whose entries are not compressed: ``data.pkl`` says shape and strides,
 ``data/0`` is the memory of the tensor. So a range of elements is a range of bytes of the file.
@@ -11,11 +11,11 @@ import struct
 import zipfile
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from rvdcomm.checkpoint.files import Folder
 from rvdcomm.checkpoint.inert import Call, Global, Persistent, inert
-from rvdcomm.checkpoint.stored import size_of
+from rvdcomm.checkpoint.stored import Block
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.text import quoted
@@ -48,24 +48,28 @@ class Elements:
     order: tuple[int, ...]
 
 
-def locate(path: Path, start: int, num_bytes: int, dtype: str, shape: tuple[int, ...]) -> Elements:
-    """Where the elements of the tensor in an archive lie; it has to be of this dtype and shape.
+def locate(folder: Folder, block: Block, dtype: str) -> Elements:
+    """Where the elements of the tensor in an archive lie.
 
-    The archive is the ``num_bytes`` of the file from ``start``.
+    Args:
+        folder: where the archive's file is.
+        block: the bytes of the file that are the archive, and the shape of its tensor.
+        dtype: the tensor's.
 
     Raises:
         CheckpointError: it holds something else, or is damaged.
     """
-    size_of(path)
-    with path.open("rb") as file:
-        view = _Region(file, start, num_bytes)
+    start, end, shape = block.start, block.start + block.num_bytes, block.box.shape
+    with folder.open(block.file) as file:
+        view = _Region(file, start, block.num_bytes)
         try:
             with zipfile.ZipFile(view) as archive:
                 return _located(archive, view, start, dtype, shape)
         except _DAMAGE as error:
             raise CheckpointError(
-                f"{path}, bytes {start} to {start + num_bytes}: no tensor {dtype} {list(shape)} as "
-                f"torch.save writes it: {str(error).rstrip('.')}; copy the file again."
+                f"{folder.root / block.file}, bytes {start} to {end}: no tensor {dtype} "
+                f"{list(shape)} as torch.save writes it: {str(error).rstrip('.')}; copy the file "
+                "again."
             ) from None
 
 
@@ -154,7 +158,7 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
 class _Region(io.RawIOBase):
     """A region of a file as a file, of which a bounded number of bytes can be read."""
 
-    def __init__(self, file: BinaryIO, start: int, num_bytes: int) -> None:
+    def __init__(self, file: io.FileIO, start: int, num_bytes: int) -> None:
         self.file, self.start, self.num_bytes = file, start, num_bytes
         self.position = self.num_read = 0
 

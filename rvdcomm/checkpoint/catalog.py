@@ -1,14 +1,16 @@
-"""Catalog: what the checkpoint in a folder holds, whichever kind it is of."""
+"""Catalog: what the checkpoint in a folder holds, whichever form it has."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rvdcomm.checkpoint import dcp, journal, manifest
+from rvdcomm.checkpoint.files import Folder, check_file_name
 from rvdcomm.checkpoint.safetensors_file import Header, read_header
-from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor, check_file_name, read_values
+from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.json_file import entry
 from rvdcomm.layout import Box
@@ -21,73 +23,115 @@ MAX_INDEX_BYTES = 256 << 20
 SHARDING_KEY = "DCP_SHARDING_INFO"
 """Where ``HuggingFaceStorageWriter`` notes in a file's header at which offsets its shards lie."""
 
+_FILE_KEYS = (SHARDING_KEY, "DCP_VERSION", manifest.KEY_PREFIX)
+"""Beginnings of the keys in ``__metadata__`` that describe a file, not the model."""
 
-def open_checkpoint(root: str | Path) -> Catalog:
+_NUMBERED = re.compile(r"(.*?)-?(\d{5})-of-(\d{5})\.safetensors")
+
+
+def open_checkpoint(root: str | Path, *, follow_symlinks: bool = False) -> Catalog:
     """What the folder ``root`` holds: sharded (with our manifest), DCP or Hugging Face-style.
 
     Only names, shapes and places are read.
 
+    Args:
+        root: the folder.
+        follow_symlinks: also read files to which links lead out of the folder (``Folder``).
+
     Raises:
-        CheckpointError: there is no checkpoint, an unfinished one, or a damaged one.
+        CheckpointError: there is no checkpoint, one that was never committed, a mix of two, a
+            damaged one, one without tensors, or a link out of the folder.
         OSError: a file cannot be read.
     """
-    root = Path(root)
-    if not root.is_dir():
-        raise CheckpointError(f"{root} is no folder with a checkpoint.")
-    if journal.is_unfinished(root):
+    folder = Folder(root, follow_symlinks=follow_symlinks)
+    catalog = _catalog(folder, folder.names())
+    if not catalog.tensors:
+        raise CheckpointError(f"{root} holds a {catalog.kind} checkpoint without any tensor.")
+    return catalog
+
+
+def _catalog(folder: Folder, names: list[str]) -> Catalog:
+    if journal.FILE_NAME in names and not journal.is_finished(folder):
         raise CheckpointError(
-            f"{root} is the destination of a reshard that has not finished; run that again first."
+            f"{folder.root} is the destination of a reshard that has not finished; run that again "
+            "first."
         )
-    if (root / manifest.FILE_NAME).exists():
-        tensors = manifest.stored_tensors(root, manifest.Manifest.load(root))
-        return Catalog(root, "sharded", tensors)
-    if (root / dcp.FILE_NAME).exists():
-        return dcp.read_dcp(root)
-    return _safetensors_folder(root)
+    if manifest.FILE_NAME in names:
+        tensors, headers = manifest.stored_tensors(folder, manifest.Manifest.load(folder))
+        return Catalog(folder, "sharded", tensors, metadata=_metadata(headers))
+    if dcp.FILE_NAME in names:
+        return dcp.read_dcp(folder)
+    files = [name for name in names if name.endswith(".safetensors")]
+    if INDEX_NAME in names:
+        return _indexed(folder)
+    if not files:
+        raise CheckpointError(
+            f"{folder.root} holds no checkpoint: neither {manifest.FILE_NAME} nor {dcp.FILE_NAME} "
+            "nor any .safetensors file. One of these is written last, so a save may have stopped "
+            "before its end."
+        )
+    return _unindexed(folder, [WHOLE_NAME] if WHOLE_NAME in files else files)
 
 
-def _safetensors_folder(root: Path) -> Catalog:
-    index = _index(root)
-    names = sorted(set(index.values())) if index else _file_names(root)
-    headers = {name: _header(root, name) for name in names}
+def _metadata(headers: Mapping[str, Header]) -> dict[str, tuple[str, ...]]:
+    """What the writers noted about the model: by key, the different texts in all files."""
+    found: dict[str, tuple[str, ...]] = {}
+    for header in headers.values():
+        for key, text in header.metadata.items():
+            if key.startswith(_FILE_KEYS) or (key, text) == ("format", "pt"):
+                continue
+            if text not in found.setdefault(key, (text,)):
+                found[key] += (text,)
+    return found
+
+
+def _indexed(folder: Folder) -> Catalog:
+    """A Hugging Face-style checkpoint whose index says which file has which tensor."""
+    path = folder.root / INDEX_NAME
+    try:
+        homes = entry(folder.read_json(INDEX_NAME, MAX_INDEX_BYTES), "weight_map", dict)
+    except (CheckpointError, LayoutError) as error:
+        raise CheckpointError(f"{path} is no index: {str(error).rstrip('.')}.") from None
+    files = sorted({check_file_name(file, str(path)) for file in homes.values()})
+    headers = {file: read_header(folder, file) for file in files}
+    manifest.check_committed(folder, headers, of_one_save=True)
+    for file, header in headers.items():
+        if odd := [name for name in header.entries if name not in homes]:
+            raise CheckpointError(
+                f"{path} leaves out tensor {quoted(odd[0])}, which {file} holds; add it to the "
+                "index, or remove it from the file."
+            )
+    return _whole(folder, homes, headers)
+
+
+def _unindexed(folder: Folder, files: list[str]) -> Catalog:
+    """Files of whole tensors, or shards of DCP: the headers say which."""
+    headers = {file: read_header(folder, file) for file in files}
+    manifest.check_committed(folder, headers)
     if any(SHARDING_KEY in header.metadata for header in headers.values()):
-        return _dcp_safetensors(root, headers)
-    homes = index or _homes(root, headers)
-    tensors = {name: _whole_tensor(root, name, file, headers[file]) for name, file in homes.items()}
-    return Catalog(root, "whole", tensors)
+        _check_numbers(folder, files, needs_index=False)
+        return _dcp_safetensors(folder, headers)
+    _check_numbers(folder, files, needs_index=True)
+    return _whole(folder, _homes(folder.root, headers), headers)
 
 
-def _index(root: Path) -> dict[str, str]:
-    """The file of every tensor, as the index says it; empty where there is none."""
-    path = root / INDEX_NAME
-    if not path.exists():
-        return {}
-    try:
-        files = entry(read_values(path, MAX_INDEX_BYTES), "weight_map", dict)
-    except LayoutError as error:
-        raise CheckpointError(f"{path} is no index: {error}.") from None
-    return {name: check_file_name(file, str(path)) for name, file in files.items()}
+def _check_numbers(folder: Folder, files: Iterable[str], *, needs_index: bool) -> None:
+    """Refuse files such as ``model-00001-of-00003`` whose other files or index are missing."""
+    numbered = {file: match for file in files if (match := _NUMBERED.fullmatch(file))}
+    for file, match in numbered.items():
+        prefix, total = match[1], int(match[3])
+        found = {int(m[2]) for m in numbered.values() if (m[1], m[3]) == (prefix, match[3])}
+        if len(found) < total or (needs_index and total > 1):
+            missing = f"{INDEX_NAME} is missing" if needs_index else f"{len(found)} are there"
+            raise CheckpointError(
+                f"{folder.root}: {file} is one of {total} files, and {missing}; copy all files "
+                "of the checkpoint."
+            )
 
 
-def _file_names(root: Path) -> list[str]:
-    if (root / WHOLE_NAME).exists():
-        return [WHOLE_NAME]
-    names = sorted(path.name for path in root.glob("*.safetensors"))
-    if not names:
-        raise CheckpointError(
-            f"{root} holds no checkpoint: neither {manifest.FILE_NAME} nor {dcp.FILE_NAME} nor any "
-            ".safetensors file."
-        )
-    return names
-
-
-def _header(root: Path, name: str) -> Header:
-    try:
-        return read_header(root / name)
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{root / INDEX_NAME} names {name}, which is not there; copy it, too."
-        ) from None
+def _whole(folder: Folder, homes: Mapping[str, str], headers: Mapping[str, Header]) -> Catalog:
+    tensors = {n: _whole_tensor(folder.root, n, file, headers[file]) for n, file in homes.items()}
+    return Catalog(folder, "whole", tensors, metadata=_metadata(headers))
 
 
 def _homes(root: Path, headers: Mapping[str, Header]) -> dict[str, str]:
@@ -116,7 +160,8 @@ def _whole_tensor(root: Path, name: str, file: str, header: Header) -> StoredTen
 # --- shards of DCP in safetensors files ---------------------------------------------------------
 
 
-def _dcp_safetensors(root: Path, headers: Mapping[str, Header]) -> Catalog:
+def _dcp_safetensors(folder: Folder, headers: Mapping[str, Header]) -> Catalog:
+    root = folder.root
     blocks: dict[str, list[Block]] = {}
     dtypes: dict[str, str] = {}
     for file, header in headers.items():
@@ -137,7 +182,7 @@ def _dcp_safetensors(root: Path, headers: Mapping[str, Header]) -> Catalog:
         # As torch reads it: the tensor ends where its last shard does.
         shape = tuple(map(max, zip(*(block.box.hi for block in found_blocks), strict=True)))
         tensors[name] = StoredTensor(name, dtypes[name], shape, tuple(found_blocks))
-    return Catalog(root, "dcp-safetensors", tensors)
+    return Catalog(folder, "dcp-safetensors", tensors, metadata=_metadata(headers))
 
 
 def _offsets(path: Path, header: Header) -> dict[str, tuple[int, ...]]:

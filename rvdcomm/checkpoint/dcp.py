@@ -1,4 +1,4 @@
-"""``torch.distributed.checkpoint``: its description of a checkpoint, read and written.
+"""``torch.distributed.checkpoint``: reads and writes its description of a checkpoint.
 
 ``.metadata`` is a pickle of torch's own dataclasses. It is read as data (``inert``), never
 unpickled; the archives that it points to are found by ``archive``.
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from rvdcomm.checkpoint.files import Folder, check_file_name
 from rvdcomm.checkpoint.inert import MAX_BYTES, Call, Global, Pairs, inert
-from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor, check_file_name, read_bounded
+from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.layout import Box, dtype_name
 from rvdcomm.text import quoted
@@ -26,22 +26,23 @@ _TYPES = "torch.distributed.checkpoint.metadata."
 _STORAGE_INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
 
 
-def read_dcp(root: Path) -> Catalog:
-    """What ``dcp.save`` wrote to folder ``root``.
+def read_dcp(folder: Folder) -> Catalog:
+    """What ``dcp.save`` wrote to a folder.
 
     Raises:
         CheckpointError: the description is damaged, or says what no ``dcp.save`` writes.
     """
-    path = root / FILE_NAME
     try:
-        return _catalog(root, _fields(inert(read_bounded(path, MAX_BYTES)), _TYPES + "Metadata"))
+        said = inert(folder.read(FILE_NAME, MAX_BYTES))
+        return _catalog(folder, _fields(said, _TYPES + "Metadata"))
     except (CheckpointError, LayoutError) as error:
         raise CheckpointError(
-            f"{path} describes no checkpoint that can be read: {str(error).rstrip('.')}."
+            f"{folder.root / FILE_NAME} describes no checkpoint that can be read: "
+            f"{str(error).rstrip('.')}."
         ) from None
 
 
-def _catalog(root: Path, fields: dict[str, Any]) -> Catalog:
+def _catalog(folder: Folder, fields: dict[str, Any]) -> Catalog:
     places = dict(_places(fields.get("storage_data")))
     tensors: dict[str, StoredTensor] = {}
     others: list[str] = []
@@ -51,8 +52,8 @@ def _catalog(root: Path, fields: dict[str, Any]) -> Catalog:
         if isinstance(entry, Call) and entry.function == Global(_TYPES + "BytesStorageMetadata"):
             others.append(name)
         else:
-            tensors[name] = _tensor(root, name, entry, places)
-    return Catalog(root, "dcp", tensors, tuple(sorted(others)))
+            tensors[name] = _tensor(name, entry, places)
+    return Catalog(folder, "dcp", tensors, tuple(sorted(others)))
 
 
 def _places(values: Any) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[str, int, int]]]:
@@ -76,7 +77,7 @@ def _places(values: Any) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[st
         yield (name, _size(index["offset"])), (file, start, length)
 
 
-def _tensor(root: Path, name: str, entry: Any, places: dict[Any, Any]) -> StoredTensor:
+def _tensor(name: str, entry: Any, places: dict[Any, Any]) -> StoredTensor:
     fields = _fields(entry, _TYPES + "TensorStorageMetadata")
     properties = fields.get("properties")
     state = properties.state if isinstance(properties, Call) else None
@@ -85,11 +86,15 @@ def _tensor(root: Path, name: str, entry: Any, places: dict[Any, Any]) -> Stored
     chunks = fields.get("chunks")
     if not isinstance(chunks, list):
         raise CheckpointError(f"tensor {quoted(name)} has no chunks")
-    blocks = tuple(_block(root, name, chunk, places) for chunk in chunks)
-    return StoredTensor(name, dtype_name(state[0].name), _size(fields.get("size")), blocks)
+    blocks = tuple(_block(name, chunk, places) for chunk in chunks)
+    try:
+        dtype = dtype_name(state[0].name)
+    except LayoutError as error:
+        raise CheckpointError(f"tensor {quoted(name)}: {error}") from None
+    return StoredTensor(name, dtype, _size(fields.get("size")), blocks)
 
 
-def _block(root: Path, name: str, chunk: Any, places: dict[Any, Any]) -> Block:
+def _block(name: str, chunk: Any, places: dict[Any, Any]) -> Block:
     fields = _fields(chunk, _TYPES + "ChunkStorageMetadata")
     lo, shape = _size(fields.get("offsets")), _size(fields.get("sizes"))
     if (name, lo) not in places or len(lo) != len(shape):

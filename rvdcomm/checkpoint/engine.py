@@ -1,4 +1,4 @@
-"""Engine: move a checkpoint into another layout, window by window, and go on where it stopped."""
+"""Engine: runs a reshard plan window by window, and resumes an interrupted run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from rvdcomm.checkpoint.plan import (
     ReshardPlan,
     plan_reshard,
 )
-from rvdcomm.checkpoint.progress import Bar
 from rvdcomm.checkpoint.reader import Reader, tensor_of
 from rvdcomm.checkpoint.rules import Rules
 from rvdcomm.checkpoint.target import ALIGNMENT, Batch, Target
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import Box
 from rvdcomm.units import bytes_text, secs_text
+
+PROGRESS_DELAY_SECS = 2.0
+"""A run that is shorter shows no progress bar."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def reshard(
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     tensors_only: bool = False,
+    follow_symlinks: bool = False,
     verify: bool = False,
     progress: bool = False,
 ) -> Report:
@@ -91,8 +94,11 @@ def reshard(
         memory_limit: the most bytes that buffers of tensors take at once.
         max_file_bytes: begin new files when a rank's would have more bytes of tensors; what is
             not complete after a crash is done again, so smaller files lose less.
-        tensors_only: leave out entries that are no tensors, instead of refusing.
-        verify: read all that is in ``dst_dir`` again at the end and compare the checksums.
+        tensors_only: leave out what the result cannot hold, instead of refusing: entries of a DCP
+            checkpoint that are no tensors, and ``__metadata__`` of safetensors if ``to="dcp"`` or
+            if files have different texts.
+        follow_symlinks: also read files of the source to which links lead out of its folder.
+        verify: read all files in ``dst_dir`` again at the end and compare the checksums.
         progress: show a bar on stderr after two seconds, if that is a terminal.
 
     Returns:
@@ -112,22 +118,26 @@ def reshard(
         memory_limit=memory_limit,
         max_file_bytes=max_file_bytes,
         tensors_only=tensors_only,
+        follow_symlinks=follow_symlinks,
     )
     root = Path(dst_dir)
     if root.resolve() == Path(src_dir).resolve():
         raise CheckpointError(f"{src_dir} is source and destination; use another folder.")
-    reader = Reader(plan.source.root)
+    reader = Reader(plan.source.folder)
+    request = _request(plan)
+    # The request decides every byte of the result, so its checksum tells this save from others.
+    form = FORMS[to](save=_sha256(request)[:32], metadata=plan.metadata)
     try:
-        with closing(Journal(root, _request(plan))) as log:
-            num_files_kept = _run(plan, root, log, reader, verify, progress)
+        with closing(Journal(root, request)) as log:
+            num_files_kept = _run(plan, root, log, form, reader, verify, progress)
     except OSError as error:
         raise CheckpointError(_stopped(root, error)) from error
     return Report(plan, num_files_kept, reader.num_bytes_read, time.monotonic() - start)
 
 
 def _stopped(root: Path, error: OSError) -> str:
-    """What to do about an error of the system."""
-    remedy = "mend that"
+    """The message for an error of the system, and what the user can do about it."""
+    remedy = "remove the cause"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         folder = next(path for path in (root, *root.resolve().parents) if path.exists())
         free = shutil.disk_usage(folder).free
@@ -139,8 +149,8 @@ def _stopped(root: Path, error: OSError) -> str:
 
 
 def _request(plan: ReshardPlan) -> dict[str, Any]:
-    """All that decides the bytes of the result; the destination belongs to it."""
-    stats = [(name, (plan.source.root / name).stat()) for name in plan.source.files]
+    """All that decides the bytes of the result. A destination belongs to one request."""
+    folder = plan.source.folder
     homes = [sorted(batch.files.items()) for batch in plan.batches for _ in batch.targets]
     # The chunks of a DCP checkpoint are the windows.
     windows = [target.window_elements for target in plan.targets] if plan.to == "dcp" else []
@@ -152,8 +162,9 @@ def _request(plan: ReshardPlan) -> dict[str, Any]:
             sorted((t.name, t.source.name, t.dtype, str(t.layout)) for t in plan.targets)
         ),
         "size of files or windows": _sha256([homes, windows]),
-        "source": str(plan.source.root.resolve()),
-        "files of the source": _sha256([(n, s.st_size, s.st_mtime_ns) for n, s in stats]),
+        "source": str(folder.root.resolve()),
+        "files of the source": _sha256([(n, *folder.version(n)) for n in plan.source.files]),
+        "metadata": dict(plan.metadata),
     }
 
 
@@ -162,21 +173,34 @@ def _sha256(value: Any) -> str:
 
 
 def _run(
-    plan: ReshardPlan, root: Path, log: Journal, reader: Reader, verify: bool, progress: bool
+    plan: ReshardPlan,
+    root: Path,
+    log: Journal,
+    form: Form,
+    reader: Reader,
+    verify: bool,
+    progress: bool,
 ) -> int:
-    """Do what is not done yet; return how many files were kept."""
-    form = FORMS[plan.to]()
-    # Of a run that has ended, sizes tell enough unless the caller wants more.
+    """Write the files that are missing; return how many files of an earlier run were kept."""
+    # After a run that has ended only sizes are compared; ``verify`` compares checksums.
     kept = [
         all(fault_of(root / name, done, read=not log.is_done) is None for name, done in b.items())
         for b in log.batches
     ]
-    with Bar(plan.read_bytes if progress else None) as advance:
+    from tqdm import tqdm
+
+    with tqdm(
+        total=plan.read_bytes,
+        unit="B",
+        unit_scale=True,
+        delay=PROGRESS_DELAY_SECS,
+        disable=None if progress else True,  # None: no bar where stderr is no terminal.
+    ) as bar:
         for i, batch in enumerate(plan.batches):
             if i < len(kept) and kept[i]:
-                advance(sum(target.read_bytes for target in batch.targets))
+                bar.update(sum(target.read_bytes for target in batch.targets))
                 continue
-            written = _move_batch(batch, root, form, reader, advance)
+            written = _move_batch(batch, root, form, reader, bar.update)
             if i < len(log.batches) and log.batches[i] != written:
                 raise CheckpointError(
                     f"{root}: files of an earlier run were damaged, and the source does not give "
@@ -206,7 +230,7 @@ def _verify(root: Path, log: Journal) -> None:
 def _move_batch(
     batch: Batch, root: Path, form: Form, reader: Reader, advance: Callable[[int], None]
 ) -> journal.Batch:
-    """Write the files of a batch; they get their names when all are whole."""
+    """Write the files of a batch; they get their names when all of them are complete."""
     files = {rank: PartFile(root, name) for rank, name in batch.files.items()}
     try:
         form.begin(batch, files)
@@ -244,7 +268,7 @@ def _move(
 
 
 def _packed(piece: Piece, window: Box, found: Tensor, buffers: _Buffers) -> Tensor:
-    """A piece of a window, contiguous and in a storage of its own size.
+    """A piece of a window as a contiguous tensor whose storage has no other elements.
 
     Value part 0 has the tensor, the other parts are zeros: together they sum to it.
     """

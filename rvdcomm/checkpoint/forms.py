@@ -1,4 +1,4 @@
-"""Forms: how the result of a reshard is written: sharded, whole, or for torch.distributed."""
+"""Forms: writers of the three kinds of results: sharded, whole, and for torch.distributed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rvdcomm.checkpoint import dcp, manifest
 from rvdcomm.checkpoint.catalog import INDEX_NAME, SHARDING_KEY, WHOLE_NAME
-from rvdcomm.checkpoint.files import PartFile, write_file
-from rvdcomm.checkpoint.journal import Written
+from rvdcomm.checkpoint.files import PartFile, Written, write_file
 from rvdcomm.checkpoint.safetensors_file import header_bytes
 from rvdcomm.checkpoint.target import Batch, Target
 from rvdcomm.layout import Box, Holding, Layout
@@ -38,7 +37,7 @@ class Form(Protocol):
         """Write what stands before the tensors."""
 
     def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
-        """Write a piece of a cell: ``data`` is contiguous and a storage of its own."""
+        """Write a piece of a cell. ``data`` is contiguous and alone in its storage."""
 
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
         """All pieces of a tensor are written."""
@@ -48,10 +47,18 @@ class Form(Protocol):
 
 
 class Safetensors:
-    """One safetensors file a rank (and batch), and a manifest of their checksums."""
+    """One safetensors file per rank and batch, and the manifest that commits them.
 
-    def __init__(self, is_whole: bool) -> None:
-        self.is_whole = is_whole
+    Args:
+        is_whole: files of whole tensors, as Hugging Face's.
+        save: the text that marks the files of this run (``Mark.save``).
+        metadata: texts for the header of each file.
+    """
+
+    def __init__(
+        self, is_whole: bool, save: str = "", metadata: Mapping[str, str] | None = None
+    ) -> None:
+        self.is_whole, self.save, self.metadata = is_whole, save, metadata or {}
         self._hashes: dict[Holding, Any] = {}
 
     def file_name(self, rank: int, batch: int, num_batches: int) -> str:
@@ -66,11 +73,9 @@ class Safetensors:
 
     def begin(self, batch: Batch, files: Mapping[int, PartFile]) -> None:
         for rank, file in files.items():
-            header = rank_header(
-                {t.name: (t.dtype, t.layout) for t in batch.targets_of(rank)},
-                rank,
-                is_whole=self.is_whole,
-            )
+            tensors = {t.name: (t.dtype, t.layout) for t in batch.targets_of(rank)}
+            mark = manifest.Mark(self.save, None if self.is_whole else rank)
+            header = rank_header(tensors, rank, mark, self.metadata)
             file.append(header)
             file.end_segment(hashlib.sha256(header).hexdigest())
 
@@ -99,23 +104,27 @@ class Safetensors:
                     for rank in target.layout.ranks
                 }
                 tensors[target.name] = manifest.ShardedTensor(target.dtype, target.layout, shards)
-        text = manifest.Manifest(tensors).to_text()
+        saves = {name: self.save for batch in batches for name in batch.files.values()}
+        text = manifest.Manifest(tensors, saves).to_text()
         if self.is_whole and len(batches) != 1:
             write_file(root, INDEX_NAME, _index(batches).encode())
         write_file(root, manifest.FILE_NAME, text.encode())
 
 
 def rank_header(
-    tensors: Mapping[str, tuple[str, Layout]], rank: int, *, is_whole: bool = False
+    tensors: Mapping[str, tuple[str, Layout]],
+    rank: int,
+    mark: manifest.Mark,
+    metadata: Mapping[str, str],
 ) -> bytes:
     """Header of a file with a rank's shards of tensors: dtype and layout of each, by name.
 
-    It says in torch's words where the shards lie, so that ``HuggingFaceStorageReader`` of
-    ``torch.distributed.checkpoint`` can read the files, too; these words have no value parts.
+    It also says in the words of torch where the shards lie, so that ``HuggingFaceStorageReader`` of
+    ``torch.distributed.checkpoint`` can read the files. These words have no value parts.
     """
     boxes = {name: layout.cell(rank).box for name, (_, layout) in tensors.items()}
-    metadata = {"format": "pt"}
-    if not is_whole and all(layout.rvd.v == 1 for _, layout in tensors.values()):
+    metadata = {"format": "pt", **metadata, manifest.MARK_KEY: mark.to_text()}
+    if mark.rank is not None and all(layout.rvd.v == 1 for _, layout in tensors.values()):
         offsets = {
             name: {"saved_offsets": _offset(boxes[name], layout.shape)}
             for name, (_, layout) in tensors.items()
@@ -126,7 +135,7 @@ def rank_header(
 
 
 def _offset(box: Box, shape: tuple[int, ...]) -> list[int]:
-    """Where a shard begins; an empty one at the far end, as torch tells shards by their offsets."""
+    """Where a shard begins. Torch tells shards apart by offsets, so empty ones are at the end."""
     if not box.is_empty:
         return list(box.lo)
     return [size - extent for size, extent in zip(shape, box.shape, strict=True)]
@@ -147,7 +156,13 @@ def _index(batches: Sequence[Batch]) -> str:
 
 
 class Dcp:
-    """Files and description as ``dcp.save`` writes them; replicas are written once."""
+    """Files and description as ``dcp.save`` writes them; replicas are written once.
+
+    They have no place for a mark, nor for texts about the model. ``.metadata`` commits them.
+    """
+
+    def __init__(self, save: str = "", metadata: Mapping[str, str] | None = None) -> None:
+        pass
 
     def file_name(self, rank: int, batch: int, num_batches: int) -> str:
         return f"__{rank}_{batch}.distcp"
@@ -192,9 +207,9 @@ def _chunks(batch: Batch, files: Mapping[str, Written]) -> Iterator[dcp.Chunk]:
 
 
 class _HashedStream:
-    """What ``torch.save`` writes to.
+    """The stream to which ``torch.save`` writes.
 
-    An error is kept, and what comes after it dropped: torch would raise another in its place.
+    The first error is kept for the caller, because torch would raise another in its place.
     """
 
     def __init__(self, file: PartFile) -> None:
@@ -215,7 +230,7 @@ class _HashedStream:
 
 
 def pieces_of(target: Target) -> Iterator[tuple[Box, list[Piece]]]:
-    """For every window of a tensor, what it has of each cell of the layout.
+    """For every window of a tensor, its intersections with the cells of the layout.
 
     An empty tensor is one empty piece, so that no form forgets it.
     """
@@ -227,9 +242,12 @@ def pieces_of(target: Target) -> Iterator[tuple[Box, list[Piece]]]:
         yield window, [(cell, box) for cell, box in found if box is not None]
 
 
-FORMS: dict[str, Callable[[], Form]] = {
+FORMS: dict[str, Callable[..., Form]] = {
     "sharded": partial(Safetensors, is_whole=False),
     "whole": partial(Safetensors, is_whole=True),
     "dcp": Dcp,
 }
-"""Kinds of checkpoints that can be written, by name; a form serves one run."""
+"""Kinds of checkpoints that can be written, by name; a form serves one run.
+
+Each takes ``save`` and ``metadata`` as ``Safetensors``.
+"""

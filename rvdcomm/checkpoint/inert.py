@@ -1,9 +1,9 @@
-"""Pickles as data: what a pickle says, read without doing any of it.
+"""Pickles as data: reads a pickle without importing or calling anything.
 
 ``torch.distributed.checkpoint`` describes a checkpoint by a pickle. Unpickling imports and calls
-whatever the file names. Here its instructions are followed on values that do nothing: a global is
-its name, a call is a record of what would be called. No module is imported, nothing is called, and
-dictionaries are lists of pairs, since even to hash a key of a file can take for ever.
+whatever the file names. Here the instructions of the pickle run on plain records: a global is its
+name, and a call is a record of its function and arguments. Dictionaries are lists of pairs, because
+hashing a key from a hostile file can take exponential time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Global:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """What would be ``function(*args)``, then given ``state``."""
+    """A record of the call ``function(*args)``; its result would then be given ``state``."""
 
     function: Any
     args: Any
@@ -62,7 +62,7 @@ _MARK = _Mark()
 
 
 def inert(data: bytes) -> Any:
-    """What a pickle says: numbers, texts, tuples, lists and the records above.
+    """The value of a pickle, as numbers, texts, tuples, lists and the records above.
 
     >>> import pickle
     >>> inert(pickle.dumps((1, "two", [3.0])))

@@ -1,42 +1,32 @@
-"""Journal: what of a reshard is done, so that a rerun goes on from there.
+"""Journal: which files of a reshard are complete, so that a rerun goes on from there.
 
-A JSON line says what was asked for; then comes a line for every batch of files that is complete,
-and a last line when all is done. The journal only grows: a line that a crash cut off is dropped,
-and a rerun of an interrupted run ends with the same bytes as a run that was never interrupted.
+The first line is the request. A line for every batch of complete files follows, and a last line
+when all is done. The journal only grows: a line that a crash cut off is dropped. A rerun of an
+interrupted run ends with the same bytes as a run that was never interrupted.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rvdcomm.checkpoint.stored import read_bounded
+from rvdcomm.checkpoint.files import (
+    TEMPORARY_SUFFIX,
+    Folder,
+    LogFile,
+    Written,
+    make_folder,
+    remove_partial_files,
+)
 from rvdcomm.errors import CheckpointError
 from rvdcomm.text import quoted
 
 FILE_NAME = "rvdcomm-journal.jsonl"
-TEMPORARY_SUFFIX = ".rvdcomm-partial"
 MAX_BYTES = 1 << 30
 _DONE = {"done": True}
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A complete file: the length and the checksum of each of its segments, in order."""
-
-    segments: tuple[tuple[int, str], ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the file."""
-        return sum(num_bytes for num_bytes, _ in self.segments)
-
 
 Batch = dict[str, Written]
 
@@ -54,34 +44,30 @@ class Journal:
     """
 
     def __init__(self, root: Path, request: Mapping[str, Any]) -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        self.root, self.path = root, root / FILE_NAME
-        strangers = sorted(p.name for p in root.iterdir() if not _is_partial(p.name))
-        if strangers and FILE_NAME not in strangers:
+        self.root, self.path = make_folder(root), root / FILE_NAME
+        names = Folder(root).names()
+        others = [n for n in names if n != FILE_NAME and not n.endswith(TEMPORARY_SUFFIX)]
+        if others and FILE_NAME not in names:
             raise CheckpointError(
-                f"{root} is not empty: it holds {quoted(strangers[0])} and no {FILE_NAME} of an "
+                f"{root} is not empty: it holds {quoted(others[0])} and no {FILE_NAME} of an "
                 "earlier run; use an empty or a new folder."
             )
-        self.file = self.path.open("a+b", buffering=0)
+        self.file = LogFile(self.path)
         try:
-            self._lock()
-            self.batches, self.is_done = self._read(dict(request))
+            self.batches, self.is_done = self._read(dict(request), others)
+            remove_partial_files(root)
         except BaseException:
             self.file.close()
             raise
-        for path in root.iterdir():
-            if _is_partial(path.name):
-                path.unlink()
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(f"another process is resharding into {self.root}.") from None
-
-    def _read(self, request: dict[str, Any]) -> tuple[list[Batch], bool]:
-        lines, kept_bytes = read_lines(self.path)
+    def _read(self, request: dict[str, Any], others: list[str]) -> tuple[list[Batch], bool]:
+        lines, kept_bytes = _lines(self.path, self.file.read(MAX_BYTES))
         if not lines:
+            if others:
+                raise CheckpointError(
+                    f"{self.path} is empty, and {self.root} holds {quoted(others[0])}: which "
+                    "request that belongs to is lost; use a new folder."
+                )
             self.file.truncate(0)
             self._append(request)
             return [], False
@@ -100,7 +86,7 @@ class Journal:
 
     def recorded(self) -> list[Batch]:
         """All batches, as the file has them."""
-        return _batches(self.path, read_lines(self.path)[0])[0]
+        return _batches(self.path, _lines(self.path, self.file.read(MAX_BYTES))[0])[0]
 
     def finish(self) -> None:
         """Note that the checkpoint is complete."""
@@ -113,23 +99,18 @@ class Journal:
         self.file.close()
 
     def _append(self, value: Mapping[str, Any]) -> None:
-        line = (json.dumps(value, separators=(",", ":")) + "\n").encode()
-        before = os.fstat(self.file.fileno()).st_size
-        try:
-            while line:
-                line = line[self.file.write(line) or 0 :]
-            os.fsync(self.file.fileno())
-        except OSError:
-            # What a full disk took of the line must not stand before the next one.
-            self.file.truncate(before)
-            raise
+        self.file.append((json.dumps(value, separators=(",", ":")) + "\n").encode())
 
 
-def read_lines(path: Path) -> tuple[list[Any], int]:
+def is_finished(folder: Folder) -> bool:
+    """Whether the reshard that made the folder's journal has ended."""
+    return _lines(folder.root / FILE_NAME, folder.read(FILE_NAME, MAX_BYTES))[0][-1:] == [_DONE]
+
+
+def _lines(path: Path, data: bytes) -> tuple[list[Any], int]:
     """The values of all whole lines, and the bytes that these take."""
+    kept = data[: data.rfind(b"\n") + 1]
     try:
-        data = read_bounded(path, MAX_BYTES)
-        kept = data[: data.rfind(b"\n") + 1]
         return [json.loads(line) for line in kept.splitlines()], len(kept)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
@@ -149,16 +130,6 @@ def _batches(path: Path, lines: list[Any]) -> tuple[list[Batch], bool]:
         ], is_done
     except (KeyError, TypeError, ValueError, AttributeError):
         raise CheckpointError(f"{path} is no journal; remove the folder and start again.") from None
-
-
-def is_unfinished(root: Path) -> bool:
-    """Whether a reshard into this folder was begun and has not ended."""
-    path = root / FILE_NAME
-    return path.exists() and read_lines(path)[0][-1:] != [_DONE]
-
-
-def _is_partial(name: str) -> bool:
-    return name.endswith(TEMPORARY_SUFFIX)
 
 
 def _difference(before: Any, now: dict[str, Any]) -> str:

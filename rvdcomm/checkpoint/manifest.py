@@ -1,7 +1,10 @@
-"""Manifest: what the files of a sharded checkpoint hold, as a value with a JSON form.
+"""Manifest: the file that commits a checkpoint of ours, and the marks that bind its files to it.
 
-A file of the checkpoint is an ordinary safetensors file with the shards of one rank. What it
-cannot say, the manifest does: of which tensor a shard is which cell, and its checksum.
+Every safetensors file that we write has a mark in its header. The manifest is written last, and
+names each file with its mark. So a folder of such files is complete if and only if it has a
+manifest whose files have the marks that the manifest says. Writers make marks, ``commit_shards``
+and reshard write the manifest, and readers call ``stored_tensors``: nothing else decides whether a
+folder is complete. docs/checkpoints.md has the states of a folder.
 """
 
 from __future__ import annotations
@@ -9,23 +12,90 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from rvdcomm.checkpoint.files import Folder, check_file_name
 from rvdcomm.checkpoint.safetensors_file import Header, read_header
-from rvdcomm.checkpoint.stored import Block, StoredTensor, check_file_name, read_values
+from rvdcomm.checkpoint.stored import Block, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
-from rvdcomm.json_file import entry
+from rvdcomm.json_file import entry, parse_json
 from rvdcomm.layout import Layout, dtype_name
 from rvdcomm.text import quoted
 
 FILE_NAME = "rvdcomm-manifest.json"
-FORMAT, VERSION = "rvdcomm-checkpoint", 1
+FORMAT, VERSION = "rvdcomm-checkpoint", 2
 MAX_BYTES = 256 << 20
 """Three million shards: 700 tensors on 4,096 ranks."""
 
+KEY_PREFIX = "rvdcomm."
+MARK_KEY = KEY_PREFIX + "mark"
+"""Where a header has the mark of its file."""
+
 _SHA256 = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Which save wrote a file, and whose shards it has.
+
+    Attributes:
+        save: a text that no file of another save has. All files of a reshard have the same one;
+            ``save_shards`` draws one for every file.
+        rank: the rank whose shards the file has; None for a file of whole tensors, which can be
+            read without a manifest.
+    """
+
+    save: str
+    rank: int | None = None
+
+    def to_text(self) -> str:
+        """The text in the header."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, folder: Folder, file: str, header: Header) -> Mark | None:
+        """The mark in a header; None if another program wrote the file."""
+        text = header.metadata.get(MARK_KEY)
+        if text is None:
+            return None
+        try:
+            values = parse_json(text.encode())
+            save, rank = entry(values, "save", str), values.get("rank")
+            if rank is not None and type(rank) is not int:
+                raise LayoutError(f"'rank' is {quoted(rank)}")
+            return cls(save, rank)
+        except LayoutError as error:
+            raise CheckpointError(
+                f"{folder.root / file} has a damaged {MARK_KEY}: {error}."
+            ) from None
+
+
+def check_committed(
+    folder: Folder, headers: Mapping[str, Header], *, of_one_save: bool = False
+) -> None:
+    """Refuse files that need a manifest in a folder that has none.
+
+    Args:
+        folder: where the files are.
+        headers: of the files that are read.
+        of_one_save: also refuse files that different saves wrote.
+    """
+    marks = {file: Mark.of(folder, file, header) for file, header in headers.items()}
+    for file, mark in marks.items():
+        if mark is not None and mark.rank is not None:
+            raise CheckpointError(
+                f"{folder.root} was never committed: {file} has shards of rank {mark.rank}, and "
+                f"there is no {FILE_NAME}. Call commit_shards when all ranks have saved, or run an "
+                "interrupted reshard again."
+            )
+    first, *others = marks or [""]
+    odd = [file for file in others if marks[file] != marks[first]]
+    if of_one_save and odd:
+        raise CheckpointError(
+            f"{folder.root}: {first} and {odd[0]} were written by two different saves; copy all "
+            "files of one of them."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +117,20 @@ class ShardedTensor:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The tensors of a sharded checkpoint by name.
+    """The tensors of a checkpoint by name, and the save that wrote each of its files.
 
     Law (tests/checkpoint/test_manifest.py): ``Manifest.from_json(x.to_json()) == x``.
+
+    Raises:
+        CheckpointError: there is no tensor, or a shard or a file is missing or too much.
     """
 
     tensors: Mapping[str, ShardedTensor]
+    saves: Mapping[str, str]
 
     def __post_init__(self) -> None:
+        if not self.tensors:
+            raise CheckpointError("it names no tensor")
         for name, tensor in self.tensors.items():
             missing = sorted(set(tensor.layout.ranks) ^ set(tensor.shards))
             if missing:
@@ -62,10 +138,15 @@ class Manifest:
                     f"tensor {quoted(name)} {tensor.layout} needs a shard of each of its ranks and "
                     f"of no others; that of rank {missing[0]} is missing or too much."
                 )
+        files = {shard.file for tensor in self.tensors.values() for shard in tensor.shards.values()}
+        if odd := sorted(files ^ set(self.saves)):
+            raise CheckpointError(
+                f"file {quoted(odd[0])} needs the name of its save and a shard of a tensor"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """JSON values: shards in ascending order of ranks, files by their number in a list."""
-        files = sorted({s.file for t in self.tensors.values() for s in t.shards.values()})
+        files = sorted(self.saves)
         number = {file: i for i, file in enumerate(files)}
         tensors = {
             name: {
@@ -75,7 +156,10 @@ class Manifest:
             }
             for name, tensor in sorted(self.tensors.items())
         }
-        return {"format": FORMAT, "version": VERSION, "files": files, "tensors": tensors}
+        saves = [self.saves[file] for file in files]
+        return {
+            "format": FORMAT, "version": VERSION, "files": files, "saves": saves, "tensors": tensors
+        }  # fmt: skip
 
     def to_text(self) -> str:
         """The text of the file: one line a tensor."""
@@ -97,17 +181,24 @@ class Manifest:
                 f"this reads {FORMAT} version {VERSION}"
             )
         files = [check_file_name(file, "it") for file in entry(values, "files", list)]
+        saves = entry(values, "saves", list)
+        if len(files) != len(saves) or not all(isinstance(save, str) for save in saves):
+            raise CheckpointError(f"it has {len(files)} files and {quoted(saves)} as their saves")
         tensors = entry(values, "tensors", dict)
-        return cls({name: _tensor(name, value, files) for name, value in tensors.items()})
+        return cls(
+            {name: _tensor(name, value, files) for name, value in tensors.items()},
+            dict(zip(files, saves, strict=True)),
+        )
 
     @classmethod
-    def load(cls, root: Path) -> Manifest:
-        """Read the manifest of the checkpoint in folder ``root``."""
-        path = root / FILE_NAME
+    def load(cls, folder: Folder) -> Manifest:
+        """Read the manifest of the checkpoint in a folder."""
         try:
-            return cls.from_json(read_values(path, MAX_BYTES))
+            return cls.from_json(folder.read_json(FILE_NAME, MAX_BYTES))
         except (CheckpointError, LayoutError) as error:
-            raise CheckpointError(f"{path} is no manifest: {str(error).rstrip('.')}.") from None
+            raise CheckpointError(
+                f"{folder.root / FILE_NAME} is no manifest: {str(error).rstrip('.')}."
+            ) from None
 
 
 def _tensor(name: str, value: Any, files: list[str]) -> ShardedTensor:
@@ -134,28 +225,47 @@ def _shard(name: str, value: Any, files: list[str]) -> Shard:
     return Shard(files[value[0]], value[1])
 
 
-def stored_tensors(root: Path, manifest: Manifest) -> dict[str, StoredTensor]:
-    """The tensors of a manifest, each shard found in its file."""
-    headers: dict[str, Header] = {}
+def stored_tensors(
+    folder: Folder, manifest: Manifest
+) -> tuple[dict[str, StoredTensor], dict[str, Header]]:
+    """The tensors of a manifest, each shard found in its file, and the headers of the files.
+
+    Raises:
+        CheckpointError: a file is missing, of another save, or does not hold what the manifest
+            says, no more and no less.
+    """
+    headers = {file: read_header(folder, file) for file in manifest.saves}
+    for file, save in manifest.saves.items():
+        mark = Mark.of(folder, file, headers[file])
+        if mark is None or mark.save != save:
+            raise CheckpointError(
+                f"{folder.root / file} is not the file that {FILE_NAME} commits: another save "
+                "wrote it. The two saves must not be mixed; save again into a new folder."
+            )
+    held = {(shard.file, n) for n, t in manifest.tensors.items() for shard in t.shards.values()}
+    for file, header in headers.items():
+        if odd := [name for name in header.entries if (file, name) not in held]:
+            raise CheckpointError(
+                f"{folder.root / FILE_NAME} leaves out tensor {quoted(odd[0])}, which {file} holds."
+            )
     out = {}
     for name, tensor in manifest.tensors.items():
-        blocks = []
-        for rank, shard in tensor.shards.items():
-            if shard.file not in headers:
-                headers[shard.file] = read_header(root / shard.file)
-            blocks.append(_block(root, name, tensor, rank, headers[shard.file]))
+        blocks = tuple(
+            _block(folder, name, tensor, rank, headers[tensor.shards[rank].file])
+            for rank in tensor.shards
+        )
         shape = tensor.layout.shape
-        out[name] = StoredTensor(name, tensor.dtype, shape, tuple(blocks), tensor.layout.rvd.v)
-    return out
+        out[name] = StoredTensor(name, tensor.dtype, shape, blocks, tensor.layout.rvd.v)
+    return out, headers
 
 
-def _block(root: Path, name: str, tensor: ShardedTensor, rank: int, header: Header) -> Block:
+def _block(folder: Folder, name: str, tensor: ShardedTensor, rank: int, header: Header) -> Block:
     cell, shard = tensor.layout.cell(rank), tensor.shards[rank]
     found = header.entries.get(name)
     if found is None or (found.dtype, found.shape) != (tensor.dtype, cell.box.shape):
         has = "does not hold it" if found is None else f"holds {found.dtype} {found.shape}"
         raise CheckpointError(
-            f"tensor {name!r}, rank {rank}: {root / FILE_NAME} says {tensor.dtype} "
+            f"tensor {name!r}, rank {rank}: {folder.root / FILE_NAME} says {tensor.dtype} "
             f"{cell.box.shape}, and {shard.file} {has}; one of the files is of another checkpoint."
         )
     return Block(shard.file, found.start, found.num_bytes, cell.box, cell.part, sha256=shard.sha256)

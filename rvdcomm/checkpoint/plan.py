@@ -1,9 +1,9 @@
-"""Plan: which tensors become which files, what is read for them, and in how much memory."""
+"""Plan: the files of a reshard, the bytes that it reads and writes, and its memory."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ class ReshardPlan:
     source: Catalog
     to: str
     batches: tuple[Batch, ...]
+    metadata: Mapping[str, str]
     unused_patterns: tuple[str, ...] = ()
 
     @property
@@ -77,12 +78,17 @@ class ReshardPlan:
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
         for what, names in (
             ("rules that match no tensor", self.unused_patterns),
-            ("left out, no tensors", self.source.others),
+            ("left out, no tensors", self._left_out()),
         ):
             if names:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
                 lines.append(f"{what}: {', '.join(names[:3])}{more}")
         return "\n".join([*lines, *self._total_lines()])
+
+    def _left_out(self) -> tuple[str, ...]:
+        """Names of what the source holds and the result does not."""
+        metadata = sorted(set(self.source.metadata) - set(self.metadata))
+        return *self.source.others, *(f"__metadata__ {name}" for name in metadata)
 
     def _row(self, target: Target) -> tuple[str, ...]:
         src, dst = target.source.dtype, target.dtype
@@ -119,12 +125,13 @@ def plan_reshard(
     memory_limit: int = DEFAULT_MEMORY_LIMIT,
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES,
     tensors_only: bool = False,
+    follow_symlinks: bool = False,
 ) -> ReshardPlan:
-    """Plan a reshard; nothing is written, and of the source only descriptions are read.
+    """Plan a reshard. Nothing is written; only the descriptions of the source are read.
 
     Args and errors are those of ``reshard``.
     """
-    source = open_checkpoint(src_dir)
+    source = open_checkpoint(src_dir, follow_symlinks=follow_symlinks)
     rules = rules or Rules()
     if to not in FORMS:
         raise CheckpointError(f"to={to!r} is no kind of checkpoint; use {', '.join(FORMS)}.")
@@ -140,18 +147,37 @@ def plan_reshard(
             f"{quoted(source.others[0])}; they are pickles, which are never read. Say "
             "--tensors-only (tensors_only=True) to leave them out."
         )
+    metadata = _metadata(source, to, tensors_only)
     targets = _targets(source, rules, to, dtype, memory_limit)
     used = {rules.pattern(target.name) for target in targets}
     unused = tuple(glob for glob, _ in rules.layouts if glob not in used)
-    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), unused)
+    return ReshardPlan(source, to, _batches(targets, to, max_file_bytes), metadata, unused)
+
+
+def _metadata(source: Catalog, to: str, tensors_only: bool) -> dict[str, str]:
+    """Texts about the model for the headers of the result."""
+    kept = {key: texts[0] for key, texts in source.metadata.items() if len(texts) == 1}
+    if to == "dcp":
+        kept = {}
+    if (lost := sorted(set(source.metadata) - set(kept))) and not tensors_only:
+        texts = source.metadata[lost[0]]
+        reason = "a checkpoint of torch.distributed has no place for it"
+        if len(texts) > 1:
+            reason = f"files have different texts, {quoted(texts[0])} and {quoted(texts[1])}"
+        raise CheckpointError(
+            f"{source.folder.root}: __metadata__ {quoted(lost[0])} cannot be kept: {reason}. Say "
+            "--tensors-only (tensors_only=True) to leave it out."
+        )
+    return kept
 
 
 def _targets(
     source: Catalog, rules: Rules, to: str, dtype: str | None, memory_limit: int
 ) -> list[Target]:
     targets: dict[str, Target] = {}
+    names = rules.names(source.tensors)
     for tensor in source.tensors.values():
-        name = rules.name(tensor.name)
+        name = names[tensor.name]
         if name in targets:
             raise LayoutError(
                 f"rename gives {tensor.name!r} and {targets[name].source.name!r} the same name, "

@@ -1,26 +1,25 @@
-"""Reader: boxes of stored tensors, read by ranges of bytes: what is needed and nothing else."""
+"""Reader: reads boxes of stored tensors by ranges of bytes, and no other data."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rvdcomm.checkpoint.archive import Elements, locate
+from rvdcomm.checkpoint.archive import locate
+from rvdcomm.checkpoint.files import Folder
 from rvdcomm.checkpoint.stored import Block, StoredTensor
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import ITEM_BYTES, Box
-from rvdcomm.run.local import add_into
+from rvdcomm.run import add_into
 
 MAX_READ_BYTES = 1 << 30
 """Of one system call; Linux reads no more than 2 GiB at once."""
@@ -29,7 +28,7 @@ MAX_READ_BYTES = 1 << 30
 def runs(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
     """Offset and length, in elements, of the contiguous pieces of ``box`` in a row-major ``outer``.
 
-    Laws (tests/checkpoint/test_reader.py): in order they are the elements of the box in row-major
+    Laws (tests/checkpoint/test_windows.py): in order they are the elements of the box in row-major
     order; a box of ``windows(outer.shape, n)`` is one run.
 
     >>> list(runs(Box((0, 1), (2, 3)), Box((0, 0), (2, 4))))
@@ -52,24 +51,24 @@ def runs(box: Box, outer: Box) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class _Digest:
-    """A checksum that is made while a block is read from its start to its end."""
+    """The checksum of the bytes of a block that were read so far, without gaps."""
 
     position: int = 0
     hash: Any = field(default_factory=hashlib.sha256)
 
 
 class Reader:
-    """Reads boxes of the tensors of the checkpoint in folder ``root``, and counts what it reads.
+    """Reads boxes of the tensors of the checkpoint in a folder, and counts what it reads.
 
     Attributes:
         num_bytes_read: bytes of tensors, by file. Headers and descriptions are not counted.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
         self.num_bytes_read: dict[str, int] = {}
         self._digests: dict[Block, _Digest] = {}
-        self._elements = lru_cache(maxsize=1024)(self._locate)
+        self._elements = lru_cache(maxsize=1024)(partial(locate, folder))
 
     def gather(self, tensor: StoredTensor, box: Box, out: Tensor, scratch: memoryview) -> None:
         """Write ``box`` of a tensor, its parts summed in ascending order, to ``out``.
@@ -110,7 +109,7 @@ class Reader:
                 continue
             if digest.hash.hexdigest() != block.sha256:
                 raise CheckpointError(
-                    f"{self.root / block.file}: the {block.num_bytes} bytes of tensor "
+                    f"{self.folder.root / block.file}: the {block.num_bytes} bytes of tensor "
                     f"{tensor.name!r} {block.box} are damaged: their sha256 is "
                     f"{digest.hash.hexdigest()[:12]}..., it was {str(block.sha256)[:12]}... when "
                     "they were written; copy the file again."
@@ -120,10 +119,6 @@ class Reader:
         if not block.is_archive:
             return list(range(len(block.box.lo)))
         return list(self._elements(block, tensor.dtype).order)
-
-    def _locate(self, block: Block, dtype: str) -> Elements:
-        path = self.root / block.file
-        return locate(path, block.start, block.num_bytes, dtype, block.box.shape)
 
     def _read(self, tensor: StoredTensor, block: Block, box: Box, out: memoryview) -> None:
         """Fill ``out`` with ``box`` in the order in which the block stores its elements."""
@@ -136,12 +131,10 @@ class Reader:
             )
         item_bytes = ITEM_BYTES[tensor.dtype]
         filled = 0
-        with ExitStack() as stack:
-            descriptor = os.open(self.root / block.file, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, descriptor)
+        with self.folder.open(block.file) as file:
             for offset, length in runs(inner, outer):
                 piece = out[filled : filled + length * item_bytes]
-                self._fill(block, descriptor, start + offset * item_bytes, piece)
+                self._fill(block, file.fileno(), start + offset * item_bytes, piece)
                 self._feed(block, offset * item_bytes, piece)
                 filled += length * item_bytes
         count = self.num_bytes_read.get(block.file, 0)
@@ -152,8 +145,8 @@ class Reader:
             num_bytes = os.preadv(descriptor, [out[:MAX_READ_BYTES]], start)
             if num_bytes == 0:
                 raise CheckpointError(
-                    f"{self.root / block.file} ends at byte {start}, where {len(out)} more bytes "
-                    "were expected; it was cut off or changed while it was read."
+                    f"{self.folder.root / block.file} ends at byte {start}, where {len(out)} more "
+                    "bytes were expected; it was cut off or changed while it was read."
                 )
             out, start = out[num_bytes:], start + num_bytes
 
@@ -172,7 +165,7 @@ def _permuted(box: Box, order: tuple[int, ...]) -> Box:
 
 
 def tensor_of(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """A tensor ``[*shape]`` on this memory, which has just as many bytes."""
+    """A tensor ``[*shape]`` on this memory, which has exactly its bytes."""
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)

@@ -1,9 +1,11 @@
-"""Rules: which layout and which name every tensor of the result gets."""
+"""Rules: patterns that give every tensor of the result its layout and its name."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,25 +13,29 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from rvdcomm.checkpoint.stored import read_bounded
+from rvdcomm.checkpoint.files import read_file
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, parse_ranges
 from rvdcomm.text import quoted
 
 MAX_BYTES = 16 << 20
+RENAME_SECS = 20.0
+"""For one pattern and all names; a million names take less than two seconds."""
+
+MAX_NAME_LENGTH = 1 << 16
 _KEYS: dict[str, Any] = {"ranks": str, "layouts": dict, "rename": dict}
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Layouts and names by patterns; in both the order counts.
+    """Patterns for layouts and for names. They apply in the order in which they are given.
 
     Args:
         layouts: a glob on names (of the result), and ``"R(1)V(1)D(4,1)"``, which may be followed by
             ``ranks(...)`` and ``cuts(...)`` as in ``str(Layout)``. The first glob that matches
             counts. A tensor that none matches is replicated over all ``ranks``.
         rename: a regular expression and its replacement, as for ``re.sub``; all are applied, one
-            after another, to the names of the source.
+            after another, to the names of the source. Each has ``RENAME_SECS`` for all names.
         ranks: of the result.
 
     >>> rules = Rules({"*.down.weight": "R(1)V(1)D(1,2)"}, {"^model[.]": ""}, ranks=range(2))
@@ -73,7 +79,7 @@ class Rules:
         """
         path = Path(path)
         try:
-            data = read_bounded(path, MAX_BYTES)
+            data = read_file(path, MAX_BYTES)
             parse = json.loads if path.suffix == ".json" else tomllib.loads
             return cls._of_values(parse(data.decode("utf-8")))
         except (ValueError, RecursionError) as error:
@@ -96,10 +102,21 @@ class Rules:
         return cls(values.get("layouts"), values.get("rename"), ranks)
 
     def name(self, source_name: str) -> str:
-        """The name in the result of a tensor of the source."""
+        """The name in the result of a tensor of the source, as ``names``."""
+        return self.names([source_name])[source_name]
+
+    def names(self, source_names: Iterable[str]) -> dict[str, str]:
+        """The names in the result of tensors of the source.
+
+        Raises:
+            LayoutError: a pattern takes longer than ``RENAME_SECS``, as a regular expression such
+                as ``(a+)+$`` does on some names, or makes names longer than ``MAX_NAME_LENGTH``.
+        """
+        before = list(source_names)
+        after = before
         for pattern, replacement in self.rename:
-            source_name = re.sub(pattern, replacement, source_name)
-        return source_name
+            after = _renamed(pattern, replacement, after)
+        return dict(zip(before, after, strict=True))
 
     def pattern(self, name: str) -> str | None:
         """The glob whose layout the tensor of this name gets."""
@@ -133,3 +150,39 @@ class Rules:
                 f"are {quoted(self.ranks)}."
             )
         return layout
+
+
+_RENAME = """
+import json, re, sys
+pattern, replacement, names, most = json.load(sys.stdin)
+renamed = []
+for name in names:
+    renamed.append(re.sub(pattern, replacement, name))
+    if len(renamed[-1]) > most:
+        sys.exit(3)
+json.dump(renamed, sys.stdout)
+"""
+_TOO_LONG = 3
+
+
+def _renamed(pattern: str, replacement: str, names: list[str]) -> list[str]:
+    """Apply ``re.sub`` to names in a process of its own, because a thread cannot be stopped."""
+    request = json.dumps([pattern, replacement, names, MAX_NAME_LENGTH])
+    command = [sys.executable, "-I", "-S", "-c", _RENAME]
+    try:
+        done = subprocess.run(
+            command, input=request, capture_output=True, text=True, timeout=RENAME_SECS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise LayoutError(
+            f"renaming {len(names)} tensors by {pattern!r} took longer than {RENAME_SECS:g} s; "
+            "use a pattern without nested repetitions."
+        ) from None
+    if done.returncode == _TOO_LONG:
+        raise LayoutError(
+            f"renaming by {pattern!r} gives a name of more than {MAX_NAME_LENGTH} characters."
+        )
+    if done.returncode:
+        raise LayoutError(f"renaming by {pattern!r} failed: {quoted(done.stderr[-160:])}.")
+    renamed: list[str] = json.loads(done.stdout)
+    return renamed

@@ -1,4 +1,4 @@
-"""Safetensors files: their headers, read in bounded time and memory, and made.
+"""Safetensors files: reads their headers in bounded time and memory, and makes headers.
 
 The format is 8 bytes of header length, a JSON header, then the tensors' bytes without gaps. The
 library reads and writes whole tensors; resharding needs ranges of bytes and files larger than
@@ -14,10 +14,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
-from rvdcomm.checkpoint.stored import check_shape, size_of
+from rvdcomm.checkpoint.files import Folder
+from rvdcomm.checkpoint.stored import check_shape
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.text import quoted
@@ -55,27 +55,35 @@ class Header:
     metadata: dict[str, str]
 
 
-def read_header(path: Path) -> Header:
+def read_header(folder: Folder, name: str) -> Header:
     """The header of a file, checked against the file's size.
 
     Raises:
-        CheckpointError: this is no safetensors file, or one that is cut off or damaged.
+        CheckpointError: this is no safetensors file, one that is cut off or damaged, or one with a
+            dtype that is not in ``DTYPES``.
         OSError: it cannot be read.
     """
-    try:
-        size = size_of(path)
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
+    path = folder.root / name
+    with folder.open(name) as file:
+        size, _ = folder.version(name)
+        length = int.from_bytes(file.read(8), "little")
+        try:
             if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
                 raise CheckpointError(
                     f"its header would take {length} bytes, the file has {size} bytes and up to "
                     f"{MAX_HEADER_BYTES} of header are read"
                 )
             return _parsed(file.read(length), data_start=8 + length, size=size)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{path} is no whole safetensors file: {error}; write or copy it again."
-        ) from None
+        except _UnknownDtypeError as error:
+            raise CheckpointError(f"{path}: {error}.") from None
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{path} is no whole safetensors file: {error}; write or copy it again."
+            ) from None
+
+
+class _UnknownDtypeError(CheckpointError):
+    """The file may be whole, but it holds a tensor that cannot be read."""
 
 
 def _parsed(text: bytes, data_start: int, size: int) -> Header:
@@ -107,8 +115,9 @@ def _entry(name: str, value: Any, data_start: int) -> Entry:
         raise CheckpointError(f"tensor {quoted(name)} needs 'dtype', 'shape' and 'data_offsets'")
     code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(code, str) or code not in DTYPES:
-        raise CheckpointError(
-            f"tensor {quoted(name)} has dtype {quoted(code)}; known are {', '.join(DTYPES)}"
+        raise _UnknownDtypeError(
+            f"tensor {quoted(name)} has the unknown dtype {quoted(code)}; known are "
+            f"{', '.join(DTYPES)}"
         )
     if not (_are_integers(shape) and _are_integers(offsets) and len(offsets) == 2):
         raise CheckpointError(f"tensor {quoted(name)} has a shape or offsets that are no integers")

@@ -1,23 +1,20 @@
 """Stored tensors: where the bytes of every box of a tensor lie in the files of a checkpoint.
 
-Every kind of checkpoint is read into these values; what comes after knows no file format.
+Every kind of checkpoint is read into these values. The code that uses them knows no file format.
 """
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 
+from rvdcomm.checkpoint.files import Folder
 from rvdcomm.errors import CheckpointError
-from rvdcomm.json_file import read_json
 from rvdcomm.layout import ITEM_BYTES, MAX_DIMS, Box
 from rvdcomm.text import MAX_INTEGER, quoted
 
@@ -91,7 +88,7 @@ class StoredTensor:
 
     @cached_property
     def chosen(self) -> tuple[Block, ...]:
-        """One replica of every part and box, parts ascending; which one differs by tensor.
+        """One replica of every part and box, parts ascending. The choice depends on the name.
 
         So the reads of many tensors are spread over the files of all replicas.
         """
@@ -108,16 +105,21 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Catalog:
-    """A checkpoint that can be read: its tensors by name, and the files that hold them.
+    """A checkpoint that can be read: its tensors by name, and the folder that holds them.
 
-    ``others`` are names of entries that are no tensors (a step count, say): they are pickles, so
-    nothing here reads them.
+    Attributes:
+        kind: the form of the checkpoint.
+        others: names of entries that are no tensors (a step count, say). They are pickles, so
+            nothing here reads them.
+        metadata: what the headers of safetensors files note about the model: by key, the texts of
+            all files that differ.
     """
 
-    root: Path
+    folder: Folder
     kind: str
     tensors: dict[str, StoredTensor]
     others: tuple[str, ...] = ()
+    metadata: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @cached_property
     def files(self) -> tuple[str, ...]:
@@ -156,37 +158,3 @@ def check_shape(name: str, shape: tuple[int, ...]) -> None:
             f"tensor {quoted(name)} has shape {quoted(shape)}; expected up to {MAX_DIMS} sizes of "
             "at least 0 whose product is a 64-bit number of bytes."
         )
-
-
-def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a file, or a CheckpointError if there are more than ``max_bytes``.
-
-    No more memory is taken than the file has bytes: ``read(n)`` takes n at once.
-    """
-    size = size_of(path)
-    if size > max_bytes:
-        raise CheckpointError(f"it has {size} bytes, and up to {max_bytes} are read")
-    with path.open("rb") as file:
-        return file.read(size)
-
-
-def read_values(path: Path, max_bytes: int) -> Any:
-    """The value of a JSON file, as ``read_json`` reads it, in no more memory than that takes."""
-    return read_json(path, min(max_bytes, size_of(path)))
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file; to open anything else, such as a pipe, might wait for ever."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"{path} is no regular file")
-    return found.st_size
-
-
-def check_file_name(name: object, said_by: str) -> str:
-    """The name of a file in the checkpoint's own folder, or a CheckpointError."""
-    if not isinstance(name, str) or Path(name).name != name or name in ("", "..") or "\0" in name:
-        raise CheckpointError(
-            f"{said_by} names the file {quoted(name)}; expected a plain name in the same folder."
-        )
-    return name

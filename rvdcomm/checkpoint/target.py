@@ -11,7 +11,7 @@ from rvdcomm.checkpoint.windows import windows
 from rvdcomm.layout import ITEM_BYTES, Box, Holding, Layout
 
 CONVERTED = ("float16", "bfloat16", "float32", "float64")
-"""Dtypes that are converted, and to which: the others are numbers of something, or need scales."""
+"""Dtypes that are converted into each other. Integers are not; float8 needs scales."""
 
 ALIGNMENT = 64
 _NUM_BUFFERS = 4

@@ -1,9 +1,9 @@
 """Windows: boxes of bounded size that tile a tensor, such that every read and write is one run.
 
-A window fixes the indices of the outer dims, takes a range of one dim, and is whole in those
-inside. What it has in common with any box is contiguous in a file that stores that box in row-major
-order, and comes there after what the window before it has. So a tensor of any size goes from any
-shards to any others in one pass, by reads and writes of contiguous bytes.
+A window fixes the indices of the outer dims, takes a range of one dim, and has all indices of the
+inner dims. In a file that stores a box in row-major order, the intersection of the window and the
+box is contiguous, and directly follows the intersection of the previous window. So a tensor of any
+size is moved from any shards to any others in one pass of contiguous reads and writes.
 """
 
 from __future__ import annotations

@@ -10,13 +10,15 @@ from rvdcomm.cli.command import OK, Command
 
 def _reshard(args: argparse.Namespace) -> int:
     """Reshard a checkpoint, or print what that would do."""
-    # What it needs is imported late: it imports torch.
+    # Imported here because it imports torch, which other commands do not need.
     from rvdcomm.checkpoint import Rules, plan_reshard, reshard
 
     rules = Rules.load(args.rules) if args.rules else Rules()
     options = {
         name: value
-        for name in ("to", "dtype", "memory_limit", "max_file_bytes", "tensors_only")
+        for name in (
+            *("to", "dtype", "memory_limit", "max_file_bytes", "tensors_only", "follow_symlinks"),
+        )
         if (value := getattr(args, name)) is not None
     }
     if args.dry_run:
@@ -62,7 +64,16 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
         "complete are kept",
     )
     parser.add_argument(
-        "--tensors-only", action="store_true", help="leave out what is no tensor, of a DCP source"
+        "--tensors-only",
+        action="store_true",
+        help="leave out what the result cannot hold: entries of a DCP source that are no tensors, "
+        "and __metadata__ of safetensors with --to dcp or if files have different texts",
+    )
+    parser.add_argument(
+        "--follow-symlinks",
+        action="store_true",
+        help="also read files to which links lead out of SRC_DIR (links into the same repository "
+        "of a Hugging Face cache are always followed)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be read and written, and stop"
@@ -75,24 +86,26 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     "write a checkpoint in other shards, layouts, dtypes, names or another form",
-    """sources (found out by what is in SRC_DIR):
-  Hugging Face-style safetensors, with an index or without; what --to writes, or save_shards;
-  what torch.distributed.checkpoint saves, in .distcp or safetensors files. Nothing is unpickled.
+    """sources (recognized by the files in SRC_DIR):
+  Hugging Face-style safetensors: one file, or several with their index; results of --to;
+  shards of save_shards after commit_shards; checkpoints of torch.distributed.checkpoint, in
+  .distcp or safetensors files. Nothing is unpickled. Incomplete checkpoints are refused.
 rules:
   ranks = "0:4"                          the ranks of the result; by default rank 0 alone
   [layouts]                              a glob on names = a layout; the first that matches counts
   "*.[qkv]_proj.weight" = "R(1)V(1)D(4,1)"
   "*.o_proj.weight" = "R(1)V(1)D(1,4)"   what no glob matches is on all ranks
   "*.experts.0.*" = "R(1)V(1)D(2,1) ranks(0:2) cuts(balanced)"
-  [rename]                               regular expression = replacement, applied in this order
+  [rename]                               regular expression = replacement, applied in this order;
+                                         each has 20 seconds for all names
   '^model\\.' = ""
 examples:
-  What it takes, first; then do it:
+  Print the plan, then run it:
     rvdcomm reshard llama tp4 --rules tp4.toml --dry-run
     rvdcomm reshard llama tp4 --rules tp4.toml --dtype bfloat16 --verify
-  From a training run's checkpoint to files that everybody reads:
+  Make Hugging Face-style files of the checkpoint of a training run:
     rvdcomm reshard step-9000 release --to whole --tensors-only
-  It stopped (a full disk, a crash): the same command goes on from there.
+  After an interruption (a full disk, a crash), run the same command again; it resumes.
 """,
     _add_reshard,
     _reshard,

@@ -101,7 +101,7 @@ def test_a_terminal_gets_a_bar_when_it_takes_long(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rvdcomm.checkpoint.progress.DELAY_SECS", delay_secs)
+    monkeypatch.setattr("rvdcomm.checkpoint.engine.PROGRESS_DELAY_SECS", delay_secs)
     monkeypatch.setattr(sys, "stderr", stderr := stream())
     assert main(["reshard", str(make("whole", tmp_path)), str(tmp_path / "dst"), *words]) == 0
     assert ("100%|" in stderr.getvalue()) == has_bar

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import tempfile
 import tracemalloc
@@ -75,8 +76,6 @@ FILES = {
         header({"w": tensor([3], [0, 8])}) + b"1" * 8,
         r"tensor 'w' F32 \[3\] takes 12 bytes, its data_offsets \[0, 8\] hold 8",
     ),
-    "of a wrong dtype": (header({"w": tensor([2], [0, 8], "F31")}), "has dtype 'F31'; known are"),
-    "of a dtype that is a list": (header({"w": tensor([2], [0, 8], [[]])}), r"has dtype \[\[\]\]"),
     "of a size that is huge": (
         header({"w": tensor([1 << 40, 1 << 40], [0, 8])}),
         "whose product is a 64-bit number of bytes",
@@ -119,6 +118,15 @@ def test_a_safetensors_file_is_refused(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["F31", "F4", [[]]])
+def test_an_unknown_dtype_is_no_damage(dtype: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(header({"w": tensor([2], [0, 8], dtype)}))
+    message = (
+        rf"model.safetensors: tensor 'w' has the unknown dtype {re.escape(repr(dtype))}; known"
+    )
+    assert_cheap_error(lambda: open_checkpoint(tmp_path), message)
+
+
 @pytest.mark.timeout(20)
 def test_a_file_with_a_huge_count_of_tensors_is_read_in_bounded_time(tmp_path: Path) -> None:
     tensors = {f"w{i}": ("float32", (0,)) for i in range(20_000)}
@@ -134,8 +142,11 @@ def test_a_file_with_a_huge_count_of_tensors_is_read_in_bounded_time(tmp_path: P
         ({"weight_map": {"w": "../../etc/passwd"}}, "names the file '../../etc/passwd'"),
         ({"weight_map": {"w": "/etc/passwd"}}, "names the file '/etc/passwd'"),
         ({"weight_map": {"w": ".."}}, r"names the file '\.\.'"),
-        ({"weight_map": {"w": "gone.safetensors"}}, "names gone.safetensors, which is not there"),
-        ({"weight_map": {"x": "model.safetensors"}}, "'x' is in model.safetensors, which does not"),
+        ({"weight_map": {"w": "gone.safetensors"}}, r"gone.safetensors is missing; copy it"),
+        (
+            {"weight_map": dict.fromkeys(["x", *model()], "model.safetensors")},
+            "'x' is in model.s.* not",
+        ),
     ],
 )
 def test_an_index_is_refused(index: Any, message: str, tmp_path: Path) -> None:
@@ -157,8 +168,8 @@ def changed(root: Path, change: Callable[[Any], Any]) -> Path:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda m: m.update(format="zip"), "it is 'zip' version 1; this reads rvdcomm-checkpoint"),
-        (lambda m: m.update(version=2), "version 2; this reads rvdcomm-checkpoint version 1"),
+        (lambda m: m.update(format="zip"), "it is 'zip' version 2; this reads rvdcomm-checkpoint"),
+        (lambda m: m.update(version=1), "version 1; this reads rvdcomm-checkpoint version 2"),
         (lambda m: m.pop("tensors"), "'tensors' is missing"),
         (lambda m: m["files"].append("../x"), "it names the file '../x'"),
         (lambda m: m["tensors"]["ids"].update(dtype="int63"), "dtype 'int63' is unknown"),
@@ -190,7 +201,7 @@ def test_a_manifest_is_refused(change: Callable[[Any], Any], message: str, tmp_p
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     src = make("sharded", tmp_path)
     (src / "rank-00003.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"rank-00003\.safetensors"):
+    with pytest.raises(rv.CheckpointError, match=r"rank-00003\.safetensors is missing; copy it"):
         open_checkpoint(src)
 
 
@@ -317,9 +328,7 @@ def test_changed_bytes_give_a_checkpoint_or_a_named_error(
         src = Path(folder) / "src"
         shutil.copytree(Path(os.fsdecode(samples["root"])) / name.split("/")[0], src)
         (src / name.split("/")[1]).write_bytes(changed[:end])
-        # FileNotFoundError: a changed manifest may name a file that is not there.
-        expected = (*ERRORS, FileNotFoundError) if name.endswith("manifest.json") else ERRORS
-        with suppress(*expected):
+        with suppress(*ERRORS):
             reshard(src, Path(folder) / "dst")
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from rvdcomm.checkpoint import Manifest
+from rvdcomm.checkpoint.files import Folder
 from rvdcomm.checkpoint.manifest import Shard, ShardedTensor
 from rvdcomm.layout import ITEM_BYTES
 from tests.checkpoint.models import make
@@ -17,8 +18,10 @@ from tests.strategies import layouts
 
 @st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
-    names = draw(st.lists(st.text(max_size=8), unique=True, max_size=4))
-    return Manifest({name: draw(tensors()) for name in names})
+    names = draw(st.lists(st.text(max_size=8), unique=True, min_size=1, max_size=4))
+    found = {name: draw(tensors()) for name in names}
+    files = {shard.file for tensor in found.values() for shard in tensor.shards.values()}
+    return Manifest(found, {file: draw(st.text(max_size=8)) for file in sorted(files)})
 
 
 @st.composite
@@ -39,7 +42,7 @@ def test_json_reads_back(manifest: Manifest) -> None:
 
 def test_checksums_are_of_the_bytes(tmp_path: Path) -> None:
     src = make("sharded", tmp_path)
-    tensor = Manifest.load(src).tensors["embed.weight"]
+    tensor = Manifest.load(Folder(src)).tensors["embed.weight"]
     for shard in tensor.shards.values():
         data = load_file(src / shard.file)["embed.weight"].numpy().tobytes()
         assert hashlib.sha256(data).hexdigest() == shard.sha256

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing as mp
 import os
 import random
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import pytest
 import torch
 
 import rvdcomm as rv
-from rvdcomm.checkpoint import Rules, files, forms, journal, open_checkpoint, reshard
+from rvdcomm.checkpoint import Rules, open_checkpoint, reshard
+from rvdcomm.checkpoint.files import TEMPORARY_SUFFIX
 from rvdcomm.checkpoint.forms import FORMS
 from rvdcomm.checkpoint.journal import FILE_NAME, Journal
+from tests.checkpoint.crash import changes_until
 from tests.checkpoint.models import RULES, are_equal, files_of, load_sharded, make, model
 
 OPTIONS: dict[str, Any] = {"max_file_bytes": 150}
@@ -49,69 +52,14 @@ def whole_run(src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return {to: files_of(root / to) for to in FORMS}
 
 
-# --- points at which a run can end --------------------------------------------------------------
-
-
-class Points:
-    """Counts the calls that change the disk, and ends the run in the middle of one of them."""
-
-    def __init__(self, last: int | None, end: Callable[[], None]) -> None:
-        self.count, self.last, self.end = 0, last, end
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        append, record = files.PartFile.append, Journal._append
-
-        def half_append(part: files.PartFile, data: Any) -> None:
-            half = len(data) // 2
-            append(part, data[:half])
-            self.reached()
-            append(part, data[half:])
-
-        def torn_record(log: Journal, value: Any) -> None:
-            self.reached(before=lambda: log.file.write(b'{"files":{"rank'))
-            record(log, value)
-            self.reached()
-
-        patch.setattr(files.PartFile, "append", half_append)
-        patch.setattr(Journal, "_append", torn_record)
-        for owner, name in (
-            (files.PartFile, "commit"),
-            (files, "sync_folder"),
-            (forms, "write_file"),
-        ):
-            patch.setattr(owner, name, self._around(getattr(owner, name)))
-        patch.setattr("rvdcomm.checkpoint.engine.sync_folder", files.sync_folder)
-
-    def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def around(*args: Any) -> Any:
-            self.reached()
-            value = function(*args)
-            self.reached()
-            return value
-
-        return around
-
-    def reached(self, before: Callable[[], Any] = lambda: None) -> None:
-        self.count += 1
-        if self.count == self.last:
-            before()
-            self.end()
-
-
-def num_points(src: Path, dst: Path, to: str) -> int:
-    points = Points(None, lambda: None)
-    with pytest.MonkeyPatch.context() as patch:
-        points.install(patch)
-        do(src, dst, to)
-    return points.count
+def num_changes(src: Path, dst: Path, to: str) -> int:
+    return changes_until(None, lambda: do(src, dst, to))
 
 
 def run_to_its_death(src: Path, dst: Path, to: str, point: int) -> None:
     """The target of a process that kills itself."""
     torch.set_num_threads(1)
-    points = Points(point, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    points.install(pytest.MonkeyPatch())
-    do(src, dst, to)
+    changes_until(point, lambda: do(src, dst, to), lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 # --- ends ---------------------------------------------------------------------------------------
@@ -123,7 +71,7 @@ def test_a_run_that_is_killed_goes_on(
     seed: int, src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     to = list(FORMS)[seed % len(FORMS)]
-    point = random.Random(seed).randint(1, num_points(src, tmp_path / "count", to))
+    point = random.Random(seed).randint(1, num_changes(src, tmp_path / "count", to))
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch", "rvdcomm.checkpoint"])
     dst = tmp_path / "dst"
@@ -135,50 +83,27 @@ def test_a_run_that_is_killed_goes_on(
     assert files_of(dst) == whole_run[to]
 
 
-class EndError(Exception):
-    """What a test raises in the middle of a run."""
-
-
-def end() -> None:
-    raise EndError
-
-
-def do_until(point: int, src: Path, dst: Path, to: str = "sharded", **options: Any) -> None:
-    """Reshard, but end at a point."""
-    with pytest.MonkeyPatch.context() as patch:
-        Points(point, end).install(patch)
-        with pytest.raises(EndError):
-            do(src, dst, to, **options)
-
-
 @pytest.mark.parametrize("to", FORMS)
-def test_a_run_that_ends_anywhere_goes_on(
+def test_a_run_that_ends_at_any_change_of_the_disk_goes_on(
     to: str, src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    # Killed processes take time; here every point is tried, one after another in one folder.
-    last = num_points(src, tmp_path / "count", to)
-    dst, point = tmp_path / "dst", 0
-    while True:
+    # Killed processes take time; here every change is tried, one after another in one folder.
+    last = num_changes(src, tmp_path / "count", to)
+    dst, point, made = tmp_path / "dst", 0, 0
+    while made == point:
         point += 7 if to == "dcp" else 1  # An archive is written by many small calls.
-        with pytest.MonkeyPatch.context() as patch:
-            points = Points(point, end)
-            points.install(patch)
-            try:
-                do(src, dst, to)
-                break
-            except EndError:
-                # A reader takes what is there for a checkpoint when it is one, and not before.
-                if files_of(dst) == whole_run[to]:
-                    continue
-                with pytest.raises(rv.CheckpointError, match=r"has not finished|holds no check"):
-                    open_checkpoint(dst)
+        made = changes_until(point, lambda: do(src, dst, to))
+        # A reader takes what is there for a checkpoint when it is one, and not before.
+        if dst.exists() and files_of(dst) != whole_run[to]:
+            with pytest.raises(rv.CheckpointError, match=r"has not finished|holds no check"):
+                open_checkpoint(dst)
     assert 10 < point <= last + 7
     assert files_of(dst) == whole_run[to]
 
 
 def test_complete_files_are_kept(src: Path, tmp_path: Path) -> None:
-    total = num_points(src, tmp_path / "count", "sharded")
-    do_until(2 * total // 3, src, tmp_path / "dst")
+    total = num_changes(src, tmp_path / "count", "sharded")
+    changes_until(2 * total // 3, lambda: do(src, tmp_path / "dst"))
     kept = {path: path.stat().st_ino for path in (tmp_path / "dst").glob("*.safetensors")}
     report = do(src, tmp_path / "dst")
     assert 0 < report.num_files_kept <= len(kept)
@@ -190,8 +115,8 @@ def test_complete_files_are_kept(src: Path, tmp_path: Path) -> None:
 def test_what_is_kept_is_read_again(
     src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    total = num_points(src, tmp_path / "count", "sharded")
-    do_until(total - 12, src, tmp_path / "dst")
+    total = num_changes(src, tmp_path / "count", "sharded")
+    changes_until(total - 12, lambda: do(src, tmp_path / "dst"))
     damaged = sorted((tmp_path / "dst").glob("*.safetensors"))[0]
     data = bytearray(damaged.read_bytes())
     data[-1] ^= 1
@@ -250,14 +175,14 @@ def test_a_source_that_changed_is_another_request(tmp_path: Path) -> None:
 def test_the_memory_limit_may_change_on_the_way(
     src: Path, whole_run: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    do_until(30, src, tmp_path / "dst", memory_limit=1 << 20)
+    changes_until(60, lambda: do(src, tmp_path / "dst", memory_limit=1 << 20))
     do(src, tmp_path / "dst", memory_limit=1 << 16)
     assert files_of(tmp_path / "dst") == whole_run["sharded"]
 
 
 def test_two_runs_do_not_work_in_one_folder(src: Path, tmp_path: Path) -> None:
     reshard(src, tmp_path / "dst", RULES, **OPTIONS)
-    request = journal.read_lines(tmp_path / "dst" / FILE_NAME)[0][0]
+    request = json.loads((tmp_path / "dst" / FILE_NAME).read_text().splitlines()[0])
     log = Journal(tmp_path / "dst", request)
     with pytest.raises(rv.CheckpointError, match="another process is resharding into"):
         do(src, tmp_path / "dst")
@@ -294,7 +219,7 @@ def test_a_full_disk_is_a_named_error_and_a_rerun_succeeds(
     # What was not complete is gone, what was is there.
     kept = [name for name in files_of(small_disk / "dst") if name != FILE_NAME]
     assert len(kept) == 3
-    assert not any(name.endswith(journal.TEMPORARY_SUFFIX) for name in kept)
+    assert not any(name.endswith(TEMPORARY_SUFFIX) for name in kept)
     with pytest.raises(rv.CheckpointError, match="No space left on device"):
         reshard(src, small_disk / "dst", **options)
     larger = ["mount", "-o", "remount,size=2m", str(small_disk)]
@@ -324,8 +249,8 @@ def test_a_journal_that_does_not_fit_is_an_error_and_not_torn(
     monkeypatch.setattr("rvdcomm.checkpoint.engine._request", lambda plan: request)
     with pytest.raises(rv.CheckpointError, match="No space left"):
         reshard(src, small_disk / "dst")
-    assert journal.read_lines(small_disk / "dst" / FILE_NAME) == ([request], 4059)
-    assert (small_disk / "dst" / FILE_NAME).stat().st_size == 4059
+    written = (small_disk / "dst" / FILE_NAME).read_text()
+    assert (json.loads(written), len(written)) == (request, 4059)
     (small_disk / "filler").unlink()
     monkeypatch.setattr(Journal, "_append", record)
     reshard(src, small_disk / "dst", verify=True)

@@ -74,3 +74,32 @@ def test_files_without_rules_are_refused(
     (tmp_path / name).write_text(text)
     with pytest.raises(rv.LayoutError, match=message):
         Rules.load(tmp_path / name)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*$", "(.*.*.*.*.*.*.*.*)*c$"])
+def test_a_pattern_that_backtracks_without_end_is_refused(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rvdcomm.checkpoint.rules.RENAME_SECS", 0.5)
+    message = r"renaming 2 tensors by .* took longer than 0\.5 s; use a pattern without nested"
+    with pytest.raises(rv.LayoutError, match=message):
+        Rules(rename={pattern: ""}).names(["w", "a" * 64 + "b"])
+
+
+@pytest.mark.timeout(60)
+def test_a_glob_cannot_backtrack_without_end() -> None:
+    rules = Rules({"*a*a*a*a*a*a*a*a*a*a*a*a*b": "R(1)V(1)D(1)"})
+    assert rules.pattern("a" * 50_000) is None
+
+
+def test_names_that_grow_without_end_are_refused() -> None:
+    rename = {f"(?#{i})": "x" for i in range(20)}  # Each doubles the name.
+    with pytest.raises(rv.LayoutError, match="gives a name of more than 65536 characters"):
+        Rules(rename=rename).names(["w" * 100])
+
+
+def test_renames_see_every_character() -> None:
+    names = ["ä.\n\u2028.weight", "\ud800", "\0"]
+    rules = Rules(rename={"ä": "a\n", "\0": "nul"})
+    assert list(rules.names(names).values()) == ["a\n.\n\u2028.weight", "\ud800", "nul"]

@@ -7,6 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import rvdcomm as rv
+from rvdcomm.checkpoint.files import Folder
 from rvdcomm.checkpoint.safetensors_file import DTYPES, header_bytes, read_header
 from rvdcomm.layout import ITEM_BYTES
 from tests.checkpoint.models import bits, model
@@ -19,7 +20,7 @@ def test_headers_read_as_the_library_reads_them(code: str, tmp_path: Path) -> No
     shards = {"w": (dtype, shape), "ä": (dtype, ()), "e": (dtype, (0, 2))}
     data = bytes(16 * ITEM_BYTES[dtype])
     path.write_bytes(header_bytes(shards, {"a": "b"}) + data)
-    header = read_header(path)
+    header = read_header(Folder(tmp_path), path.name)
     assert {n: (e.dtype, e.shape) for n, e in header.entries.items()} == shards
     with safe_open(path, "pt") as file:
         assert file.metadata() == header.metadata == {"a": "b"}
@@ -31,7 +32,7 @@ def test_headers_read_as_the_library_reads_them(code: str, tmp_path: Path) -> No
 
 def test_we_read_what_the_library_writes(tmp_path: Path) -> None:
     save_file(model(), tmp_path / "one.safetensors", {"who": "me"})
-    header = read_header(tmp_path / "one.safetensors")
+    header = read_header(Folder(tmp_path), "one.safetensors")
     data = (tmp_path / "one.safetensors").read_bytes()
     expected = {
         name: (str(t.dtype).removeprefix("torch."), tuple(t.shape), bits(t))

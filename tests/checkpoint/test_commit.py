@@ -1,0 +1,368 @@
+"""Complete or refused: a folder that is not one whole save is never read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import rvdcomm as rv
+from rvdcomm.checkpoint import (
+    commit_shards,
+    load_shards,
+    open_checkpoint,
+    reshard,
+    save_shards,
+)
+from tests.checkpoint.crash import changes_until
+from tests.checkpoint.models import RULES, make, model
+
+LAYOUTS = {
+    "sum": rv.Layout((4,), "R(1)V(2)D(1)"),
+    "rows": rv.Layout((5, 2), "R(1)V(1)D(2,1)"),
+    "stage": rv.Layout((3,), "R(1)V(1)D(1)", ranks=[1]),
+}
+WHOLE = {
+    name: rv.Layout(layout.shape, f"R(1)V(1)D({','.join('1' * len(layout.shape))})")
+    for name, layout in LAYOUTS.items()
+}
+
+
+def values(scale: float) -> dict[str, list[float]]:
+    """The tensors of a save, flat."""
+    return {"sum": [3 * scale] * 4, "rows": [scale] * 10, "stage": [scale] * 3}
+
+
+def save(root: Path, rank: int, scale: float, save_id: str = "") -> None:
+    """Save a rank's shards; value part p of the sum is (p + 1) * scale."""
+    shards = {
+        name: torch.full(layout.cell(rank).box.shape, scale)
+        for name, layout in LAYOUTS.items()
+        if rank in layout
+    }
+    shards["sum"] *= rank + 1
+    save_shards(root, shards, LAYOUTS, rank, save_id=save_id)
+
+
+def load(root: Path) -> dict[str, list[float]]:
+    return {name: t.flatten().tolist() for name, t in load_shards(root, WHOLE, 0).items()}
+
+
+def load_partially(root: Path) -> list[float]:
+    """Row 1, which is a part of rank 0's shard, so that no checksum is compared."""
+    row = rv.Layout((5, 2), "R(1)V(1)D(5,1)")
+    return load_shards(root, {"rows": row}, 1)["rows"].flatten().tolist()
+
+
+# --- folders that were never committed ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("text", ["R(1)V(2)D(1,1)", "R(1)V(1)D(2,1)", "R(2)V(1)D(1,1)"])
+def test_shards_without_a_commit_are_refused(
+    ranks: tuple[int, ...], text: str, tmp_path: Path
+) -> None:
+    src, dst = tmp_path / "src", tmp_path / "dst"
+    layouts = {"w": rv.Layout((4, 2), text)}
+    for rank in ranks:
+        shard = torch.ones(layouts["w"].cell(rank).box.shape)
+        save_shards(src, {"w": shard}, layouts, rank)
+    message = rf"src was never committed: rank-0000{ranks[0]}\.safetensors has shards of rank"
+    with pytest.raises(rv.CheckpointError, match=message):
+        load_shards(src, {"w": rv.Layout((4, 2), "R(1)V(1)D(1,1)")}, 0)
+    with pytest.raises(rv.CheckpointError, match=message):
+        reshard(src, dst)
+    assert not dst.exists()
+
+
+def test_shards_under_other_names_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "src", 0, 1.0)
+    (tmp_path / "src/rank-00000.safetensors").rename(tmp_path / "src/model.safetensors")
+    with pytest.raises(rv.CheckpointError, match=r"was never committed: model.safetensors has"):
+        open_checkpoint(tmp_path / "src")
+
+
+DESCRIPTIONS = {
+    "sharded": ("rvdcomm-manifest.json", "was never committed"),
+    "dcp": (".metadata", "holds no checkpoint"),
+    "indexed": ("model.safetensors.index.json", "is one of 3 files, and .*index.json is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", DESCRIPTIONS)
+def test_a_folder_without_its_description_is_refused(kind: str, tmp_path: Path) -> None:
+    src = make(kind, tmp_path)
+    name, message = DESCRIPTIONS[kind]
+    (src / name).unlink()
+    with pytest.raises(rv.CheckpointError, match=message):
+        open_checkpoint(src)
+
+
+@pytest.mark.parametrize("kind", DESCRIPTIONS)
+@pytest.mark.parametrize("size", [0, 0.5])
+def test_a_description_that_is_cut_off_is_refused(kind: str, size: float, tmp_path: Path) -> None:
+    path = make(kind, tmp_path) / DESCRIPTIONS[kind][0]
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * size)])
+    with pytest.raises(rv.CheckpointError, match=rf"{path.name} (is no|describes no)"):
+        open_checkpoint(path.parent)
+
+
+@pytest.mark.parametrize("is_copied_without", ["rvdcomm-journal.jsonl", "rvdcomm-manifest.json"])
+@pytest.mark.parametrize("to", ["sharded", "whole", "dcp"])
+def test_a_part_of_a_result_is_refused_or_whole(
+    to: str, is_copied_without: str, tmp_path: Path
+) -> None:
+    rules = None if to == "whole" else RULES
+    reshard(make("whole", tmp_path), tmp_path / "one", rules, to=to, max_file_bytes=150)
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    for name in names:
+        copy = tmp_path / f"without-{name}"
+        shutil.copytree(tmp_path / "one", copy)
+        (copy / is_copied_without).unlink(missing_ok=True)
+        (copy / name).unlink(missing_ok=True)
+        try:
+            reshard(copy, tmp_path / "again" / name, to="whole")
+        except rv.CheckpointError:
+            continue
+        found = load_file(tmp_path / "again" / name / "model.safetensors")
+        assert found.keys() == model().keys(), name
+
+
+@pytest.mark.parametrize("kind", ["sharded", "indexed"])
+def test_an_emptied_description_is_no_success(kind: str, tmp_path: Path) -> None:
+    path = make(kind, tmp_path) / DESCRIPTIONS[kind][0]
+    said = json.loads(path.read_text())
+    said |= {"tensors": {}, "files": [], "saves": []} if kind == "sharded" else {"weight_map": {}}
+    path.write_text(json.dumps(said))
+    with pytest.raises(rv.CheckpointError, match=r"names no tensor|without any tensor"):
+        open_checkpoint(path.parent)
+
+
+def test_a_manifest_that_leaves_out_a_tensor_is_refused(tmp_path: Path) -> None:
+    path = make("sharded", tmp_path) / "rvdcomm-manifest.json"
+    said = json.loads(path.read_text())
+    del said["tensors"]["ids"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(rv.CheckpointError, match="leaves out tensor 'ids', which rank-0000"):
+        open_checkpoint(path.parent)
+
+
+# --- two saves ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", [load, load_partially])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_file_of_another_save_is_refused(
+    rank: int, read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    for name, scale in (("a", 1.0), ("b", 10.0)):
+        for r in range(2):
+            save(tmp_path / name, r, scale)
+        commit_shards(tmp_path / name, range(2))
+    file = f"rank-0000{rank}.safetensors"
+    shutil.copy(tmp_path / "b" / file, tmp_path / "a" / file)
+    with pytest.raises(rv.CheckpointError, match=rf"{file} is not the file that .* commits: anoth"):
+        read(tmp_path / "a")
+
+
+def test_whole_files_of_two_saves_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        src = make("whole", tmp_path / name)
+        reshard(src, tmp_path / name / "dst", to="whole", max_file_bytes=150)
+        (tmp_path / name / "dst/rvdcomm-manifest.json").unlink()
+    file = sorted(path.name for path in (tmp_path / "b/dst").glob("model-00002-*"))[0]
+    shutil.copy(tmp_path / "b/dst" / file, tmp_path / "a/dst" / file)
+    with pytest.raises(rv.CheckpointError, match="were written by two different saves"):
+        open_checkpoint(tmp_path / "a/dst")
+
+
+def test_a_rank_saves_once_without_an_id(tmp_path: Path) -> None:
+    # Whether rank 1 belongs to the first or to the second save of rank 0 could not be told.
+    save(tmp_path, 0, 1.0)
+    save(tmp_path, 1, 1.0)
+    with pytest.raises(rv.CheckpointError, match="rank 0 saved before with save_id='' and that we"):
+        save(tmp_path, 0, 10.0)
+    commit_shards(tmp_path, range(2))
+    assert load(tmp_path) == values(1.0)
+
+
+def test_an_id_tells_two_saves_apart(tmp_path: Path) -> None:
+    save(tmp_path, 0, 1.0, "first")
+    save(tmp_path, 1, 1.0, "first")
+    save(tmp_path, 0, 10.0, "second")
+    with pytest.raises(rv.CheckpointError, match=r"ranks 0 and 1 .*: save_id is 'second' and 'fir"):
+        commit_shards(tmp_path, range(2))
+    save(tmp_path, 1, 10.0, "second")
+    commit_shards(tmp_path, range(2))
+    assert load(tmp_path) == values(10.0)
+
+
+def test_layouts_of_two_saves_are_told_apart(tmp_path: Path) -> None:
+    save(tmp_path, 0, 1.0)
+    fewer = {name: layout for name, layout in LAYOUTS.items() if name != "stage"}
+    shards = {n: torch.ones(layout.cell(1).box.shape) for n, layout in fewer.items()}
+    save_shards(tmp_path, shards, fewer, 1)
+    with pytest.raises(rv.CheckpointError, match=r"ranks 0 and 1 .* sha256 of all layouts is"):
+        commit_shards(tmp_path, range(2))
+
+
+def test_a_commit_names_the_ranks_that_it_was_not_given(tmp_path: Path) -> None:
+    layouts = {f"w{r}": rv.Layout((3,), "R(1)V(1)D(1)", ranks=[r]) for r in range(3)}
+    for rank in range(3):
+        save_shards(tmp_path, {f"w{rank}": torch.ones(3)}, layouts, rank)
+    with pytest.raises(rv.CheckpointError, match=r"hold ranks 0:3, and .* was not given 1,2"):
+        commit_shards(tmp_path, [0])
+    with pytest.raises(rv.CheckpointError, match="needs the ranks that saved, got none"):
+        commit_shards(tmp_path, [])
+
+
+@pytest.mark.parametrize("name", ["rvdcomm-journal.jsonl", ".metadata", "rvdcomm-manifest.json"])
+def test_shards_do_not_join_another_checkpoint(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(rv.CheckpointError, match=rf"\({name}\); use a new folder"):
+        save(tmp_path, 0, 1.0)
+    with pytest.raises(rv.CheckpointError, match=rf"\({name}\); use a new folder"):
+        commit_shards(tmp_path, [0])
+
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+def try_to_load(root: Path) -> dict[str, list[float]] | None:
+    """What is in the folder, or None if it is refused by name."""
+    with suppress(rv.CheckpointError):
+        return load(root)
+    return None
+
+
+@pytest.mark.parametrize("has_first", [False, True])
+def test_a_save_that_dies_at_any_change_of_the_disk_is_refused_or_whole(
+    has_first: bool, tmp_path: Path
+) -> None:
+    def second(root: Path) -> None:
+        for rank in range(2):
+            save(root, rank, 10.0, "second")
+        commit_shards(root, range(2))
+
+    seen, point, made = [], 0, 0
+    while made == point:
+        point, root = point + 1, tmp_path / str(point)
+        if has_first:
+            for rank in range(2):
+                save(root, rank, 1.0, "first")
+        made = changes_until(point, lambda root=root: second(root))  # type: ignore[misc]
+        seen.append(try_to_load(root) if root.exists() else None)
+        if seen[-1] is None:
+            # Somebody commits what the crash left: all of one save, or an error.
+            with suppress(rv.CheckpointError):
+                commit_shards(root, range(2))
+            expected = (values(10.0), values(1.0), None) if has_first else (values(10.0), None)
+            assert not root.exists() or try_to_load(root) in expected
+    # Nothing until the manifest has its name, all from then on.
+    assert point > 25
+    assert set(map(str, seen)) == {str(None), str(values(10.0))}
+    first = seen.index(values(10.0))
+    assert None not in seen[first:]
+
+
+@pytest.mark.parametrize("to", ["sharded", "whole", "dcp"])
+def test_bytes_are_on_the_disk_before_their_name(to: str, tmp_path: Path) -> None:
+    # What survives a loss of power is what was synced: the file before its name, the name before
+    # the journal speaks of it.
+    from tests.checkpoint import crash
+
+    src, disk = make("whole", tmp_path), crash.Disk()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rvdcomm.checkpoint.files.os", disk)
+        reshard(src, tmp_path / "dst", None, to=to)
+    kinds = [change.split()[0] for change in disk.changes]
+    renames = [i for i, kind in enumerate(kinds) if kind == "replace"]
+    assert renames
+    assert all(kinds[i - 1] == "fsync" for i in renames)
+    assert all("fsync" in kinds[i + 1 : i + 3] for i in renames)
+
+
+def test_a_destination_without_its_request_is_not_overwritten(tmp_path: Path) -> None:
+    src, dst = make("whole", tmp_path), tmp_path / "dst"
+    reshard(src, dst)
+    (dst / "rvdcomm-journal.jsonl").write_bytes(b"")
+    before = {path: path.stat().st_mtime_ns for path in dst.iterdir()}
+    with pytest.raises(rv.CheckpointError, match=r"rvdcomm-journal.jsonl is empty, and .* is lost"):
+        reshard(src, dst)
+    assert {path: path.stat().st_mtime_ns for path in dst.iterdir()} == before
+    with pytest.raises(rv.CheckpointError, match="has not finished"):
+        open_checkpoint(dst)
+
+
+# --- what others wrote --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        (["model-00001-of-00003"], "model-00001-of-00003.safetensors is one of 3 files, and "),
+        (["model-00001-of-00002", "model-00002-of-00002"], "index.json is missing; copy all"),
+        (["00002-of-00002"], "is one of 2 files"),
+    ],
+)
+def test_numbered_files_need_their_index(names: list[str], message: str, tmp_path: Path) -> None:
+    for i, name in enumerate(names):
+        save_file({f"w{i}": torch.ones(3)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(rv.CheckpointError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_a_file_of_one_needs_no_index(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(3)}, tmp_path / "model-00001-of-00001.safetensors")
+    assert set(open_checkpoint(tmp_path).tensors) == {"w"}
+
+
+def test_tensors_that_an_index_leaves_out_are_named(tmp_path: Path) -> None:
+    path = make("indexed", tmp_path) / "model.safetensors.index.json"
+    said = json.loads(path.read_text())
+    del said["weight_map"]["ids"]
+    path.write_text(json.dumps(said))
+    with pytest.raises(rv.CheckpointError, match=r"leaves out tensor 'ids', which model-0.* holds"):
+        open_checkpoint(path.parent)
+
+
+@pytest.mark.parametrize("to", ["sharded", "whole"])
+def test_metadata_is_kept(to: str, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    metadata = {"format": "flax", "licence": "mine"}
+    save_file({"w": torch.ones(3)}, tmp_path / "src/model.safetensors", metadata)
+    reshard(tmp_path / "src", tmp_path / "one", to=to)
+    reshard(tmp_path / "one", tmp_path / "two", to="whole")
+    found = open_checkpoint(tmp_path / "two").metadata
+    assert found == {key: (text,) for key, text in metadata.items()}
+
+
+def test_metadata_without_a_place_is_refused_or_left_out(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    save_file({"w": torch.ones(3)}, tmp_path / "src/model.safetensors", {"licence": "mine"})
+    with pytest.raises(
+        rv.CheckpointError, match="__metadata__ 'licence' cannot be kept: a checkpoint of torch"
+    ):
+        reshard(tmp_path / "src", tmp_path / "dst", to="dcp")
+    report = reshard(tmp_path / "src", tmp_path / "dst", to="dcp", tensors_only=True)
+    assert "left out, no tensors: __metadata__ licence\n" in str(report.plan)
+
+
+def test_metadata_that_differs_is_refused_or_left_out(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for name in "ab":
+        metadata = {"licence": name, "author": "me"}
+        save_file({name: torch.ones(3)}, tmp_path / f"src/{name}.safetensors", metadata)
+    with pytest.raises(rv.CheckpointError, match=r"'licence' .* different texts, 'a' and 'b'"):
+        reshard(tmp_path / "src", tmp_path / "dst")
+    reshard(tmp_path / "src", tmp_path / "dst", tensors_only=True)
+    assert open_checkpoint(tmp_path / "dst").metadata == {"author": ("me",)}
+    layouts = {"a": rv.Layout((3,), "R(1)V(1)D(1)")}
+    assert load_shards(tmp_path / "src", layouts, 0)["a"].tolist() == [1, 1, 1]
