@@ -54,15 +54,16 @@ def measure_and_write(args: argparse.Namespace) -> None:
     import torch.distributed as dist
     from tqdm import tqdm
 
-    from rvdcomm.calibration.measure import Effort, measured
-    from rvdcomm.calibration.report import table
+    from rvdcomm.calibration import Effort, calibrate, table
 
     is_first = dist.get_rank() == 0
     like = None if args.like is None else Topology.load(args.like)
     effort = Effort(secs=args.secs, max_bytes=args.max_bytes)
     # No bar where nobody looks; None lets tqdm find out.
     with tqdm(bar_format="{desc} [{elapsed}]", disable=None if is_first else True) as bar:
-        topology, fit = measured(None, args.executor, like, effort, bar.set_description)
+        topology, fit = calibrate(
+            executor=args.executor, like=like, effort=effort, progress=bar.set_description
+        )
     if is_first:
         topology.save(args.out, notes=fit.notes())
         print(table(fit), f"\nwrote {args.out}", flush=True)

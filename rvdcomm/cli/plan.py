@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from rvdcomm.cli.arguments import NOTATION, UsageError, add_transition, planned
+from rvdcomm.cli.arguments import NOTATION, add_transition, planned
 from rvdcomm.cli.command import OK, Command
 from rvdcomm.cli.report import plan_json, print_json
 from rvdcomm.layout import Layout, ranges_text
@@ -38,10 +38,7 @@ def _plan(args: argparse.Namespace) -> int:
 def _relabelled(given: Plan, memory_limit: int | None) -> Plan:
     """The plan to the same cells on the same dst ranks, in the order that moves fewest bytes."""
     dst = given.dst
-    try:
-        ranks = best_ranks(given.src, dst.rvd, given.topology, ranks=dst.ranks, cuts=dst.cuts)
-    except ImportError as error:
-        raise UsageError(str(error)) from None
+    ranks = best_ranks(given.src, dst.rvd, given.topology, ranks=dst.ranks, cuts=dst.cuts)
     relabelled = Layout(dst.shape, dst.rvd, ranks, dst.cuts)
     return plan(given.src, relabelled, given.dtype, given.topology, memory_limit)
 
@@ -90,7 +87,7 @@ examples:
     rvdcomm plan 'R(1)V(1)D(1,8)' 'R(1)V(1)D(8,1)' --shape 4096,4096 --hosts 2x4 --picture plan.svg
   From 4 ranks to 6 others, within a memory limit:
     rvdcomm plan 'R(1)V(1)D(4)' 'R(1)V(1)D(6)' --shape 1000 --dst-ranks 4:10 --memory-limit 64KiB
-  See what another order of the ranks of DST saves (needs scipy):
+  See what another order of the ranks of DST saves:
     rvdcomm plan 'R(1)V(1)D(1,8)' 'R(2)V(1)D(2,2)' --shape 4096,4096 --hosts 2x4 --relabel
   Prove what was planned:
     rvdcomm plan 'R(1)V(4)D(1)' 'R(4)V(1)D(1)' --shape 64 --program > program.txt

@@ -105,11 +105,6 @@ def test_relabel_of_a_full_layout_names_the_layout(capsys):
     assert printed.endswith("by     R(2)V(1)D(4,1) shape(4096,4096) ranks(0,2,4,6,1,3,5,7)\n")
 
 
-def test_relabel_without_scipy_is_refused(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    assert "extra 'relabel'" in refusal(capsys, *RELABEL, "--relabel")
-
-
 @pytest.mark.parametrize(
     "options, src_ranks, dst_ranks",
     [
