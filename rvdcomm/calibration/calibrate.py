@@ -20,7 +20,7 @@ from rvdcomm.api import drain
 from rvdcomm.calibration.clock import Clock, shards_of
 from rvdcomm.calibration.fit import Fit, Sample, fit_links
 from rvdcomm.calibration.probes import ITEM_BYTES, Probe, probes, rounds_and_port_bytes
-from rvdcomm.run import World, agree, executor_name, islands
+from rvdcomm.run import World, compare_requests, executor_name, islands
 
 NOMINAL = Link(20e-6, 3e9), Link(60e-6, 1e9)
 """Links for planning the probes; a probe has one step, so they decide nothing."""
@@ -93,7 +93,7 @@ def calibrate(
     everybody = tuple(range(world.size))
     plain = None if like is None else like.to_json()
     asked = {"executor": executor, "effort": asdict(effort), "topology": plain}
-    agree(world, everybody, asked, "calibrate")
+    compare_requests(world, everybody, asked, "calibrate")
     groups = like or Topology.hosts(islands(world, everybody), *NOMINAL)
     run = _Run(_outline(groups, world.size), world, group, executor, effort, progress)
     samples = [sample for probe in probes(run.topology) for sample in run.samples(probe)]

@@ -21,7 +21,7 @@ from rvdcomm.api import drain
 from rvdcomm.calibration.clock import Clock, shards_of
 from rvdcomm.calibration.recipes import MODEL, plan_of, recipes
 from rvdcomm.calibration.winners import Winner, Winners, key_of, log
-from rvdcomm.run import World, agree, check_in_group, executor_name
+from rvdcomm.run import World, check_in_group, compare_requests, executor_name
 from rvdcomm.units import secs_text
 
 NUM_TURNS = 5
@@ -94,7 +94,7 @@ def tune(
         mine = None  # The entry was not written by this function.
     own = None if mine is None else asdict(mine)
     request = f"{key} shape {src.shape}"
-    posts = agree(world, model.path.ranks, {"request": request}, what, winner=own)
+    posts = compare_requests(world, model.path.ranks, {"request": request}, what, winner=own)
     known = {Winner(**post["winner"]) for post in posts.values() if post["winner"] is not None}
     # Ranks that remember different winners measure again.
     measured = len(known) != 1

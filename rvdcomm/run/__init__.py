@@ -1,9 +1,9 @@
 """Running a program on this rank of a process group (docs/executors.md)."""
 
-from rvdcomm.run.agree import agree
+from rvdcomm.run.agree import compare_requests
 from rvdcomm.run.choice import executor_name
 from rvdcomm.run.request import check_in_group
 from rvdcomm.run.shared_memory.rendezvous import islands
 from rvdcomm.run.world import World
 
-__all__ = ["World", "agree", "check_in_group", "executor_name", "islands"]
+__all__ = ["World", "check_in_group", "compare_requests", "executor_name", "islands"]

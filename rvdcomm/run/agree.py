@@ -62,7 +62,7 @@ def exchange_posts(
     return posts
 
 
-def agree(
+def compare_requests(
     world: World, members: tuple[int, ...], asked: Post, what: str, **own: Any
 ) -> dict[int, Post]:
     """Every member's post ``{**asked, **own}``, where ``asked`` must be equal on all members.

@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from rvdcomm.errors import LayoutError, ShapeMismatchError
+from rvdcomm import LayoutError, ShapeMismatchError, Topology
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.move import Draft, Move, Options
 from rvdcomm.interop.dtensor.placements import is_masked
 from rvdcomm.interop.dtensor.redistribute import redistribute
-from rvdcomm.layout import Topology
-from rvdcomm.run.world import World
+from rvdcomm.run import World
 
 MAX_SLABS = 16
 """Above this DTensor's one gather is as fast: of 64 KiB it takes as long as 18 of ours

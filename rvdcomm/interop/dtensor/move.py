@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rvdcomm.api.redistributor import Redistributor
-from rvdcomm.errors import LayoutError, ShapeMismatchError
+from rvdcomm import (
+    LayoutError,
+    Plan,
+    Redistributor,
+    ShapeMismatchError,
+    Topology,
+    plan,
+)
 from rvdcomm.interop.dtensor.slabs import slices_of
 from rvdcomm.interop.dtensor.transition import Transition, shard_shape, transition_of
-from rvdcomm.layout import Topology, dtype_name
-from rvdcomm.plans.planner import Plan, plan
-from rvdcomm.run.agree import exchange_posts
-from rvdcomm.run.choice import executor_name
-from rvdcomm.run.world import World
+from rvdcomm.layout import dtype_name
+from rvdcomm.run import World, compare_requests, executor_name
 
 _SERVED = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
 """Devices whose tensors a backend of the default group moves."""
@@ -145,15 +148,7 @@ def _agree(world: World, draft: Draft, shape: tuple[int, ...]) -> None:
         "topology": repr(draft.options.topology),
         "executor": executor_name(draft.options.executor),
     }
-    post = {**asked, "shard": list(shape)}
-    posts = exchange_posts(world, transition.members, post, str(transition))
-    for rank, other in posts.items():
-        for name, mine in asked.items():
-            if other[name] != mine:
-                raise LayoutError(
-                    f"{transition}: ranks disagree about {name}: rank {world.rank} asks for "
-                    f"{mine}, rank {rank} for {other[name]}."
-                )
+    posts = compare_requests(world, transition.members, asked, str(transition), shard=list(shape))
     for rank, other in posts.items():
         want = shard_shape(transition.src, rank)
         if want is not None and other["shard"] != list(want):

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError
 
 HOOK = "redistribute_local_tensor"
 _TENSOR = "torch.distributed.tensor"

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError, Topology
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.move import Draft, Move, Options
 from rvdcomm.interop.dtensor.placements import normalized, sharding_of_dtensor
-from rvdcomm.layout import Topology
-from rvdcomm.run.world import World
+from rvdcomm.run import World
 
 
 @dataclass(frozen=True)

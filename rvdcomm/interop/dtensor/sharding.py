@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError
 from rvdcomm.interop.dtensor.runs import Runs, nested_runs, within
 from rvdcomm.layout import RVD, Box, Layout, ranges_text
 

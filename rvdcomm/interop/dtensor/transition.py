@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import Partial
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError
 from rvdcomm.interop.dtensor.placements import is_masked, is_sum, sharding_of_dtensor
 from rvdcomm.interop.dtensor.runs import length
 from rvdcomm.interop.dtensor.sharding import Sharding
