@@ -30,7 +30,7 @@ Slices = tuple[slice, ...] | None
 
 @dataclass(frozen=True)
 class Options:
-    """How to plan and to run: as of ``rvdcomm.redistribute``; ``max_slabs`` refuses those above."""
+    """As in ``rvdcomm.redistribute``; transitions of more than ``max_slabs`` slabs are refused."""
 
     topology: Topology | None = None
     executor: str | None = None
@@ -39,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Draft:
-    """What is to move, and a plan for every slab: alike on all ranks that take part."""
+    """A transition with a plan for every slab, equal on all ranks that take part."""
 
     transition: Transition
     plans: tuple[Plan, ...]
@@ -122,7 +122,7 @@ class Move:
         return result.div_(self._divisor) if self._divisor > 1 else result
 
     def _in_slabs(self, shard: Tensor) -> Tensor | None:
-        """Allocates the result itself: only ``shard`` says on which device, also outside src."""
+        """Slab by slab, into a result on the device of ``shard``; ranks outside src pass one too."""
         result = None if self._dst_shape is None else shard.new_empty(self._dst_shape)
         for redistributor, src_slices, dst_slices in self._steps:
             redistributor(
@@ -133,7 +133,7 @@ class Move:
 
 
 def _compiled(world: World, made: Plan, options: Options) -> Redistributor:
-    """Made once for all transitions that come down to these layouts."""
+    """The compiled plan; transitions with the same layouts share it."""
     key = ("dtensor", made.src, made.dst, made.dtype, options)
     found: Redistributor = world.once(key, lambda: Redistributor(made, executor=options.executor))
     return found

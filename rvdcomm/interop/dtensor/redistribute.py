@@ -79,7 +79,7 @@ def placeholder(
     *,
     requires_grad: bool = False,
 ) -> DTensor:
-    """The DTensor of a rank outside ``device_mesh``, which holds nothing of it.
+    """The empty DTensor of a rank outside ``device_mesh``.
 
     Raises:
         LayoutError: this rank is in the mesh, or the placements do not fit.
@@ -110,7 +110,7 @@ def move_of(src: Any, dst: Any, shard: Tensor, options: Options) -> Move:
 
 
 class _Redistribute(torch.autograd.Function):
-    """The gradient is redistributed by this function itself: that is how it has one, too."""
+    """``backward`` calls this function again, so that gradients have gradients too."""
 
     @staticmethod
     def forward(ctx: Any, dtensor: DTensor, src: Any, dst: Placed, options: Options) -> DTensor:
@@ -137,10 +137,10 @@ def _applied(dtensor: DTensor, src: Any, dst: Placed, options: Options) -> DTens
 
 
 def _as_agreed(grad: DTensor, dst: Placed, options: Options) -> tuple[DTensor, Placed]:
-    """The gradient on placements that all ranks know, and these.
+    """The gradient on placements that all ranks can compute, and these placements.
 
-    What comes back has the placements that operators left it with, and ranks outside ``dst``, for
-    which DTensor follows no operators, cannot know them.
+    Operators decide the placements of the gradient. Ranks outside ``dst`` cannot compute them,
+    because DTensor runs no operators there.
     """
     placements = _grad_placements(None, dst.device_mesh, dst.placements)
     agreed = Placed(dst.device_mesh, placements, dst.shape)
