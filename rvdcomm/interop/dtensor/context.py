@@ -38,7 +38,7 @@ class Tally:
 
 @dataclass
 class _Patches:
-    """The replaced functions of torch, and the entered contexts; the innermost one's options hold."""
+    """The replaced functions of torch, and the entered contexts; the last one's options hold."""
 
     contexts: tuple[tuple[Tally, Options], ...] = ()
     originals: list[tuple[Any, str, Any]] = field(default_factory=list)

@@ -122,7 +122,7 @@ class Move:
         return result.div_(self._divisor) if self._divisor > 1 else result
 
     def _in_slabs(self, shard: Tensor) -> Tensor | None:
-        """Slab by slab, into a result on the device of ``shard``; ranks outside src pass one too."""
+        """Slab by slab, into a result on the device of ``shard``; all ranks pass one."""
         result = None if self._dst_shape is None else shard.new_empty(self._dst_shape)
         for redistributor, src_slices, dst_slices in self._steps:
             redistributor(
