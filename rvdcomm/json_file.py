@@ -33,16 +33,11 @@ def read_json(path: str | FilePath, max_bytes: int) -> Any:
     """The value of a JSON file.
 
     Raises:
-        LayoutError: it is longer than ``max_bytes``, no UTF-8, no JSON, nested too deeply, or has a
-            NaN, an infinity or an integer of thousands of digits.
+        LayoutError: it is longer than ``max_bytes``, not UTF-8, not JSON, nested too deeply, or has
+            a NaN, an infinity or an integer of thousands of digits.
         OSError: it cannot be read.
     """
-    with FilePath(path).open("rb") as file:
-        # One more than may be there, so that what never ends (a device, a pipe) is refused too.
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise LayoutError(f"it is longer than {max_bytes} bytes")
-    return parse_json(data)
+    return parse_json(read_bounded(path, max_bytes))
 
 
 def parse_json(data: bytes) -> Any:
@@ -59,6 +54,24 @@ def parse_json(data: bytes) -> Any:
     except ValueError as error:
         # UnicodeDecodeError, JSONDecodeError and integers beyond Python's limit are all of them.
         raise LayoutError(f"it is no JSON: {error}") from None
+
+
+def read_bounded(path: str | FilePath, max_bytes: int) -> bytes:
+    """The bytes of a file; a pipe that no process writes to counts as an empty file.
+
+    Raises:
+        LayoutError: it is longer than ``max_bytes``.
+        OSError: it cannot be read.
+    """
+    # Opened without O_NONBLOCK, a pipe waits for its writer, for ever if there is none.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        os.set_blocking(descriptor, True)
+        # One byte more than allowed, so that an endless file (a device, a pipe) is refused too.
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise LayoutError(f"it is longer than {max_bytes} bytes")
+    return data
 
 
 def write_json(path: str | FilePath, value: Any) -> None:

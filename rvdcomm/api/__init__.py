@@ -2,7 +2,17 @@
 
 from rvdcomm.api.many import redistribute_many
 from rvdcomm.api.one import redistribute
-from rvdcomm.api.pending import Pending
+from rvdcomm.api.pending import Pending, drain
 from rvdcomm.api.redistributor import Redistributor
+from rvdcomm.api.tensors import fault_of, fault_of_mode, resolved
 
-__all__ = ["Pending", "Redistributor", "redistribute", "redistribute_many"]
+__all__ = [
+    "Pending",
+    "Redistributor",
+    "drain",
+    "fault_of",
+    "fault_of_mode",
+    "redistribute",
+    "redistribute_many",
+    "resolved",
+]

@@ -19,6 +19,7 @@ from rvdcomm.errors import LayoutError
 from rvdcomm.plans import planner
 from rvdcomm.plans.adjoint import adjoint, check_replica_grads
 from rvdcomm.plans.planner import Plan
+from rvdcomm.program import Program
 from rvdcomm.run import memory
 from rvdcomm.run.choice import compiled as compile_plan
 from rvdcomm.run.choice import executor_name
@@ -91,6 +92,11 @@ class Redistributor:
         if grad:
             self.check_grad(out, requires_grad)
         return self.start(tensor, out, async_op, grad)
+
+    @property
+    def program(self) -> Program:
+        """The program that calls run, for all ranks."""
+        return self._program.program
 
     @property
     def sent_bytes(self) -> int:

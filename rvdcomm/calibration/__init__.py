@@ -1,6 +1,18 @@
-"""Calibration: the links of this cluster, measured by transfers and fitted to the cost model."""
+"""Calibration: measure the links of a cluster, and measure which plan is the fastest on it."""
 
-from rvdcomm.calibration.calibrate import calibrate
+from rvdcomm.calibration.calibrate import Effort, calibrate
 from rvdcomm.calibration.fit import Fit, LevelFit, Sample, fit_links
+from rvdcomm.calibration.report import table
+from rvdcomm.calibration.tune import Tuned, tune
 
-__all__ = ["Fit", "LevelFit", "Sample", "calibrate", "fit_links"]
+__all__ = [
+    "Effort",
+    "Fit",
+    "LevelFit",
+    "Sample",
+    "Tuned",
+    "calibrate",
+    "fit_links",
+    "table",
+    "tune",
+]

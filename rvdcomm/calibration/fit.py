@@ -2,9 +2,10 @@
 
 A transfer of a level takes ``alpha_secs * rounds + port_bytes / bytes_per_sec``, where
 ``port_bytes`` go through the busiest port of that level; that is ``cost.step_cost`` where no port
-below is slower. Times span six orders of magnitude, so what is minimised is the sum of squared
-*relative* errors, and Huber's weights keep a few disturbed samples from deciding (P. Huber, Robust
-estimation of a location parameter, 1964). The same samples give the same links, bit for bit.
+below is slower. Times span six orders of magnitude, so the fit minimises the sum of squared
+*relative* errors. Huber's weights bound the influence of disturbed samples (P. Huber, Robust
+estimation of a location parameter, 1964): each round solves one weighted problem over ``x >= 0``
+with ``scipy.optimize.nnls``. The same samples give the same links, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
-from rvdcomm.errors import LayoutError
-from rvdcomm.layout import Link
+from rvdcomm import LayoutError, Link
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +30,7 @@ MAD_PER_SIGMA = 0.6745
 """The median absolute deviation of a normal distribution."""
 
 MIN_SCALE = 1e-3
-"""Clocks and schedulers are not better than a thousandth: finer residuals are all equal."""
+"""Clocks and schedulers repeat to about a thousandth: smaller residuals count as equal."""
 
 NUM_ROUNDS = 50
 """Of reweighting; weights move by less than 1e-6 after about 20."""
@@ -63,7 +64,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class LevelFit:
-    """The link of one level and how sure it is: standard errors of alpha and of beta, relative."""
+    """The link of one level, with the relative standard errors of its alpha and its beta."""
 
     name: str
     link: Link
@@ -72,7 +73,7 @@ class LevelFit:
     samples: tuple[Sample, ...]
 
     def secs(self, sample: Sample) -> float:
-        """What the link says that a transfer takes."""
+        """The time of a transfer by the fitted link."""
         return self.link.alpha_secs * sample.rounds + sample.port_bytes / self.link.bytes_per_sec
 
     def residual(self, sample: Sample) -> float:
@@ -92,7 +93,7 @@ class LevelFit:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The links of all levels, innermost first; ``about`` says what was measured, for people."""
+    """The links of all levels, innermost first; ``about`` describes the measurement for people."""
 
     levels: tuple[LevelFit, ...]
     about: tuple[tuple[str, str], ...] = ()
@@ -147,7 +148,7 @@ def _level_fit(name: str, samples: tuple[Sample, ...]) -> LevelFit:
     found, errors = _robust_fit(columns / scales)
     alpha_secs, secs_per_byte = found / scales
     if secs_per_byte <= 0:
-        # All transfers took equally long: no port was busy. It is as fast as was seen, or faster.
+        # All transfers took equally long, so no port was busy: take the fastest rate that was seen.
         secs_per_byte = float(np.min(secs / port_bytes))
     link = Link(float(alpha_secs), float(1 / secs_per_byte))
     return LevelFit(name, link, float(errors[0]), float(errors[1]), samples)
@@ -156,30 +157,14 @@ def _level_fit(name: str, samples: tuple[Sample, ...]) -> LevelFit:
 def _robust_fit(columns: Floats) -> tuple[Floats, Floats]:
     """``x >= 0`` with ``columns @ x`` near 1 by Huber's loss, and the relative errors of ``x``."""
     weights = np.ones(len(columns))
-    x = _nonnegative(columns, weights)
-    scale = MIN_SCALE
     for _ in range(NUM_ROUNDS):
+        roots = np.sqrt(weights)
+        x: Floats = nnls(columns * roots[:, None], roots)[0]
         residuals = np.abs(columns @ x - 1)
         scale = max(float(np.median(residuals)) / MAD_PER_SIGMA, MIN_SCALE)
         weights = np.minimum(1.0, HUBER_K * scale / np.maximum(residuals, 1e-12))
-        x = _nonnegative(columns, weights)
     normal = columns.T @ (columns * weights[:, None])
     # An unknown that is at its bound has no error of its own.
     variances = np.diag(np.linalg.pinv(normal)) * scale**2
     errors = np.divide(np.sqrt(variances), x, out=np.full(2, np.inf), where=x > 0)
     return x, errors
-
-
-def _nonnegative(columns: Floats, weights: Floats) -> Floats:
-    """Weighted least squares of ``columns @ x = 1`` over ``x >= 0``, for two unknowns."""
-    normal = columns.T @ (columns * weights[:, None])
-    target = columns.T @ weights
-    x = np.asarray(np.linalg.lstsq(normal, target, rcond=None)[0], dtype=np.float64)
-    if (x >= 0).all():
-        return x
-    # The best is on the border: one of the two alone.
-    alone = target / np.diag(normal)
-    border = np.diag(alone)
-    losses = [float(weights @ (columns @ candidate - 1) ** 2) for candidate in border]
-    best: Floats = border[int(np.argmin(losses))]
-    return best

@@ -1,19 +1,18 @@
-"""Probes: transfers from whose times a level's link follows, as plans that run them.
+"""Probes: the transfers whose times determine a level's link, as plans.
 
 All groups of a level work at once, as they do in a plan. Inside the groups of the innermost level
-every rank sends to every other; between two groups every rank of one sends to ranks of the other,
-so that the shared port is full. A probe crosses the ports of one level and of those below.
+every rank sends to every other. Between two groups every rank of one sends to ranks of the other,
+so that the shared port is busy. A probe crosses the ports of its level and of the levels below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from rvdcomm.layout import Layout, Level, Link, Topology
-from rvdcomm.plans.planner import Plan, plan, program_step_costs
+from rvdcomm import Layout, Level, Link, Plan, Topology, plan
 
 DTYPE, ITEM_BYTES = "float32", 4
 
@@ -95,5 +94,5 @@ def rounds_and_port_bytes(made: Plan, level: int) -> tuple[int, int]:
         Level(of.name, of.groups, counting if i == level else free)
         for i, of in enumerate(made.topology.levels)
     )
-    costs = program_step_costs(made.program, len(made.path.steps), Topology(levels))
+    costs = replace(made, topology=Topology(levels)).step_costs
     return sum(cost.rounds for cost in costs), round(sum(cost.secs for cost in costs))

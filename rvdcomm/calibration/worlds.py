@@ -19,7 +19,7 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
-from rvdcomm.errors import CommError
+from rvdcomm import CommError
 
 POLL_SECS = 0.5
 

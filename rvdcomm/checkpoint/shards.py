@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rvdcomm.api.tensors import fault_of, fault_of_mode, resolved
+from rvdcomm.api import fault_of, fault_of_mode, resolved
 from rvdcomm.checkpoint import dcp, journal
 from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.files import Folder, PartFile, make_folder, sync_folder, write_file
@@ -78,12 +78,12 @@ def save_shards(
 
     Raises:
         ShapeMismatchError: a tensor is not the shard that its layout gives this rank.
-<<<<<<< HEAD
+    <<<<<<< HEAD
         LayoutError: a tensor has no values to write, or keeps them elsewhere; says what to pass.
         CheckpointError: the folder holds a complete checkpoint.
-=======
+    =======
         CheckpointError: the folder holds another checkpoint, or this rank's shards already.
->>>>>>> wt-a
+    >>>>>>> wt-a
     """
     root = make_folder(dst_dir)
     _check_open(root, rank, save_id)

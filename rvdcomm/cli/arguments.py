@@ -1,20 +1,19 @@
-"""Arguments: what the command line takes, and the layouts, topology and program that it means."""
+"""Arguments: the options of the commands, and the layouts, topology and program they describe."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 from collections.abc import Iterable
 from fractions import Fraction
-from pathlib import Path as FilePath
 from typing import NoReturn
 
-from rvdcomm.layout import CUT_RULES, RVD, Layout, Topology, parse_ranges
-from rvdcomm.layout.presets import PRESETS
-from rvdcomm.plans.planner import Plan, plan
-from rvdcomm.program import Program
-from rvdcomm.program.text import MAX_CHARS
+from rvdcomm import RVD, Layout, Plan, Program, Topology, plan
+from rvdcomm.json_file import read_bounded
+from rvdcomm.layout import CUT_RULES, PRESETS, parse_ranges
+from rvdcomm.program import MAX_CHARS
 from rvdcomm.text import quoted
 
 DEFAULT_PRESET = "dgx-h100"
@@ -47,7 +46,7 @@ in a printed plan:
 
 
 class UsageError(ValueError):
-    """The command line asks for something that does not exist."""
+    """The command line cannot be understood, or names something that does not exist."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,12 +55,15 @@ class Parser(argparse.ArgumentParser):
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal or ``COLUMNS`` says, and at most 98 columns."""
+
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=98)
+        width = min(shutil.get_terminal_size((100, 24)).columns - 2, 98)
+        super().__init__(prog, max_help_position=28, width=width)
 
 
 def add_transition(parser: argparse.ArgumentParser) -> None:
-    """Options that say which plan; none has a default, so that a useless one can be refused."""
+    """The options of a plan; none has a default, so that an unused one can be refused."""
     tensor = parser.add_argument_group("tensor and ranks")
     tensor.add_argument("--shape", type=_shape, help="global sizes, such as 4096,4096")
     tensor.add_argument("--dtype", help="element type, such as bfloat16 (default float32)")
@@ -86,7 +88,7 @@ def add_transition(parser: argparse.ArgumentParser) -> None:
         "--memory-limit",
         metavar="BYTES",
         type=parse_bytes,
-        help="most that a rank's buffers may take together, such as 64MiB, 1e6 or 4096",
+        help="limit for all buffers of a rank together, such as 64MiB, 1e6 or 4096",
     )
 
 
@@ -118,6 +120,31 @@ def parse_bytes(text: str) -> int:
     return int(Fraction(found[1]) * units[found[2].lower()])
 
 
+def parse_size(text: str) -> int:
+    """Read a number of bytes that is above 0; errors as of ``parse_bytes``."""
+    num_bytes = parse_bytes(text)
+    if num_bytes < 1:
+        raise argparse.ArgumentTypeError(f"{text} is too little: expected at least 1 byte")
+    return num_bytes
+
+
+def parse_secs(text: str) -> float:
+    """Read a finite number of seconds that is above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: the text has another form.
+    """
+    try:
+        secs = float(text)
+    except ValueError:
+        secs = 0.0
+    if not 0 < secs < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"cannot parse seconds {quoted(text)}: expected a number above 0, such as 0.5"
+        )
+    return secs
+
+
 # --- from arguments to values -------------------------------------------------------------------
 
 
@@ -133,7 +160,7 @@ def planned(args: argparse.Namespace) -> Plan:
 
 
 def _layouts(args: argparse.Namespace) -> tuple[Layout, Layout]:
-    """Src and dst. A shape that one of the texts names holds for the other, too."""
+    """Src and dst. The shape that one of the texts names is used for the other too."""
     named = [Layout.parse(text).shape for text in (args.src, args.dst) if _is_full(text)]
     shape = args.shape if args.shape is not None else next(iter(named), None)
     if shape is None:
@@ -171,7 +198,9 @@ def _is_full(text: str) -> bool:
 def _topology(args: argparse.Namespace, ranks: set[int]) -> Topology | None:
     if args.topology:
         if args.hosts or args.preset:
-            raise UsageError("--topology already says which hosts there are and how fast.")
+            raise UsageError(
+                "--topology already describes the hosts and links; leave out --hosts, --preset."
+            )
         return Topology.load(args.topology)
     if not args.hosts and not args.preset:
         return None
@@ -194,9 +223,15 @@ def program_of(args: argparse.Namespace) -> Program:
         return planned(args).program
     given = [name for name in PLAN_ARGUMENTS if getattr(args, name) is not None]
     if given:
-        raise UsageError(f"--program-file says all; leave out {', '.join(given)}.")
-    # One more than is accepted, so that what never ends (a device, a pipe) is refused too.
+        raise UsageError(f"--program-file names the whole program; leave out {', '.join(given)}.")
     if args.program_file == "-":
-        return Program.parse(sys.stdin.read(MAX_CHARS + 1))
-    with FilePath(args.program_file).open(encoding="utf-8") as file:
-        return Program.parse(file.read(MAX_CHARS + 1))
+        # One character more than is accepted: a longer input is then refused, not cut.
+        text = sys.stdin.read(MAX_CHARS + 1)
+    else:
+        text = read_bounded(args.program_file, MAX_CHARS).decode("utf-8")
+    if not text.strip():
+        raise UsageError(
+            f"--program-file {args.program_file} is empty; 'rvdcomm plan ... --program' prints a "
+            "program."
+        )
+    return Program.parse(text)

@@ -32,7 +32,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "run the repository's benchmark ('python -m bench.run ARGS') from its source tree",
+    "run the benchmark of the repository ('python -m bench.run ARGS')",
     """examples:
   The benchmark's own options:
     rvdcomm bench -- --help

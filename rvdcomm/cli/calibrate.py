@@ -8,17 +8,16 @@ import sys
 from datetime import timedelta
 from pathlib import Path as FilePath
 
-from rvdcomm.cli.arguments import UsageError, parse_bytes
+from rvdcomm import CommError, Topology
+from rvdcomm.cli.arguments import UsageError, parse_secs, parse_size
 from rvdcomm.cli.command import FAILED, OK, Command
-from rvdcomm.errors import CommError
-from rvdcomm.layout import Topology
 
 BACKENDS = ("gloo", "nccl")
 EXECUTORS = ("auto", "dist", "peer")
 
 
 def _calibrate(args: argparse.Namespace) -> int:
-    """Measure as the rank that a launcher started, or start processes here that do."""
+    """Measure as the rank that a launcher started, or start processes here that measure."""
     is_launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     _check(args, is_launched)
     from rvdcomm.calibration import worlds  # It needs torch.
@@ -37,7 +36,7 @@ def _calibrate(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace, is_launched: bool) -> None:
-    """Refuse before minutes are spent."""
+    """Refuse bad requests before minutes are spent."""
     if is_launched and args.ranks is not None:
         raise UsageError("a launcher started this rank already; leave out --ranks.")
     if not is_launched and args.backend != "gloo":
@@ -54,15 +53,16 @@ def measure_and_write(args: argparse.Namespace) -> None:
     import torch.distributed as dist
     from tqdm import tqdm
 
-    from rvdcomm.calibration.measure import Effort, measured
-    from rvdcomm.calibration.report import table
+    from rvdcomm.calibration import Effort, calibrate, table
 
     is_first = dist.get_rank() == 0
     like = None if args.like is None else Topology.load(args.like)
     effort = Effort(secs=args.secs, max_bytes=args.max_bytes)
     # No bar where nobody looks; None lets tqdm find out.
     with tqdm(bar_format="{desc} [{elapsed}]", disable=None if is_first else True) as bar:
-        topology, fit = measured(None, args.executor, like, effort, bar.set_description)
+        topology, fit = calibrate(
+            executor=args.executor, like=like, effort=effort, progress=bar.set_description
+        )
     if is_first:
         topology.save(args.out, notes=fit.notes())
         print(table(fit), f"\nwrote {args.out}", flush=True)
@@ -76,43 +76,46 @@ def _add_calibrate(parser: argparse.ArgumentParser) -> None:
         "--ranks", type=int, metavar="N", help="processes to start here (default: one a core)"
     )
     parser.add_argument(
-        "--executor", choices=EXECUTORS, help="whose transfers (default: RVDCOMM_EXECUTOR or auto)"
+        "--executor", choices=EXECUTORS, help="that transfers (default: RVDCOMM_EXECUTOR or auto)"
     )
     parser.add_argument("--backend", choices=BACKENDS, default="gloo", help="(default: gloo)")
     parser.add_argument(
         "--like", metavar="FILE", help="a topology JSON whose groups to measure, such as racks"
     )
     parser.add_argument(
-        "--secs", type=float, default=0.3, help="for a transfer of one size (default: %(default)s)"
+        "--secs",
+        type=parse_secs,
+        default=0.3,
+        help="for the transfers of one size (default: %(default)s)",
     )
     parser.add_argument(
         "--max-bytes",
-        type=parse_bytes,
+        type=parse_size,
         default="64MiB",
         metavar="BYTES",
         help="largest tensor (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=parse_secs,
         default=60.0,
         metavar="SECS",
-        help="to wait for another rank (default: %(default)g)",
+        help="longest wait for another rank (default: %(default)g)",
     )
     parser.add_argument(
         "--limit",
-        type=float,
+        type=parse_secs,
         default=600.0,
         metavar="SECS",
-        help="for all, where it starts the processes (default: %(default)g)",
+        help="for everything, if the command starts the processes (default: %(default)g)",
     )
 
 
 COMMAND = Command(
     "measure the links between ranks and between hosts into a topology file",
     """\
-Hosts are found by the ranks themselves. Prints every transfer with the time that the fitted links
-give it, and the links; 'rvdcomm plan --topology' and Topology.load read the file.
+The ranks find out which of them share a host. The command prints every transfer with its measured
+and its fitted time, and the links. 'rvdcomm plan --topology' and Topology.load read the file.
 
 examples:
   Processes of this machine:

@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-OK, NOT_PROVED, BAD_REQUEST = 0, 1, 2
+OK, NOT_PROVED, BAD_REQUEST, INTERRUPTED = 0, 1, 2, 130
 FAILED = 1
 """Exit statuses."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One sub-command: ``run`` takes what ``add_arguments`` added and returns the exit status."""
+    """One sub-command: ``run`` gets the parsed arguments and returns the exit status."""
 
     summary: str
     epilog: str

@@ -6,11 +6,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
+from rvdcomm import CheckpointError, LayoutError
 from rvdcomm.cli import bench, calibrate, plan, reshard, verify
 from rvdcomm.cli.arguments import NOTATION, Formatter, Parser, UsageError
-from rvdcomm.cli.command import BAD_REQUEST, OK
-from rvdcomm.errors import CheckpointError, LayoutError
+from rvdcomm.cli.command import BAD_REQUEST, INTERRUPTED, OK
 from rvdcomm.picture import PictureError
 
 COMMANDS = {
@@ -23,7 +24,9 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit status: 0, 1 (not proved) or 2 (bad request).
+    """Run a command line and return its exit status.
+
+    0: done. 1: not proved, or a rank failed. 2: a bad request. 130: interrupted by Ctrl-C.
 
     >>> main(["verify", "R(1)V(2)D(1)", "R(2)V(1)D(1)", "--shape", "6"])  # doctest: +ELLIPSIS
     R(1)V(2)D(1) -> R(2)V(1)D(1)  6 float32 on 2 ranks
@@ -33,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     passed_on: list[str] = []
     if words[:1] == ["bench"] and words[1:] not in (["-h"], ["--help"]):
-        # These are the benchmark's own; argparse would take its options for ours.
+        # The benchmark has options of its own; argparse would take them for ours.
         words, passed_on = words[:1], words[1:]
     try:
         args = _parser().parse_args(words, argparse.Namespace(passed_on=passed_on))
@@ -41,23 +44,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # The reader, such as `head`, has all that it wants; what is left goes nowhere.
+        # The reader, such as `head`, has closed the pipe; discard the rest of the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except KeyboardInterrupt:
+        print("rvdcomm: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except (UsageError, LayoutError, CheckpointError, PictureError, OSError, UnicodeError) as error:
         print(f"rvdcomm: error: {error}", file=sys.stderr)
         return BAD_REQUEST
 
 
+def _version() -> str:
+    try:
+        return metadata.version("rvdcomm")
+    except metadata.PackageNotFoundError:
+        return "from a source tree"
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="rvdcomm",
-        description="Plan, prove and run the cheapest communication between two layouts of a "
-        "distributed tensor.",
+        description="Search for a low-cost communication program between two layouts of a "
+        "distributed tensor, prove it, and report its gap to a lower bound.",
         epilog="example:\n  rvdcomm plan 'R(1)V(1)D(1,8)' 'R(1)V(1)D(8,1)' --shape 4096,4096 "
         f"--hosts 2x4\n\n{NOTATION}",
         formatter_class=Formatter,
     )
+    parser.add_argument("--version", action="version", version=f"rvdcomm {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         sub = commands.add_parser(

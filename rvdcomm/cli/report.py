@@ -7,8 +7,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from rvdcomm.plans.planner import Plan
-from rvdcomm.program import Program
+from rvdcomm import Plan, Program
 
 
 def plan_json(found: Plan) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def transition_json(program: Program) -> dict[str, Any]:
 
 
 def program_counts(program: Program) -> dict[str, int]:
-    """How much there is in a program; messages are those between different ranks."""
+    """Sizes of a program; messages are those between different ranks."""
     sizes = [size for found in program.collectives for size in found.traffic().values()]
     return {
         "ranks": len(program.ranks),
@@ -51,7 +50,7 @@ def program_counts(program: Program) -> dict[str, int]:
 
 
 def proof_text(program: Program) -> str:
-    """What ``verify`` proved of a program, and of how much."""
+    """What ``verify`` proved, and how much of the program was checked."""
     counts = program_counts(program)
     shape = "x".join(map(str, program.src.shape)) or "scalar"
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rvdcomm.cli.arguments import parse_bytes
+from rvdcomm.cli.arguments import parse_size
 from rvdcomm.cli.command import OK, Command
 
 
@@ -53,13 +53,13 @@ def _add_reshard(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit",
         metavar="BYTES",
-        type=parse_bytes,
+        type=parse_size,
         help="most that buffers of tensors may take together (default 256MiB)",
     )
     parser.add_argument(
         "--max-file-bytes",
         metavar="BYTES",
-        type=parse_bytes,
+        type=parse_size,
         help="most bytes of tensors in a file (default 5GB); after a crash, files that are "
         "complete are kept",
     )

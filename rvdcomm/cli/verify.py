@@ -1,17 +1,16 @@
-"""``rvdcomm verify``: prove a program by symbolic execution over all ranks."""
+"""``rvdcomm verify``: prove a program by symbolic execution."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from rvdcomm import Program, ProgramError
 from rvdcomm.cli.arguments import NOTATION, add_transition, program_of
 from rvdcomm.cli.command import NOT_PROVED, OK, Command
 from rvdcomm.cli.report import print_json, program_counts, proof_text, transition_json
-from rvdcomm.errors import ProgramError
 from rvdcomm.layout import dtype_name
-from rvdcomm.program import Program
-from rvdcomm.program.verify import verify
+from rvdcomm.program import verify
 
 
 def _verify(args: argparse.Namespace) -> int:
@@ -37,13 +36,13 @@ def _prove(program: Program) -> None:
         dtype_name(program.dtype)
         verify(program)
     except (LookupError, ValueError) as error:
-        # A damaged file can name what does not exist in more ways than the verifier foresees.
+        # A damaged file can be wrong in ways that the verifier has no check of its own for.
         raise ProgramError(f"the program contradicts itself: {error!r}") from None
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("src", metavar="SRC", nargs="?", help="the layout that the tensor has")
-    parser.add_argument("dst", metavar="DST", nargs="?", help="the layout that it gets")
+    parser.add_argument("dst", metavar="DST", nargs="?", help="the layout that it is to get")
     parser.add_argument(
         "--program-file", metavar="FILE", help="a program as 'plan --program' prints it; - is stdin"
     )
@@ -52,7 +51,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "prove by symbolic execution over all ranks that a program is right (exit 1 if not)",
+    "prove a program by symbolic execution, or say what is wrong with it (exit status 1)",
     f"""{NOTATION}
 examples:
   Plan and prove:

@@ -22,6 +22,7 @@ from rvdcomm.layout.layout import (
 )
 from rvdcomm.layout.link import Link
 from rvdcomm.layout.placement import Holding, Placement
+from rvdcomm.layout.presets import PRESETS
 from rvdcomm.layout.rvd import RVD
 from rvdcomm.layout.topology import (
     DEFAULT_LINK,
@@ -42,6 +43,7 @@ __all__ = [
     "MAX_RANK",
     "MAX_RANKS",
     "NOT_SUMMED",
+    "PRESETS",
     "RVD",
     "SUMMED_BY_BACKENDS",
     "Box",

@@ -1,4 +1,4 @@
-"""Picture: who sends what to whom in every step of a plan, as SVG or PNG."""
+"""Picture: who sends what to whom in every step of a plan, as SVG or PNG (extra ``plot``)."""
 
 from rvdcomm.picture.draw import PictureError, draw, svg
 

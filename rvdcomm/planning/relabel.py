@@ -61,7 +61,6 @@ def best_ranks(
 
     Raises:
         LayoutError: counts, cut points or ranks do not fit.
-        ImportError: scipy is not installed; it comes with the extra ``relabel``.
 
     Source: COSTA (Kabić et al., ISC 2021) finds a relabelling of two grids by linear assignment.
     """
@@ -260,11 +259,7 @@ def _shares(
 
 def _least(cost: Elements) -> Indices:
     """The column of every row in a cheapest assignment."""
-    try:
-        from scipy.optimize import linear_sum_assignment
-    except ImportError:
-        raise ImportError(
-            "best_ranks needs scipy; install it, or rvdcomm with the extra 'relabel'."
-        ) from None
+    from scipy.optimize import linear_sum_assignment  # It takes half a second to import.
+
     columns: Indices = linear_sum_assignment(cost)[1]
     return columns

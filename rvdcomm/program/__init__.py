@@ -12,10 +12,13 @@ from rvdcomm.program.instructions import (
 )
 from rvdcomm.program.program import ALIGN_BYTES, Arena, Program
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
+from rvdcomm.program.text import MAX_CHARS
+from rvdcomm.program.verify import verify
 
 __all__ = [
     "ALIGN_BYTES",
     "DST",
+    "MAX_CHARS",
     "NO_BUFFER",
     "SRC",
     "Arena",
@@ -31,4 +34,5 @@ __all__ = [
     "is_shard",
     "is_src",
     "shard_index",
+    "verify",
 ]

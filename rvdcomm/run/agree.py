@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rvdcomm.errors import CommError
+from rvdcomm.errors import CommError, LayoutError
 from rvdcomm.layout import ranges_text
 from rvdcomm.run.world import World
+from rvdcomm.text import quoted
 
 Post = dict[str, Any]
 
@@ -58,6 +59,28 @@ def exchange_posts(
                 f"{what}: what rank {rank} posted cannot be read ({error}). Do all ranks run one "
                 "version of rvdcomm?"
             ) from None
+    return posts
+
+
+def compare_requests(
+    world: World, members: tuple[int, ...], asked: Post, what: str, **own: Any
+) -> dict[int, Post]:
+    """Every member's post ``{**asked, **own}``, where ``asked`` must be equal on all members.
+
+    Raises:
+        LayoutError: it is not; on all members, and names two that differ.
+        CommError: as in ``exchange_posts``.
+    """
+    posts = exchange_posts(world, members, {**asked, **own}, what)
+    first = min(posts)
+    for rank, post in posts.items():
+        for name in asked:
+            if post.get(name) != posts[first].get(name):
+                raise LayoutError(
+                    f"{what}: ranks disagree about {name}: rank {first} asks for "
+                    f"{quoted(posts[first].get(name))}, rank {rank} for {quoted(post.get(name))}; "
+                    "all ranks must ask for the same."
+                )
     return posts
 
 

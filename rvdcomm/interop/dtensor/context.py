@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
-from rvdcomm.errors import LayoutError, ShapeMismatchError
+from rvdcomm import LayoutError, ShapeMismatchError, Topology
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.move import Draft, Move, Options
 from rvdcomm.interop.dtensor.placements import is_masked
 from rvdcomm.interop.dtensor.redistribute import redistribute
-from rvdcomm.layout import Topology
-from rvdcomm.run.world import World
+from rvdcomm.run import World
 
 MAX_SLABS = 16
 """Above this DTensor's one gather is as fast: of 64 KiB it takes as long as 18 of ours
@@ -39,7 +38,7 @@ class Tally:
 
 @dataclass
 class _Patches:
-    """What torch had before, while any context is entered; the innermost one's options count."""
+    """The replaced functions of torch, and the entered contexts; the last one's options hold."""
 
     contexts: tuple[tuple[Tally, Options], ...] = ()
     originals: list[tuple[Any, str, Any]] = field(default_factory=list)
@@ -71,11 +70,12 @@ _patches = _Patches()
 
 @contextmanager
 def planned(*, topology: Topology | None = None, executor: str | None = None) -> Iterator[Tally]:
-    """In this context DTensor redistributes by our plans, asked for or implied by an operator.
+    """In this context our plans run all redistributions of DTensor, those of its operators too.
 
-    That holds for what runs inside, forward or backward. What we cannot plan runs as it would
-    outside, and is counted with its reason: under torch.compile, for reductions that are neither a
-    sum nor an average, for masked embeddings, for strided shards with many gaps.
+    That holds for everything that runs inside, forward or backward. A redistribution that we cannot
+    plan runs as it would outside, and is counted with its reason: under torch.compile, for
+    reductions that are neither a sum nor an average, for masked embeddings, for strided shards with
+    many gaps.
     ``DTensor.redistribute`` to another mesh, which DTensor cannot do, runs ours too. ``async_op``
     is a permission: what we run is done when the call returns.
 
@@ -97,7 +97,7 @@ def planned(*, topology: Topology | None = None, executor: str | None = None) ->
 
 
 def _instead_of_local(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What every redistribution of DTensor passes, in place of ``original``."""
+    """The function that every redistribution of DTensor calls, in place of ``original``."""
 
     def redistribute_local_tensor(
         local_tensor: Tensor, current_spec: Any, target_spec: Any, **kwargs: Any
@@ -143,7 +143,7 @@ def _instead_of_redistribute(original: Callable[..., DTensor]) -> Callable[..., 
 
 
 def _move_or_reason(shard: Tensor, src: Any, dst: Any, options: Options) -> Move | str:
-    """Our way of doing it, or why there is none. All ranks come to the same conclusion."""
+    """Our transition, or the reason why there is none; the same on all ranks."""
     if private.are_tracing():
         return "torch.compile is tracing"
     shard = private.waited(shard)

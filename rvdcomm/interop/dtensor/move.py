@@ -8,15 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rvdcomm.api.redistributor import Redistributor
-from rvdcomm.errors import LayoutError, ShapeMismatchError
+from rvdcomm import (
+    LayoutError,
+    Plan,
+    Redistributor,
+    ShapeMismatchError,
+    Topology,
+    plan,
+)
 from rvdcomm.interop.dtensor.slabs import slices_of
 from rvdcomm.interop.dtensor.transition import Transition, shard_shape, transition_of
-from rvdcomm.layout import Topology, dtype_name
-from rvdcomm.plans.planner import Plan, plan
-from rvdcomm.run.agree import exchange_posts
-from rvdcomm.run.choice import executor_name
-from rvdcomm.run.world import World
+from rvdcomm.layout import dtype_name
+from rvdcomm.run import World, compare_requests, executor_name
 
 _SERVED = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
 """Devices whose tensors a backend of the default group moves."""
@@ -27,7 +30,7 @@ Slices = tuple[slice, ...] | None
 
 @dataclass(frozen=True)
 class Options:
-    """How to plan and to run: as of ``rvdcomm.redistribute``; ``max_slabs`` refuses those above."""
+    """As in ``rvdcomm.redistribute``; transitions of more than ``max_slabs`` slabs are refused."""
 
     topology: Topology | None = None
     executor: str | None = None
@@ -36,7 +39,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Draft:
-    """What is to move, and a plan for every slab: alike on all ranks that take part."""
+    """A transition with a plan for every slab, equal on all ranks that take part."""
 
     transition: Transition
     plans: tuple[Plan, ...]
@@ -119,7 +122,7 @@ class Move:
         return result.div_(self._divisor) if self._divisor > 1 else result
 
     def _in_slabs(self, shard: Tensor) -> Tensor | None:
-        """Allocates the result itself: only ``shard`` says on which device, also outside src."""
+        """Slab by slab, into a result on the device of ``shard``; all ranks pass one."""
         result = None if self._dst_shape is None else shard.new_empty(self._dst_shape)
         for redistributor, src_slices, dst_slices in self._steps:
             redistributor(
@@ -130,7 +133,7 @@ class Move:
 
 
 def _compiled(world: World, made: Plan, options: Options) -> Redistributor:
-    """Made once for all transitions that come down to these layouts."""
+    """The compiled plan; transitions with the same layouts share it."""
     key = ("dtensor", made.src, made.dst, made.dtype, options)
     found: Redistributor = world.once(key, lambda: Redistributor(made, executor=options.executor))
     return found
@@ -145,15 +148,7 @@ def _agree(world: World, draft: Draft, shape: tuple[int, ...]) -> None:
         "topology": repr(draft.options.topology),
         "executor": executor_name(draft.options.executor),
     }
-    post = {**asked, "shard": list(shape)}
-    posts = exchange_posts(world, transition.members, post, str(transition))
-    for rank, other in posts.items():
-        for name, mine in asked.items():
-            if other[name] != mine:
-                raise LayoutError(
-                    f"{transition}: ranks disagree about {name}: rank {world.rank} asks for "
-                    f"{mine}, rank {rank} for {other[name]}."
-                )
+    posts = compare_requests(world, transition.members, asked, str(transition), shard=list(shape))
     for rank, other in posts.items():
         want = shard_shape(transition.src, rank)
         if want is not None and other["shard"] != list(want):

@@ -11,7 +11,7 @@ import numpy as np
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Placement, Replicate, Shard
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.sharding import Sharding
 from rvdcomm.layout import Layout

@@ -1,4 +1,4 @@
-"""What torch keeps private and we cannot do without, in one place (torch 2.11 to 2.13).
+"""The private names of torch that this package needs (torch 2.11 to 2.13).
 
 - ``_StridedShard``: a strided placement has no public name.
 - ``DTensor._spec``: the shard order, and whether two DTensors are placed alike.
@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError
 
 HOOK = "redistribute_local_tensor"
 _TENSOR = "torch.distributed.tensor"

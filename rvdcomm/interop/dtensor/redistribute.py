@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError, Topology
 from rvdcomm.interop.dtensor import private
 from rvdcomm.interop.dtensor.move import Draft, Move, Options
 from rvdcomm.interop.dtensor.placements import normalized, sharding_of_dtensor
-from rvdcomm.layout import Topology
-from rvdcomm.run.world import World
+from rvdcomm.run import World
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def placeholder(
     *,
     requires_grad: bool = False,
 ) -> DTensor:
-    """The DTensor of a rank outside ``device_mesh``, which holds nothing of it.
+    """The empty DTensor of a rank outside ``device_mesh``.
 
     Raises:
         LayoutError: this rank is in the mesh, or the placements do not fit.
@@ -111,7 +110,7 @@ def move_of(src: Any, dst: Any, shard: Tensor, options: Options) -> Move:
 
 
 class _Redistribute(torch.autograd.Function):
-    """The gradient is redistributed by this function itself: that is how it has one, too."""
+    """``backward`` calls this function again, so that gradients have gradients too."""
 
     @staticmethod
     def forward(ctx: Any, dtensor: DTensor, src: Any, dst: Placed, options: Options) -> DTensor:
@@ -138,10 +137,10 @@ def _applied(dtensor: DTensor, src: Any, dst: Placed, options: Options) -> DTens
 
 
 def _as_agreed(grad: DTensor, dst: Placed, options: Options) -> tuple[DTensor, Placed]:
-    """The gradient on placements that all ranks know, and these.
+    """The gradient on placements that all ranks can compute, and these placements.
 
-    What comes back has the placements that operators left it with, and ranks outside ``dst``, for
-    which DTensor follows no operators, cannot know them.
+    Operators decide the placements of the gradient. Ranks outside ``dst`` cannot compute them,
+    because DTensor runs no operators there.
     """
     placements = _grad_placements(None, dst.device_mesh, dst.placements)
     agreed = Placed(dst.device_mesh, placements, dst.shape)

@@ -1,8 +1,8 @@
 """Runs: which indices of one tensor dim a rank holds, after mesh dims have cut it in turn.
 
-``Shard`` cuts what is there as ``torch.chunk`` does. A strided shard first cuts it into
-``split_factor`` blocks, chunks every block, and holds one chunk of each. So what a rank holds is a
-list of runs in ascending order: one run, unless a strided shard left gaps.
+``Shard`` cuts the indices of the mesh dims before it as ``torch.chunk`` does. A strided shard first
+cuts them into ``split_factor`` blocks, chunks every block, and holds one chunk of each. A rank
+therefore holds a list of runs in ascending order: one run, unless a strided shard leaves gaps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Run = tuple[int, int]
 """Half-open range of indices, never empty."""
 
 Runs = tuple[Run, ...]
-"""Ascending and apart from each other; none where nothing is held."""
+"""Ascending, not adjacent; empty if the rank holds nothing."""
 
 Cutter = tuple[int, int]
 """How one mesh dim cuts: into how many, and by which split factor (1 for ``Shard``)."""
@@ -45,7 +45,7 @@ def length(runs: Runs) -> int:
 
 
 def within(runs: Runs, start: int, stop: int) -> Runs:
-    """What of ``runs`` lies in a range of indices."""
+    """The part of ``runs`` in a range of indices."""
     clipped = ((max(a, start), min(b, stop)) for a, b in runs)
     return tuple((a, b) for a, b in clipped if a < b)
 
@@ -71,7 +71,7 @@ def _slice(runs: Runs, start: int, stop: int) -> Iterator[Run]:
 
 
 def _joined(runs: Sequence[Run]) -> Runs:
-    """The same without seams."""
+    """The same indices, with adjacent runs joined."""
     out: list[Run] = []
     for start, stop in runs:
         if out and out[-1][1] == start:

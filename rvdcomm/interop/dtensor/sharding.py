@@ -1,7 +1,7 @@
 """Sharding: a tensor on a mesh whose dims replicate, hold summands or cut; DTensor without torch.
 
-A layout is one grid of boxes. A sharding is one too, unless strided cuts leave a rank with gaps;
-then every *slab* of the tensor is (slabs.py).
+A layout is one grid of boxes. So is a sharding, unless strided cuts leave a rank with gaps; every
+*slab* of the tensor is then a grid of boxes (slabs.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError
 from rvdcomm.interop.dtensor.runs import Runs, nested_runs, within
 from rvdcomm.layout import RVD, Box, Layout, ranges_text
 

@@ -1,8 +1,8 @@
-"""Slabs: regions of a tensor inside which src and dst give every rank one box, or nothing.
+"""Slabs: regions of a tensor in which every rank holds at most one box, under src and under dst.
 
-Mostly there is one, the whole tensor. Where a strided shard leaves gaps (a view that joined dims,
-some uneven shard orders) the tensor is cut where some rank's next run begins, and every slab is
-redistributed as a tensor of its own.
+Usually the only slab is the whole tensor. If a strided shard leaves gaps (a view that joined dims,
+some uneven shard orders), the tensor is cut where the next run of a rank begins. Every slab is then
+redistributed as a separate tensor.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def slices_of(sharding: Sharding, rank: int, slab: Box) -> tuple[slice, ...] | N
 
 def _cut_points(size: int, holders: Sequence[Runs]) -> list[int]:
     points = [0]
-    # Invariant: since the last point nobody began a second run.
+    # Invariant: since the last point no holder has begun a second run.
     seen: set[int] = set()
     if any(len(runs) > 1 for runs in holders):
         for start in sorted({a for runs in holders for a, _ in runs}):

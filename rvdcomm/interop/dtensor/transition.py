@@ -1,11 +1,12 @@
 """Transition: what has to move between two placements of a tensor, in terms of layouts.
 
-What DTensor can say beyond layouts is dealt with here:
+DTensor can express things that layouts cannot. They are handled here:
 
 - Mesh dims along which both sides hold parts of one kind are *kept*: every coordinate there is a
-  tensor of its own, and nothing is reduced. So parts of a maximum may pass.
+  separate tensor, and nothing is reduced. Parts of a maximum, too, can be moved in this way.
 - An average is a sum, divided by the number of its parts.
-- A target that is partial by average, minimum or maximum holds replicas: they reduce to themselves.
+- A target that is partial by average, minimum or maximum receives replicas, because a reduction of
+  equal values gives the value.
 - Strided shards with gaps are moved in slabs.
 """
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import Partial
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError
 from rvdcomm.interop.dtensor.placements import is_masked, is_sum, sharding_of_dtensor
 from rvdcomm.interop.dtensor.runs import length
 from rvdcomm.interop.dtensor.sharding import Sharding
@@ -56,7 +57,7 @@ class Transition:
 
 
 def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> Transition:
-    """What ``rank`` takes part in, where what is placed as ``src`` is to be placed as ``dst``.
+    """The transition from ``src`` to ``dst`` that ``rank`` takes part in.
 
     Args:
         src, dst: DTensors or DTensorSpecs, of one shape.
@@ -64,7 +65,7 @@ def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> Transiti
         rank: in the default group.
 
     Raises:
-        LayoutError: the meshes do not fit each other, or a reduction is none that can be planned.
+        LayoutError: the meshes do not fit each other, or a reduction cannot be planned.
     """
     if src.device_mesh.device_type != dst.device_mesh.device_type:
         raise LayoutError(
@@ -85,7 +86,7 @@ def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> Transiti
 
 
 def shard_shape(sharding: Sharding, rank: int) -> tuple[int, ...] | None:
-    """Shape of what ``rank`` holds; None outside the mesh."""
+    """Shape of the shard of ``rank``; None outside the mesh."""
     return tuple(map(length, sharding.held(rank))) if rank in sharding.ranks else None
 
 
@@ -113,7 +114,7 @@ def _sliced(sharding: Sharding, kept: list[int], rank: int) -> Sharding:
 def _not_summed(
     placements: Any, parts: Iterable[int], known: tuple[str, ...], what: str
 ) -> list[int]:
-    """Mesh dims whose parts are reduced otherwise than by a sum, all of ``known`` reductions."""
+    """Mesh dims whose parts are not summands; their reductions must be among ``known``."""
     found = [m for m in parts if not is_sum(placements[m])]
     for m in found:
         if is_masked(placements[m]) or placements[m].reduce_op not in known:

@@ -1,42 +1,25 @@
-"""Recipes: ways to plan a pair, by names that mean the same for tensors of other sizes.
+"""Recipes: ways to plan a pair, under names that mean the same for tensors of other sizes.
 
-What is remembered is a recipe and not a plan, so that all tensors of about one size share it.
+Tuning remembers a recipe and not a plan, so that all tensors of about one size share it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
-from rvdcomm.layout import ITEM_BYTES, Topology
-from rvdcomm.planning.candidates import candidate_paths, direct_path
-from rvdcomm.planning.path import Path
-from rvdcomm.plans.planner import Plan, plan
+from rvdcomm import Path, Plan, Topology, plan
+from rvdcomm.layout import ITEM_BYTES
+from rvdcomm.planning import candidate_paths, direct_path
 
 MODEL = "model"
-"""The recipe of ``rvdcomm.plan``: what the cost model likes best."""
+"""The recipe of ``rvdcomm.plan``: the plan that the cost model chooses."""
 
 MAX_OTHERS = 8
-"""Candidates of an irregular pair that are looked at; ``candidate_paths`` names at most some 20."""
+"""Candidates of an irregular pair that are priced; ``candidate_paths`` names about 20 at most."""
 
 MAX_PLANS = 4
-"""That are measured: the model's choice, and the next best by its own price."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """What is fastest: ``secs`` a call on the slowest rank, and what the model's choice takes.
-
-    ``measured`` says whether this call measured it or found it known.
-    """
-
-    plan: Plan
-    executor: str
-    recipe: str
-    secs: float
-    model_secs: float
-    measured: bool
+"""Plans that are measured: the model's choice, and the next best by their predicted time."""
 
 
 def recipes(model: Plan, memory_limit: int | None) -> dict[str, Plan]:
@@ -51,7 +34,7 @@ def recipes(model: Plan, memory_limit: int | None) -> dict[str, Plan]:
 
 
 def plan_of(recipe: str, model: Plan, memory_limit: int | None) -> Plan:
-    """The plan of a recipe; the model's choice where there is no such, or it does not fit."""
+    """The plan of a recipe; the model's choice for an unknown recipe, or one that does not fit."""
     for name, path in _others(model):
         if name == recipe:
             found = Plan(path, model.dtype, model.topology)
@@ -68,7 +51,7 @@ def _others(model: Plan) -> Iterator[tuple[str, Path]]:
     src, dst = model.src, model.dst
     if src == dst:
         return
-    # Without hosts there are fewer steps, which pays where messages are dear.
+    # A plan without host levels has fewer steps, which is faster where messages are expensive.
     yield "flat", plan(src, dst, model.dtype, Topology(model.topology.levels[:1])).path
     yield "direct", direct_path(src, dst)
     paths = candidate_paths(src, dst, ITEM_BYTES[model.dtype], model.topology)

@@ -1,20 +1,23 @@
-"""Autotuning on real processes: all ranks agree, measure once, and what wins is right."""
+"""Tuning on real processes: all ranks agree, measure once, and the winner moves the right data."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.autotune import Tuned, memory, race, tune
-from rvdcomm.autotune.memory import Winner
-from rvdcomm.autotune.race import winner_of
+from rvdcomm.calibration import Tuned, tune
+from rvdcomm.calibration.winners import Winner, log
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
+
+# The package exports the function under the name of its module.
+module = sys.modules["rvdcomm.calibration.tune"]
 
 NUM_RANKS = 4
 HOSTS = rv.Topology.hosts([[0, 2], [1, 3]], rv.Link(1e-5, 1e9), rv.Link(1e-4, 1e8))
@@ -39,7 +42,7 @@ def seen(found: Tuned) -> tuple[str, str, bool, str]:
 
 
 def forget(rank: int) -> None:
-    race._memory.clear()
+    module._winners.clear()
 
 
 pytestmark = pytest.mark.dist
@@ -79,12 +82,12 @@ def test_another_world_finds_it_in_the_file(worlds: Worlds, tmp_path: Path) -> N
 
 def tuned_after(rank: int, folder: str, winners: dict[int, Winner], pair: Any) -> Found:
     """Tune where every rank has a cache folder of its own, and some have a winner in it."""
-    race._memory.clear()
+    module._winners.clear()
     os.environ["XDG_CACHE_HOME"] = f"{folder}/{rank}"
-    world = race.World.of()
-    key = race._key(rv.plan(*pair, "float32", HOSTS), None, world, "auto")
     if rank in winners:
-        race._memory.put(key, winners[rank])
+        where = f"gloo {NUM_RANKS} ranks auto {module._release()}"
+        key = module.key_of(rv.plan(*pair, "float32", HOSTS), None, where)
+        module._winners.put(key, winners[rank])
     found = tune(*pair, "float32", HOSTS)
     again = tune(*pair, "float32", HOSTS)
     assert seen(again)[:2] == seen(found)[:2]
@@ -136,29 +139,27 @@ def tune_something_else_on_rank_2(rank: int, folder: str) -> Any:
 
 def test_ranks_that_disagree_all_hear_of_it(worlds: Worlds, tmp_path: Path) -> None:
     for error in worlds(NUM_RANKS).run(tune_something_else_on_rank_2, str(tmp_path)):
-        assert "tune R(1)V(2)D(2,1) -> R(2)V(1)D(1,2): rank 2 asked for" in str(error)
+        assert "tune R(1)V(2)D(2,1) -> R(2)V(1)D(1,2): ranks disagree about request" in str(error)
+        assert ", rank 2 for " in str(error)
         assert "all ranks must ask for the same" in str(error)
 
 
 def logged_race(rank: int, folder: str, secs: list[float]) -> tuple[list[str], tuple[Any, ...]]:
     """What is logged when the candidates take these times."""
-    race._memory.clear()
+    module._winners.clear()
     os.environ["XDG_CACHE_HOME"] = folder
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    memory.log.addHandler(handler)
-    memory.log.setLevel(logging.INFO)
-    measured = race._median_of_slowest
-    race._median_of_slowest = lambda turns: [
-        *secs,
-        *[9.0] * (len(measured(turns)) - len(secs)),
-    ]
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    times = module._times
+    module._times = lambda clock, calls: [*secs, *[9.0] * (len(calls) - len(secs))]
     try:
         found = tune(*PAIR, "float32", HOSTS)
     finally:
-        race._median_of_slowest = measured
-        memory.log.removeHandler(handler)
+        module._times = times
+        log.removeHandler(handler)
     return lines, (found.recipe, found.executor, found.secs, found.model_secs)
 
 
@@ -188,6 +189,6 @@ def test_the_log_says_whether_the_models_choice_is_the_fastest(
 )
 def test_the_fastest_wins_but_not_by_less_than_noise(secs: list[float], won: int) -> None:
     names = [("model", "auto"), ("flat", "auto"), ("direct", "dist")]
-    winner = winner_of(dict(zip(names, secs, strict=False)))
+    winner = module.winner_of(dict(zip(names, secs, strict=False)))
     assert (winner.recipe, winner.executor) == names[won]
     assert (winner.secs, winner.model_secs) == (secs[won], 1.0)

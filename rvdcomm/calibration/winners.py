@@ -1,7 +1,7 @@
-"""Memory: the fastest recipes by what was asked for, in this process and in a file of the user's.
+"""Winners: the fastest recipe of every request, in this process and in a file of the user's.
 
-The file is ``$XDG_CACHE_HOME/rvdcomm/autotune.json``, or below ``~/.cache``. It is a cache: what is
-wrong with it is said in the log, and it is written anew; that it cannot be written is no error.
+The file is ``$XDG_CACHE_HOME/rvdcomm/tune.json``, or below ``~/.cache``. It is a cache: a damaged
+file is ignored with a warning and replaced, and a file that cannot be written is a warning too.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path as FilePath
 from typing import Any
 
-from rvdcomm.errors import LayoutError
+from rvdcomm import LayoutError, Plan
 from rvdcomm.json_file import entry, read_json, write_json
-from rvdcomm.layout import Layout, Topology, ranges_text
+from rvdcomm.layout import ITEM_BYTES, ranges_text
 
 FILE_VERSION = 1
 MAX_FILE_BYTES = 8 << 20
 MAX_NAME_LENGTH = 64
 MAX_ENTRIES = 4096
-"""In the file and in the table; of more, those that were written first are forgotten."""
+"""In the file and in the table; the oldest entries are dropped first."""
 
-log = logging.getLogger("rvdcomm.autotune")
+log = logging.getLogger("rvdcomm.calibration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Winner:
         """Check plain values.
 
         Raises:
-            LayoutError: they are no winner.
+            LayoutError: a value is missing or of another type.
         """
         if len(entry(values, "recipe", str)) > MAX_NAME_LENGTH:
             raise LayoutError(f"a recipe's name is longer than {MAX_NAME_LENGTH} characters")
@@ -57,33 +58,25 @@ class Winner:
         )
 
 
-def key_of(
-    src: Layout,
-    dst: Layout,
-    dtype: str,
-    num_bytes: int,
-    topology: Topology,
-    memory_limit: int | None,
-    where: str,
-) -> str:
-    """What tensors must have in common to share a winner; ``where`` names world and release.
+def key_of(model: Plan, memory_limit: int | None, where: str) -> str:
+    """What requests must have in common to share a winner; ``where`` names world and release.
 
-    Sizes count by their power of two, and by whether they can be cut evenly: ragged pairs are
-    planned in another way.
+    Sizes count by their power of two. Ragged pairs have keys of their own, because they are planned
+    in another way.
     """
-    ends = [
+    src, dst = (
         f"{layout.rvd} on {ranges_text(layout.ranks)}{'' if layout.is_even else ' ragged'}"
-        for layout in (src, dst)
-    ]
-    text = json.dumps(topology.to_json(), sort_keys=True)
+        for layout in (model.src, model.dst)
+    )
+    text = json.dumps(model.topology.to_json(), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     limit = "" if memory_limit is None else f" within {memory_limit}"
-    size = f"2^{num_bytes.bit_length()}"
-    return f"{ends[0]} -> {ends[1]} {dtype} {size}{limit} topology {digest} {where}"
+    size = (ITEM_BYTES[model.dtype] * prod(model.src.shape)).bit_length()
+    return f"{src} -> {dst} {model.dtype} 2^{size}{limit} topology {digest} {where}"
 
 
-class Memory:
-    """A bounded table over a file; the file is read when something is not in the table."""
+class Winners:
+    """A bounded table over a file; the file is read for a key that is not in the table."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Winner] = OrderedDict()
@@ -103,7 +96,7 @@ class Memory:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(path):
-                # All ranks of a host come by with the same.
+                # The ranks of a host all write the same entry.
                 entries = _read(path)
                 if entries.get(key) != winner:
                     entries.pop(key, None)
@@ -114,7 +107,7 @@ class Memory:
             log.warning("cannot remember the fastest plans in %s: %s", path, error)
 
     def clear(self) -> None:
-        """Forget what is in this process; the file stays."""
+        """Forget the entries of this process; the file stays."""
         self._known.clear()
 
     def _remember(self, key: str, winner: Winner) -> None:
@@ -124,9 +117,9 @@ class Memory:
 
 
 def cache_file() -> FilePath:
-    """Where winners are kept."""
+    """The file that keeps the winners."""
     home = os.environ.get("XDG_CACHE_HOME") or FilePath.home() / ".cache"
-    return FilePath(home, "rvdcomm", "autotune.json")
+    return FilePath(home, "rvdcomm", "tune.json")
 
 
 def _to_json(entries: dict[str, Winner]) -> dict[str, Any]:
@@ -134,23 +127,23 @@ def _to_json(entries: dict[str, Winner]) -> dict[str, Any]:
 
 
 def _read(path: FilePath) -> dict[str, Winner]:
-    """What the file says; nothing if it says nothing sensible."""
+    """The entries of the file; none if it is damaged."""
     try:
         values = read_json(path, MAX_FILE_BYTES)
         if entry(values, "version", int) != FILE_VERSION:
-            raise LayoutError(f"it is of another version than {FILE_VERSION}")
+            raise LayoutError(f"its version is not {FILE_VERSION}")
         entries = entry(values, "entries", dict)
         return {key: Winner.from_json(found) for key, found in entries.items()}
     except FileNotFoundError:
         return {}
     except (LayoutError, OSError) as error:
-        log.warning("ignoring %s, which will be written anew: %s", path, error)
+        log.warning("ignoring %s, which will be replaced: %s", path, error)
         return {}
 
 
 @contextmanager
 def _locked(path: FilePath) -> Iterator[None]:
-    """One process at a time between reading and writing."""
+    """Hold the lock of the file, so that no other process writes between a read and a write."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Laws of the memory of fast plans: bounded, kept in a file, and never the reason for a failure."""
+"""Laws of the winners: bounded, kept in a file, and never the reason for a failure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.autotune import memory
-from rvdcomm.autotune.memory import Memory, Winner, cache_file, key_of
+from rvdcomm.calibration import winners
+from rvdcomm.calibration.winners import Winner, Winners, cache_file, key_of
 
 FAST = Winner("flat", "dist", 1e-3, 2e-3)
 SLOW = Winner("model", "auto", 3e-3, 3e-3)
@@ -22,7 +22,7 @@ HOSTS = rv.Topology.hosts([range(2), range(2, 4)], rv.Link(1e-5, 1e9), rv.Link(1
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "rvdcomm" / "autotune.json"
+    return tmp_path / "rvdcomm" / "tune.json"
 
 
 def test_the_file_is_in_the_users_cache_folder(
@@ -31,24 +31,24 @@ def test_the_file_is_in_the_users_cache_folder(
     assert cache_file() == cache
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_file() == tmp_path / ".cache" / "rvdcomm" / "autotune.json"
+    assert cache_file() == tmp_path / ".cache" / "rvdcomm" / "tune.json"
 
 
 def test_what_is_put_is_found_by_this_process_and_by_others() -> None:
-    here = Memory()
+    here = Winners()
     here.put("key", FAST)
-    assert here.get("key") == Memory().get("key") == FAST
+    assert here.get("key") == Winners().get("key") == FAST
     assert here.get("other") is None
 
 
 def test_the_last_winner_counts() -> None:
-    Memory().put("key", SLOW)
-    Memory().put("key", FAST)
-    assert Memory().get("key") == FAST
+    Winners().put("key", SLOW)
+    Winners().put("key", FAST)
+    assert Winners().get("key") == FAST
 
 
-def test_a_cleared_memory_reads_the_file_again(cache: Path) -> None:
-    here = Memory()
+def test_a_cleared_table_reads_the_file_again(cache: Path) -> None:
+    here = Winners()
     here.put("key", FAST)
     cache.unlink()
     assert here.get("key") == FAST
@@ -70,17 +70,17 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
-def test_a_broken_file_is_ignored_with_a_warning_and_written_anew(
+def test_a_broken_file_is_ignored_with_a_warning_and_replaced(
     text: str, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.parent.mkdir()
     cache.write_text(text)
-    assert Memory().get("key") is None
+    assert Winners().get("key") is None
     assert "ignoring" in caplog.text
-    assert "will be written anew" in caplog.text
-    Memory().put("key", FAST)
+    assert "will be replaced" in caplog.text
+    Winners().put("key", FAST)
     caplog.clear()
-    assert Memory().get("key") == FAST
+    assert Winners().get("key") == FAST
     assert caplog.text == ""
 
 
@@ -88,15 +88,15 @@ def test_a_file_that_cannot_be_written_is_a_warning(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.parent.write_text("a file where the folder should be")
-    here = Memory()
+    here = Winners()
     here.put("key", FAST)
     assert here.get("key") == FAST
     assert "cannot remember the fastest plans" in caplog.text
 
 
 def test_table_and_file_are_bounded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_ENTRIES", 3)
-    here = Memory()
+    monkeypatch.setattr(winners, "MAX_ENTRIES", 3)
+    here = Winners()
     for i in range(5):
         here.put(f"key {i}", FAST)
     assert list(json.loads(cache.read_text())["entries"]) == ["key 2", "key 3", "key 4"]
@@ -106,7 +106,7 @@ def test_table_and_file_are_bounded(cache: Path, monkeypatch: pytest.MonkeyPatch
 def put_some(first: int) -> None:
     logging.disable()
     for i in range(first, first + 5):
-        Memory().put(f"key {i}", FAST)
+        Winners().put(f"key {i}", FAST)
 
 
 def test_processes_that_write_at_once_lose_nothing(cache: Path) -> None:
@@ -117,7 +117,7 @@ def test_processes_that_write_at_once_lose_nothing(cache: Path) -> None:
     for process in processes:
         process.join(30)
     assert len(json.loads(cache.read_text())["entries"]) == 20
-    assert sorted(os.listdir(cache.parent)) == ["autotune.json", "autotune.lock"]
+    assert sorted(os.listdir(cache.parent)) == ["tune.json", "tune.lock"]
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -131,8 +131,7 @@ def key(
     where: str = "gloo",
 ) -> str:
     src = rv.Layout(shape, "R(1)V(1)D(4,1)")
-    num_bytes = 4 * shape[0] * shape[1]
-    return key_of(src, rv.Layout(shape, dst), "float32", num_bytes, topology, limit, where)
+    return key_of(rv.plan(src, rv.Layout(shape, dst), "float32", topology), limit, where)
 
 
 def test_tensors_of_about_one_size_share_a_key() -> None:

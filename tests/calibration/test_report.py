@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rvdcomm.calibration import Sample, fit_links
-from rvdcomm.calibration.report import table
+from rvdcomm.calibration import Sample, fit_links, table
 
 GOOD = [Sample(0, "all_gather", 16 * n, 3, n, 3e-4 + n / 1e9, 0.07) for n in (10**3, 10**6, 10**8)]
 BAD = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.autotune.recipes import MAX_PLANS, MODEL, plan_of, recipes
+from rvdcomm.calibration.recipes import MAX_PLANS, MODEL, plan_of, recipes
 from tests.oracle import plan_faults
 
 HOSTS = rv.Topology.hosts([range(2), range(2, 4)], rv.Link(1e-5, 1e9), rv.Link(1e-4, 1e8))
