@@ -117,6 +117,7 @@ def call(
     async_op: bool,
     dtype: torch.dtype | None,
     executor: str | None,
+    memory_limit: int | None,
     requires_grad: bool | None,
     replica_grads: str,
 ) -> Any:
@@ -124,7 +125,7 @@ def call(
     operator = None
     if _fits(tensor, out, async_op, requires_grad):
         operator = _operator_of(
-            redistribute, src, dst, shape, group, topology, executor, replica_grads
+            redistribute, src, dst, shape, group, topology, executor, memory_limit, replica_grads
         )
     if operator is not None:
         return _placed(tensor, operator, requires_grad)
@@ -140,6 +141,7 @@ def call(
         async_op=async_op,
         dtype=dtype,
         executor=executor,
+        memory_limit=memory_limit,
         requires_grad=requires_grad,
         replica_grads=replica_grads,
     )
@@ -186,6 +188,7 @@ def _operator_of(
     group: Any,
     topology: Topology | None,
     executor: str | None,
+    memory_limit: int | None,
     replica_grads: str,
 ) -> Operator | None:
     """What the operator is told, by what this rank knows alone; None if it is none."""
@@ -195,10 +198,15 @@ def _operator_of(
         if known is None:
             return None
         src, dst = layout_meant(src, known, size), layout_meant(dst, known, size)
-        options = {"group": group, "topology": topology, "executor": executor}
+        options = {
+            "group": group,
+            "topology": topology,
+            "executor": executor,
+            "memory_limit": memory_limit,
+        }
         run = partial(_run, redistribute, src, dst, options)
         run_back = partial(_run, redistribute, *adjoint(src, dst, replica_grads), options)
-        named = topology, executor
+        named = topology, executor, memory_limit
         return _known(Ask(src, dst, group, named, replica_grads, run, run_back))
     except (CommError, LayoutError):
         return None  # The call itself raises it, on every rank.
@@ -221,7 +229,7 @@ def _run(
 def _operator_of_redistributor(redistributor: Redistributor) -> Operator | None:
     plan = redistributor.plan
     steps = (f"{step.kind}/{step.num_slices}" for step in plan.path.steps)
-    options = plan.topology, redistributor.executor, *steps
+    options = plan.topology, redistributor.executor, plan.memory_limit, *steps
     run = partial(redistributor, requires_grad=False)
 
     def run_back(grad: Tensor) -> Tensor:

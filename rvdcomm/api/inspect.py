@@ -21,6 +21,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "shape": (tuple | None, "a tuple of ints"),
     "topology": (Topology | None, "a Topology"),
     "executor": (str | None, "a text"),
+    "memory_limit": (int | None, "a number of bytes"),
     "requires_grad": (bool | None, "a bool"),
     "replica_grads": (str, "a text"),
 }
@@ -37,6 +38,7 @@ def request_of(
     out: Any = None,
     dtype: torch.dtype | None = None,
     executor: str | None = None,
+    memory_limit: int | None = None,
     requires_grad: bool | None = None,
     replica_grads: str = "parts",
     misuse: str | None = None,
@@ -52,6 +54,7 @@ def request_of(
         "shape": shape,
         "topology": topology,
         "executor": executor,
+        "memory_limit": memory_limit,
         "requires_grad": requires_grad,
         "replica_grads": replica_grads,
     }
@@ -68,6 +71,7 @@ def request_of(
         out=None if out is None else tuple(out.shape),
         dtypes=tuple(str(d).removeprefix("torch.") for d in dtypes),
         executor=executor_name(executor),
+        memory_limit=memory_limit,
         requires_grad=grad_flows(tensor, requires_grad),
         asks_grad=bool(requires_grad),
         replica_grads=replica_grads,

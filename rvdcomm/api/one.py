@@ -32,6 +32,7 @@ def redistribute(
     async_op: bool = False,
     dtype: torch.dtype | None = None,
     executor: str | None = None,
+    memory_limit: int | None = None,
     requires_grad: bool | None = None,
     replica_grads: str = "parts",
 ) -> Any:
@@ -54,6 +55,8 @@ def redistribute(
         dtype: needed on a rank that passes None where calls of one transition differ in dtype.
         executor: "dist" sends messages only, "peer" also reads the memory of ranks of one host,
             "auto" does that where it can; if None, ``RVDCOMM_EXECUTOR``, or "auto".
+        memory_limit: bytes that the buffers of no rank may exceed, its src and dst shards included;
+            kept by the way back, too.
         requires_grad: whether a gradient flows back (docs/gradients.md); if None, whether
             ``tensor`` requires grad, which has to be so on all ranks of ``src`` or on none.
             Needed where some rank of ``src`` is outside ``dst``, and on a rank that passes None
@@ -70,6 +73,7 @@ def redistribute(
         LayoutError: the request is illegal, or ranks disagree about it.
         ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both come on every rank
             of the first call; in a later one on the rank at fault, and the others time out.
+        MemoryLimitError: no plan fits ``memory_limit``; on every rank.
         CommError: a peer failed, or did not join within the group's timeout.
     """
     if is_dynamo_compiling():
@@ -87,6 +91,7 @@ def redistribute(
             async_op=async_op,
             dtype=dtype,
             executor=executor,
+            memory_limit=memory_limit,
             requires_grad=requires_grad,
             replica_grads=replica_grads,
         )
@@ -97,7 +102,7 @@ def redistribute(
         raise LayoutError(f"redistribute {src} -> {dst}: rank {world.rank}: {misuse}")
     grad = None if misuse else grad_flows(tensor, requires_grad)
     # What every rank can know of the transition: those that agreed once compare texts no more.
-    asked = (dtype, executor, requires_grad, replica_grads)
+    asked = (dtype, executor, memory_limit, requires_grad, replica_grads)
     key = (*transition, *_signature(None if misuse else tensor), grad, asked)
     redistributor, grad = _agreed_before(world, key)
     if redistributor is None or misuse:
@@ -110,6 +115,7 @@ def redistribute(
             out=out,
             dtype=dtype,
             executor=executor,
+            memory_limit=memory_limit,
             requires_grad=requires_grad,
             replica_grads=replica_grads,
             misuse=misuse,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,11 +18,10 @@ from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.plans import planner
 from rvdcomm.plans.adjoint import adjoint, check_replica_grads
-from rvdcomm.plans.planner import Plan
+from rvdcomm.plans.planner import Plan, plan_over, plan_with
 from rvdcomm.program import Program
 from rvdcomm.run import memory
-from rvdcomm.run.choice import compiled as compile_plan
-from rvdcomm.run.choice import executor_name
+from rvdcomm.run.choice import executor_name, plan_here
 from rvdcomm.run.rank_program import RankProgram
 from rvdcomm.run.request import check_grad, check_in_group, check_tensors, shard_shape
 from rvdcomm.run.world import World
@@ -35,10 +34,17 @@ class Redistributor:
     have the same plan: ``redistribute`` checks that, this class does not.
 
     Args:
-        plan, group, executor, replica_grads: as of ``redistribute``.
+        plan: what to do. Where the ranks cannot read each other's memory as it says, all ranks
+            plan again for what is possible here; the attribute ``plan`` is the one that runs.
+        group, executor, memory_limit, replica_grads: as of ``redistribute``; the executor and the
+            limit are those of the plan if None is given.
+
+    Attributes:
+        peak_bytes: what the last call held on this rank: its shards and all buffers.
 
     Raises:
         LayoutError: the plan has ranks outside the group.
+        MemoryLimitError: no plan that is possible here fits the limit; on all ranks.
         CommError: a rank did not join, or ``executor="peer"`` is not possible here.
     """
 
@@ -48,13 +54,13 @@ class Redistributor:
         group: Any = None,
         *,
         executor: str | None = None,
+        memory_limit: int | None = None,
         replica_grads: str = "parts",
     ) -> None:
-        self.plan = plan
         self.what = f"redistribute {plan.src.rvd} -> {plan.dst.rvd}"
         self.dtype: torch.dtype = getattr(torch, plan.dtype)
         self.group, self.replica_grads = group, replica_grads
-        self.executor = executor_name(executor)
+        self.executor = executor_name(executor, plan.executor)
         self._world = World.of(group)
         self._device = self._world.device
         self._rank = self._world.rank
@@ -64,8 +70,11 @@ class Redistributor:
         check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, self.what)
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
-        self._program = compile_plan(plan, self._world, self.executor)
+        plan = plan_with(plan, memory_limit=memory_limit)
+        self.plan = plan_here(plan, self._world, self.executor)
+        self._program = RankProgram(self.plan.program_of(self._rank), self._world)
         self._messages: RankProgram | None = None
+        self.peak_bytes = 0
 
     @runs_whole
     def __call__(
@@ -110,7 +119,14 @@ class Redistributor:
         """The adjoint, which carries gradients back. Collective when it is first read."""
         src, dst = adjoint(self.plan.src, self.plan.dst, self.replica_grads)
         made = Redistributor(
-            planner.plan(src, dst, self.plan.dtype, self.plan.topology),
+            planner.plan(
+                src,
+                dst,
+                self.plan.dtype,
+                self.plan.topology,
+                self.plan.memory_limit,
+                executor=self.executor,
+            ),
             self.group,
             executor=self.executor,
             replica_grads=self.replica_grads,
@@ -201,14 +217,21 @@ class Redistributor:
     ) -> Tensor | None:
         given = () if tensor is None else (resolved(tensor),)
         if self._dst_shape is None:
-            program.run(given, device)
+            self._ran(program, given, device)
             return None
         if out is not None and out.is_contiguous():
-            program.run((*given, out), device)
+            self._ran(program, (*given, out), device)
             return written(out)
         result = self._empty(device)
-        program.run((*given, result), device)
-        return result if out is None else out.copy_(result)
+        self._ran(program, (*given, result), device)
+        if out is None:
+            return result
+        self.peak_bytes += out.nbytes
+        return out.copy_(result)
+
+    def _ran(self, program: RankProgram, shards: Sequence[Tensor], device: torch.device) -> None:
+        program.run(shards, device)
+        self.peak_bytes = program.peak_bytes
 
     def _empty(self, device: torch.device) -> Tensor:
         assert self._dst_shape is not None
@@ -222,5 +245,6 @@ class Redistributor:
         if device == self._device or not self._program.program.peer_groups:
             return self._program
         if self._messages is None:
-            self._messages = RankProgram(self.plan.program, self._world)
+            alone = plan_over(self.plan, ())
+            self._messages = RankProgram(alone.program_of(self._rank), self._world)
         return self._messages

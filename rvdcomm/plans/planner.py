@@ -119,13 +119,9 @@ class Plan:
     def program_of(self, rank: int) -> Program:
         """What ``rank`` runs, lowered without a look at any other host.
 
-        It has the instructions of the ranks that read each other's memory with ``rank``, too.
-
-        Raises:
-            LayoutError: ``rank`` is in neither layout.
+        It has the instructions of the ranks that read each other's memory with ``rank``, too. That
+        of a rank in neither layout is empty.
         """
-        if rank not in self.src and rank not in self.dst:
-            raise LayoutError(f"rank {rank} is in neither layout of {self.src} -> {self.dst}.")
         members = together([rank], self.islands)
         if members not in self._programs:
             self._programs[members] = self._lowered(members)
@@ -269,7 +265,7 @@ def _plan_as_given(
         topology = default_topology((*src.ranks, *dst.ranks))
     for layout in (src, dst):
         topology.check_ranks(layout.span or layout.ranks)
-    return _cached_plan(src, dst, name, topology, memory_limit, executor, None)
+    return _cached_plan(src, dst, name, topology, memory_limit, executor)
 
 
 def check_executor(name: str) -> None:
@@ -278,16 +274,34 @@ def check_executor(name: str) -> None:
         raise LayoutError(f"executor {quoted(name)} is unknown; use one of {', '.join(EXECUTORS)}.")
 
 
+def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | None = None) -> Plan:
+    """``made`` again, with another executor or memory limit where one is given.
+
+    Raises:
+        MemoryLimitError: no plan fits the limit.
+    """
+    executor = executor or made.executor
+    memory_limit = made.memory_limit if memory_limit is None else memory_limit
+    if (executor, memory_limit) == (made.executor, made.memory_limit):
+        return made
+    if memory_limit == made.memory_limit:
+        # The path is kept: it may be one that no search finds.
+        near = None if executor != made.executor else made.near
+        return _fitting(replace(made, executor=executor, near=near, slices=None), [made.path])
+    request = made.src, made.dst, made.dtype, made.topology, memory_limit
+    return _cached_plan(*request, executor)
+
+
 def plan_over(made: Plan, islands: Islands) -> Plan:
     """``made`` again, for other groups of ranks that read each other's memory.
 
     Raises:
         MemoryLimitError: no plan fits the limit of ``made``.
     """
-    if tuple(group for group in islands if len(group) > 1) == made.islands:
+    near = tuple(group for group in islands if len(group) > 1)
+    if near == made.islands or (not made.islands and made.memory_limit is not None):
         return made
-    request = made.src, made.dst, made.dtype, made.topology, made.memory_limit
-    return _cached_plan(*request, made.executor if islands else "dist", islands)
+    return _fitting(replace(made, near=near, slices=None), [made.path])
 
 
 def hosts_of(topology: Topology, ranks: Iterable[int]) -> Islands:
@@ -314,25 +328,29 @@ def _cached_plan(
     topology: Topology,
     memory_limit: int | None,
     executor: str,
-    near: Islands | None,
 ) -> Plan:
     """Plans by what their arguments mean."""
     paths = list(candidate_paths(src, dst, ITEM_BYTES[dtype], topology))
     # One candidate, as for every even regular pair, needs no pricing.
     if len(paths) > 1:
         paths = Estimator(topology, ITEM_BYTES[dtype]).cheapest_first(paths)
-    best = Plan(paths[0], dtype, topology, executor, near, None, memory_limit)
-    if memory_limit is None or best.cost.peak_bytes <= memory_limit:
+    return _fitting(Plan(paths[0], dtype, topology, executor, memory_limit=memory_limit), paths)
+
+
+def _fitting(best: Plan, paths: list[Path]) -> Plan:
+    """``best``, or the first plan that fits its memory limit if that does not."""
+    limit = best.memory_limit
+    if limit is None or best.cost.peak_bytes <= limit:
         return best
     least = best
     for candidate in _leaner(best, paths):
-        if candidate.cost.peak_bytes <= memory_limit:
+        if candidate.cost.peak_bytes <= limit:
             return candidate
         least = min(least, candidate, key=lambda made: made.cost.peak_bytes)
     raise MemoryLimitError(
-        f"{src.rvd} -> {dst.rvd} of shape {src.shape} {dtype}: memory_limit={memory_limit} bytes a "
-        f"rank, but the least that a plan needs is {least.cost.peak_bytes}; the src and dst shards "
-        f"alone are {least.bound.peak_bytes}."
+        f"{best.src.rvd} -> {best.dst.rvd} of shape {best.src.shape} {best.dtype}: "
+        f"memory_limit={limit} bytes a rank, but the least that a plan needs is "
+        f"{least.cost.peak_bytes}; the src and dst shards alone are {least.bound.peak_bytes}."
     )
 
 

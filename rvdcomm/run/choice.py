@@ -1,72 +1,61 @@
-"""Choice: the program that this group runs for a plan, and who runs which part of it.
+"""Choice: which plan this group can run, given whose memory its ranks can map.
 
-Ranks that can map each other's memory read from it (``peer``); all others are sent messages by
-``torch.distributed`` (``dist``). All ranks choose alike: they have asked each other who can.
+A plan says which ranks read each other's memory. Where they cannot (another machine, a rank without
+the native core, a system that refuses shared memory), all ranks plan again, under the same memory
+limit, for what is possible here. All ranks choose alike: they have asked each other.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
 
-from rvdcomm.errors import CommError, LayoutError
+from rvdcomm.errors import CommError
 from rvdcomm.layout import Topology, ranges_text
 from rvdcomm.native import core
-from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.plans.bundle import Batch, Bundle
-from rvdcomm.plans.planner import Plan
+from rvdcomm.plans.planner import Islands, Plan, check_executor, hosts_of, plan_over, plan_with
 from rvdcomm.program import Program
-from rvdcomm.program.lower import lower
 from rvdcomm.run.agree import exchange_posts
 from rvdcomm.run.rank_program import RankProgram
 from rvdcomm.run.shared_memory.rendezvous import islands
 from rvdcomm.run.shared_memory.staging import staging_of
 from rvdcomm.run.world import World
 
-EXECUTORS = ("auto", "dist", "peer")
 
-WINDOW_BYTES = 512 << 10
-"""Staging of a slice that ranks read from each other; it should still be in the cache then."""
-
-MAX_WINDOWS_OF_ALL = 128
-"""Windows times ranks: lowering takes a millisecond for some ten of them, on the first call."""
-
-Groups = tuple[tuple[int, ...], ...]
-
-
-def executor_name(asked: str | None) -> str:
-    """What was asked for, or else ``RVDCOMM_EXECUTOR``, or else ``auto``.
+def executor_name(asked: str | None, default: str = "auto") -> str:
+    """What was asked for, or else ``RVDCOMM_EXECUTOR``, or else the default.
 
     Raises:
-        LayoutError: that is none of ``EXECUTORS``.
+        LayoutError: that is no executor.
     """
-    name = asked or os.environ.get("RVDCOMM_EXECUTOR") or "auto"
-    if name not in EXECUTORS:
-        raise LayoutError(f"executor {name!r} is unknown; use one of {', '.join(EXECUTORS)}.")
+    name = asked or os.environ.get("RVDCOMM_EXECUTOR") or default
+    check_executor(name)
     return name
 
 
-def compiled(plan: Plan, world: World, executor: str) -> RankProgram:
-    """The plan for this rank; collective over the ranks of the plan.
+def plan_here(plan: Plan, world: World, executor: str) -> Plan:
+    """The plan that this group can run instead of ``plan``; collective over its ranks.
 
     Raises:
         CommError: ``peer`` was asked for, and ranks of one host cannot share memory; on all ranks.
+        MemoryLimitError: no plan that is possible here fits the plan's limit; on all ranks.
     """
-    members = tuple(sorted({*plan.src.ranks, *plan.dst.ranks}))
-    islands = _islands(plan.topology, members, world, executor)
-    if islands:
-        program = near_program(plan, islands)
-        if _may_run([program], members, world, executor):
-            return RankProgram(program, world)
-    return RankProgram(plan.program, world)
+    plan = plan_with(plan, executor=executor)
+    if not plan.islands or world.rank not in plan.path.ranks:
+        return plan
+    members = plan.path.ranks
+    made = plan_over(plan, _islands(plan.topology, members, world, executor))
+    if made.islands and not _may_run([made.program_of(world.rank)], members, world, executor):
+        made = plan_over(plan, ())
+    return made
 
 
 def compiled_many(bundle: Bundle, world: World, executor: str) -> list[tuple[Batch, RankProgram]]:
     """The batches that this rank takes part in; collective over the ranks of the bundle.
 
     Raises:
-        CommError: as of ``compiled``.
+        CommError: as of ``plan_here``.
         MemoryLimitError: the limit is too low, on all ranks.
     """
     islands = _islands(bundle.topology, bundle.ranks, world, executor)
@@ -81,26 +70,9 @@ def compiled_many(bundle: Bundle, world: World, executor: str) -> list[tuple[Bat
     ]
 
 
-def near_program(plan: Plan, islands: Groups) -> Program:
-    """What runs where ``islands`` can map each other's memory: the plan's path, in slices.
-
-    The cost model picks their number where near and far transfers can overlap; where all is near,
-    slices are windows whose staging is still in the cache when it is read.
-    """
-    lowered = partial(lower, plan.path, plan.dtype, plan.topology, islands=islands)
-    num_slices = best_num_slices(plan.path, plan.dtype, plan.topology)
-    program = lowered(num_slices=num_slices)
-    if program.collectives:
-        return program
-    staging = max(program.arena(rank).num_bytes for rank in program.ranks)
-    most = [n for n in NUM_SLICES if n * len(program.ranks) <= MAX_WINDOWS_OF_ALL] or [1]
-    wanted = next((n for n in most if staging <= n * WINDOW_BYTES), most[-1])
-    return program if wanted <= num_slices else lowered(num_slices=wanted)
-
-
-def _islands(topology: Topology, members: tuple[int, ...], world: World, executor: str) -> Groups:
+def _islands(topology: Topology, members: tuple[int, ...], world: World, executor: str) -> Islands:
     """Ranks that are to read each other's memory, as groups of two or more."""
-    hosts = _hosts(topology, members)
+    hosts = hosts_of(topology, members)
     if world.rank not in members or not _may_be_near(world, executor):
         return ()
     if all(len(host) == 1 for host in hosts):
@@ -108,7 +80,7 @@ def _islands(topology: Topology, members: tuple[int, ...], world: World, executo
     # A rank that cannot or may not share memory says so to the others by being in no host.
     willing = hosts if core is not None and executor != "dist" else ()
     key = ("islands", members, hosts, willing)
-    found: Groups = world.once(key, lambda: islands(world, members, willing))
+    found: Islands = world.once(key, lambda: islands(world, members, willing))
     if executor == "peer":
         _check_all_near(found, hosts)
     return tuple(island for island in found if len(island) > 1)
@@ -124,15 +96,7 @@ def _may_be_near(world: World, executor: str) -> bool:
     return world.backend == "gloo"
 
 
-def _hosts(topology: Topology, members: tuple[int, ...]) -> Groups:
-    """Ranks that the topology puts on one host."""
-    levels = topology.levels
-    groups = levels[1].groups if len(levels) > 1 else (members,)
-    found = (tuple(rank for rank in group if rank in members) for group in groups)
-    return tuple(group for group in found if group)
-
-
-def _check_all_near(found: Groups, hosts: Groups) -> None:
+def _check_all_near(found: Islands, hosts: Islands) -> None:
     for host in hosts:
         parts = [island for island in found if set(island) <= set(host)]
         if len(parts) > 1:

@@ -26,7 +26,8 @@ Begin = Callable[[Call], list[Any]]
 class Transfer:
     """One collective, compiled for this rank; making it is collective over its group.
 
-    ``tag`` tells apart transfers that are under way at once; equal on all ranks of the group.
+    ``tag`` tells apart transfers of one group that are under way at once; all its ranks use equal
+    tags.
     """
 
     def __init__(self, program: Program, collective: Collective, world: World, tag: int) -> None:
@@ -42,7 +43,7 @@ class Transfer:
     def start(self, call: Call) -> None:
         """Hand it to the backend; what it reads and writes must be left alone until it is done."""
         try:
-            call.works[self._tag] = self._begin(call)
+            call.works[id(self)] = self._begin(call)
         except RuntimeError as error:
             raise CommError(f"{self._what}: {error}") from None
         call.sent_bytes += self.sent_bytes
@@ -50,7 +51,7 @@ class Transfer:
     def finish(self, call: Call) -> None:
         """Wait until it is done."""
         try:
-            for work in call.works.pop(self._tag):
+            for work in call.works.pop(id(self)):
                 work.wait()
         except RuntimeError as error:
             raise CommError(f"{self._what}: {error}") from None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.native import core
-from rvdcomm.program import Copy, Program
+from rvdcomm.program import Collective, Copy, Program
 from rvdcomm.run.call import Call
 from rvdcomm.run.cuda.staging import CudaStaging
 from rvdcomm.run.local import operation
@@ -34,7 +34,8 @@ _PEER_ERROR = _NO_ERROR if core is None else core.PeerError
 class RankProgram:
     """Making one is collective over the ranks of every group that it uses; so is ``run``.
 
-    ``sent_bytes`` counts what the last run sent to other ranks, or let them read.
+    ``sent_bytes`` counts what the last run sent to other ranks, or let them read; ``peak_bytes``
+    what it held on this rank: its shards, staging, and copies of shards that were not contiguous.
 
     Raises:
         SharedMemoryError: the ranks of an island cannot share so much memory; on all of them.
@@ -57,9 +58,11 @@ class RankProgram:
         self._parts = list(_parts(found.actions))
         self._transfers = {
             id(collective): Transfer(program, collective, world, tag)
-            for tag, collective in enumerate(program.collectives)
+            for tag, collective in _tagged(program.collectives)
             if world.rank in collective.ranks
         }
+        self.peak_bytes = 0
+        self._planned_bytes = program.peak_bytes(world.rank)
         # What others read here is known beforehand; what is sent is counted as it is handed over.
         self._read_bytes = program.item_bytes * sum(
             i.num_elements
@@ -87,6 +90,13 @@ class RankProgram:
         Raises:
             CommError: a peer is dead, late or gave up.
         """
+        # The backend needs what it reads in one piece.
+        copied = sum(
+            shard.nbytes
+            for name, shard in zip(self.names, shards, strict=True)
+            if name in self.direct and not shard.is_contiguous()
+        )
+        self.peak_bytes = self._planned_bytes + copied
         try:
             if core is not None and device.type == "cpu":
                 self._run_native(shards)
@@ -208,6 +218,15 @@ class RankProgram:
                 for action in part:
                     assert isinstance(action, Do), "islands need the native core"
                     yield operation(self.program, self.rank, action.instruction)
+
+
+def _tagged(collectives: Sequence[Collective]) -> Iterator[tuple[int, Collective]]:
+    """Each collective with its number among those of its group, which all its ranks count alike."""
+    counts: dict[tuple[int, ...], int] = {}
+    for collective in collectives:
+        tag = counts.get(collective.ranks, 0)
+        counts[collective.ranks] = tag + 1
+        yield tag, collective
 
 
 def _strides(shards: Shards) -> ShardStrides:

@@ -41,6 +41,7 @@ class Request:
     requires_grad: bool | None = None
     asks_grad: bool = False
     replica_grads: str = "parts"
+    memory_limit: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -80,6 +81,7 @@ def _is_tuple_of(kind: type) -> Callable[[Any], bool]:
 
 _FITS: dict[str, Callable[[Any], bool]] = {
     "str": lambda value: type(value) is str,
+    "int | None": lambda value: value is None or type(value) is int,
     "str | None": lambda value: value is None or type(value) is str,
     "bool": lambda value: type(value) is bool,
     "bool | None": lambda value: value is None or type(value) is bool,
@@ -89,7 +91,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 """Whether a value from JSON is of the type of a field of ``Request``."""
 assert {str(field.type) for field in fields(Request)} <= set(_FITS)
 
-COMMON = ("src", "dst", "shape", "topology", "executor", "replica_grads")
+COMMON = ("src", "dst", "shape", "topology", "executor", "memory_limit", "replica_grads")
 """Fields that must be equal on all ranks."""
 assert {field.name for field in fields(Request)} > set(COMMON)
 
@@ -143,7 +145,7 @@ def _resolved(
         raise LayoutError(f"shape={shape} was given, but src {src_layout} has another.")
     check_in_group((*src_layout.ranks, *dst_layout.ranks), group_size, str(mine))
     check_replica_grads(mine.replica_grads)
-    made = plan(src_layout, dst_layout, dtype, topology)
+    made = plan(src_layout, dst_layout, dtype, topology, mine.memory_limit, executor=mine.executor)
     for rank, request in sorted(requests.items()):
         check_tensors(made, rank, request)
     return made
