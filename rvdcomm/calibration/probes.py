@@ -58,7 +58,7 @@ class Probe:
             Layout((side, side), text.format(k=len(ranks)), ranks)
             for text, ranks in ((self.kind.src, src_ranks), (self.kind.dst, dst_ranks))
         )
-        return plan(src, dst, DTYPE, topology)
+        return plan(src, dst, DTYPE, topology, executor="dist")
 
     def place_of(self, rank: int) -> int | None:
         """The set that a rank is in."""

@@ -13,6 +13,7 @@ from typing import NoReturn
 from rvdcomm import RVD, Layout, Plan, Program, Topology, plan
 from rvdcomm.json_file import read_bounded
 from rvdcomm.layout import CUT_RULES, PRESETS, parse_ranges
+from rvdcomm.plans import EXECUTORS
 from rvdcomm.program import MAX_CHARS
 from rvdcomm.text import quoted
 
@@ -90,6 +91,13 @@ def add_transition(parser: argparse.ArgumentParser) -> None:
         type=parse_bytes,
         help="limit for all buffers of a rank together, such as 64MiB, 1e6 or 4096",
     )
+    parser.add_argument(
+        "--executor",
+        choices=EXECUTORS,
+        default="auto",
+        help="auto, peer: ranks of one host read each other's memory; dist: all send messages "
+        "(default: auto)",
+    )
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -156,6 +164,7 @@ def planned(args: argparse.Namespace) -> Plan:
         dtype=args.dtype or "float32",
         topology=_topology(args, {*src.ranks, *dst.ranks}),
         memory_limit=args.memory_limit,
+        executor=args.executor,
     )
 
 

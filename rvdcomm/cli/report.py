@@ -38,8 +38,8 @@ def transition_json(program: Program) -> dict[str, Any]:
 
 
 def program_counts(program: Program) -> dict[str, int]:
-    """Sizes of a program; messages are those between different ranks."""
-    sizes = [size for found in program.collectives for size in found.traffic().values()]
+    """Sizes of a program; messages are those between different ranks, and reads."""
+    sizes = [num_elements for _, _, num_elements in program.traffic()]
     return {
         "ranks": len(program.ranks),
         "instructions": len(program.instructions),

@@ -172,6 +172,15 @@ class Program:
         """The instructions that speak to other ranks."""
         return tuple(i for i in self.instructions if isinstance(i, Collective))
 
+    def traffic(self) -> Iterator[tuple[int, tuple[int, int], int]]:
+        """(step, (from rank, to rank), elements) of every message, and of every read."""
+        for one in self.instructions:
+            if isinstance(one, Collective):
+                for pair, num_elements in one.traffic().items():
+                    yield one.step, pair, num_elements
+            elif isinstance(one, Copy) and one.is_remote:
+                yield one.step, (one.src_rank, one.rank), one.num_elements
+
     @cached_property
     def peer_groups(self) -> tuple[tuple[int, ...], ...]:
         """Ranks that read each other's memory, as disjoint groups, each ascending."""

@@ -33,7 +33,7 @@ class Transfer:
 
     def plan(self, topology: rv.Topology | None = None) -> rv.Plan:
         """The cheapest way."""
-        return rv.plan(self.src, self.dst, self.dtype, topology)
+        return rv.plan(self.src, self.dst, self.dtype, topology, executor="dist")
 
     @property
     def devices(self) -> tuple[Device, ...]:

@@ -146,7 +146,7 @@ class Wires:
         return self._steps[key]
 
     def _planned(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
-        plan = rv.plan(src, dst, dtype, self._topology)
+        plan = rv.plan(src, dst, dtype, self._topology, executor="dist")
         if not plan.is_counted:
             return self._modelled(plan)
         traffic: list[dict[tuple[Device, Device], int]] = [{} for _ in plan.path.steps]

@@ -236,7 +236,7 @@ def test_verify_says_what_it_proved_and_of_how_much(capsys):
     words = ("verify", "R(1)V(4)D(1)", "R(4)V(1)D(1)", "--shape", "64")
     program = rv.plan(rv.Layout((64,), words[1]), rv.Layout((64,), words[2])).program
     found = json.loads(output(capsys, *words, "--json"))
-    traffic = [n for collective in program.collectives for n in collective.traffic().values()]
+    traffic = [num_elements for _, _, num_elements in program.traffic()]
     assert found["proved"] is True
     assert found["instructions"] == len(program.instructions)
     assert (found["messages"], found["elements"]) == (len(traffic), sum(traffic))
@@ -255,7 +255,7 @@ def _without_last(program, word):
 DAMAGES = {
     "a sum is missing": lambda p: _without_last(p, "add"),
     "a sum is doubled": lambda p: p + [x for x in p.splitlines() if x.startswith("add")][-1],
-    "a message is missing": lambda p: _without_last(p, "  "),
+    "a read is missing": lambda p: _without_last(p, "copy"),
     "a buffer is missing": lambda p: _without_last(p, "buffer"),
     "a box is outside": lambda p: p.replace("[0:3,", "[0:9,"),
     "the text stops": lambda p: p[: len(p) // 2],

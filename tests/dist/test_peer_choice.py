@@ -55,7 +55,7 @@ def faults_of_use(
     faults = [
         f"rank {rank}: peer groups {got}, sends: {does_send}"
         for rank, (got, does_send, _) in enumerate(found)
-        if (got, does_send) != (groups, sends)
+        if (got, does_send) != (tuple(group for group in groups if rank in group), sends)
     ]
     return faults + faults_of([result for _, _, result in found], *pair)
 

@@ -36,7 +36,6 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm import native
-from rvdcomm.run import choice
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
@@ -253,7 +252,6 @@ class Board:
 def lane(kills: list[Kill], pipe: Connection, tag: str) -> None:
     """Run worlds; the store is in a process that outlives them, as it is in torchrun's agent."""
     torch.set_num_threads(1)
-    choice.near_program = cache(choice.near_program)
     # There may be other worlds on this machine.
     token_hex = secrets.token_hex
     secrets.token_hex = lambda num_bytes: f"{tag}{token_hex(num_bytes)}"
@@ -280,7 +278,7 @@ def run_world(kill: Kill, name: str, port: int) -> Outcome:
     ranks = range(kill.num_ranks)
     for index in kill.calls:
         # Known here, it is known to all ranks without further work.
-        choice.near_program(work_of(kill.num_ranks, index)[0], (tuple(ranks),))
+        work_of(kill.num_ranks, index)[0].program_of(0)
     world = start_world(kill, name, port)
     outcome = Outcome(kill)
     world.board.wait(READY if kill.is_compiling else LOOPS, ranks)

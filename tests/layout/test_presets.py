@@ -63,10 +63,7 @@ def test_plans_on_three_levels_cross_the_slowest_link_once() -> None:
     plan = rv.plan(src, dst, "float32", pods)
     pod_of = pods.homes[2]
     crossing = sum(
-        num_elements
-        for collective in plan.program.collectives
-        for (a, b), num_elements in collective.traffic().items()
-        if pod_of[a] != pod_of[b]
+        num_elements for _, (a, b), num_elements in plan.program.traffic() if pod_of[a] != pod_of[b]
     )
     assert crossing == 64 * 64
 

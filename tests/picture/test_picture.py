@@ -12,6 +12,7 @@ from hypothesis import given, settings
 import rvdcomm as rv
 from rvdcomm.layout import Topology
 from rvdcomm.picture import PictureError, draw, svg
+from rvdcomm.plans.planner import plan_over
 from tests.strategies import transitions
 
 pytest.importorskip("matplotlib", reason="pictures need the extra 'plot'")
@@ -82,7 +83,7 @@ def pairs(plan):
     """(step, src_rank, dst_rank) of all messages that are no part of an all_reduce."""
     return {
         (collective.step, *pair)
-        for collective in plan.program.collectives
+        for collective in plan_over(plan, ()).program.collectives
         for pair in collective.traffic()
         if plan.path.steps[collective.step].kind != "all_reduce"
     }

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.native import core
+from rvdcomm.plans.planner import plan_over
 from rvdcomm.program import DST, SRC, Program
 from rvdcomm.run.call import Call
-from rvdcomm.run.choice import near_program
 from rvdcomm.run.local import operation
 from rvdcomm.run.schedule import Do, schedule
 from rvdcomm.run.shared_memory.staging import PrivateStaging
@@ -50,8 +50,9 @@ shapes = pytest.mark.parametrize("small, large", SHAPES)
 def plan_of(
     shape: tuple[int, int], num_ranks: int, src: str, dst: str, topology: str = "one host"
 ) -> rv.Plan:
+    """A plan of messages, which are not cut in slices of a fixed size."""
     layouts = (rv.Layout(shape, text, range(num_ranks)) for text in (src, dst))
-    return rv.plan(*layouts, "float32", TOPOLOGIES[topology])
+    return rv.plan(*layouts, "float32", TOPOLOGIES[topology], executor="dist")
 
 
 def byte_counts(cost: rv.Cost) -> tuple[int, ...]:
@@ -120,7 +121,7 @@ def test_a_plan_prints_its_sizes() -> None:
 
 def programs_of(plan: rv.Plan) -> list[Program]:
     """What ranks run that send messages, and what ranks run that read each other's memory."""
-    return [plan.program, near_program(plan, (plan.src.ranks,))]
+    return [plan.program, plan_over(plan, (plan.src.ranks,)).program]
 
 
 def last_byte(program: Program, rank: int) -> int:
@@ -157,7 +158,7 @@ def test_arenas_grow_as_the_tensor_does(
 
 def test_neighbours_read_behind_4_gib() -> None:
     plan = plan_of((12 << 30, 2), 8, "R(1)V(8)D(1,1)", "R(8)V(1)D(1,1)")
-    program = near_program(plan, (plan.src.ranks,))
+    program = programs_of(plan)[1]
     assert max(program.arena(0).offsets.values()) > 1 << 32
 
 
