@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -42,8 +43,11 @@ class RankProgram:
     """
 
     def __init__(self, program: Program, world: World) -> None:
-        self.program, self.rank = program, world.rank
+        self.program, self.rank, self._world = program, world.rank, world
         self.sent_bytes = 0
+        # Ranks compare it in every call.
+        self._identity = int.from_bytes(sha256(str(program).encode()).digest()[:8], "little")
+        self._tag = 0
         self._dtype: torch.dtype = getattr(torch, program.dtype)
         self.names = program.shard_names(world.rank)
         group = next((group for group in program.peer_groups if world.rank in group), None)
@@ -87,19 +91,23 @@ class RankProgram:
         Raises:
             CommError: a peer is dead, late or gave up.
         """
+        world, staging = self._world, self._staging
+        self._tag = world.begin(self.program.ranks, self._identity)
         try:
+            staging.begin_call(self._identity)
             if core is not None and device.type == "cpu":
                 self._run_native(shards)
             elif core is not None and device.type == "cuda" and core.has_cuda:
                 self._run_cuda(shards, device)
             else:
                 self._run_plain(shards, device)
+            staging.end_call(self._totals)
         except _PEER_ERROR as error:
-            raise self._staging.island.comm_error(error, "a peer step") from None
-        except BaseException:
-            if self._staging.island is not None:
-                # Nobody need wait for this rank until the timeout.
-                self._staging.island.signals.fail()
+            lost = staging.island.comm_error(error, "a peer step")
+            world.fail(lost)
+            raise lost from None
+        except BaseException as error:
+            world.fail(error)
             raise
 
     # --- native ---------------------------------------------------------------------------------
@@ -128,11 +136,9 @@ class RankProgram:
                 else:
                     transfer(call)
             self.sent_bytes = call.sent_bytes + self._read_bytes
-        if self._totals:
-            staging.end_call(self._totals)
 
     def _call(self, shards: Shards, arena: Tensor) -> Call:
-        return Call(dict(zip(self.names, shards, strict=True)), arena)
+        return Call(dict(zip(self.names, shards, strict=True)), arena, self._tag)
 
     def _compile(self, strides: ShardStrides) -> _NativeSteps:
         members = self._staging.ranks
@@ -169,8 +175,6 @@ class RankProgram:
             else:
                 step(call)
         self.sent_bytes = call.sent_bytes + self._read_bytes
-        if self._totals:
-            staging.end_call(self._totals)
 
     def _device_memory(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """The staging block on the device, and the addresses of all ranks' blocks."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -64,7 +64,7 @@ class Island:
         ranks = tuple(ranks)
         what = f"sharing memory on ranks ({ranges_text(ranks)})"
         timeout_secs = world.timeout.total_seconds()
-        post: Message = {"refusal": ""}
+        post: Message = {"refusal": "", "name": "", "key": ""}
         with ExitStack() as undo, ExitStack() as done:
             try:
                 own = Segment.create()
@@ -211,12 +211,24 @@ class Island:
             text = f"rank {rank} died (its process ended, or it closed the group)"
         elif error.kind == "timeout":
             text = f"rank {rank} did not arrive within {self.timeout_secs:g} s"
+        elif error.kind == "elsewhere":
+            text = f"rank {rank} is in another call, and so are its data"
         elif rank == self.rank:
             text = "this rank gave up in an earlier call, so the group is broken"
         else:
             text = f"rank {rank} gave up; its own error says why"
         ranks = ranges_text(self.ranks)
         return CommError(f"{what} on ranks ({ranks}), rank {self.rank}: {text}.")
+
+    def watch(self, members: Iterable[int], what: str) -> None:
+        """Raise a CommError if this island failed, or the process of one of ``members`` ended."""
+        try:
+            self.signals.check()
+            for rank in self._links.keys() & set(members):
+                if self._links[rank].is_hung_up():
+                    self.signals.blame("dead", self.ranks.index(rank))
+        except _C.PeerError as error:
+            raise self.comm_error(error, what) from None
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import secrets
+import select
 import socket
 import time
 from array import array
@@ -188,6 +189,12 @@ class Link:
             for fd in fds:
                 os.close(fd)
             raise
+
+    def is_hung_up(self) -> bool:
+        """Whether the other process ended, or closed the link."""
+        poller = select.poll()
+        poller.register(self.socket, select.POLLRDHUP)
+        return bool(poller.poll(0))
 
     def close(self) -> None:
         """Hang up, on our side alone: a forked child does so without disturbing its parent."""
