@@ -139,8 +139,9 @@ def _check_all_near(found: Groups, hosts: Groups) -> None:
             apart = " and ".join(f"({ranges_text(part)})" for part in parts)
             raise CommError(
                 f"executor 'peer': ranks {apart} of one host cannot map each other's memory: they "
-                "are on different machines or in different network namespaces, or a rank has no "
-                "native core or asked for 'dist'. Use 'auto', or a topology that tells them apart."
+                "are on different machines, in different network namespaces or of different users, "
+                "or a rank has no native core or asked for 'dist'. Use 'auto', or a topology that "
+                "tells them apart."
             )
 
 

@@ -29,8 +29,8 @@ FORM_AGAIN = (
     "new_group."
 )
 _FORKED = (
-    "this process was forked from one that is in the process group, and has none of its "
-    "connections. Form a group in the child, or start it by the spawn method."
+    "this process was forked from one that is in the process group, and is no rank of it. Call "
+    "rvdcomm in a process that was started by the spawn method and joined a group of its own."
 )
 
 

@@ -1,7 +1,7 @@
 """Islands: ranks of one machine that map each other's memory and signal through it.
 
 Sharing is all or nothing: whatever one rank cannot get, all ranks of the island raise the same
-error. A rank that dies is found by its link, which the kernel closes, and named by all that wait.
+error. A rank that dies is found by its wire, which the kernel closes, and named by all that wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rvdcomm import _C
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.run.agree import exchange_posts
-from rvdcomm.run.shared_memory.rendezvous import Link, Listener, Message, islands, meet
+from rvdcomm.run.shared_memory.rendezvous import Listener, Message, Wire, islands, meet
 from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
 from rvdcomm.run.world import World
 
@@ -41,14 +41,14 @@ class Island:
         self,
         ranks: tuple[int, ...],
         rank: int,
-        links: Mapping[int, Link],
+        wires: Mapping[int, Wire],
         segments: Mapping[int, Segment],
         timeout_secs: float,
     ) -> None:
         self.ranks, self.rank, self.timeout_secs = ranks, rank, timeout_secs
-        self._links = dict(links)
+        self._wires = dict(wires)
         self._segments = dict(segments)
-        lifelines = [links[r].socket.fileno() if r != rank else -1 for r in ranks]
+        lifelines = [wires[r].socket.fileno() if r != rank else -1 for r in ranks]
         headers = [segments[r].header for r in ranks]
         self.signals = _C.Signals(ranks.index(rank), headers, lifelines)
         _open_islands.add(self)
@@ -76,14 +76,14 @@ class Island:
             posts = exchange_posts(world, ranks, post, what)
             _raise_refusal(posts, what)
 
-            links, segments, verdict = {}, {world.rank: own}, {"refusal": "", "lost": ""}
+            wires, segments, verdict = {}, {world.rank: own}, {"refusal": "", "lost": ""}
             try:
                 # Half of the time, so that the others still wait for the verdict.
                 met = meet(world.rank, listener, posts, own.fd, timeout_secs / 2)
-                for peer, (link, fd) in met.items():
-                    undo.callback(link.close)
+                for peer, (wire, fd) in met.items():
+                    undo.callback(wire.close)
                     undo.callback(os.close, fd)
-                    links[peer] = link
+                    wires[peer] = wire
                 for peer, (_, fd) in met.items():
                     segments[peer] = Segment(fd)
             except (TimeoutError, ConnectionError) as error:
@@ -95,7 +95,7 @@ class Island:
             for rank, post in posts.items():
                 if post["lost"]:
                     raise CommError(f"{what}: rank {rank} met not all: {post['lost']}.")
-            island = cls(ranks, world.rank, links, segments, timeout_secs)
+            island = cls(ranks, world.rank, wires, segments, timeout_secs)
             undo.pop_all()
         return island
 
@@ -178,9 +178,9 @@ class Island:
         try:
             # In a broken island there may be answers to what was asked before.
             self.signals.check()
-            for rank, link in self._links.items():
+            for rank, wire in self._wires.items():
                 try:
-                    link.send(message)
+                    wire.send(message)
                 except OSError:
                     self.signals.blame("dead", self.ranks.index(rank))
             return {
@@ -197,7 +197,7 @@ class Island:
         peer = self.ranks.index(rank)
         while (left := deadline - time.monotonic()) > 0:
             try:
-                return self._links[rank].receive(min(left, SLICE_SECS))[0]
+                return self._wires[rank].receive(min(left, SLICE_SECS))[0]
             except TimeoutError:
                 self.signals.check()
             except (EOFError, ConnectionError):
@@ -224,8 +224,8 @@ class Island:
         """Raise a CommError if this island failed, or the process of one of ``members`` ended."""
         try:
             self.signals.check()
-            for rank in self._links.keys() & set(members):
-                if self._links[rank].is_hung_up():
+            for rank in self._wires.keys() & set(members):
+                if self._wires[rank].is_hung_up():
                     self.signals.blame("dead", self.ranks.index(rank))
         except _C.PeerError as error:
             raise self.comm_error(error, what) from None
@@ -233,18 +233,18 @@ class Island:
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of links and memory; the island cannot be used any more.
+        """Let go of wires and memory; the island cannot be used any more.
 
         Memory that somebody has a view of goes with the view. Not collective: the others may finish
         what needs nothing more of this rank. In a forked child the parent's island stays as it is.
         """
         _open_islands.discard(self)
         self.signals.close()
-        for link in self._links.values():
-            link.close()
+        for wire in self._wires.values():
+            wire.close()
         for segment in self._segments.values():
             segment.close()
-        self._links.clear()
+        self._wires.clear()
         self._segments.clear()
 
 
@@ -259,7 +259,7 @@ _open_islands: weakref.WeakSet[Island] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A child that kept the links open would hide its parent's death from the other ranks.
+    # A child that kept the wires open would hide its parent's death from the other ranks.
     for island in list(_open_islands):
         island.close()
 
