@@ -129,10 +129,10 @@ class World:
             return
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self.failure = f"process group {self.name!r} failed in an earlier call: {text} {FORM_AGAIN}"
-        for made in self._made.values():
+        for made in list(self._made.values()):
             if hasattr(made, "fail"):
                 made.fail()
-        for subgroup in self._subgroups.values():
+        for subgroup in list(self._subgroups.values()):
             subgroup.close()
         with suppress(TimeoutError, RuntimeError):
             tell_failure(self, text)
@@ -146,15 +146,17 @@ class World:
     def close(self) -> None:
         """Let go of all communicators; transitions compiled for this group cannot run any more."""
         self.failure = self.failure or f"process group {self.name!r} was destroyed. {FORM_AGAIN}"
-        for group in [group for group, world in self._known.items() if world is self]:
-            del self._known[group]
-        for subgroup in self._subgroups.values():
-            subgroup.close()
-        for made in self._made.values():
-            if hasattr(made, "close"):
-                made.close()
-        for table in (self._subgroups, self._made, self.agreed, self.compiled):
-            table.clear()
+        for group in [group for group, world in list(self._known.items()) if world is self]:
+            self._known.pop(group, None)
+        # Item by item: two threads may find at once that the group was destroyed.
+        for table in (self._subgroups, self._made):
+            with suppress(KeyError):
+                while True:
+                    _, made = table.popitem()
+                    if hasattr(made, "close"):
+                        made.close()
+        self.agreed.clear()
+        self.compiled.clear()
         self.__dict__.pop("store", None)
 
     def disown(self) -> None:
