@@ -162,14 +162,13 @@ class World:
     def disown(self) -> None:
         """In a forked child: touch nothing that the parent uses.
 
-        The ends of backends would wait for threads that the child does not have, so they are kept.
+        The ends of backends, and of process groups that compiled calls hold, would wait for threads
+        that the child does not have. So they are kept.
         """
         self.failure = _FORKED
-        _not_ours.append(
-            (dict(self._subgroups), dict(self._made), self.__dict__.pop("store", None))
-        )
-        for table in (self._subgroups, self._made, self.agreed, self.compiled):
-            table.clear()
+        _not_ours.append(dict(self.__dict__))
+        self.__dict__.pop("store", None)
+        self._subgroups, self._made, self.agreed, self.compiled = {}, {}, {}, {}
 
     # --- what programs need ---------------------------------------------------------------------
 
