@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from hashlib import sha256
@@ -55,20 +55,14 @@ def exchange_posts(
         raise
 
 
-def agree(world: World, members: tuple[int, ...], value: Any, what: str) -> None:
-    """Return if all members passed an equal ``value``, which is plain as JSON; collective.
-
-    Raises:
-        CommError: two members passed different values; on all members, and the group stays usable.
-            Or as of ``exchange_posts``.
-    """
-    posts = exchange_posts(world, members, {"value": value}, what)
-    first, *others = sorted(posts)
-    for rank in others:
-        if posts[rank] != posts[first]:
+def check_equal(posts: Mapping[int, Any], name: str, what: str) -> None:
+    """Raise a CommError, the same on all ranks, if two of them posted different ``name``."""
+    first, mine = next(iter(posts.items()))
+    for rank, post in posts.items():
+        if post[name] != mine[name]:
             raise CommError(
-                f"{what}: rank {first} asks for {posts[first]['value']} and rank {rank} for "
-                f"{posts[rank]['value']}; all must ask for the same."
+                f"{what}: rank {first} asks for {mine[name]} {name} and rank {rank} for "
+                f"{post[name]}; all must ask for the same."
             )
 
 

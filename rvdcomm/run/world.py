@@ -58,6 +58,7 @@ class World:
         self.num_agreements: dict[tuple[int, ...], int] = {}
         self.generations: dict[tuple[int, ...], str] = {}
         self._histories: dict[tuple[int, ...], int] = {}
+        self.islands: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made: dict[tuple[Any, ...], Any] = {}
         self._subgroups: dict[tuple[int, ...], Subgroup] = {}
 
@@ -129,9 +130,8 @@ class World:
             return
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self.failure = f"process group {self.name!r} failed in an earlier call: {text} {FORM_AGAIN}"
-        for made in list(self._made.values()):
-            if hasattr(made, "fail"):
-                made.fail()
+        for island in list(self.islands):
+            island.signals.fail()
         for subgroup in list(self._subgroups.values()):
             subgroup.close()
         with suppress(TimeoutError, RuntimeError):
@@ -139,9 +139,8 @@ class World:
 
     def watch(self, members: Iterable[int], what: str) -> None:
         """Raise a CommError if one of ``members`` that shares memory with this rank is lost."""
-        for made in list(self._made.values()):
-            if hasattr(made, "watch"):
-                made.watch(members, what)
+        for island in list(self.islands):
+            island.watch(members, what)
 
     def close(self) -> None:
         """Let go of all communicators; transitions compiled for this group cannot run any more."""

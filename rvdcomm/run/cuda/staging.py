@@ -8,7 +8,7 @@ alike, and lets its own stream wait for the recorded event: the GPUs run on with
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -107,14 +107,6 @@ class CudaStaging:
     def end_call(self, totals: list[int]) -> None:
         """The call is queued; every rank of the island counted so many events in it."""
         self.island.signals.end(totals)
-
-    def fail(self) -> None:
-        """Let all ranks of the island raise, now and later."""
-        self.island.signals.fail()
-
-    def watch(self, members: Iterable[int], what: str) -> None:
-        """Raise a CommError if one of ``members`` is lost."""
-        self.island.watch(members, what)
 
     def close(self) -> None:
         """Let go of all blocks."""

@@ -6,7 +6,7 @@ them. In an island the block is shared: the other ranks read from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,14 +91,6 @@ class SharedStaging:
     def end_call(self, totals: list[int]) -> None:
         """The call is over; every rank of the island counted so many events in it."""
         self.island.signals.end(totals)
-
-    def fail(self) -> None:
-        """Let all ranks of the island raise, now and later."""
-        self.island.signals.fail()
-
-    def watch(self, members: Iterable[int], what: str) -> None:
-        """Raise a CommError if one of ``members`` is lost."""
-        self.island.watch(members, what)
 
     def close(self) -> None:
         """Let go of all blocks."""
