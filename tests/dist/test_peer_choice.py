@@ -20,6 +20,7 @@ from bench.cluster import Cluster
 from rvdcomm import native
 from rvdcomm.run import choice, rank_program
 from rvdcomm.program import Program
+from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import GlooWorld, Worlds
 
@@ -283,6 +284,7 @@ def test_peer_needs_no_dev_shm(fresh: GlooWorld) -> None:
 
 def part_networks(rank: int) -> str:
     """As two containers with one host name: ranks 0 and 3 in this network, 1 and 2 in their own."""
+    _ = World.of().store
     if rank in (1, 2):
         # Connections that are open stay; the store's is.
         libc("unshare", CLONE_NEWNET)
