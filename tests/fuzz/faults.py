@@ -100,9 +100,11 @@ def fuzz(seed: int, indices: range) -> Report:
             dying = [fault.victim for fault in faults if fault.kind == "kill"]
             try:
                 of_ranks = world.run(run_rounds, faults, dying=dying, timeout_secs=120.0)
-            except Exception as error:  # The next batch gets a new world.
+            except Exception as error:
+                # The next batch gets a new world, whatever is left of this one.
                 notes = " ".join(getattr(error, "__notes__", []))[-1500:]
                 report.findings.append(f"rounds {batch}: {error!r}\n  {notes}")
+                world = GlooWorld(NUM_RANKS, WORLD_SECS)
                 continue
             report.counts.update(f"{fault.kind}, {fault.executor}" for fault in faults)
             for rank, found in enumerate(of_ranks):
