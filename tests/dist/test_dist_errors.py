@@ -411,11 +411,16 @@ def test_rank_that_comes_too_late_is_an_error_on_every_rank(worlds: Worlds) -> N
     assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
 
 
-def call_again(rank: int) -> tuple[Waited, Waited]:
+def meeting_group() -> Any:
+    """A group in which ranks meet that give up at different times."""
+    return dist.new_group(list(range(4)), timeout=timedelta(seconds=10 * TIMEOUT_SECS))
+
+
+def call_again(rank: int, meeting: Any) -> tuple[Waited, Waited]:
     """The same call in the group that failed, and in a new one."""
-    dist.barrier()
+    dist.barrier(meeting)
     again = timed(lambda: redistribute_good(rank, seed=1))
-    dist.barrier()
+    dist.barrier(meeting)
     group = dist.new_group(list(range(4)))
     return again, timed(lambda: redistribute_good(rank, seed=1, group=group))
 
@@ -432,12 +437,13 @@ def faults_of_calls_again(again: Sequence[Waited], anew: Sequence[Waited]) -> li
 
 
 def stay_away_once(rank: int, absent: int) -> tuple[Waited | None, Waited, Waited]:
+    meeting = meeting_group()
     if rank == absent:
         time.sleep(TIMEOUT_SECS)
         first = None
     else:
         first = timed(lambda: redistribute_good(rank))
-    return first, *call_again(rank)
+    return first, *call_again(rank, meeting)
 
 
 def test_a_group_in_which_a_rank_stayed_away_is_failed_on_every_rank(worlds: Worlds) -> None:
@@ -457,8 +463,9 @@ def disagree_about_members(rank: int) -> tuple[Waited, Waited, Waited]:
     """Rank 1 thinks that it moves something with rank 0 alone."""
     pair = rv.Layout((8,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((8,), "R(2)V(1)D(1)", [0, 1])
     src, dst = pair if rank == 1 else GOOD
+    meeting = meeting_group()
     first = timed(lambda: rv.redistribute(shard_of(rank, src), src, dst))
-    return first, *call_again(rank)
+    return first, *call_again(rank, meeting)
 
 
 def test_ranks_that_disagree_about_who_joins_get_an_error_in_time(worlds: Worlds) -> None:

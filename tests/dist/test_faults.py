@@ -77,6 +77,10 @@ DISAGREEMENTS: dict[str, tuple[Call, str]] = {
         Call(options={"executor": "auto"}),
         "LayoutError: redistribute: ranks disagree about executor: rank 0 asks for",
     ),
+    "memory_limit": (
+        Call(options={"memory_limit": 1 << 20}),
+        "LayoutError: redistribute: ranks disagree about memory_limit: rank 0 asks for None",
+    ),
     "requires_grad": (
         Call(requires_grad=True),
         "LayoutError: redistribute: ranks disagree about requires_grad: rank 0 asks for False",
