@@ -370,20 +370,21 @@ def clear_cache() -> None:
 def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
     """What to try when the best plan needs too much memory.
 
-    More slices first; then other paths, and one exchange in ever finer windows; then messages
-    alone, which may arrive in their final place.
+    First the finest slices, then other paths; then messages alone, which may arrive in their final
+    place; and in the end one exchange in ever finer windows.
     """
+    finest = [n for n in NUM_SLICES if n * len(best.path.ranks) <= MAX_SLICES_OF_ALL] or [1]
+    for path in paths if best.islands else ():
+        made = replace(best, path=path)
+        yield made
+        if made.num_slices < finest[-1]:
+            yield replace(made, slices=finest[-1])
+    if best.executor != "peer":
+        best = replace(best, near=())
+        yield from (replace(best, path=path) for path in paths)
     if best.src != best.dst:
-        counts = (1, *WINDOW_COUNTS)
-        paths = [*paths, *(direct_path(best.src, best.dst, count) for count in counts)]
-    is_open = best.executor == "auto" and bool(best.islands)
-    for near in (best.near, ()) if is_open else (best.near,):
-        for path in paths:
-            made = replace(best, path=path, near=near)
-            yield made
-            if made.islands and not any(step.num_slices > 1 for step in path.steps):
-                finer = (n for n in NUM_SLICES if n > made.num_slices)
-                yield from (replace(made, slices=count) for count in finer)
+        windows = (direct_path(best.src, best.dst, count) for count in (1, *WINDOW_COUNTS))
+        yield from (replace(best, path=path) for path in windows)
 
 
 def program_step_costs(

@@ -68,7 +68,7 @@ class RankProgram:
             if world.rank in collective.ranks
         }
         self.peak_bytes = 0
-        self._planned_bytes = program.peak_bytes(world.rank)
+        self._staging_bytes = program.arena(world.rank).num_bytes
         # What others read here is known beforehand; what is sent is counted as it is handed over.
         self._read_bytes = program.item_bytes * sum(
             i.num_elements
@@ -96,13 +96,12 @@ class RankProgram:
         Raises:
             CommError: a peer is dead, late or gave up.
         """
-        # The backend needs what it reads in one piece.
-        copied = sum(
-            shard.nbytes
-            for name, shard in zip(self.names, shards, strict=True)
-            if name in self.direct and not shard.is_contiguous()
-        )
-        self.peak_bytes = self._planned_bytes + copied
+        held = self._staging_bytes
+        for name, shard in zip(self.names, shards, strict=True):
+            # The backend needs what it reads in one piece.
+            is_copied = name in self.direct and not shard.is_contiguous()
+            held += shard.nbytes * (1 + is_copied)
+        self.peak_bytes = held
         world, staging = self._world, self._staging
         self._tag = world.begin(self.program.ranks, self._identity)
         try:

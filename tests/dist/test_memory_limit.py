@@ -1,0 +1,90 @@
+"""Laws of memory limits: the peak that processes count is the plan's, and no higher than the limit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import rvdcomm as rv
+from rvdcomm.errors import MemoryLimitError
+from tests.dist.shards import faults_of, shard_of
+from tests.dist.world import Worlds
+from tests.oracle import all_layouts
+
+SHAPE = (16, 24)
+
+def limits_of(src: rv.Layout, dst: rv.Layout) -> list[int]:
+    """The least limit that a plan fits, what the unlimited plan needs, and halfway."""
+    most, least = (getattr(rv.plan(src, dst), name).peak_bytes for name in ("cost", "bound"))
+    try:
+        rv.plan(src, dst, memory_limit=least)
+    except MemoryLimitError as error:
+        found = re.search("the least that a plan needs is ([0-9]+)", str(error))
+        assert found is not None
+        least = int(found[1])
+    return sorted({least, (least + most) // 2, most})
+
+
+def peaks(rank: int, src: rv.Layout, requests: list[tuple[rv.Layout, int]]) -> list[str]:
+    """What is wrong on this rank with transitions from ``src`` to layouts, under limits."""
+    wrong = []
+    for dst, limit in requests:
+        what = f"{src.rvd} -> {dst.rvd} under {limit}"
+        plan = rv.plan(src, dst, memory_limit=limit)
+        call = rv.Redistributor(plan)
+        call(shard_of(rank, src))
+        if call.plan is not plan:
+            wrong.append(f"{what}: another plan runs")
+        if call.peak_bytes != plan.program.peak_bytes(rank):
+            wrong.append(f"{what}: {call.peak_bytes}, planned {plan.program.peak_bytes(rank)}")
+        if call.peak_bytes > min(limit, plan.cost.peak_bytes):
+            wrong.append(f"{what}: {call.peak_bytes}, the plan says {plan.cost.peak_bytes}")
+    return wrong
+
+
+SOURCES = [
+    pytest.param(layout, id=f"{layout.rvd}")
+    for shape, num_ranks in ((SHAPE[1:], 4), (SHAPE[1:], 8))
+    for layout in all_layouts(shape, num_ranks)
+]
+
+
+@pytest.mark.parametrize("src", SOURCES)
+def test_what_processes_hold_is_what_was_planned(worlds: Worlds, src: rv.Layout) -> None:
+    num_ranks = len(src.ranks)
+    requests = [
+        (dst, limit)
+        for dst in all_layouts(src.shape, num_ranks)
+        for limit in limits_of(src, dst)
+    ]
+    assert worlds(num_ranks).run(peaks, src, requests) == [[]] * num_ranks
+
+
+def call_limited(rank: int, src: rv.Layout, dst: rv.Layout, limit: int) -> object:
+    shard = shard_of(rank, src).requires_grad_()
+    result = rv.redistribute(shard, src, dst, memory_limit=limit)
+    result.sum().backward()
+    return result.detach().numpy()
+
+
+def test_redistribute_and_its_gradient_keep_a_limit(worlds: Worlds) -> None:
+    src, dst = rv.Layout(SHAPE, "R(1)V(1)D(4,1)"), rv.Layout(SHAPE, "R(4)V(1)D(1,1)")
+    most = max(rv.plan(*pair).cost.peak_bytes for pair in ((src, dst), (rv.Layout(SHAPE, "R(1)V(4)D(1,1)"), src)))
+    results = worlds(4).run(call_limited, src, dst, most)
+    assert faults_of(results, src, dst) == []
+
+
+def error_limited(rank: int, limit: int) -> str:
+    src, dst = rv.Layout(SHAPE, "R(1)V(1)D(4,1)"), rv.Layout(SHAPE, "R(4)V(1)D(1,1)")
+    try:
+        rv.redistribute(shard_of(rank, src), src, dst, memory_limit=limit)
+    except MemoryLimitError as error:
+        return str(error)
+    return "none"
+
+
+def test_a_limit_that_no_plan_fits_is_an_error_on_every_rank(worlds: Worlds) -> None:
+    errors = worlds(4).run(error_limited, 1000)
+    assert len(set(errors)) == 1
+    assert "memory_limit=1000 bytes a rank, but the least that a plan needs is" in errors[0]
