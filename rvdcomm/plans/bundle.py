@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 
 from rvdcomm.cost import Cost, StepCost, total_cost
 from rvdcomm.errors import MemoryLimitError
@@ -25,6 +26,9 @@ from rvdcomm.program.verify import verify
 
 BUCKET_BYTES = 32 << 20
 """Staging of buckets, unless a limit is lower: messages are limited by bandwidth, not latency."""
+
+SHARE_OF_SHARDS = 128
+"""Where shards are large, staging may be this part of them: fewer slices, and fewer messages."""
 
 NEAR_BUCKET_BYTES = 4 << 20
 """The same where all ranks read from each other: it should still be in the caches then."""
@@ -68,6 +72,16 @@ class Bundle:
             groups = hosts_of(self.topology, self.ranks) if self.executor != "dist" else ()
         return tuple(group for group in groups if len(group) > 1)
 
+    @cached_property
+    def identity(self) -> str:
+        """What all ranks that run the same bundle know of it, whatever their own programs are."""
+        digest = sha256(f"{self.topology!r} near {self.islands}".encode())
+        for member in self.members:
+            ways = [(step.kind, step.dst.text) for step in member.plan.path.steps]
+            digest.update(f"{member.name}: {member.transition.lines('')} {ways}\n".encode())
+        digest.update(repr(self.batches).encode())
+        return digest.hexdigest()
+
     # --- programs -------------------------------------------------------------------------------
 
     @cached_property
@@ -89,10 +103,12 @@ class Bundle:
         The limit is kept by the bound on staging if that is possible; if not, by the programs of
         all ranks.
         """
-        share = NEAR_BUCKET_BYTES if self.islands == (self.ranks,) else BUCKET_BYTES
+        shards = max(self._shard_bytes.values())
+        share = max(BUCKET_BYTES, shards // SHARE_OF_SHARDS)
+        if self.islands == (self.ranks,):
+            share = NEAR_BUCKET_BYTES
         if self.memory_limit is None:
             return filled(self.members, share), 0
-        shards = max(self._shard_bytes.values())
         share = max(min(share, self.memory_limit - shards), 1)
         peaks = []
         for has_bound in (True, False):

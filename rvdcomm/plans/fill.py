@@ -21,6 +21,9 @@ _T = TypeVar("_T")
 BATCH_BYTES = 256 << 20
 """Shards that a rank gets and gives in one program, about; a program takes time to compile."""
 
+BUCKETS_OF_BATCH = 16
+"""A program has more shards than that if buckets are large: its first and last run alone."""
+
 NUM_SLICES = (1, 2, 4, 8, 16, 32, 64)
 """Into how many slices a tensor is cut whose staging is larger than a bucket."""
 
@@ -48,7 +51,7 @@ def filled(members: Sequence[Member], share: int) -> tuple[Batch, ...]:
     A unit that needs more, even as one of many slices, has a bucket of its own.
     """
     known: dict[tuple[Plan, Transition, int], tuple[int, int, dict[int, int]]] = {}
-    return tuple(_batch(members, batch, share, known) for batch in _batches(members))
+    return tuple(_batch(members, batch, share, known) for batch in _batches(members, share))
 
 
 def _batch(
@@ -122,8 +125,9 @@ def _buckets(
         yield bucket, max(filled.values(), default=0)
 
 
-def _batches(members: Sequence[Member]) -> Iterator[tuple[int, ...]]:
-    """Members of one staging dtype each, of which no rank has more than ``BATCH_BYTES``."""
+def _batches(members: Sequence[Member], share: int) -> Iterator[tuple[int, ...]]:
+    """Members of one staging dtype each; the shards of no rank are more than a batch's."""
+    most = max(BATCH_BYTES, BUCKETS_OF_BATCH * share)
     by_dtype: dict[str, list[int]] = {}
     for i, member in enumerate(members):
         by_dtype.setdefault(member.dtype, []).append(i)
@@ -132,7 +136,7 @@ def _batches(members: Sequence[Member]) -> Iterator[tuple[int, ...]]:
         sizes: dict[int, int] = {}
         for i in _in_turn(alike, members.__getitem__):
             added = _shard_bounds(members[i].transition)
-            if batch and any(sizes.get(rank, 0) + size > BATCH_BYTES for rank, size in added):
+            if batch and any(sizes.get(rank, 0) + size > most for rank, size in added):
                 yield tuple(batch)
                 batch, sizes = [], {}
             batch.append(i)

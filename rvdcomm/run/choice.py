@@ -66,9 +66,10 @@ def compiled_many(bundle: Bundle, world: World) -> list[tuple[Batch, RankProgram
         if bundle.islands and not _may_run(programs, members, world, executor):
             bundle = bundle_over(bundle, ())
     _check_limit(bundle, world)
+    programs = bundle.program_of(world.rank)
     return [
-        (batch, RankProgram(program, world))
-        for batch, program in zip(bundle.batches, bundle.program_of(world.rank), strict=True)
+        (batch, RankProgram(program, f"batch {i} of {bundle.identity}", world))
+        for i, (batch, program) in enumerate(zip(bundle.batches, programs, strict=True))
         if program.shard_names(world.rank)
     ]
 
@@ -128,8 +129,9 @@ def _check_all_near(found: Islands, hosts: Islands) -> None:
             apart = " and ".join(f"({ranges_text(part)})" for part in parts)
             raise CommError(
                 f"executor 'peer': ranks {apart} of one host cannot map each other's memory: they "
-                "are on different machines or in different network namespaces, or a rank has no "
-                "native core or asked for 'dist'. Use 'auto', or a topology that tells them apart."
+                "are on different machines, in different network namespaces or of different users, "
+                "or a rank has no native core or asked for 'dist'. Use 'auto', or a topology that "
+                "tells them apart."
             )
 
 
