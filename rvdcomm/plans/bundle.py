@@ -17,9 +17,9 @@ from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans import table
 from rvdcomm.plans.fill import Batch, filled
-from rvdcomm.plans.member import Member, shard_sizes
-from rvdcomm.plans.planner import Islands, Plan, hosts_of, program_step_costs
-from rvdcomm.program import DST, SRC, Program, Transition
+from rvdcomm.plans.member import Member, Way, shard_sizes
+from rvdcomm.plans.planner import Islands, hosts_of, program_step_costs
+from rvdcomm.program import DST, SRC, Program
 from rvdcomm.program.join import join
 from rvdcomm.program.lower import Lanes, lanes, together
 from rvdcomm.program.verify import verify
@@ -76,9 +76,12 @@ class Bundle:
     def identity(self) -> str:
         """What all ranks that run the same bundle know of it, whatever their own programs are."""
         digest = sha256(f"{self.topology!r} near {self.islands}".encode())
+        texts: dict[Way, str] = {}
         for member in self.members:
-            ways = [(step.kind, step.dst.text) for step in member.plan.path.steps]
-            digest.update(f"{member.name}: {member.transition.lines('')} {ways}\n".encode())
+            if member.way not in texts:
+                steps = [(step.kind, step.dst.text) for step in member.plan.path.steps]
+                texts[member.way] = f"{member.transition.lines('')} {steps}"
+            digest.update(f"{member.name}: {texts[member.way]}\n".encode())
         digest.update(repr(self.batches).encode())
         return digest.hexdigest()
 
@@ -157,33 +160,35 @@ class Bundle:
         self, batches: tuple[Batch, ...], ranks: tuple[int, ...] | None
     ) -> tuple[Program, ...]:
         """The programs of ``ranks``, or of all ranks if None."""
-        known: dict[tuple[Plan, Transition, int], Lanes] = {}
+        known: dict[tuple[Way, int], Lanes] = {}
 
-        def lowered(member: Member, num_slices: int) -> Lanes:
-            key = member.plan, member.transition, num_slices
-            if key not in known:
-                known[key] = lanes(
-                    member.plan.path,
-                    member.transition,
+        def lowered(way: Way, num_slices: int) -> Lanes:
+            if (way, num_slices) not in known:
+                known[way, num_slices] = lanes(
+                    way.plan.path,
+                    way.transition,
                     self.topology,
                     ranks=ranks,
                     islands=self.islands,
                     num_slices=num_slices,
-                    staged=member.is_small,
+                    staged=way.is_small,
                 )
-            return known[key]
+            return known[way, num_slices]
 
+        mine = {
+            way
+            for way in {member.way for member in self.members}
+            if ranks is None or any(rank in way for rank in ranks)
+        }
         programs = []
         for batch in batches:
-            members = [self.members[i] for i in batch.members]
+            ways = [self.members[i].way for i in batch.members]
             tensors = {
-                t: lowered(member, num_slices)
-                for t, (member, num_slices) in enumerate(
-                    zip(members, batch.num_slices, strict=True)
-                )
-                if ranks is None or any(rank in member.transition for rank in ranks)
+                t: lowered(way, num_slices)
+                for t, (way, num_slices) in enumerate(zip(ways, batch.num_slices, strict=True))
+                if way in mine
             }
-            transitions = [member.transition for member in members]
+            transitions = [way.transition for way in ways]
             programs.append(join(transitions, tensors, batch.buckets, ranks))
         return tuple(programs)
 
@@ -250,10 +255,10 @@ class Bundle:
     def _shard_bytes(self) -> dict[int, int]:
         """Bytes of all shards, by rank."""
         found: dict[int, int] = {}
-        for transition, count in Counter(member.transition for member in self.members).items():
+        for way, count in Counter(member.way for member in self.members).items():
             for name in (SRC, DST):
-                item = ITEM_BYTES[transition.dtype(name)]
-                for rank, size in shard_sizes(transition.layout(name)).items():
+                item = ITEM_BYTES[way.transition.dtype(name)]
+                for rank, size in shard_sizes(way.transition.layout(name)).items():
                     found[rank] = found.get(rank, 0) + size * item * count
         return found
 

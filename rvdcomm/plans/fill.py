@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeVar
 
-from rvdcomm.layout import ITEM_BYTES
-from rvdcomm.plans.member import Member, largest_shard
-from rvdcomm.plans.planner import Plan
-from rvdcomm.program import DST, SRC, Transition
+from rvdcomm.plans.member import Member, Way
 from rvdcomm.program.join import Unit
 
 _T = TypeVar("_T")
@@ -50,7 +47,7 @@ def filled(members: Sequence[Member], share: int) -> tuple[Batch, ...]:
 
     A unit that needs more, even as one of many slices, has a bucket of its own.
     """
-    known: dict[tuple[Plan, Transition, int], tuple[int, int, dict[int, int]]] = {}
+    known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]] = {}
     return tuple(_batch(members, batch, share, known) for batch in _batches(members, share))
 
 
@@ -58,23 +55,22 @@ def _batch(
     members: Sequence[Member],
     batch: tuple[int, ...],
     share: int,
-    known: dict[tuple[Plan, Transition, int], tuple[int, int, dict[int, int]]],
+    known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]],
 ) -> Batch:
     """``known`` holds what was found for tensors that are alike."""
+    ways = [members[i].way for i in batch]
     # A bucket begins a phase after the one before it, so that many are alive at once.
-    depth = max(members[i].num_phases for i in batch)
+    depth = max(way.num_phases for way in ways)
     cap = share // depth
     num_slices: list[int] = []
     staging: dict[Unit, Mapping[int, int]] = {}
-    for t, i in enumerate(batch):
-        member = members[i]
-        key = member.plan, member.transition, cap
-        if key not in known:
-            known[key] = _fitting(member, cap)
-        count, num_lanes, sizes = known[key]
+    for t, way in enumerate(ways):
+        if (way, cap) not in known:
+            known[way, cap] = _fitting(way, cap)
+        count, num_lanes, sizes = known[way, cap]
         num_slices.append(count)
         staging |= {(t, lane): sizes for lane in range(num_lanes)}
-    order = _in_turn(list(staging), lambda unit: members[batch[unit[0]]])
+    order = _in_turn(list(staging), lambda unit: ways[unit[0]])
     buckets, fullest = [], 0
     for bucket, most in _buckets(order, staging, cap):
         buckets.append(tuple(bucket))
@@ -82,16 +78,16 @@ def _batch(
     return Batch(batch, tuple(num_slices), tuple(buckets), fullest * min(depth, len(buckets)))
 
 
-def _fitting(member: Member, cap: int) -> tuple[int, int, dict[int, int]]:
+def _fitting(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
     """The fewest slices whose staging fits, the lanes that they make, and a lane's staging."""
     for num_slices in NUM_SLICES:
-        sizes = member.staging_bound(num_slices)
+        sizes = way.staging_bound(num_slices)
         if max(sizes.values(), default=0) <= cap:
             break
-    return num_slices, member.num_lanes(num_slices), sizes
+    return num_slices, way.num_lanes(num_slices), sizes
 
 
-def _in_turn(items: Sequence[_T], member_of: Callable[[_T], Member]) -> list[_T]:
+def _in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
     """Items in such an order that all ranks that have some give all the time.
 
     Stages of a pipeline hold tensors of their own: theirs come in turn.
@@ -99,7 +95,7 @@ def _in_turn(items: Sequence[_T], member_of: Callable[[_T], Member]) -> list[_T]
     total: dict[tuple[int, ...], int] = {}
     middles = []
     for item in items:
-        layout = member_of(item).transition.src
+        layout = way_of(item).transition.src
         size = prod(layout.shape) + 1
         total[layout.ranks] = total.get(layout.ranks, 0) + size
         middles.append((total[layout.ranks] - size / 2, layout.ranks))
@@ -130,12 +126,12 @@ def _batches(members: Sequence[Member], share: int) -> Iterator[tuple[int, ...]]
     most = max(BATCH_BYTES, BUCKETS_OF_BATCH * share)
     by_dtype: dict[str, list[int]] = {}
     for i, member in enumerate(members):
-        by_dtype.setdefault(member.dtype, []).append(i)
+        by_dtype.setdefault(member.way.dtype, []).append(i)
     for alike in by_dtype.values():
         batch: list[int] = []
         sizes: dict[int, int] = {}
-        for i in _in_turn(alike, members.__getitem__):
-            added = _shard_bounds(members[i].transition)
+        for i in _in_turn(alike, lambda i: members[i].way):
+            added = members[i].way.shard_bounds
             if batch and any(sizes.get(rank, 0) + size > most for rank, size in added):
                 yield tuple(batch)
                 batch, sizes = [], {}
@@ -143,13 +139,3 @@ def _batches(members: Sequence[Member], share: int) -> Iterator[tuple[int, ...]]
             for rank, size in added:
                 sizes[rank] = sizes.get(rank, 0) + size
         yield tuple(batch)
-
-
-def _shard_bounds(transition: Transition) -> list[tuple[int, int]]:
-    """(rank, bytes of the largest shard) of both sides."""
-    found = []
-    for name in (SRC, DST):
-        layout = transition.layout(name)
-        size = largest_shard(layout) * ITEM_BYTES[transition.dtype(name)]
-        found += [(rank, size) for rank in layout.ranks]
-    return found

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Level, Link, Topology, dtype_name
 from rvdcomm.plans.bundle import Bundle, fitting
-from rvdcomm.plans.member import Member
-from rvdcomm.plans.planner import Plan, check_executor, default_topology, plan
+from rvdcomm.plans.member import Member, Way
+from rvdcomm.plans.planner import check_executor, default_topology, plan
 from rvdcomm.program import Transition
 from rvdcomm.program.lower import wire_dtype
 
@@ -49,18 +49,20 @@ def plan_many(
         )
     shared = _shared_alpha(topology, len(pairs))
     members = []
-    plans: dict[Transition, Plan] = {}
+    ways: dict[Transition, Way] = {}
     for src_name, name in pairs:
         own = dtype_name(dtype[src_name] if isinstance(dtype, Mapping) else dtype)
         given = dst_dtype.get(name) if isinstance(dst_dtype, Mapping) else dst_dtype
         transition = Transition(src[src_name], dst[name], own, dtype_name(given or own))
-        if transition not in plans:
+        way = ways.get(transition)
+        if way is None:
             request = transition.src, transition.dst, wire_dtype(transition), shared
             try:
-                plans[transition] = plan(*request, executor=executor)
+                way = Way(transition, plan(*request, executor=executor))
             except LayoutError as error:
                 raise LayoutError(f"tensor {name!r}: {error}") from None
-        members.append(Member(src_name, name, transition, plans[transition]))
+            ways[transition] = way
+        members.append(Member(src_name, name, way))
     return fitting(Bundle(tuple(members), topology, executor, memory_limit=memory_limit))
 
 

@@ -1,4 +1,4 @@
-"""Member: one tensor of a bundle, and what its way may need, from the layouts alone.
+"""Member: one tensor of a bundle, and what its way may take, from the layouts alone.
 
 Every rank has to choose the same buckets and slices without reading the programs of others. So
 they are chosen from bounds that are computed from the states of a path, never from a program.
@@ -15,7 +15,7 @@ from rvdcomm.layout import ITEM_BYTES, Layout
 from rvdcomm.planning.binding import Binding, R, V
 from rvdcomm.planning.path import State, Step
 from rvdcomm.plans.planner import Plan
-from rvdcomm.program import ALIGN_BYTES, Transition
+from rvdcomm.program import ALIGN_BYTES, DST, SRC, Transition
 from rvdcomm.program.lower import wire_dtype
 from rvdcomm.program.slices import slicing_of
 
@@ -26,19 +26,31 @@ BUFFERS_OF_LEG = 4
 """An exchange packs, publishes, receives and writes its result: a buffer each, at most."""
 
 
-@dataclass(frozen=True)
-class Member:
-    """One tensor of a bundle: its name on both sides, its transition and its plan alone."""
+@dataclass(frozen=True, eq=False)
+class Way:
+    """How tensors of one transition travel: those of a bundle that are alike share the object."""
 
-    src_name: str
-    name: str
     transition: Transition
     plan: Plan
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether ``rank`` takes part."""
+        return rank in self.transition.src or rank in self.transition.dst
 
     @cached_property
     def dtype(self) -> str:
         """The dtype of staging, and of all that is sent."""
         return wire_dtype(self.transition)
+
+    @cached_property
+    def shard_bounds(self) -> list[tuple[int, int]]:
+        """(rank, bytes of the largest shard) of both sides."""
+        found = []
+        for name in (SRC, DST):
+            layout = self.transition.layout(name)
+            size = largest_shard(layout) * ITEM_BYTES[self.transition.dtype(name)]
+            found += [(rank, size) for rank in layout.ranks]
+        return found
 
     @cached_property
     def num_phases(self) -> int:
@@ -91,6 +103,25 @@ class Member:
             add(src.ranks, before * copies, num_buffers)
             add(dst.ranks, after * (parts + (not in_place)), num_buffers)
         return found
+
+
+@dataclass(frozen=True)
+class Member:
+    """One tensor of a bundle: its name on both sides, and its way."""
+
+    src_name: str
+    name: str
+    way: Way
+
+    @property
+    def transition(self) -> Transition:
+        """The layouts and dtypes that it has and gets."""
+        return self.way.transition
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that it would have alone."""
+        return self.way.plan
 
 
 def shard_sizes(layout: Layout) -> dict[int, int]:

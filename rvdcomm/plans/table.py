@@ -9,6 +9,7 @@ from rvdcomm.units import bytes_text, secs_text
 
 if TYPE_CHECKING:
     from rvdcomm.plans.bundle import Bundle
+    from rvdcomm.plans.member import Way
 
 
 MAX_COLUMNS = 100
@@ -20,18 +21,12 @@ MAX_TRANSITION = 40
 
 def rows(bundle: Bundle) -> Iterator[str]:
     """A line a tensor: what its own plan sends, in how many steps, how long, and its peak."""
-    lines = [HEAD]
+    lines: list[tuple[str, ...]] = [HEAD]
+    known: dict[Way, tuple[str, ...]] = {}
     for member in bundle.members:
-        cost, transition = member.plan.cost, member.transition
-        line = (
-            member.name,
-            f"{transition.src.rvd} -> {transition.dst.rvd}",
-            bytes_text(cost.wire_bytes),
-            str(len(member.plan.path.steps)),
-            secs_text(cost.secs),
-            bytes_text(cost.peak_bytes),
-        )
-        lines.append(line)
+        if member.way not in known:
+            known[member.way] = _figures(member.way)
+        lines.append((member.name, *known[member.way]))
     middle = min(max(len(line[1]) for line in lines), MAX_TRANSITION)
     rest = MAX_COLUMNS - NUM_FIGURE_COLUMNS - middle - 2
     left = min(max(len(line[0]) for line in lines), rest)
@@ -40,6 +35,18 @@ def rows(bundle: Bundle) -> Iterator[str]:
         name = name if len(name) <= left else f"..{name[2 - left :]}"
         text = text if len(text) <= middle else f"{text[: middle - 2]}.."
         yield f"{name:<{left}}  {text:<{middle}}{FIGURES.format(*figures)}"
+
+
+def _figures(way: Way) -> tuple[str, ...]:
+    """What tensors that are alike have in common."""
+    cost, transition = way.plan.cost, way.transition
+    return (
+        f"{transition.src.rvd} -> {transition.dst.rvd}",
+        bytes_text(cost.wire_bytes),
+        str(len(way.plan.path.steps)),
+        secs_text(cost.secs),
+        bytes_text(cost.peak_bytes),
+    )
 
 
 def totals(bundle: Bundle) -> Iterator[str]:

@@ -53,10 +53,6 @@ class Transition:
     src_dtype: str
     dst_dtype: str
 
-    def __contains__(self, rank: int) -> bool:
-        """Whether ``rank`` has a shard on either side."""
-        return rank in self.src or rank in self.dst
-
     def layout(self, name: str) -> Layout:
         """The layout of the buffer ``name``."""
         return self.src if is_src(name) else self.dst

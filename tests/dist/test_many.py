@@ -317,11 +317,11 @@ def needs_grad() -> dict[str, Any]:
         (
             low_limit,
             "MemoryLimitError: .*memory_limit=8 bytes per rank, .*least that was found is \\d+; the "
-            "src and dst shards alone are 192.",
+            "src and dst shards alone are 576.",
         ),
         (
             converting_dtype,
-            "LayoutError: .*'a': rank 0 passed float32, and dtype= says bfloat16. .*dst_dtype=",
+            "LayoutError: .*: rank 0 passed float32, and dtype= says bfloat16. .*dst_dtype=",
         ),
         (text_without_shape, "LayoutError: .*'a': the text 'R.1.V.1.D.2,1.' says no shape"),
         (needs_grad, "LayoutError: .*'a'.*carries no gradient"),
