@@ -98,13 +98,13 @@ def test_a_bundle_gives_every_tensor_what_its_own_plan_gives(seed: int, near: st
     bundle.verify()
 
 
-@pytest.mark.usefixtures("join_bytes")
 @seeds
 @islands
-@pytest.mark.parametrize("bucket_bytes", [32 << 20, 2 << 10])
+@pytest.mark.parametrize("bucket_bytes, join_bytes", [(32 << 20, 1 << 20), (16 << 10, 64)])
 def test_what_a_rank_lowers_alone_is_what_the_programs_of_all_say(
-    seed: int, near: str, bucket_bytes: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, near: str, bucket_bytes: int, join_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", join_bytes)
     for name in ("fill.BATCH_BYTES", "bundle.BUCKET_BYTES", "bundle.NEAR_BUCKET_BYTES"):
         monkeypatch.setattr(f"rvdcomm.plans.{name}", bucket_bytes)
     bundle = over(random_bundle(seed), near)
@@ -177,7 +177,7 @@ def test_the_peak_is_that_of_the_rank_whose_shards_and_staging_take_most(
 
 def test_a_limit_that_nothing_fits_is_an_error_that_says_what_would() -> None:
     src, dst = rv.Layout((64, 64), "R(1)V(1)D(4,1)"), rv.Layout((64, 64), "R(1)V(1)D(1,4)")
-    message = r"memory_limit=16 bytes per rank, .* least .* is (\d+); .* shards alone are 8192"
+    message = r"memory_limit=\d+ bytes per rank, .* least .* is (\d+); .* shards alone are 8192"
     with pytest.raises(rv.MemoryLimitError, match=message) as raised:
         plan_many({"w": src}, {"w": dst}, "float32", memory_limit=16)
     least = int(re.search(message, str(raised.value))[1])
@@ -317,3 +317,28 @@ def test_the_printed_plan_has_a_line_a_tensor_and_fits_100_columns() -> None:
     assert len(lines) == 1 + len(bundle.members) + 3
     assert max(map(len, lines)) <= 100
     assert lines[0].startswith("tensor")
+
+
+# --- large worlds -------------------------------------------------------------------------------
+
+
+def test_a_large_bundle_is_planned_and_printed_without_the_programs_of_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    src = rv.Layout((512, 512), "R(2)V(1)D(64,1)", range(128))
+    dst = rv.Layout((512, 512), "R(64)V(1)D(1,2)", range(128, 256))
+    names = [f"w{i}" for i in range(40)]
+    layouts = dict.fromkeys(names, src), dict.fromkeys(names, dst)
+    bundle = plan_many(*layouts, "bfloat16", topology=rv.Topology.preset("dgx-h100", 32, 8))
+    lowered = []
+    monkeypatch.setattr(
+        "rvdcomm.plans.bundle.lanes",
+        lambda *args, **options: lowered.append(options["ranks"]) or lanes(*args, **options),
+    )
+    assert "modelled one by one" in str(bundle)
+    assert bundle.cost.wire_bytes == 40 * bundle.members[0].plan.cost.wire_bytes
+    assert lowered == []
+    programs = bundle.program_of(130)
+    assert lowered == [tuple(range(128, 136))]
+    (program,) = programs
+    assert program.peak_bytes(130) <= bundle.peak_bytes
