@@ -152,7 +152,10 @@ class _Joint:
         return box if self.num_tensors == 1 else lift(box, tensor, self.num_dims)
 
     def _entries(self, entries: Iterable[Entry], tensor: int) -> tuple[Entry, ...]:
-        return tuple(Entry(self._box(e.box, tensor), e.src_piece, e.dst_piece) for e in entries)
+        if self.num_tensors == 1:
+            return tuple(entries)
+        dims = self.num_dims
+        return tuple([Entry(lift(e.box, tensor, dims), e.src_piece, e.dst_piece) for e in entries])
 
     def _lifted(self, one: Instruction, tensor: int, step: int) -> Instruction:
         """An instruction of a tensor in the names and boxes of all tensors, and in a joint step."""
