@@ -52,7 +52,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--readers-tp", type=int, help="tensor-parallel ranks of them (default all)"
     )
-    parser.add_argument("--memory-limit", type=int, default=8 << 20, help="bytes (default 8 MiB)")
+    parser.add_argument(
+        "--memory-limit",
+        type=int,
+        default=8 << 20,
+        help="bytes per rank, besides its shards (default 8 MiB)",
+    )
     parser.add_argument("--executor", default="auto", help="auto, dist or peer (default auto)")
     parser.add_argument("--methods", default="many,each,gather", help="default: %(default)s")
     parser.add_argument("--repetitions", type=int, default=7, help="default 7")

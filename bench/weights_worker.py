@@ -63,7 +63,8 @@ def _run(config: dict[str, Any], src: Layouts, dst: Layouts) -> dict[str, Any]:
         for n, layout in dst.items()
         if rank in layout
     }
-    limit = config["memory_limit"]
+    both = [_shard_bytes(src, r) + _shard_bytes(dst, r) for r in range(dist.get_world_size())]
+    limit = config["memory_limit"] + max(both)
     options: dict[str, Any] = {"topology": topology, "executor": config["executor"]}
     peak = _peak(
         lambda: rv.redistribute_many(shards, src, dst, memory_limit=limit, **options),

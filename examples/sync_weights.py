@@ -68,7 +68,9 @@ def run(sizes):
 
     mine = {name: shard(name, x).float() for name, x in src.items() if rank in x}
     for _ in range(2):  # the second call has nothing to plan
-        moved = rv.redistribute_many(mine, src, dst, dtype=torch.bfloat16, memory_limit=8 << 20)
+        moved = rv.redistribute_many(
+            mine, src, dst, dst_dtype=torch.bfloat16, memory_limit=64 << 20
+        )
     for name, layout in dst.items():
         if rank in layout:
             assert torch.equal(moved[name], shard(name, layout).bfloat16())

@@ -17,7 +17,7 @@ from rvdcomm.api.many_request import ManyRequest, agree
 from rvdcomm.api.pending import drain
 from rvdcomm.api.tensors import resolved, written
 from rvdcomm.layout import Layout, Topology
-from rvdcomm.plans.bundle import Batch
+from rvdcomm.plans.fill import Batch
 from rvdcomm.program import is_src, shard_index
 from rvdcomm.run import memory
 from rvdcomm.run.choice import compiled_many
@@ -32,13 +32,14 @@ def redistribute_many(
     *,
     names: Callable[[str], str] | None = None,
     out: Mapping[str, Tensor] | None = None,
-    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
+    dst_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
     scale: Scale | Mapping[str, Scale] | None = None,
     memory_limit: int | None = None,
     progress: bool = False,
     group: Any = None,
     topology: Topology | None = None,
     executor: str | None = None,
+    dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
 ) -> dict[str, Tensor | None]:
     """Redistribute every tensor of a state dict, as one call: ``redistribute`` for many.
 
@@ -55,14 +56,17 @@ def redistribute_many(
             their ``shape(...)``.
         names: the name in ``dst`` of a name in ``src``; the same if None.
         out: where results go, maybe strided; what has no entry is allocated.
-        dtype: what tensors become: one dtype, or some by the names of ``dst``; values are summed
-            before they are rounded, and travel in the narrower dtype.
+        dst_dtype: what tensors become: one dtype, or some by the names of ``dst``; values are
+            summed before they are rounded, and travel in the narrower dtype.
         scale: what 1.0 of a float8 value stands for, one or by the names of ``dst``: a number, or a
             tensor that broadcasts against this rank's src shard (to float8) or dst shard (from
             float8). Values beyond the range of float8 become its largest.
-        memory_limit: bytes of staging, besides tensors and results, that no rank may exceed.
+        memory_limit: bytes that the buffers of no rank may exceed, the src and dst shards of all
+            tensors included; the same on all ranks.
         progress: show a bar on stderr, for calls of several seconds.
         group, topology, executor: as of ``redistribute``.
+        dtype: of the tensors, one for all or some by the names of ``src``, as of ``redistribute``:
+            what a call asks of them, on a rank that passes none too. It converts nothing.
 
     Returns:
         This rank's dst shards by the names of ``dst``; None where it has none.
@@ -71,7 +75,7 @@ def redistribute_many(
         LayoutError: names do not match, the request is illegal, or ranks disagree about it.
         ShapeMismatchError: some rank's shard is not what ``src`` gives it. Both come on every rank
             of the first call.
-        MemoryLimitError: the limit is too low.
+        MemoryLimitError: nothing fits ``memory_limit``; on every rank.
         CommError: a peer failed, or did not join within the group's timeout.
     """
     world = World.of(group)
@@ -81,6 +85,7 @@ def redistribute_many(
         src=src,
         dst=dst,
         names=names,
+        dst_dtype=dst_dtype,
         dtype=dtype,
         scale=scale,
         memory_limit=memory_limit,
@@ -118,13 +123,13 @@ class _Mover:
         self._rank = world.rank
         # The dtype that a result has, which is not the one in which scaled values travel.
         self._becomes = {
-            name: getattr(torch, request.dst_dtype(name, dtypes[s])) for s, name in request.pairs
+            name: getattr(torch, request.becomes(name, dtypes[s])) for s, name in request.pairs
         }
         self._scaled = {name for s, name in request.pairs if request.is_scaled(name, dtypes[s])}
         self._dst_of = dict(request.pairs)
         self._batches = [
             (program, [self._slot(batch, program, name) for name in program.names])
-            for batch, program in compiled_many(self._bundle, world, request.executor)
+            for batch, program in compiled_many(self._bundle, world)
         ]
         slots = [slot for _, found in self._batches for slot in found]
         self._src = {slot.name: slot.shape for slot in slots if slot.is_src}

@@ -45,6 +45,7 @@ class ManyRequest:
     dst: Mapping[str, Layout | str]
     names: Callable[[str], str] | None
     out: Mapping[str, Tensor]
+    dst_dtype: torch.dtype | Mapping[str, torch.dtype] | None
     dtype: torch.dtype | Mapping[str, torch.dtype] | None
     scale: Scale | Mapping[str, Scale] | None
     memory_limit: int | None
@@ -95,12 +96,15 @@ class ManyRequest:
     def key(self) -> tuple[Any, ...]:
         """Identifies the call, as far as this rank can.
 
-        The order of the entries of ``tensors``, ``dtype`` and ``scale`` is no part of it.
+        The order of the entries of ``tensors``, of dtypes and of ``scale`` is no part of it.
         """
-        dtype, mine = self.dtype, self.tensors
+        mine = self.tensors
         return (
             *self.transition,
-            frozenset(dtype.items()) if isinstance(dtype, Mapping) else dtype,
+            *(
+                frozenset(dtype.items()) if isinstance(dtype, Mapping) else dtype
+                for dtype in (self.dtype, self.dst_dtype)
+            ),
             frozenset(self.scale) if isinstance(self.scale, Mapping) else self.scale is not None,
             tuple(mine[name].dtype if name in mine else None for name in self.src),
             self.memory_limit,
@@ -118,7 +122,7 @@ class ManyRequest:
         """What must be equal on all ranks."""
         src, dst = self.layouts
         for src_name, name in self.pairs:
-            to = self.asked_dtype(name)
+            to = self.asked_dst_dtype(name)
             yield (
                 f"tensor {src_name!r}: {src[src_name]} -> {name!r}: {dst[name]}"
                 + (f" as {to}" if to else "")
@@ -128,18 +132,21 @@ class ManyRequest:
         yield f"executor={self.executor}"
         yield f"topology={self.topology!r}"
 
-    def asked_dtype(self, name: str) -> str | None:
-        """What ``name`` of dst is to become, if the caller said it."""
-        given = self.dtype.get(name) if isinstance(self.dtype, Mapping) else self.dtype
-        return None if given is None else _name(given)
+    def asked_dtype(self, src_name: str) -> str | None:
+        """The dtype that ``src_name`` has, if the caller said it."""
+        return _of(self.dtype, src_name)
 
-    def dst_dtype(self, name: str, dtype: str) -> str:
+    def asked_dst_dtype(self, name: str) -> str | None:
+        """What ``name`` of dst is to become, if the caller said it."""
+        return _of(self.dst_dtype, name)
+
+    def becomes(self, name: str, dtype: str) -> str:
         """What ``name`` of dst, which has ``dtype`` in src, becomes.
 
         One dtype for all is meant for values: integers and truths stay what they are.
         """
-        asked = self.asked_dtype(name)
-        is_for_all = not isinstance(self.dtype, Mapping)
+        asked = self.asked_dst_dtype(name)
+        is_for_all = not isinstance(self.dst_dtype, Mapping)
         if asked is None or (is_for_all and not getattr(torch, dtype).is_floating_point):
             return dtype
         return asked
@@ -160,18 +167,19 @@ class ManyRequest:
             names=self.names,
             topology=self.topology,
             memory_limit=self.memory_limit,
+            executor=self.executor,
         )
 
     def sent_dtypes(self, name: str, dtype: str) -> tuple[str, str]:
         """The dtypes that the program sees; scaled values are float8 on their whole way."""
-        to = self.dst_dtype(name, dtype)
+        to = self.becomes(name, dtype)
         if self.is_scaled(name, dtype):
             return (to, to) if is_float8(to) else (dtype, dtype)
         return dtype, to
 
     def is_scaled(self, name: str, dtype: str) -> bool:
         """Whether values become float8, or stop being it, with a scale."""
-        turns = is_float8(dtype) != is_float8(self.dst_dtype(name, dtype))
+        turns = is_float8(dtype) != is_float8(self.becomes(name, dtype))
         return turns and self.scale_of(name) is not None
 
     # --- checks ---------------------------------------------------------------------------------
@@ -187,6 +195,14 @@ class ManyRequest:
                 raise LayoutError(f"{WHAT}: {noun} has the unknown names {odd[:5]}.")
         for name, layout in src.items():
             _check_shape(name, rank, "shard", self.tensors.get(name), layout)
+        for name, tensor in self.tensors.items():
+            asked = self.asked_dtype(name)
+            if asked not in (None, _name(tensor.dtype)):
+                raise LayoutError(
+                    f"{WHAT}: tensor {name!r}: rank {rank} passed {_name(tensor.dtype)}, and "
+                    f"dtype= says {asked}. It is the dtype that tensors have; what they become is "
+                    "dst_dtype=."
+                )
         for name, out in self.out.items():
             _check_shape(name, rank, "out", out, dst[name])
         for name, misuse in self.misused().items():
@@ -237,10 +253,11 @@ def agree(world: World, request: ManyRequest) -> dict[str, str]:
         request.check(world.rank)
     except (LayoutError, ShapeMismatchError) as raised:
         error = raised
+    said = {name: asked for name in request.src if (asked := request.asked_dtype(name))}
     post = {
         "digest": sha256("\n".join(lines).encode()).hexdigest(),
         "error": None if error is None else [type(error).__name__, str(error)],
-        "tensors": {name: _name(tensor.dtype) for name, tensor in request.tensors.items()},
+        "tensors": said | {name: _name(x.dtype) for name, x in request.tensors.items()},
         "out": {name: _name(tensor.dtype) for name, tensor in request.out.items()},
     }
     posts = exchange_posts(world, members, post, WHAT)
@@ -276,7 +293,7 @@ def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:
                     f"{known}, rank {rank} has {dtype}."
                 )
     dtypes = {name: dtype for name, (_, dtype) in found.items()}
-    wanted = {name: request.dst_dtype(name, dtypes[s]) for s, name in request.pairs}
+    wanted = {name: request.becomes(name, dtypes[s]) for s, name in request.pairs}
     for rank, post in posts.items():
         request.check_out_dtypes(rank, post["out"], wanted)
     for s, name in request.pairs:
@@ -313,6 +330,12 @@ def _check_shape(name: str, rank: int, noun: str, tensor: Tensor | None, layout:
             f"{WHAT}: tensor {name!r}: rank {rank} passed {_text(got)}, its {noun} is "
             f"{_text(want)}."
         )
+
+
+def _of(dtype: object, name: str) -> str | None:
+    """The dtype of ``name``: one for all, or one by name."""
+    found = dtype.get(name) if isinstance(dtype, Mapping) else dtype
+    return None if found is None else _name(found)
 
 
 def _text(shape: Iterable[int] | None) -> str:

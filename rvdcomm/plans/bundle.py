@@ -1,142 +1,293 @@
 """Bundle: the plan of many tensors that travel in one call.
 
-Every tensor gets its own path, found once a pair of layouts. Tensors go in *batches*, a program
-each, and in every program in buckets, whose collectives are joined (``lower/join.py``).
+Every tensor gets its own path, found once for each pair of layouts. Tensors go in *batches*, one
+program each, and in every program in buckets, whose collectives are joined (``program/join.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 
 from rvdcomm.cost import Cost, StepCost, total_cost
 from rvdcomm.errors import MemoryLimitError
-from rvdcomm.layout import Topology
+from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans import table
-from rvdcomm.plans.fill import batches, joined
-from rvdcomm.plans.member import Member
-from rvdcomm.plans.planner import Plan, program_step_costs
-from rvdcomm.program import Program, Transition
-from rvdcomm.program.lower import Lanes, lanes
-from rvdcomm.program.traffic import Islands
+from rvdcomm.plans.fill import Batch, filled
+from rvdcomm.plans.member import Member, Way, shard_sizes
+from rvdcomm.plans.planner import Islands, hosts_of, program_step_costs
+from rvdcomm.program import DST, SRC, Program
+from rvdcomm.program.join import join
+from rvdcomm.program.lower import Lanes, lanes, together
 from rvdcomm.program.verify import verify
 
 BUCKET_BYTES = 32 << 20
-"""Staging of a bucket, unless a limit is lower: its messages are long then, and it goes round."""
+"""Staging of buckets, unless a limit is lower: messages are limited by bandwidth, not latency."""
+
+SHARE_OF_SHARDS = 128
+"""Where shards are large, staging may be this part of them: fewer slices, and fewer messages."""
 
 NEAR_BUCKET_BYTES = 4 << 20
 """The same where all ranks read from each other: it should still be in the caches then."""
 
 MAX_RETREAT = 16
-"""Buckets are made smaller until staging, with its gaps, fits a limit; to this part of it."""
+"""Buckets are made smaller until the program fits a limit; down to this part of their size."""
 
-
-@dataclass(frozen=True)
-class Batch:
-    """Tensors of one staging dtype that one program moves; ``members`` are their numbers."""
-
-    members: tuple[int, ...]
-    program: Program
+MAX_COUNTED = 4096
+"""Tensors times ranks of bundles whose costs are counted in programs; others are modelled."""
 
 
 @dataclass(frozen=True)
 class Bundle:
     """The plan of many tensors: ``members`` in the order in which they were given.
 
-    ``print`` shows bytes, steps, time and memory by tensor and in total.
+    ``near`` are groups of ranks that read each other's memory; if None, the ranks of each host,
+    unless ``executor`` is "dist". ``print`` shows bytes, steps, time and memory by tensor and in
+    total.
+
+    Law (tests/plans/test_bundle.py): what ``program_of`` lowers alone is what ``programs``, those
+    of all ranks, say about the rank.
     """
 
     members: tuple[Member, ...]
     topology: Topology
-    memory_limit: int | None
-
-    @cached_property
-    def batches(self) -> tuple[Batch, ...]:
-        """What is run where all ranks send messages."""
-        return self.lowered(())
-
-    def lowered(self, islands: Islands) -> tuple[Batch, ...]:
-        """What is run where the ranks of each island can map each other's memory.
-
-        Raises:
-            MemoryLimitError: a rank would need more staging than ``memory_limit``.
-        """
-        return tuple(Batch(batch, self._program(batch, islands)) for batch in batches(self.members))
+    executor: str = "dist"
+    near: Islands | None = None
+    memory_limit: int | None = None
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """All ranks that take part, ascending."""
         layouts = {layout for m in self.members for layout in (m.plan.src, m.plan.dst)}
-        return tuple(sorted({rank for layout in layouts for rank in layout.ranks}))
+        return tuple(sorted({rank for ranks in {x.ranks for x in layouts} for rank in ranks}))
+
+    @cached_property
+    def islands(self) -> Islands:
+        """Groups of two or more ranks that read each other's memory."""
+        groups = self.near
+        if groups is None:
+            groups = hosts_of(self.topology, self.ranks) if self.executor != "dist" else ()
+        return tuple(group for group in groups if len(group) > 1)
+
+    @cached_property
+    def identity(self) -> str:
+        """What all ranks that run the same bundle know of it, whatever their own programs are."""
+        digest = sha256(f"{self.topology!r} near {self.islands}".encode())
+        texts: dict[Way, str] = {}
+        for member in self.members:
+            if member.way not in texts:
+                steps = [(step.kind, step.dst.text) for step in member.plan.path.steps]
+                texts[member.way] = f"{member.transition.lines('')} {steps}"
+            digest.update(f"{member.name}: {texts[member.way]}\n".encode())
+        digest.update(repr(self.batches).encode())
+        return digest.hexdigest()
+
+    # --- programs -------------------------------------------------------------------------------
+
+    @cached_property
+    def batches(self) -> tuple[Batch, ...]:
+        """Which tensors share a program, and their buckets and slices: the same on every rank.
+
+        Raises:
+            MemoryLimitError: a rank would need more memory than ``memory_limit``.
+        """
+        found, least = self._fit
+        if found is None:
+            raise self._limit_error(least)
+        return found
+
+    @cached_property
+    def _fit(self) -> tuple[tuple[Batch, ...] | None, int]:
+        """Batches that fit the memory limit, or else None and the least memory that was found.
+
+        The limit is kept by the bound on staging if that is possible; if not, by the programs of
+        all ranks.
+        """
+        shards = max(self._shard_bytes.values())
+        share = max(BUCKET_BYTES, shards // SHARE_OF_SHARDS)
+        if self.islands == (self.ranks,):
+            share = NEAR_BUCKET_BYTES
+        if self.memory_limit is None:
+            return filled(self.members, share), 0
+        share = max(min(share, self.memory_limit - shards), 1)
+        peaks = []
+        for has_bound in (True, False):
+            for made in self._ever_smaller(share):
+                if has_bound:
+                    peaks.append(shards + max(batch.staging_bound for batch in made))
+                else:
+                    peaks.append(self._peak_bytes(self._joined(made, None)))
+                if peaks[-1] <= self.memory_limit:
+                    return made, peaks[-1]
+        return None, min(peaks)
+
+    def _limit_error(self, least: int) -> MemoryLimitError:
+        return MemoryLimitError(
+            f"redistribute_many of {len(self.members)} tensors: memory_limit={self.memory_limit} "
+            f"bytes per rank, but the least that was found is {least}; the src and dst shards "
+            f"alone are {max(self._shard_bytes.values())}."
+        )
+
+    def _ever_smaller(self, share: int) -> Iterator[tuple[Batch, ...]]:
+        last = share // MAX_RETREAT
+        while share > last:
+            yield filled(self.members, share)
+            share = share * 2 // 3
+
+    @cached_property
+    def programs(self) -> tuple[Program, ...]:
+        """The programs of all ranks, one for each batch, in the order in which they run."""
+        return self._joined(self.batches, None)
+
+    def program_of(self, rank: int) -> tuple[Program, ...]:
+        """What ``rank`` runs, one program for each batch: only its own tensors are lowered.
+
+        They have the instructions of the ranks that read each other's memory with ``rank``, too.
+        """
+        members = together([rank], self.islands)
+        if members not in self._programs:
+            self._programs[members] = self._joined(self.batches, members)
+        return self._programs[members]
+
+    @cached_property
+    def _programs(self) -> dict[tuple[int, ...], tuple[Program, ...]]:
+        return {}
+
+    def _joined(
+        self, batches: tuple[Batch, ...], ranks: tuple[int, ...] | None
+    ) -> tuple[Program, ...]:
+        """The programs of ``ranks``, or of all ranks if None."""
+        known: dict[tuple[Way, int], Lanes] = {}
+
+        def lowered(way: Way, num_slices: int) -> Lanes:
+            if (way, num_slices) not in known:
+                known[way, num_slices] = lanes(
+                    way.plan.path,
+                    way.transition,
+                    self.topology,
+                    ranks=ranks,
+                    islands=self.islands,
+                    num_slices=num_slices,
+                    staged=way.is_small,
+                )
+            return known[way, num_slices]
+
+        mine = {
+            way
+            for way in {member.way for member in self.members}
+            if ranks is None or any(rank in way for rank in ranks)
+        }
+        programs = []
+        for batch in batches:
+            ways = [self.members[i].way for i in batch.members]
+            tensors = {
+                t: lowered(way, num_slices)
+                for t, (way, num_slices) in enumerate(zip(ways, batch.num_slices, strict=True))
+                if way in mine
+            }
+            transitions = [way.transition for way in ways]
+            programs.append(join(transitions, tensors, batch.buckets, ranks))
+        return tuple(programs)
+
+    def verify(self) -> None:
+        """Prove every program right, or raise a ProgramError."""
+        for program in self.programs:
+            verify(program)
+
+    # --- cost -----------------------------------------------------------------------------------
+
+    @cached_property
+    def is_counted(self) -> bool:
+        """Whether costs are counted in the programs of all ranks.
+
+        Those of larger bundles are modelled: each tensor costs what its own plan says, tensors run
+        one after another, and staging is its bound.
+        """
+        return len(self.members) * len(self.ranks) <= MAX_COUNTED
 
     @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
         """What the steps of all programs cost, one after another."""
+        if not self.is_counted:
+            return tuple(cost for member in self.members for cost in member.plan.step_costs)
         return tuple(
             cost
-            for batch in self.batches
+            for program in self.programs
             for cost in program_step_costs(
-                batch.program,
-                1 + max((one.step for one in batch.program.collectives), default=0),
-                self.topology,
+                program, 1 + max((step for step, *_ in program.traffic()), default=0), self.topology
             )
         )
 
     @cached_property
     def cost(self) -> Cost:
         """What the call costs; ``peak_bytes`` holds the shards of all tensors, and staging."""
-        peak_bytes = max(self.shard_bytes(rank) + self.staging_bytes(rank) for rank in self.ranks)
-        return total_cost(self.step_costs, peak_bytes)
+        return total_cost(self.step_costs, self.peak_bytes)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Memory of the rank whose shards and staging take most."""
+        if self.is_counted:
+            return self._peak_bytes(self.programs)
+        return max(self.shard_bytes(rank) for rank in self.ranks) + self.staging_bytes
+
+    def _peak_bytes(self, programs: tuple[Program, ...]) -> int:
+        return max(
+            size + max(program.arena(rank).num_bytes for program in programs)
+            for rank, size in self._shard_bytes.items()
+        )
 
     def shard_bytes(self, rank: int) -> int:
         """Bytes of all src and dst shards of ``rank``."""
-        return sum(batch.program.shard_bytes(rank) for batch in self.batches)
+        return self._shard_bytes[rank]
 
-    def staging_bytes(self, rank: int) -> int:
-        """The most staging that ``rank`` needs at once."""
-        return max(batch.program.arena(rank).num_bytes for batch in self.batches)
+    @cached_property
+    def staging_bytes(self) -> int:
+        """The most staging that any rank needs at once."""
+        if not self.is_counted:
+            return max(batch.staging_bound for batch in self.batches)
+        arenas = (program.arena(rank) for program in self.programs for rank in program.ranks)
+        return max(arena.num_bytes for arena in arenas)
 
-    def verify(self) -> None:
-        """Prove every program right, or raise a ProgramError."""
-        for batch in self.batches:
-            verify(batch.program)
+    @cached_property
+    def _shard_bytes(self) -> dict[int, int]:
+        """Bytes of all shards, by rank."""
+        found: dict[int, int] = {}
+        for way, count in Counter(member.way for member in self.members).items():
+            for name in (SRC, DST):
+                item = ITEM_BYTES[way.transition.dtype(name)]
+                for rank, size in shard_sizes(way.transition.layout(name)).items():
+                    found[rank] = found.get(rank, 0) + size * item * count
+        return found
 
     def __str__(self) -> str:
         return "\n".join([*table.rows(self), *table.totals(self)])
 
-    # --- programs -------------------------------------------------------------------------------
 
-    def _program(self, members: Sequence[int], islands: Islands) -> Program:
-        """One program for these members, whose staging stays below the limit."""
-        cache: dict[tuple[Plan, Transition, int], Lanes] = {}
+def bundle_over(made: Bundle, islands: Islands) -> Bundle:
+    """``made`` again, for other groups of ranks that read each other's memory.
 
-        def lowered(member: Member, num_slices: int) -> Lanes:
-            key = member.plan, member.transition, num_slices
-            if key not in cache:
-                cache[key] = lanes(
-                    member.plan.path,
-                    member.transition,
-                    self.topology,
-                    islands=islands,
-                    num_slices=num_slices,
-                    staged=member.is_small,
-                )
-            return cache[key]
+    Raises:
+        MemoryLimitError: it does not fit the limit of ``made``.
+    """
+    near = tuple(group for group in islands if len(group) > 1)
+    return made if near == made.islands else fitting(replace(made, near=near))
 
-        chosen = [self.members[i] for i in members]
-        is_near = any(set(self.ranks) <= set(island) for island in islands)
-        share = bucket = NEAR_BUCKET_BYTES if is_near else BUCKET_BYTES
-        if self.memory_limit is not None:
-            share = bucket = min(bucket, self.memory_limit)
-        while True:
-            program = joined(chosen, share, lowered)
-            staging = max(program.arena(rank).num_bytes for rank in program.ranks)
-            if self.memory_limit is None or staging <= self.memory_limit:
-                return program
-            if share <= bucket // MAX_RETREAT:
-                raise MemoryLimitError(
-                    f"redistribute_many of {len(chosen)} tensors: memory_limit={self.memory_limit} "
-                    f"bytes of staging a rank, but the least that was found is {staging}."
-                )
-            share = share * 2 // 3
+
+def fitting(made: Bundle) -> Bundle:
+    """``made``, or if it does not fit its memory limit and may send messages alone, that.
+
+    Raises:
+        MemoryLimitError: neither fits.
+    """
+    if made.memory_limit is None:
+        return made
+    tried = [made]
+    if made.executor == "auto" and made.islands:
+        tried.append(replace(made, near=()))
+    for bundle in tried:
+        if bundle._fit[0] is not None:
+            return bundle
+    raise made._limit_error(min(bundle._fit[1] for bundle in tried))

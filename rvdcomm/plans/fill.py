@@ -1,111 +1,141 @@
-"""Fill: which tensors share a program, and how they fill its buckets."""
+"""Fill: in which programs, slices and buckets the tensors of a bundle travel.
+
+All of it follows from names, sizes and layouts. So every rank derives the same batches alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
-from rvdcomm.plans.member import Member
-from rvdcomm.plans.planner import Plan
-from rvdcomm.program import Program, Transition
-from rvdcomm.program.join import Unit, join
-from rvdcomm.program.lower import Lanes, wire_dtype
+from rvdcomm.plans.member import Member, Way
+from rvdcomm.program.join import Unit
+
+_T = TypeVar("_T")
 
 BATCH_BYTES = 256 << 20
-"""Shards that a rank gets or gives in one program, about; a program takes time to compile."""
+"""Shards that a rank gets and gives in one program, about; a program takes time to compile."""
+
+BUCKETS_OF_BATCH = 16
+"""A program has more shards than that if buckets are large: its first and last run alone."""
 
 NUM_SLICES = (1, 2, 4, 8, 16, 32, 64)
 """Into how many slices a tensor is cut whose staging is larger than a bucket."""
 
 
-def joined(
-    members: Sequence[Member], limit: int, lowered: Callable[[Member, int], Lanes]
-) -> Program:
-    """The members' program with buckets that fill ``limit`` bytes where all phases are alive."""
-    whole = [lowered(member, 1) for member in members]
-    cap = limit // max(len(phases) for lanes in whole for phases in lanes.lanes)
-    tensors: list[Lanes] = []
-    staging: dict[Unit, dict[int, int]] = {}
-    alike: dict[tuple[Plan, Transition], tuple[Lanes, dict[int, int]]] = {}
-    for t, member in enumerate(members):
-        kind = member.plan, member.transition
-        if kind not in alike:
-            alike[kind] = _fitting(member, cap, lowered)
-        found, sizes = alike[kind]
-        tensors.append(found)
-        staging |= {(t, lane): sizes for lane in range(len(found.lanes))}
-    return join(tensors, list(_buckets(_in_turn(members, staging), staging, cap)))
+@dataclass(frozen=True)
+class Batch:
+    """Tensors of one staging dtype that one program moves.
+
+    Attributes:
+        members: their numbers in the bundle.
+        num_slices: of every one of them.
+        buckets: units that travel together; a unit's tensor is a place in ``members``.
+        staging_bound: at least the staging that any rank needs for all buckets alive at once.
+    """
+
+    members: tuple[int, ...]
+    num_slices: tuple[int, ...]
+    buckets: tuple[tuple[Unit, ...], ...]
+    staging_bound: int
 
 
-def _fitting(
-    member: Member, cap: int, lowered: Callable[[Member, int], Lanes]
-) -> tuple[Lanes, dict[int, int]]:
-    """The member in as few slices as fit, and the staging of one of them by rank."""
+def filled(members: Sequence[Member], share: int) -> tuple[Batch, ...]:
+    """All members, in buckets that together fill ``share`` bytes of staging of a rank.
+
+    A unit that needs more, even as one of many slices, has a bucket of its own.
+    """
+    known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]] = {}
+    return tuple(_batch(members, batch, share, known) for batch in _batches(members, share))
+
+
+def _batch(
+    members: Sequence[Member],
+    batch: tuple[int, ...],
+    share: int,
+    known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]],
+) -> Batch:
+    """``known`` holds what was found for tensors that are alike."""
+    ways = [members[i].way for i in batch]
+    # A bucket begins a phase after the one before it, so that many are alive at once.
+    depth = max(way.num_phases for way in ways)
+    cap = share // depth
+    num_slices: list[int] = []
+    staging: dict[Unit, Mapping[int, int]] = {}
+    for t, way in enumerate(ways):
+        if (way, cap) not in known:
+            known[way, cap] = _fitting(way, cap)
+        count, num_lanes, sizes = known[way, cap]
+        num_slices.append(count)
+        staging |= {(t, lane): sizes for lane in range(num_lanes)}
+    order = _in_turn(list(staging), lambda unit: ways[unit[0]])
+    buckets, fullest = [], 0
+    for bucket, most in _buckets(order, staging, cap):
+        buckets.append(tuple(bucket))
+        fullest = max(fullest, most)
+    return Batch(batch, tuple(num_slices), tuple(buckets), fullest * min(depth, len(buckets)))
+
+
+def _fitting(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
+    """The fewest slices whose staging fits, the lanes that they make, and a lane's staging."""
     for num_slices in NUM_SLICES:
-        found = lowered(member, num_slices)
-        sizes = _staging(found)
-        if max(sizes.values()) <= cap:
+        sizes = way.staging_bound(num_slices)
+        if max(sizes.values(), default=0) <= cap:
             break
-    return found, sizes
+    return num_slices, way.num_lanes(num_slices), sizes
 
 
-def _staging(found: Lanes) -> dict[int, int]:
-    """Bytes of staging of one lane, by rank."""
-    instructions = tuple(one for phase in found.lanes[0] for one in phase)
-    program = Program((found.transition,), found.dtype, found.buffers, instructions)
-    return {rank: program.arena(rank).num_bytes for rank in program.ranks}
-
-
-def _in_turn(members: Sequence[Member], units: Mapping[Unit, object]) -> list[Unit]:
-    """Units in such an order that the ranks that have them all give, and take, all the time.
+def _in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
+    """Items in such an order that all ranks that have some give all the time.
 
     Stages of a pipeline hold tensors of their own: theirs come in turn.
     """
     total: dict[tuple[int, ...], int] = {}
-    placed = []
-    num_lanes: dict[int, int] = {}
-    for t, _ in units:
-        num_lanes[t] = num_lanes.get(t, 0) + 1
-    for t, lane in units:
-        src = members[t].transition.src
-        size = prod(src.shape) // num_lanes[t] + 1
-        total[src.ranks] = total.get(src.ranks, 0) + size
-        placed.append((total[src.ranks] - size / 2, src.ranks, (t, lane)))
-    placed.sort(key=lambda x: x[0] / total[x[1]])
-    return [unit for _, _, unit in placed]
+    middles = []
+    for item in items:
+        layout = way_of(item).transition.src
+        size = prod(layout.shape) + 1
+        total[layout.ranks] = total.get(layout.ranks, 0) + size
+        middles.append((total[layout.ranks] - size / 2, layout.ranks))
+    places = [middle / total[ranks] for middle, ranks in middles]
+    return [items[i] for i in sorted(range(len(items)), key=places.__getitem__)]
 
 
 def _buckets(
-    units: Sequence[Unit], staging: Mapping[Unit, Mapping[int, int]], cap: int
-) -> Iterator[list[Unit]]:
-    """Runs of units of which no rank stages more than ``cap``, or single ones."""
+    units: Iterable[Unit], staging: Mapping[Unit, Mapping[int, int]], cap: int
+) -> Iterator[tuple[list[Unit], int]]:
+    """Runs of units of which no rank stages more than ``cap``, or single ones; and how much."""
     bucket: list[Unit] = []
     filled: dict[int, int] = {}
     for unit in units:
         sizes = staging[unit]
         if bucket and any(filled.get(rank, 0) + size > cap for rank, size in sizes.items()):
-            yield bucket
+            yield bucket, max(filled.values(), default=0)
             bucket, filled = [], {}
         bucket.append(unit)
         for rank, size in sizes.items():
             filled[rank] = filled.get(rank, 0) + size
     if bucket:
-        yield bucket
+        yield bucket, max(filled.values(), default=0)
 
 
-def batches(members: Sequence[Member]) -> Iterator[tuple[int, ...]]:
-    """Members of one staging dtype each, of about ``BATCH_BYTES`` a rank."""
+def _batches(members: Sequence[Member], share: int) -> Iterator[tuple[int, ...]]:
+    """Members of one staging dtype each; the shards of no rank are more than a batch's."""
+    most = max(BATCH_BYTES, BUCKETS_OF_BATCH * share)
     by_dtype: dict[str, list[int]] = {}
     for i, member in enumerate(members):
-        by_dtype.setdefault(wire_dtype(member.transition), []).append(i)
-    for found in by_dtype.values():
+        by_dtype.setdefault(member.way.dtype, []).append(i)
+    for alike in by_dtype.values():
         batch: list[int] = []
-        num_bytes = 0
-        for i in found:
-            size = members[i].plan.bound.peak_bytes
-            if batch and num_bytes + size > BATCH_BYTES:
+        sizes: dict[int, int] = {}
+        for i in _in_turn(alike, lambda i: members[i].way):
+            added = members[i].way.shard_bounds
+            if batch and any(sizes.get(rank, 0) + size > most for rank, size in added):
                 yield tuple(batch)
-                batch, num_bytes = [], 0
+                batch, sizes = [], {}
             batch.append(i)
-            num_bytes += size
+            for rank, size in added:
+                sizes[rank] = sizes.get(rank, 0) + size
         yield tuple(batch)

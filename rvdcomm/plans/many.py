@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Level, Link, Topology, dtype_name
-from rvdcomm.plans.bundle import Bundle
-from rvdcomm.plans.member import Member
-from rvdcomm.plans.planner import default_topology, plan
+from rvdcomm.plans.bundle import Bundle, fitting
+from rvdcomm.plans.member import Member, Way
+from rvdcomm.plans.planner import check_executor, default_topology, plan
 from rvdcomm.program import Transition
 from rvdcomm.program.lower import wire_dtype
 
@@ -22,6 +23,7 @@ def plan_many(
     names: Callable[[str], str] | None = None,
     topology: Topology | None = None,
     memory_limit: int | None = None,
+    executor: str = "auto",
 ) -> Bundle:
     """Plan the transitions of many tensors as one call.
 
@@ -30,12 +32,16 @@ def plan_many(
         dtype: of the tensors; one for all, or one a name of ``src``.
         dst_dtype: what they become; as they are if None, or where a mapping has no entry.
         names: the name in ``dst`` of a name in ``src``; the same if None.
-        topology: as of ``plan``.
-        memory_limit: bytes of staging, besides the shards, that no rank may exceed.
+        topology, executor: as of ``plan``.
+        memory_limit: bytes that the buffers of no rank may exceed, the src and dst shards of all
+            tensors included.
 
     Raises:
-        LayoutError: names or shapes do not match, or a layout is illegal.
+        LayoutError: names or shapes do not match, a layout is illegal, or there is no such
+            executor.
+        MemoryLimitError: nothing fits; the message names the least that was found.
     """
+    check_executor(executor)
     pairs = matched(src, dst, names)
     if topology is None:
         topology = default_topology(
@@ -43,16 +49,21 @@ def plan_many(
         )
     shared = _shared_alpha(topology, len(pairs))
     members = []
+    ways: dict[Transition, Way] = {}
     for src_name, name in pairs:
         own = dtype_name(dtype[src_name] if isinstance(dtype, Mapping) else dtype)
         given = dst_dtype.get(name) if isinstance(dst_dtype, Mapping) else dst_dtype
         transition = Transition(src[src_name], dst[name], own, dtype_name(given or own))
-        try:
-            found = plan(transition.src, transition.dst, wire_dtype(transition), shared)
-        except LayoutError as error:
-            raise LayoutError(f"tensor {name!r}: {error}") from None
-        members.append(Member(src_name, name, transition, found))
-    return Bundle(tuple(members), topology, memory_limit)
+        way = ways.get(transition)
+        if way is None:
+            request = transition.src, transition.dst, wire_dtype(transition), shared
+            try:
+                way = Way(transition, plan(*request, executor=executor))
+            except LayoutError as error:
+                raise LayoutError(f"tensor {name!r}: {error}") from None
+            ways[transition] = way
+        members.append(Member(src_name, name, way))
+    return fitting(Bundle(tuple(members), topology, executor, memory_limit=memory_limit))
 
 
 def matched(
@@ -66,7 +77,7 @@ def matched(
     pairs = [(name, name if names is None else names(name)) for name in src]
     mapped = [name for _, name in pairs]
     if len(set(mapped)) < len(mapped):
-        twice = next(name for name in mapped if mapped.count(name) > 1)
+        twice = next(name for name, count in Counter(mapped).items() if count > 1)
         both = [name for name, to in pairs if to == twice]
         raise LayoutError(f"redistribute_many: names maps {both} to one name, {twice!r}.")
     if set(mapped) != set(dst):

@@ -9,6 +9,7 @@ from rvdcomm.units import bytes_text, secs_text
 
 if TYPE_CHECKING:
     from rvdcomm.plans.bundle import Bundle
+    from rvdcomm.plans.member import Way
 
 
 MAX_COLUMNS = 100
@@ -20,18 +21,12 @@ MAX_TRANSITION = 40
 
 def rows(bundle: Bundle) -> Iterator[str]:
     """A line a tensor: what its own plan sends, in how many steps, how long, and its peak."""
-    lines = [HEAD]
+    lines: list[tuple[str, ...]] = [HEAD]
+    known: dict[Way, tuple[str, ...]] = {}
     for member in bundle.members:
-        cost, transition = member.plan.cost, member.transition
-        line = (
-            member.name,
-            f"{transition.src.rvd} -> {transition.dst.rvd}",
-            bytes_text(cost.wire_bytes),
-            str(len(member.plan.path.steps)),
-            secs_text(cost.secs),
-            bytes_text(cost.peak_bytes),
-        )
-        lines.append(line)
+        if member.way not in known:
+            known[member.way] = _figures(member.way)
+        lines.append((member.name, *known[member.way]))
     middle = min(max(len(line[1]) for line in lines), MAX_TRANSITION)
     rest = MAX_COLUMNS - NUM_FIGURE_COLUMNS - middle - 2
     left = min(max(len(line[0]) for line in lines), rest)
@@ -42,24 +37,41 @@ def rows(bundle: Bundle) -> Iterator[str]:
         yield f"{name:<{left}}  {text:<{middle}}{FIGURES.format(*figures)}"
 
 
+def _figures(way: Way) -> tuple[str, ...]:
+    """What tensors that are alike have in common."""
+    cost, transition = way.plan.cost, way.transition
+    return (
+        f"{transition.src.rvd} -> {transition.dst.rvd}",
+        bytes_text(cost.wire_bytes),
+        str(len(way.plan.path.steps)),
+        secs_text(cost.secs),
+        bytes_text(cost.peak_bytes),
+    )
+
+
 def totals(bundle: Bundle) -> Iterator[str]:
     """What the call sends, in how many collectives, how long, and the peak of a rank."""
     cost = bundle.cost
-    staging = max(bundle.staging_bytes(rank) for rank in bundle.ranks)
     shards = max(bundle.shard_bytes(rank) for rank in bundle.ranks)
-    num_calls = sum(len(batch.program.collectives) for batch in bundle.batches)
-    alone = sum(len(member.plan.program.collectives) for member in bundle.members)
     ways = {(m.transition.src_dtype, m.transition.dst_dtype): None for m in bundle.members}
     dtypes = ", ".join(a if a == b else f"{a} -> {b}" for a, b in ways)
     yield (
         f"total  {len(bundle.members)} tensors ({dtypes}) on {len(bundle.ranks)} ranks: "
         f"{bytes_text(cost.wire_bytes)} sent ({bytes_text(cost.host_bytes)} between hosts)"
     )
+    yield (f"       {_calls_text(bundle)}, {secs_text(cost.secs)}")
     yield (
-        f"       {num_calls} collectives ({alone} one by one) in "
-        f"{len(bundle.step_costs)} step{'s' * (len(bundle.step_costs) > 1)}, {secs_text(cost.secs)}"
+        f"       peak {bytes_text(cost.peak_bytes)} per rank: shards {bytes_text(shards)}, "
+        f"staging {'' if bundle.is_counted else 'at most '}{bytes_text(bundle.staging_bytes)}"
     )
-    yield (
-        f"       peak {bytes_text(cost.peak_bytes)} a rank: shards {bytes_text(shards)}, "
-        f"staging {bytes_text(staging)}"
-    )
+
+
+def _calls_text(bundle: Bundle) -> str:
+    """The collectives, if they are counted, or else the buckets in which tensors are joined."""
+    if not bundle.is_counted:
+        num_buckets = sum(len(batch.buckets) for batch in bundle.batches)
+        return f"{len(bundle.batches)} programs of {num_buckets} buckets, modelled one by one"
+    num_calls = sum(len(program.collectives) for program in bundle.programs)
+    alone = sum(len(member.plan.program.collectives) for member in bundle.members)
+    steps = len(bundle.step_costs)
+    return f"{num_calls} collectives ({alone} one by one) in {steps} step{'s' * (steps > 1)}"

@@ -7,13 +7,15 @@ hold the messages of all units. Buckets follow one another like slices of a tens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 
 from rvdcomm.layout import Box
 from rvdcomm.program.instructions import (
     NO_BUFFER,
+    UNKNOWN_BUFFER,
     Buffer,
     Collective,
     Copy,
@@ -22,9 +24,9 @@ from rvdcomm.program.instructions import (
     Message,
     Zero,
 )
-from rvdcomm.program.lower import Lanes
+from rvdcomm.program.lower import Lanes, wire_dtype
 from rvdcomm.program.program import Program
-from rvdcomm.program.shards import is_shard, lift, shard_name
+from rvdcomm.program.shards import Transition, is_shard, lift, shard_name
 from rvdcomm.program.slices import interleaved
 
 Unit = tuple[int, int]
@@ -37,49 +39,60 @@ _Phase = tuple[list[Instruction], list[Collective], list[Collective]]
 """Copies, then the collectives that stay alone, then those that may be joined."""
 
 
-def join(tensors: Sequence[Lanes], buckets: Sequence[Sequence[Unit]]) -> Program:
-    """One program for all tensors.
+def join(
+    transitions: Sequence[Transition],
+    tensors: Mapping[int, Lanes],
+    buckets: Sequence[Sequence[Unit]],
+    ranks: tuple[int, ...] | None = None,
+) -> Program:
+    """One program for all tensors, or what it says about some ranks.
 
     Args:
-        tensors: what every tensor does; the dtypes of their staging are equal.
+        transitions: of all tensors; those of one program are staged in one dtype.
+        tensors: what every tensor does; for some ranks, of those tensors that they take part in.
         buckets: every lane of every tensor once.
+        ranks: whose instructions ``tensors`` are; None for all ranks.
 
-    Law (tests/test_join.py): it verifies, moves the bytes that the tensors' own programs move, and
-    gives each tensor what its own program gives.
+    Laws (tests/plans/test_bundle.py): it verifies, moves the bytes that the tensors' own programs
+    move, and gives each tensor what its own program gives. The program of some ranks is what the
+    program of all ranks says about them.
     """
-    joint = _Joint(tensors)
+    joint = _Joint(transitions, tensors)
     lanes = [
-        [joint.phase(*parts, bucket + i) for i, parts in enumerate(joint.phases(units))]
+        [joint.phase(*parts) for parts in joint.phases(units, bucket)]
         for bucket, units in enumerate(buckets)
     ]
     instructions = tuple(map(joint.settled, interleaved(lanes)))
-    transitions = tuple(lanes.transition for lanes in tensors)
-    return Program(transitions, tensors[0].dtype, tuple(joint.buffers()), instructions)
+    buffers = tuple(joint.buffers())
+    return Program(tuple(transitions), wire_dtype(transitions[0]), buffers, instructions, ranks)
 
 
-@dataclass
 class _Joint:
     """The names, boxes and buffers of all tensors in one program."""
 
-    tensors: Sequence[Lanes]
-
-    def __post_init__(self) -> None:
-        dims = [len(lanes.transition.src.shape) for lanes in self.tensors]
+    def __init__(self, transitions: Sequence[Transition], tensors: Mapping[int, Lanes]) -> None:
+        self.tensors = tensors
+        self.num_tensors = len(transitions)
+        dims = [len(transition.src.shape) for transition in transitions]
         self.num_dims = dims[0] if len(dims) == 1 else 1 + max(dims)
         self.made: list[Buffer] = []
+        # Joint collectives so far, by rank: they name its joint buffers, and all ranks of a
+        # collective know of it.
+        self.num_joined: Counter[int] = Counter()
         # Where the pieces of a buffer that was joined with others are now.
         self.moved: dict[Home, tuple[str, list[int]]] = {}
 
-    def phases(self, units: Iterable[Unit]) -> Iterator[_Phase]:
-        """What the units do, phase by phase."""
-        lanes = [(t, self.tensors[t].lanes[lane]) for t, lane in units]
-        for parts in zip_longest(*(phases for _, phases in lanes), fillvalue=()):
+    def phases(self, units: Iterable[Unit], bucket: int) -> Iterator[_Phase]:
+        """What the units do, phase by phase; the bucket's number is the step of the first."""
+        lanes = [(t, self.tensors[t].lanes[lane]) for t, lane in units if t in self.tensors]
+        every_phase = zip_longest(*(phases for _, phases in lanes), fillvalue=())
+        for step, parts in enumerate(every_phase, bucket):
             copies: list[Instruction] = []
             alone: list[Collective] = []
             staged: list[Collective] = []
             for (t, _), part in zip(lanes, parts, strict=True):
                 for instruction in part:
-                    found = self._lifted(instruction, t)
+                    found = self._lifted(instruction, t, step)
                     if not isinstance(found, Collective):
                         copies.append(found)
                     else:
@@ -91,18 +104,13 @@ class _Joint:
         copies: list[Instruction],
         alone: list[Collective],
         staged: list[Collective],
-        step: int,
     ) -> list[Instruction]:
-        """A phase in its order, with joint collectives; all of them belong to ``step``."""
+        """A phase in its order, with joint collectives."""
         alike: dict[tuple[str, tuple[int, ...]], list[Collective]] = {}
         for one in staged:
             alike.setdefault((one.kind, one.ranks), []).append(one)
         joined = (found[0] if len(found) == 1 else self._one(found) for found in alike.values())
-        reads = (
-            replace(one, step=step) if isinstance(one, Copy) and one.is_remote else one
-            for one in copies
-        )
-        return [*reads, *(replace(one, step=step) for one in (*alone, *joined))]
+        return [*copies, *alone, *joined]
 
     def settled(self, instruction: Instruction) -> Instruction:
         """The instruction with the buffers and pieces that there are in the end."""
@@ -113,8 +121,10 @@ class _Joint:
             entries = tuple(
                 Entry(e.box, e.src_piece, _at(dst_pieces, e.dst_piece)) for e in instruction.entries
             )
-            return replace(instruction, dst=dst, entries=entries)
+            return Zero(instruction.rank, dst, entries)
         src, src_pieces = self._home(instruction.src, instruction.src_rank)
+        if src_pieces is dst_pieces is None:
+            return instruction
         entries = tuple(
             Entry(e.box, _at(src_pieces, e.src_piece), _at(dst_pieces, e.dst_piece))
             for e in instruction.entries
@@ -123,7 +133,7 @@ class _Joint:
 
     def buffers(self) -> Iterator[Buffer]:
         """All buffers: those of every tensor that were not joined, and the joint ones."""
-        for t, lanes in enumerate(self.tensors):
+        for t, lanes in self.tensors.items():
             for buffer in lanes.buffers:
                 name = self._name(buffer.name, t)
                 if (name, buffer.rank) not in self.moved:
@@ -135,29 +145,37 @@ class _Joint:
 
     def _name(self, name: str, tensor: int) -> str:
         if is_shard(name):
-            return shard_name(name, tensor, len(self.tensors))
-        return name if name == NO_BUFFER else f"{name}.{tensor}"
+            return shard_name(name, tensor, self.num_tensors)
+        return name if name in (NO_BUFFER, UNKNOWN_BUFFER) else f"{name}.{tensor}"
 
     def _box(self, box: Box, tensor: int) -> Box:
-        return box if len(self.tensors) == 1 else lift(box, tensor, self.num_dims)
+        return box if self.num_tensors == 1 else lift(box, tensor, self.num_dims)
 
     def _entries(self, entries: Iterable[Entry], tensor: int) -> tuple[Entry, ...]:
-        return tuple(Entry(self._box(e.box, tensor), e.src_piece, e.dst_piece) for e in entries)
+        if self.num_tensors == 1:
+            return tuple(entries)
+        dims = self.num_dims
+        return tuple([Entry(lift(e.box, tensor, dims), e.src_piece, e.dst_piece) for e in entries])
 
-    def _lifted(self, instruction: Instruction, tensor: int) -> Instruction:
-        if isinstance(instruction, Copy | Zero):
-            dst = self._name(instruction.dst, tensor)
-            entries = self._entries(instruction.entries, tensor)
-            if isinstance(instruction, Zero):
-                return replace(instruction, dst=dst, entries=entries)
-            src = self._name(instruction.src, tensor)
-            return replace(instruction, src=src, dst=dst, entries=entries)
-        return replace(
-            instruction,
-            src=tuple(self._name(name, tensor) for name in instruction.src),
-            dst=tuple(self._name(name, tensor) for name in instruction.dst),
-            messages=tuple(
-                replace(m, entries=self._entries(m.entries, tensor)) for m in instruction.messages
+    def _lifted(self, one: Instruction, tensor: int, step: int) -> Instruction:
+        """An instruction of a tensor in the names and boxes of all tensors, and in a joint step."""
+        if isinstance(one, Copy | Zero):
+            dst = self._name(one.dst, tensor)
+            entries = self._entries(one.entries, tensor)
+            if isinstance(one, Zero):
+                return Zero(one.rank, dst, entries)
+            src = self._name(one.src, tensor)
+            step = step if one.is_remote else one.step
+            return Copy(one.op, one.rank, src, dst, entries, one.src_rank, step)
+        return Collective(
+            one.kind,
+            step,
+            one.ranks,
+            tuple([self._name(name, tensor) for name in one.src]),
+            tuple([self._name(name, tensor) for name in one.dst]),
+            tuple(
+                Message(m.src_rank, m.dst_rank, self._entries(m.entries, tensor))
+                for m in one.messages
             ),
         )
 
@@ -169,27 +187,31 @@ class _Joint:
     def _one(self, staged: list[Collective]) -> Collective:
         """Collectives of one kind and group, each on staging of its own, as one."""
         first = staged[0]
-        name = f"all{len(self.made)}"
         if first.kind == "all_reduce":
-            src = dst = self._memory(staged, f"x.{name}", is_dst=True)
+            src = dst = self._memory(staged, "x", is_dst=True)
         else:
-            src = self._memory(staged, f"s.{name}", is_dst=False)
-            dst = self._memory(staged, f"r.{name}", is_dst=True)
+            src = self._memory(staged, "s", is_dst=False)
+            dst = self._memory(staged, "r", is_dst=True)
+        self.num_joined.update(first.ranks)
         pairs = sorted({pair for one in staged for pair in one.by_pair})
         messages = tuple(Message(*pair, tuple(self._along(staged, pair))) for pair in pairs)
         return replace(first, src=src, dst=dst, messages=messages)
 
-    def _memory(self, staged: list[Collective], name: str, is_dst: bool) -> tuple[str, ...]:
+    def _memory(self, staged: list[Collective], kind: str, is_dst: bool) -> tuple[str, ...]:
         """One buffer a rank for what all of them send, or receive, in the order of the messages."""
         names = []
         for i, rank in enumerate(staged[0].ranks):
+            homes = [(one.dst if is_dst else one.src)[i] for one in staged]
+            if UNKNOWN_BUFFER in homes:
+                names.append(UNKNOWN_BUFFER)
+                continue
+            name = f"{kind}.all{self.num_joined[rank]}"
             pieces: list[Box] = []
             for peer in staged[0].ranks:
                 pair = (peer, rank) if is_dst else (rank, peer)
-                for one in staged:
-                    home = (one.dst if is_dst else one.src)[i], rank
+                for one, home in zip(staged, homes, strict=True):
                     for e in one.by_pair[pair].entries if pair in one.by_pair else ():
-                        self._move(home, e, is_dst, name, pieces)
+                        self._move((home, rank), e, is_dst, name, pieces)
             names.append(name if pieces else NO_BUFFER)
             if pieces:
                 self.made.append(Buffer(name, rank, tuple(pieces)))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
@@ -44,6 +46,13 @@ class Slicing:
         )
         num_finest = prod(len(cut) - 1 for cut in cuts)
         return cls(cuts, num_slices) if num_finest <= MAX_FINEST_BOXES else cls((), 1)
+
+    @cached_property
+    def largest_share(self) -> Fraction:
+        """The most that one slice has of any finest box."""
+        extents = [{high - low for low, high in pairwise(cut) if low < high} for cut in self.cuts]
+        shares = (_window_share(shape, self.num_slices) for shape in product(*extents))
+        return max(shares, default=Fraction(1)) if self.num_slices > 1 else Fraction(1)
 
     def of_box(self, box: Box, index: int) -> tuple[Box, ...]:
         """Slice ``index`` of ``box``."""
@@ -86,12 +95,23 @@ def slicing_of(path: Path, num_slices: int) -> Slicing:
 
 def _window(box: Box, index: int, count: int) -> Box:
     """The ``index``-th of ``count`` slabs of ``box`` across the first dim that has so many."""
-    long = [d for d, extent in enumerate(box.shape) if extent >= count]
-    d = long[0] if long else box.shape.index(max(box.shape))
+    d = _sliced_dim(box.shape, count)
     low, extent = box.lo[d], box.shape[d]
     lo, hi = list(box.lo), list(box.hi)
     lo[d], hi[d] = low + index * extent // count, low + (index + 1) * extent // count
     return Box(tuple(lo), tuple(hi))
+
+
+def _sliced_dim(shape: Sequence[int], count: int) -> int:
+    """The first dim with at least ``count`` elements, or else the longest."""
+    long = [d for d, extent in enumerate(shape) if extent >= count]
+    return long[0] if long else shape.index(max(shape))
+
+
+def _window_share(shape: Sequence[int], count: int) -> Fraction:
+    """The part of a box of this shape that its largest window is."""
+    extent = shape[_sliced_dim(shape, count)]
+    return Fraction(-(-extent // count), extent)
 
 
 def interleaved(lanes: Sequence[Sequence[Sequence[Instruction]]]) -> list[Instruction]:
@@ -100,11 +120,11 @@ def interleaved(lanes: Sequence[Sequence[Sequence[Instruction]]]) -> list[Instru
     Within a beat the slices that are least far go first: they start transfers, which then overlap
     with what the others do to what has arrived.
     """
-    num_beats = max(len(lane) for lane in lanes) + len(lanes) - 1
+    longest = max(map(len, lanes), default=0)
     return [
         instruction
-        for beat in range(num_beats)
-        for index in reversed(range(len(lanes)))
-        if 0 <= beat - index < len(lanes[index])
+        for beat in range(longest + len(lanes) - 1)
+        for index in range(min(beat, len(lanes) - 1), max(beat - longest, -1), -1)
+        if beat - index < len(lanes[index])
         for instruction in lanes[index][beat - index]
     ]

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from rvdcomm.errors import CommError
+from rvdcomm.errors import CommError, MemoryLimitError
 from rvdcomm.layout import Topology, ranges_text
 from rvdcomm.native import core
-from rvdcomm.plans.bundle import Batch, Bundle
+from rvdcomm.plans.bundle import Bundle, bundle_over
+from rvdcomm.plans.fill import Batch
 from rvdcomm.plans.planner import Islands, Plan, check_executor, hosts_of, plan_over, plan_with
 from rvdcomm.program import Program
 from rvdcomm.run.agree import exchange_posts
@@ -51,23 +52,48 @@ def plan_here(plan: Plan, world: World, executor: str) -> Plan:
     return made
 
 
-def compiled_many(bundle: Bundle, world: World, executor: str) -> list[tuple[Batch, RankProgram]]:
+def compiled_many(bundle: Bundle, world: World) -> list[tuple[Batch, RankProgram]]:
     """The batches that this rank takes part in; collective over the ranks of the bundle.
 
     Raises:
         CommError: as of ``plan_here``.
         MemoryLimitError: the limit is too low, on all ranks.
     """
-    islands = _islands(bundle.topology, bundle.ranks, world, executor)
-    batches = bundle.lowered(islands)
-    programs = [batch.program for batch in batches]
-    if islands and not _may_run(programs, bundle.ranks, world, executor):
-        batches = bundle.batches
+    executor, members = bundle.executor, bundle.ranks
+    if bundle.islands:
+        bundle = bundle_over(bundle, _islands(bundle.topology, members, world, executor))
+        programs = bundle.program_of(world.rank) if bundle.islands else ()
+        if bundle.islands and not _may_run(programs, members, world, executor):
+            bundle = bundle_over(bundle, ())
+    _check_limit(bundle, world)
+    programs = bundle.program_of(world.rank)
     return [
-        (batch, RankProgram(batch.program, str(batch.program), world))
-        for batch in batches
-        if world.rank in batch.program.ranks
+        (batch, RankProgram(program, f"batch {i} of {bundle.identity}", world))
+        for i, (batch, program) in enumerate(zip(bundle.batches, programs, strict=True))
+        if program.shard_names(world.rank)
     ]
+
+
+def _check_limit(bundle: Bundle, world: World) -> None:
+    """Raise, on all ranks, if the program of some rank exceeds the limit.
+
+    Buckets are chosen from bounds on the sizes of buffers, not on the gaps between them.
+    """
+    if bundle.memory_limit is None:
+        return
+    programs = bundle.program_of(world.rank)
+    staging = max(program.arena(world.rank).num_bytes for program in programs)
+    post = {"peak_bytes": bundle.shard_bytes(world.rank) + staging}
+    posts = exchange_posts(world, bundle.ranks, post, "memory_limit")
+    rank, most = max(
+        ((rank, post["peak_bytes"]) for rank, post in posts.items()), key=lambda found: found[1]
+    )
+    if most > bundle.memory_limit:
+        raise MemoryLimitError(
+            f"redistribute_many of {len(bundle.members)} tensors: memory_limit="
+            f"{bundle.memory_limit} bytes per rank, but rank {rank} needs {most}; its src and dst "
+            f"shards alone are {bundle.shard_bytes(rank)}."
+        )
 
 
 def _islands(topology: Topology, members: tuple[int, ...], world: World, executor: str) -> Islands:

@@ -66,7 +66,7 @@ def _every_other(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("limit", [None, 16 << 10])
+@pytest.mark.parametrize("limit", [None, 20 << 10])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_tensor_arrives(worlds: Worlds, executor: str, limit: int | None, seed: int) -> None:
     pairs = random_pairs(seed, 6)
@@ -143,7 +143,7 @@ def converted(rank: int, executor: str, src_dtype: str, dst_dtype: str) -> str:
     dst = {"w": rv.Layout((12, 10), "R(1)V(1)D(1,4)"), "step": rv.Layout((), "R(4)V(1)D()")}
     given = {"w": whole.chunk(4)[rank], "step": torch.tensor(7)}
     for _ in range(2):
-        moved = rv.redistribute_many(given, src, dst, dtype=after, executor=executor)
+        moved = rv.redistribute_many(given, src, dst, dst_dtype=after, executor=executor)
         want = torch.tensor_split(whole, [3, 6, 9], 1)[rank].to(after)
         assert moved["w"].dtype == after
         assert torch.equal(moved["w"].float(), want.float())
@@ -181,7 +181,7 @@ def scaled(rank: int, executor: str) -> str:
     fp8 = torch.float8_e4m3fn
     given = {"w": whole.chunk(2)[rank]} if rank < 2 else {}
     down = rv.redistribute_many(
-        given, {"w": src}, {"w": dst}, dtype=fp8, scale={"w": scale}, executor=executor
+        given, {"w": src}, {"w": dst}, dst_dtype=fp8, scale={"w": scale}, executor=executor
     )["w"]
     want = (whole.float() / scale).to(fp8)
     if rank == 2:
@@ -190,7 +190,7 @@ def scaled(rank: int, executor: str) -> str:
         {"w": down} if rank == 2 else {},
         {"w": dst},
         {"w": src},
-        dtype=torch.bfloat16,
+        dst_dtype=torch.bfloat16,
         scale=torch.tensor(scale),
         executor=executor,
     )["w"]
@@ -298,6 +298,10 @@ def low_limit() -> dict[str, Any]:
     return {"memory_limit": 8}
 
 
+def converting_dtype() -> dict[str, Any]:
+    return {"dtype": torch.bfloat16}
+
+
 def text_without_shape() -> dict[str, Any]:
     return {"src": {"a": "R(1)V(1)D(2,1)", "b": ROWS}}
 
@@ -310,7 +314,15 @@ def needs_grad() -> dict[str, Any]:
     "make, message",
     [
         (shared_out, "LayoutError: .*'a'.*out shares memory"),
-        (low_limit, "MemoryLimitError: .*memory_limit=8 bytes of staging"),
+        (
+            low_limit,
+            "MemoryLimitError: .*memory_limit=8 bytes per rank, .*least that was found is \\d+; the "
+            "src and dst shards alone are 576.",
+        ),
+        (
+            converting_dtype,
+            "LayoutError: .*: rank 0 passed float32, and dtype= says bfloat16. .*dst_dtype=",
+        ),
         (text_without_shape, "LayoutError: .*'a': the text 'R.1.V.1.D.2,1.' says no shape"),
         (needs_grad, "LayoutError: .*'a'.*carries no gradient"),
     ],
@@ -320,6 +332,22 @@ def test_illegal_requests_are_errors(
 ) -> None:
     for error in worlds(2).run(all_are_wrong, make):
         assert re.match(message, error), error
+
+
+def of_another_dtype(rank: int) -> list[str]:
+    """Rank 1 has no tensor: by ``dtype`` it says which of two calls it joins."""
+    src, dst = (rv.Layout((4,), "R(1)V(1)D(1)", (i,)) for i in range(2))
+    found = []
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        given = {"w": torch.arange(4.0).to(dtype)} if rank == 0 else {}
+        moved = rv.redistribute_many(given, {"w": src}, {"w": dst}, dtype=dtype)["w"]
+        found.append("None" if moved is None else str(moved.dtype))
+    return found
+
+
+def test_dtype_says_which_call_a_rank_without_tensors_joins(worlds: Worlds) -> None:
+    want = ["torch.float32", "torch.float64", "torch.float32"]
+    assert worlds(2).run(of_another_dtype) == [["None"] * 3, want]
 
 
 def with_progress(rank: int) -> str:
@@ -380,10 +408,10 @@ def test_a_later_call_with_other_tensors_is_an_error(worlds: Worlds, fault: str)
 def in_another_order(rank: int) -> int:
     """Rank 1 turns its mappings round in the second call, which is the same call all the same."""
     before = len(World.of().agreed)
-    _call(rank, "order", dtype={"a": torch.float64, "b": torch.float64})
+    _call(rank, "order", dst_dtype={"a": torch.float64, "b": torch.float64})
     tensors = {"b": torch.ones(4, 6), "a": torch.ones(4, 6)}
     dtypes = {"b": torch.float64, "a": torch.float64}
-    turned = {"tensors": tensors, "dtype": dtypes} if rank == 1 else {"dtype": dtypes}
+    turned = {"tensors": tensors, "dst_dtype": dtypes} if rank == 1 else {"dst_dtype": dtypes}
     _call(rank, "order", **turned)
     return len(World.of().agreed) - before
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
+from itertools import product
 
 import numpy as np
 import pytest
 
 import rvdcomm as rv
-from rvdcomm.plans.bundle import BUCKET_BYTES, Bundle
+from rvdcomm.plans.bundle import BUCKET_BYTES, Bundle, bundle_over
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.plans.simulate import simulate_many
 from rvdcomm.program import Program
-from rvdcomm.program.verify import verify
+from rvdcomm.program.lower import lanes
 from tests.oracle import (
     data_faults,
+    local_faults,
     parts_of,
     random_layout,
     random_shape,
@@ -49,10 +52,15 @@ def random_topology_of_12(rng: random.Random) -> rv.Topology | None:
     return rng.choice([None, rv.Topology.hosts(hosts, near, far)])
 
 
-def run(bundle: Bundle, near: str) -> tuple[list[str], int]:
+def over(bundle: Bundle, near: str) -> Bundle:
+    """The bundle where these ranks read each other's memory."""
+    return bundle_over(bundle, tuple(map(tuple, ISLANDS[near])))
+
+
+def run(bundle: Bundle) -> tuple[list[str], int]:
     """What a simulated run of all batches gets wrong, and the bytes that it sends."""
     faults, wire_bytes = [], 0
-    for batch in bundle.lowered(ISLANDS[near]):
+    for batch, program in zip(bundle.batches, bundle.programs, strict=True):
         members = [bundle.members[i] for i in batch.members]
         many = len(members) > 1
         shards, parts = {}, []
@@ -62,7 +70,7 @@ def run(bundle: Bundle, near: str) -> tuple[list[str], int]:
             for rank, shard in shards_of(transition.src, parts[i]).items():
                 shards[f"src{i}" if many else "src", rank] = shard
         before = {home: shard.copy() for home, shard in shards.items()}
-        results, counted = simulate_many(batch.program, shards)
+        results, counted = simulate_many(program, shards)
         assert all(np.array_equal(before[home], shards[home]) for home in shards)
         wire_bytes += counted.wire_bytes
         for i, member in enumerate(members):
@@ -85,42 +93,108 @@ def join_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @seeds
 @islands
 def test_a_bundle_gives_every_tensor_what_its_own_plan_gives(seed: int, near: str) -> None:
-    bundle = random_bundle(seed)
-    assert run(bundle, near)[0] == []
-    for batch in bundle.lowered(ISLANDS[near]):
-        verify(batch.program)
-
-
-@seeds
-def test_the_text_of_a_program_of_many_parses_to_itself(seed: int) -> None:
-    for batch in random_bundle(seed).batches:
-        assert Program.parse(str(batch.program)) == batch.program
-
-
-@seeds
-def test_a_bundle_sends_the_bytes_that_its_plans_send(seed: int) -> None:
-    bundle = random_bundle(seed)
-    alone = sum(member.plan.cost.wire_bytes for member in bundle.members)
-    assert run(bundle, "none")[1] == bundle.cost.wire_bytes == alone
+    bundle = over(random_bundle(seed), near)
+    assert run(bundle)[0] == []
+    bundle.verify()
 
 
 @seeds
 @islands
-def test_staging_stays_below_the_limit(seed: int, near: str) -> None:
-    free = random_bundle(seed).lowered(ISLANDS[near])
-    most = max(b.program.arena(rank).num_bytes for b in free for rank in b.program.ranks)
-    limit = max(1024, most // 2)
-    bundle = random_bundle(seed, memory_limit=limit)
-    for batch in bundle.lowered(ISLANDS[near]):
-        assert max(batch.program.arena(r).num_bytes for r in batch.program.ranks) <= limit
-    assert run(bundle, near)[0] == []
+@pytest.mark.parametrize("bucket_bytes, join_bytes", [(32 << 20, 1 << 20), (16 << 10, 64)])
+def test_what_a_rank_lowers_alone_is_what_the_programs_of_all_say(
+    seed: int, near: str, bucket_bytes: int, join_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rvdcomm.plans.member.JOIN_BYTES", join_bytes)
+    for name in ("fill.BATCH_BYTES", "bundle.BUCKET_BYTES", "bundle.NEAR_BUCKET_BYTES"):
+        monkeypatch.setattr(f"rvdcomm.plans.{name}", bucket_bytes)
+    bundle = over(random_bundle(seed), near)
+    for i, whole in enumerate(bundle.programs):
+        assert local_faults(whole, lambda rank, i=i: bundle.program_of(rank)[i]) == []
+
+
+@seeds
+def test_a_lane_never_stages_more_than_its_bound(seed: int) -> None:
+    rng = random.Random(seed)
+    for near, num_slices, staged in product(ISLANDS.values(), (1, 2, 8), (False, True)):
+        bundle = random_bundle(rng.randrange(10**6))
+        for member in bundle.members:
+            found = lanes(
+                member.plan.path,
+                member.transition,
+                bundle.topology,
+                islands=near,
+                num_slices=num_slices,
+                staged=staged,
+            )
+            bound = member.way.staging_bound(num_slices)
+            assert len(found.lanes) == member.way.num_lanes(num_slices)
+            for lane in found.lanes:
+                assert len(lane) <= member.way.num_phases
+                instructions = tuple(one for phase in lane for one in phase)
+                program = Program((found.transition,), found.dtype, found.buffers, instructions)
+                for rank in program.ranks:
+                    assert program.arena(rank).num_bytes <= bound.get(rank, 0)
+
+
+@seeds
+def test_the_text_of_a_program_of_many_parses_to_itself(seed: int) -> None:
+    for program in random_bundle(seed).programs:
+        assert Program.parse(str(program)) == program
+
+
+@seeds
+def test_a_bundle_sends_the_bytes_that_its_plans_send(seed: int) -> None:
+    bundle = random_bundle(seed, executor="dist")
+    alone = sum(member.plan.cost.wire_bytes for member in bundle.members)
+    assert run(bundle)[1] == bundle.cost.wire_bytes == alone
+
+
+@seeds
+@islands
+def test_all_buffers_of_a_rank_stay_below_the_limit(seed: int, near: str) -> None:
+    free = over(random_bundle(seed, executor="dist"), near)
+    shards = max(map(free.shard_bytes, free.ranks))
+    limit = shards + max(1024, free.staging_bytes // 2)
+    bundle = over(random_bundle(seed, executor="dist", memory_limit=limit), near)
+    assert bundle.peak_bytes <= limit
+    assert bundle.cost.peak_bytes == bundle.peak_bytes
+    assert run(bundle)[0] == []
+
+
+@seeds
+@islands
+def test_the_peak_is_that_of_the_rank_whose_shards_and_staging_take_most(
+    seed: int, near: str
+) -> None:
+    bundle = over(random_bundle(seed), near)
+    programs = bundle.programs
+    assert bundle.peak_bytes == max(
+        sum(program.shard_bytes(rank) for program in programs if rank in program.ranks)
+        + max(program.arena(rank).num_bytes for program in programs)
+        for rank in bundle.ranks
+    )
 
 
 def test_a_limit_that_nothing_fits_is_an_error_that_says_what_would() -> None:
     src, dst = rv.Layout((64, 64), "R(1)V(1)D(4,1)"), rv.Layout((64, 64), "R(1)V(1)D(1,4)")
-    bundle = plan_many({"w": src}, {"w": dst}, "float32", memory_limit=16)
-    with pytest.raises(rv.MemoryLimitError, match=r"memory_limit=16 bytes .* least .* is \d+"):
-        _ = bundle.batches
+    message = r"memory_limit=\d+ bytes per rank, .* least .* is (\d+); .* shards alone are 8192"
+    with pytest.raises(rv.MemoryLimitError, match=message) as raised:
+        plan_many({"w": src}, {"w": dst}, "float32", memory_limit=16)
+    least = int(re.search(message, str(raised.value))[1])
+    found = plan_many({"w": src}, {"w": dst}, "float32", memory_limit=least)
+    assert found.peak_bytes == least
+    with pytest.raises(rv.MemoryLimitError, match=message):
+        plan_many({"w": src}, {"w": dst}, "float32", memory_limit=least - 1)
+
+
+def test_where_sharing_memory_takes_too_much_ranks_send_messages() -> None:
+    src, dst = rv.Layout((64, 64), "R(1)V(1)D(4,1)"), rv.Layout((64, 64), "R(4)V(1)D(1,1)")
+    request = {"w": src}, {"w": dst}, "float32"
+    near, far = (plan_many(*request, executor=name) for name in ("peer", "dist"))
+    assert near.islands
+    assert near.peak_bytes != far.peak_bytes
+    limit = min(near.peak_bytes, far.peak_bytes)
+    assert plan_many(*request, memory_limit=limit).peak_bytes <= limit
 
 
 @pytest.mark.parametrize("src, dst", [("D(4,1)", "D(1,4)"), ("D(1,4)", "D(4,1)")])
@@ -129,18 +203,21 @@ def test_small_tensors_share_their_collectives(src: str, dst: str, num_tensors: 
     before = rv.Layout((16, 24), f"R(1)V(1){src}")
     after = rv.Layout((16, 24), f"R(1)V(1){dst}")
     names = [f"layer{i}" for i in range(num_tensors)]
-    bundle = plan_many(dict.fromkeys(names, before), dict.fromkeys(names, after), "float32")
-    (batch,) = bundle.batches
-    assert len(batch.program.collectives) == 1
+    layouts = dict.fromkeys(names, before), dict.fromkeys(names, after)
+    bundle = plan_many(*layouts, "float32", executor="dist")
+    (program,) = bundle.programs
+    assert len(program.collectives) == 1
 
 
 def test_tensors_with_large_messages_keep_their_collectives() -> None:
     before, after = (rv.Layout((4096, 4096), f"R(1)V(1){d}") for d in ("D(4,1)", "D(1,4)"))
-    bundle = plan_many({"a": before, "b": before}, {"a": after, "b": after}, "float32")
-    (batch,) = bundle.batches
-    for one in batch.program.collectives:
+    bundle = plan_many(
+        {"a": before, "b": before}, {"a": after, "b": after}, "float32", executor="dist"
+    )
+    (program,) = bundle.programs
+    for one in program.collectives:
         assert len({e.box.lo[0] for m in one.messages for e in m.entries}) == 1
-    assert max(batch.program.arena(rank).num_bytes for rank in range(4)) <= 2 * BUCKET_BYTES
+    assert bundle.staging_bytes <= 2 * BUCKET_BYTES
 
 
 @seeds
@@ -151,9 +228,9 @@ def test_values_are_converted_on_their_way(seed: int, near: str, dtypes: tuple[s
     src = {member.name: member.transition.src for member in free.members}
     dst = {member.name: member.transition.dst for member in free.members}
     bundle = plan_many(src, dst, dtypes[0], dst_dtype=dtypes[1], topology=free.topology)
-    assert run(bundle, near)[0] == []
-    for batch in bundle.lowered(ISLANDS[near]):
-        verify(batch.program)
+    bundle = over(bundle, near)
+    assert run(bundle)[0] == []
+    bundle.verify()
 
 
 def test_what_is_not_summed_travels_in_the_narrower_dtype() -> None:
@@ -169,10 +246,10 @@ def test_what_is_not_summed_travels_in_the_narrower_dtype() -> None:
 def test_parts_are_summed_before_they_are_rounded() -> None:
     src, dst = rv.Layout((4,), "R(1)V(2)D(1)"), rv.Layout((4,), "R(2)V(1)D(1)")
     bundle = plan_many({"w": src}, {"w": dst}, "float32", dst_dtype="float16")
-    (batch,) = bundle.batches
+    (program,) = bundle.programs
     # float16 has no 2049: it would round to 2048 before 1 is added.
     parts = {("src", 0): np.full(4, 2049, np.float32), ("src", 1): np.ones(4, np.float32)}
-    results, _ = simulate_many(batch.program, parts)
+    results, _ = simulate_many(program, parts)
     assert results["dst", 0].tolist() == results["dst", 1].tolist() == [2050.0] * 4
 
 
@@ -183,9 +260,8 @@ def test_large_tensors_may_take_several_steps() -> None:
     dst = rv.Layout((4096, 1024), "R(2)V(1)D(2,1)", range(8, 12))
     layouts = dict.fromkeys("ab", src), dict.fromkeys("ab", dst)
     bundle = plan_many(*layouts, "float32", dst_dtype="bfloat16", topology=cluster)
-    assert not any(one.is_small for one in bundle.members)
-    for batch in bundle.batches:
-        verify(batch.program)
+    assert not any(one.way.is_small for one in bundle.members)
+    bundle.verify()
 
 
 def test_replicas_cross_the_slow_link_once() -> None:
@@ -202,9 +278,10 @@ def test_stages_of_a_pipeline_send_in_turn() -> None:
     stages = [rv.Layout((64, 64), "R(1)V(1)D(2,1)", ranks) for ranks in ((0, 1), (2, 3))]
     dst = rv.Layout((64, 64), "R(1)V(1)D(2,1)", (4, 5))
     src = {f"{i}": stages[i // 10] for i in range(20)}
-    bundle = plan_many(src, dict.fromkeys(src, dst), "float32", memory_limit=128 << 10)
-    (batch,) = bundle.batches
-    senders = [one.ranks[0] for one in batch.program.collectives]
+    options = {"executor": "dist", "memory_limit": 288 << 10}
+    bundle = plan_many(src, dict.fromkeys(src, dst), "float32", **options)
+    (program,) = bundle.programs
+    senders = [one.ranks[0] for one in program.collectives]
     first_half = senders[: len(senders) // 2]
     assert {0, 2} <= set(first_half)
 
@@ -240,3 +317,28 @@ def test_the_printed_plan_has_a_line_a_tensor_and_fits_100_columns() -> None:
     assert len(lines) == 1 + len(bundle.members) + 3
     assert max(map(len, lines)) <= 100
     assert lines[0].startswith("tensor")
+
+
+# --- large worlds -------------------------------------------------------------------------------
+
+
+def test_a_large_bundle_is_planned_and_printed_without_the_programs_of_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    src = rv.Layout((512, 512), "R(2)V(1)D(64,1)", range(128))
+    dst = rv.Layout((512, 512), "R(64)V(1)D(1,2)", range(128, 256))
+    names = [f"w{i}" for i in range(40)]
+    layouts = dict.fromkeys(names, src), dict.fromkeys(names, dst)
+    bundle = plan_many(*layouts, "bfloat16", topology=rv.Topology.preset("dgx-h100", 32, 8))
+    lowered = []
+    monkeypatch.setattr(
+        "rvdcomm.plans.bundle.lanes",
+        lambda *args, **options: lowered.append(options["ranks"]) or lanes(*args, **options),
+    )
+    assert "modelled one by one" in str(bundle)
+    assert bundle.cost.wire_bytes == 40 * bundle.members[0].plan.cost.wire_bytes
+    assert lowered == []
+    programs = bundle.program_of(130)
+    assert lowered == [tuple(range(128, 136))]
+    (program,) = programs
+    assert program.peak_bytes(130) <= bundle.peak_bytes
