@@ -13,7 +13,7 @@ def format_header(memory: Buffer) -> None:
 class PeerError(RuntimeError):
     """A rank of the island is lost; ranks are indices in the island."""
 
-    kind: Literal["dead", "timeout", "failed"]
+    kind: Literal["dead", "timeout", "failed", "elsewhere"]
     rank: int
 
 class Signals:
@@ -26,8 +26,20 @@ class Signals:
     def count(self) -> int:
         """How often this rank advanced, modulo 2**32."""
 
-    def wait(self, peer: int, count: int, timeout_secs: float) -> None:
-        """Return once ``peer`` has advanced to ``count``; raises PeerError if that cannot be."""
+    def begin(self, identity: int, timeout_secs: float) -> None:
+        """Begin the next call; ``identity`` (64 bits) says what it does. Raises PeerError."""
+
+    def end(self, num_events: Sequence[int]) -> None:
+        """The call is over, in which rank i counted ``num_events[i]`` events.
+
+        What was read in it may be believed once this has returned; raises PeerError.
+        """
+
+    def wait(self, peer: int, num_events: int, timeout_secs: float) -> None:
+        """Return once ``peer`` has counted so many events in the present call.
+
+        0 stands for all events of earlier calls. Raises PeerError if that cannot be.
+        """
 
     def fail(self) -> None:
         """Break the island: all ranks that wait, now or later, raise and name this one."""
@@ -35,7 +47,7 @@ class Signals:
     def check(self) -> None:
         """Raise PeerError if this rank or any other has failed."""
 
-    def blame(self, kind: Literal["dead", "timeout", "failed"], peer: int) -> NoReturn:
+    def blame(self, kind: Literal["dead", "timeout", "failed", "elsewhere"], peer: int) -> NoReturn:
         """Break the island because of ``peer``, unless another rank has named the cause before."""
 
     def close(self) -> None:
@@ -100,13 +112,6 @@ def cheapest_rebinds(
 
 # --- stages: what a rank does between two calls of a backend (csrc/include/rvdcomm/stage.h) -------
 
-class Counts:
-    """The counts that the ranks of an island had when the current call began."""
-
-    def __init__(self, num_ranks: int) -> None: ...
-    def add(self, totals: Sequence[int]) -> None:
-        """The current call is over: rank i has counted ``totals[i]`` events in it."""
-
 class Stage:
     """Actions: (0, copy program, 0), (1, peer, events to wait for), or (2, 0, 0), an event."""
 
@@ -120,7 +125,6 @@ class Stage:
         self,
         memory: Sequence[int],
         signals: Signals | None,
-        counts: Counts | None,
         timeout_secs: float,
     ) -> None:
         """The addresses of the buffers after the shards, and the island, for all runs to come."""

@@ -25,7 +25,7 @@ from rvdcomm.program.text import MAX_BOXES
 from rvdcomm.program.verify import MAX_SYMBOLS, verify
 from rvdcomm.run.agree import read_post
 from rvdcomm.run.request import Request
-from rvdcomm.run.shared_memory.rendezvous import Link, unix_socket
+from rvdcomm.run.shared_memory.rendezvous import Wire, unix_socket
 from rvdcomm.text import MAX_INTEGER, integer, quoted
 from tests.program.test_verify import GATHER, GOOD, MASK, REDUCE, SUM
 
@@ -428,11 +428,11 @@ def test_a_junk_message_of_a_stranger_leaves_no_descriptor(data: bytes) -> None:
         before = len(os.listdir("/proc/self/fd"))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [handed.fileno()]))]
         theirs.sendmsg([data], rights)
-        link = Link(ours)
+        wire = Wire(ours)
         with pytest.raises(ValueError, match=r"."):
-            link.receive(1.0, max_fds=1)
+            wire.receive(1.0, max_fds=1)
         assert len(os.listdir("/proc/self/fd")) == before
-        link.close()
+        wire.close()
 
 
 # --- nothing is unpickled, nothing is run -------------------------------------------------------

@@ -42,9 +42,14 @@ std::vector<SignalHeader*> headers_in(const std::vector<py::buffer_info>& memory
   return headers;
 }
 
-void wait(BoundSignals& bound, int peer, uint32_t count, double timeout_secs) {
+void begin(BoundSignals& bound, uint64_t identity, double timeout_secs) {
   const py::gil_scoped_release release;
-  bound.signals.wait(peer, count, timeout_secs, raise_python_signals);
+  bound.signals.begin(identity, timeout_secs, raise_python_signals);
+}
+
+void wait(BoundSignals& bound, int peer, uint32_t num_events, double timeout_secs) {
+  const py::gil_scoped_release release;
+  bound.signals.wait(peer, num_events, timeout_secs, raise_python_signals);
 }
 
 // --- PeerError ----------------------------------------------------------------------------------
@@ -53,15 +58,17 @@ const char* kind_of(Fault fault) {
   switch (fault) {
     case Fault::kDead: return "dead";
     case Fault::kTimeout: return "timeout";
+    case Fault::kElsewhere: return "elsewhere";
     default: return "failed";
   }
 }
 
 Fault fault_of(const std::string& kind) {
-  for (const Fault fault : {Fault::kDead, Fault::kTimeout, Fault::kFailed}) {
+  for (const Fault fault : {Fault::kDead, Fault::kTimeout, Fault::kFailed, Fault::kElsewhere}) {
     if (kind == kind_of(fault)) return fault;
   }
-  throw py::value_error("a rank is 'dead', 'timeout' or 'failed', not '" + kind + "'.");
+  throw py::value_error("a rank is 'dead', 'timeout', 'failed' or 'elsewhere', not '" + kind +
+                        "'.");
 }
 
 /// Never freed, as modules are not either: the translator may run while the interpreter ends.
@@ -104,7 +111,14 @@ void bind_signal(py::module_& m) {
            py::arg("headers"), py::arg("lifelines"))
       .def("advance", [](BoundSignals& bound) { bound.signals.advance(); })
       .def("count", [](const BoundSignals& bound) { return bound.signals.count(); })
-      .def("wait", &wait, py::arg("peer"), py::arg("count"), py::arg("timeout_secs"))
+      .def("begin", &begin, py::arg("identity"), py::arg("timeout_secs"))
+      .def(
+          "end",
+          [](BoundSignals& bound, const std::vector<uint32_t>& num_events) {
+            bound.signals.end(num_events);
+          },
+          py::arg("num_events"))
+      .def("wait", &wait, py::arg("peer"), py::arg("num_events"), py::arg("timeout_secs"))
       .def("fail", [](BoundSignals& bound) { bound.signals.fail(); })
       .def("check", [](BoundSignals& bound) { bound.signals.check(); })
       .def(

@@ -30,13 +30,11 @@ class BoundStage {
       : stage_(copied(programs), converted(actions), num_shards) {}
 
   void bind(const std::vector<uintptr_t>& memory, std::shared_ptr<BoundSignals> signals,
-            std::shared_ptr<Counts> counts, double timeout_secs) {
+            double timeout_secs) {
     std::vector<void*> buffers;
     for (const uintptr_t number : memory) buffers.push_back(address_of(number));
     signals_ = std::move(signals);
-    counts_ = std::move(counts);
-    stage_.bind(std::move(buffers), signals_ ? &signals_->signals : nullptr, counts_.get(),
-                timeout_secs);
+    stage_.bind(std::move(buffers), signals_ ? &signals_->signals : nullptr, timeout_secs);
   }
 
   void run(const py::tuple& shards, int num_threads) {
@@ -70,21 +68,17 @@ class BoundStage {
 
   Stage stage_;
   std::shared_ptr<BoundSignals> signals_;
-  std::shared_ptr<Counts> counts_;
 };
 
 }  // namespace
 
 void bind_stage(py::module_& m) {
-  py::class_<Counts, std::shared_ptr<Counts>>(m, "Counts")
-      .def(py::init<int>(), py::arg("num_ranks"))
-      .def("add", &Counts::add, py::arg("totals"));
   py::class_<BoundStage>(m, "Stage")
       .def(py::init<const std::vector<Engines*>&,
                     const std::vector<std::tuple<int32_t, int32_t, uint32_t>>&, int>(),
            py::arg("programs"), py::arg("actions"), py::arg("num_shards"))
       .def("bind", &BoundStage::bind, py::arg("memory"), py::arg("signals").none(true),
-           py::arg("counts").none(true), py::arg("timeout_secs"))
+           py::arg("timeout_secs"))
       .def("run", &BoundStage::run, py::arg("shards"), py::arg("num_threads"));
 }
 

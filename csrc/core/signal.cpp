@@ -46,6 +46,14 @@ void relax() {
 #endif
 }
 
+/// A digest of `history` and what came next; never 0, which stands for no call. (SplitMix64.)
+uint64_t joined(uint64_t history, uint64_t next) {
+  uint64_t z = history + 0x9e37'79b9'7f4a'7c15 * (next | 1) + (next >> 1);
+  z = (z ^ (z >> 30)) * 0xbf58'476d'1ce4'e5b9;
+  z = (z ^ (z >> 27)) * 0x94d0'49bb'1331'11eb;
+  return (z ^ (z >> 31)) | 1;
+}
+
 /// Counts wrap around: "reached" is a question of the shorter way round.
 bool is_reached(uint32_t seen, uint32_t count) { return static_cast<int32_t>(seen - count) >= 0; }
 
@@ -90,6 +98,7 @@ std::string text_of(Fault fault, int rank) {
   switch (fault) {
     case Fault::kDead: return name + "is dead";
     case Fault::kTimeout: return name + "did not come in time";
+    case Fault::kElsewhere: return name + "is in another call";
     default: return name + "failed";
   }
 }
@@ -122,7 +131,8 @@ PeerError::PeerError(Fault f, int r) : std::runtime_error(text_of(f, r)), fault(
 Signals::Signals(int self, std::vector<SignalHeader*> headers, std::vector<int> lifelines)
     : self_(static_cast<size_t>(self)),
       headers_(std::move(headers)),
-      lifelines_(std::move(lifelines)) {
+      lifelines_(std::move(lifelines)),
+      at_start_(headers_.size(), 0) {
   if (headers_.size() != lifelines_.size()) {
     throw std::invalid_argument(std::to_string(headers_.size()) + " headers were given and " +
                                 std::to_string(lifelines_.size()) +
@@ -150,39 +160,97 @@ void Signals::advance() {
 
 uint32_t Signals::count() const { return own().count; }
 
-void Signals::wait(int peer, uint32_t count, double timeout_secs, const Hook& between_slices) {
+void Signals::begin(uint64_t identity, double timeout_secs, const Hook& between_slices) {
+  check_open();
+  check();
+  const uint64_t number = own().num_calls + 1;
+  // Rank i asks for the histories of its present call and of the one before. The slot that is
+  // written now is that of call number - kNumKept, which all ranks must have left behind.
+  if (number > SignalHeader::kNumKept) {
+    for (size_t peer = 0; peer < headers_.size(); ++peer) {
+      const SignalHeader& header = *headers_[peer];
+      const auto is_near = [&] { return header.num_calls + SignalHeader::kNumKept >= number + 2; };
+      if (peer != self_) wait_until(peer, timeout_secs, between_slices, is_near);
+    }
+  }
+  const uint64_t history = own().history[(number - 1) % SignalHeader::kNumKept];
+  own().history[number % SignalHeader::kNumKept] = joined(history, identity);
+  own().num_calls = number;
+  advance();  // Wakes those that wait for this rank in another call, or to be near.
+}
+
+void Signals::end(const std::vector<uint32_t>& num_events) {
+  if (num_events.size() != headers_.size()) {
+    throw std::invalid_argument("an island of " + std::to_string(headers_.size()) +
+                                " ranks needs as many numbers of events, not " +
+                                std::to_string(num_events.size()) + ".");
+  }
+  // What was read may be believed if no failure is seen after the last read.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  check();
+  for (size_t i = 0; i < num_events.size(); ++i) at_start_[i] += 1 + num_events[i];
+}
+
+void Signals::wait(int peer, uint32_t num_events, double timeout_secs, const Hook& between_slices) {
   check_open();
   check_rank(peer);
   if (own().failure != 0) check();
   const auto rank = static_cast<size_t>(peer);
-  SignalHeader& header = *headers_[rank];
-  if (look_for(header, count)) return;
+  const SignalHeader& header = *headers_[rank];
+  const uint64_t present = own().num_calls;
+  // The beginning of a call is an event, too.
+  const bool is_present = num_events > 0 && present > 0;
+  const uint64_t number = num_events > 0 || present == 0 ? present : present - 1;
+  const uint32_t count = at_start_[rank] + num_events + (is_present ? 1 : 0);
+  wait_until(rank, timeout_secs, between_slices, [&] {
+    if (is_reached(header.count.load(std::memory_order_acquire), count)) {
+      if (!shares_history(rank, number)) blame(Fault::kElsewhere, peer);
+      return true;
+    }
+    if (header.num_calls >= number && !shares_history(rank, number)) {
+      blame(Fault::kElsewhere, peer);
+    }
+    return false;
+  });
+}
 
+/// Return once `is_met`, which changes with the count of `peer` at the latest.
+template <typename Condition>
+void Signals::wait_until(size_t peer, double timeout_secs, const Hook& hook,
+                         const Condition& is_met) {
+  if (look_for(is_met)) return;
+  SignalHeader& header = *headers_[peer];
   const auto deadline = Clock::now() + Secs(std::clamp(timeout_secs, 0.0, kForeverSecs));
-  const Asleep asleep(own(), header, rank);
+  const Asleep asleep(own(), header, peer);
   while (true) {
     const uint32_t seen = header.count;
-    if (is_reached(seen, count)) return;
+    if (is_met()) return;
     check_open();
     check();
     const double left = Secs(deadline - Clock::now()).count();
-    if (left <= 0) blame(Fault::kTimeout, latest_of(rank));
+    if (left <= 0) blame(Fault::kTimeout, latest_of(peer));
     const Sleep sleep = sleep_on(header.count, seen, std::min(left, kSliceSecs));
     if (sleep == Sleep::kWoken) continue;
-    if (between_slices) {
+    if (hook) {
       try {
-        between_slices();
+        hook();
       } catch (...) {
         fail();
         throw;
       }
     }
     // Its end may be an orderly one: what it did before still counts.
-    if (has_hung_up(rank) && !is_reached(header.count, count)) {
+    if (has_hung_up(peer) && !is_met()) {
       check_open();  // Or it was this rank that hung up.
-      blame(Fault::kDead, peer);
+      blame(Fault::kDead, static_cast<int>(peer));
     }
   }
+}
+
+/// Whether `peer` has made the same calls up to the one of this `number`.
+bool Signals::shares_history(size_t peer, uint64_t number) const {
+  const size_t slot = number % SignalHeader::kNumKept;
+  return headers_[peer]->history[slot] == own().history[slot];
 }
 
 void Signals::fail() { record(Fault::kFailed, static_cast<int>(self_)); }
@@ -209,10 +277,11 @@ void Signals::blame(Fault fault, int peer) {
 }
 
 /// Wait awake, for a short time.
-bool Signals::look_for(const SignalHeader& peer, uint32_t count) {
+template <typename Condition>
+bool Signals::look_for(const Condition& is_met) {
   const auto look = [&] {
     for (int i = 0; i < kLooksPerYield; ++i) {
-      if (is_reached(peer.count.load(std::memory_order_acquire), count)) return true;
+      if (is_met()) return true;
       relax();
     }
     return false;

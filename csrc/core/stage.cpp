@@ -6,15 +6,6 @@
 
 namespace rvdcomm {
 
-void Counts::add(const std::vector<uint32_t>& totals) {
-  if (totals.size() != at_start_.size()) {
-    throw std::invalid_argument("an island of " + std::to_string(at_start_.size()) +
-                                " ranks needs as many totals, not " +
-                                std::to_string(totals.size()) + ".");
-  }
-  for (size_t i = 0; i < totals.size(); ++i) at_start_[i] += totals[i];
-}
-
 Stage::Stage(std::vector<CopyProgram> programs, std::vector<Action> actions, int num_shards)
     : programs_(std::move(programs)),
       actions_(std::move(actions)),
@@ -29,12 +20,10 @@ Stage::Stage(std::vector<CopyProgram> programs, std::vector<Action> actions, int
   }
 }
 
-void Stage::bind(std::vector<void*> memory, Signals* signals, const Counts* counts,
-                 double timeout_secs) {
+void Stage::bind(std::vector<void*> memory, Signals* signals, double timeout_secs) {
   buffers_.resize(static_cast<size_t>(num_shards_));
   buffers_.insert(buffers_.end(), memory.begin(), memory.end());
   signals_ = signals;
-  counts_ = counts;
   timeout_secs_ = timeout_secs;
 }
 
@@ -45,8 +34,7 @@ void Stage::run(int num_threads, const Signals::Hook& between_slices) {
         programs_[static_cast<size_t>(action.index)].run(buffers_.data(), num_threads);
         break;
       case Action::Kind::kAwait:
-        signals_->wait(action.index, counts_->after(action.index, action.count), timeout_secs_,
-                       between_slices);
+        signals_->wait(action.index, action.count, timeout_secs_, between_slices);
         break;
       case Action::Kind::kAdvance: signals_->advance(); break;
     }

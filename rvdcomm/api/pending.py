@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -121,3 +122,13 @@ class Side:
 
 _THREAD = Thread()
 _SIDES: dict[torch.device, Side] = {}
+
+
+def _after_fork() -> None:
+    # A forked child has neither the thread nor the calls that it runs.
+    global _THREAD
+    _THREAD = Thread()
+    _SIDES.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -72,7 +72,7 @@ class Redistributor:
         self._dst_shape = shard_shape(plan.dst, self._rank)
         plan = plan_with(plan, memory_limit=memory_limit)
         self.plan = plan_here(plan, self._world, self.executor)
-        self._program = RankProgram(self.plan.program_of(self._rank), self._world)
+        self._program = _compiled(self.plan, self._world)
         self._messages: RankProgram | None = None
         self.peak_bytes = 0
 
@@ -246,5 +246,9 @@ class Redistributor:
             return self._program
         if self._messages is None:
             alone = plan_over(self.plan, ())
-            self._messages = RankProgram(alone.program_of(self._rank), self._world)
+            self._messages = _compiled(alone, self._world)
         return self._messages
+
+
+def _compiled(plan: Plan, world: World) -> RankProgram:
+    return RankProgram(plan.program_of(world.rank), plan.identity, world)

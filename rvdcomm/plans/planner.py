@@ -111,6 +111,13 @@ class Plan:
         wanted = next((n for n in most if largest <= n * CACHED_BYTES), most[-1])
         return max(found, wanted)
 
+    @property
+    def identity(self) -> str:
+        """What all ranks that run the same plan know of it, whatever their own programs are."""
+        ends = f"{self.src} -> {self.dst} {self.dtype} on {self.topology!r}"
+        steps = [(step.kind, step.num_slices, step.dst.text) for step in self.path.steps]
+        return f"{ends}: {steps} in {self.num_slices} slices, near {self.islands}"
+
     @cached_property
     def program(self) -> Program:
         """The path, lowered for all ranks."""

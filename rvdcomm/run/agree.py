@@ -1,21 +1,42 @@
-"""Agreement: before the first byte of a new transition, all ranks see all ranks' requests.
+"""Agreement: the one place where ranks compare what they were asked for.
 
-Each rank posts what it was asked for in the job's store and reads what the others posted. From the
-same posts every rank draws the same conclusion: one plan, or one error that names who is wrong. It
-costs some round trips to the store, once a transition; later calls find the conclusion in a table.
+Each rank posts a value in the job's store and reads what the others posted. From equal posts every
+rank draws an equal conclusion: one plan, or one error that names who is wrong. An error that
+follows from the posts leaves the group usable, since all ranks raise it and no byte was sent. A
+rank that does not come in time breaks the group for good (``World.fail``).
+
+Every store operation runs in a thread of its own with a deadline, because torch's store client
+waits without end for a host that is cut off from the network.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from hashlib import sha256
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rvdcomm.errors import CommError, LayoutError
 from rvdcomm.layout import ranges_text
-from rvdcomm.run.world import World
 from rvdcomm.text import quoted
 
+if TYPE_CHECKING:
+    from rvdcomm.run.world import World
+
 Post = dict[str, Any]
+_Result = TypeVar("_Result")
+
+FIRST_PAUSE_SECS = 1e-4
+MAX_PAUSE_SECS_PER_RANK = 1e-3
+"""Between two looks at the store: with many ranks, looks would keep the store from its work."""
+
+GRACE_SECS = 1.0
+"""What a store that still answers needs beyond the group's timeout."""
 
 
 def exchange_posts(
@@ -23,43 +44,206 @@ def exchange_posts(
 ) -> dict[int, Post]:
     """Every member's post, by rank; collective over ``members``; ``what`` names it in errors.
 
-    The n-th agreement of the same members uses keys of its own. One that fails is taken back, so
-    that the ranks count alike when they try again.
+    Raises:
+        CommError: a member did not post within the group's timeout, is dead, gave up, is in
+            another call, or posted what cannot be read. The group cannot be used any more.
+    """
+    world.check()
+    try:
+        return _Agreement(world, members, what).posts(post)
+    except BaseException as error:
+        world.fail(error)
+        raise
+
+
+def check_equal(posts: Mapping[int, Any], name: str, what: str) -> None:
+    """Raise a CommError, the same on all ranks, if two of them posted different ``name``."""
+    first, mine = next(iter(posts.items()))
+    for rank, post in posts.items():
+        if post[name] != mine[name]:
+            raise CommError(
+                f"{what}: rank {first} asks for {mine[name]} {name} and rank {rank} for "
+                f"{post[name]}; all must ask for the same."
+            )
+
+
+def generation_of(world: World, members: tuple[int, ...], what: str) -> str:
+    """A name that these members of this group share, and no earlier or later group of their ranks.
+
+    What an earlier group of the same name left in the store is never taken for this group's.
+    Collective over ``members`` when first asked.
 
     Raises:
-        CommError: some members did not post within the group's timeout; names them. Or what a
-            member posted cannot be read; on all of them.
+        CommError: as of ``exchange_posts``.
     """
-    number = world.num_agreements.get(members, 0)
-    prefix = f"rvdcomm/posts/{world.name}/{ranges_text(members)}"
-    keys = {rank: f"{prefix}/{number}/{rank}" for rank in members}
-    store = world.store
     try:
-        store.delete_key(_tried(keys[world.rank]))
-        store.set(keys[world.rank], json.dumps(post))
-        store.wait(list(keys.values()), world.timeout)
-        found = {rank: store.get(key) for rank, key in keys.items()}
-        # Who has posted this time has read what was posted the time before.
-        if number:
-            store.delete_key(f"{prefix}/{number - 1}/{world.rank}")
-    except RuntimeError as error:
-        missing = _take_back(world, keys)
-        raise CommError(
-            f"{what}: ranks {missing} did not join within {world.timeout.total_seconds():g} s. "
-            "They may be in another call, or think that this transition has other ranks "
-            f"({error.__class__.__name__})."
-        ) from None
-    world.num_agreements[members] = number + 1
-    posts = {}
-    for rank, data in found.items():
+        return _Agreement(world, members, what).generation()
+    except BaseException as error:
+        world.fail(error)
+        raise
+
+
+def tell_failure(world: World, text: str) -> None:
+    """Let members that wait for this rank in an agreement, now or later, raise ``text``."""
+    keys = [_failed(generation) for generation in world.generations.values()]
+    if keys:
+        bounded(lambda: [world.store.set(key, text) for key in keys], GRACE_SECS)
+
+
+def bounded(function: Callable[[], _Result], timeout_secs: float) -> _Result:
+    """What ``function`` returns; its thread is left behind if that takes too long.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    done: Future[_Result] = Future()
+
+    def run() -> None:
         try:
-            posts[rank] = read_post(data)
-        except ValueError as error:
-            raise CommError(
-                f"{what}: what rank {rank} posted cannot be read ({error}). Do all ranks run one "
-                "version of rvdcomm?"
-            ) from None
-    return posts
+            done.set_result(function())
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, name="rvdcomm-store", daemon=True).start()
+    try:
+        return done.result(timeout_secs)
+    except FutureTimeoutError:
+        raise TimeoutError(f"no answer within {timeout_secs:g} s") from None
+
+
+class _Agreement:
+    """One meeting of some members of a group in the store."""
+
+    def __init__(self, world: World, members: tuple[int, ...], what: str) -> None:
+        self.world, self.members, self.what = world, members, what
+        self.timeout_secs = world.timeout.total_seconds()
+        self.deadline = time.monotonic() + self.timeout_secs
+        self.prefix = f"rvdcomm/posts/{world.name}/{ranges_text(members)}"
+
+    def generation(self) -> str:
+        return self._bounded(self._generation)
+
+    def posts(self, post: Post) -> dict[int, Post]:
+        data = self._bounded(lambda: self._exchange(json.dumps(post)))
+        posts = {}
+        for rank, text in zip(self.members, data, strict=True):
+            try:
+                posts[rank] = read_post(text)
+            except ValueError as error:
+                raise CommError(
+                    f"{self.what}: what rank {rank} posted cannot be read ({error}). Do all ranks "
+                    "run one version of rvdcomm?"
+                ) from None
+        first = self.members[0]
+        for rank, found in posts.items():
+            if found.keys() != posts[first].keys():
+                raise CommError(
+                    f"{self.what}: ranks {first} and {rank} are in different calls: they posted "
+                    f"{sorted(posts[first])} and {sorted(found)}."
+                )
+        return posts
+
+    def _bounded(self, function: Callable[[], _Result]) -> _Result:
+        try:
+            return bounded(function, self.timeout_secs + GRACE_SECS)
+        except (TimeoutError, RuntimeError) as error:
+            if isinstance(error, CommError):
+                raise
+            raise self._absent("that serve the store, or others,") from None
+
+    # --- in the thread --------------------------------------------------------------------------
+
+    def _generation(self) -> str:
+        """Members tell each other random words until all have heard the same ones.
+
+        Words that are left of an earlier group do no harm: nobody who said them hears the new ones.
+        """
+        world, store = self.world, self.world.store
+        if self.members in world.generations:
+            return world.generations[self.members]
+        hello = [f"{self.prefix}/hello/{rank}" for rank in self.members]
+        heard = [f"{self.prefix}/heard/{rank}" for rank in self.members]
+        own = self.members.index(world.rank)
+        store.set(hello[own], secrets.token_hex(8))
+        answer = ""
+
+        def have_heard_alike() -> bool:
+            nonlocal answer
+            if not store.check(hello):
+                return False
+            words = store.multi_get(hello)
+            if not all(words):
+                return False
+            digest = sha256(b"/".join(words)).hexdigest()[:16]
+            if digest != answer:
+                answer = digest
+                store.set(heard[own], answer)
+            return bool(store.check(heard)) and set(store.multi_get(heard)) == {answer.encode()}
+
+        def absent() -> list[int]:
+            silent = [not store.check([key]) for key in hello]
+            if not any(silent):
+                silent = [store.check([k]) and store.get(k) != answer.encode() for k in heard]
+                silent = silent if any(silent) else [not store.check([key]) for key in heard]
+            # An empty word: this rank was here, and nobody need answer it.
+            store.set(hello[own], "")
+            return [rank for rank, is_so in zip(self.members, silent, strict=True) if is_so]
+
+        self._wait(have_heard_alike, absent)
+        world.generations[self.members] = f"{self.prefix}/{answer}"
+        return world.generations[self.members]
+
+    def _exchange(self, data: str) -> list[bytes]:
+        world, store = self.world, self.world.store
+        generation = self._generation()
+        number = world.num_agreements.get(self.members, 0)
+        keys = [f"{generation}/{number}/{rank}" for rank in self.members]
+        own = self.members.index(world.rank)
+        self._check_failed(generation)
+        store.set(keys[own], data)
+
+        def absent() -> list[int]:
+            return [
+                rank for rank, key in zip(self.members, keys, strict=True) if not store.check([key])
+            ]
+
+        self._wait(lambda: bool(store.check(keys)), absent, generation)
+        found: list[bytes] = store.multi_get(keys)
+        if number:
+            # Who has posted this time has read what was posted the time before.
+            store.delete_key(f"{generation}/{number - 1}/{world.rank}")
+        world.num_agreements[self.members] = number + 1
+        return found
+
+    def _wait(
+        self, is_met: Callable[[], bool], absent: Callable[[], list[int]], generation: str = ""
+    ) -> None:
+        """Return once ``is_met``. No lock of the store's is held between two looks."""
+        pause = FIRST_PAUSE_SECS
+        while not is_met():
+            if time.monotonic() > self.deadline:
+                raise self._absent(absent())
+            if generation:
+                self._check_failed(generation)
+            self.world.watch(self.members, self.what)
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.01 + MAX_PAUSE_SECS_PER_RANK * len(self.members))
+
+    def _check_failed(self, generation: str) -> None:
+        if self.world.store.check([_failed(generation)]):
+            text = self.world.store.get(_failed(generation)).decode()
+            raise CommError(f"{self.what}: another rank gave up: {text}")
+
+    def _absent(self, ranks: Sequence[int] | str) -> CommError:
+        return CommError(
+            f"{self.what}: ranks {ranks} did not join within {self.timeout_secs:g} s. They may be "
+            "in another call, or think that this transition has other ranks."
+        )
+
+
+def _failed(generation: str) -> str:
+    """The key that holds why a rank gave up."""
+    return f"{generation}/failed"
 
 
 def compare_requests(
@@ -97,25 +281,3 @@ def read_post(data: bytes) -> Post:
     if not isinstance(found, dict):
         raise ValueError("it is no JSON object, or too deep a one")
     return found
-
-
-def _take_back(world: World, keys: dict[int, str]) -> list[int] | str:
-    """Delete this rank's post; name the ranks that never posted, if the store still answers."""
-    store = world.store
-    try:
-        # Others may have given up and taken theirs back a moment ago: those did join.
-        store.set(_tried(keys[world.rank]), "")
-        missing = [
-            rank
-            for rank, key in keys.items()
-            if not store.check([key]) and not store.check([_tried(key)])
-        ]
-        store.delete_key(keys[world.rank])
-    except RuntimeError:
-        return "that serve the store, or others,"
-    return missing
-
-
-def _tried(key: str) -> str:
-    """The key that says that a rank posted and took its post back."""
-    return f"{key}/tried"

@@ -15,11 +15,14 @@ from rvdcomm.program import is_shard
 class Call:
     """The caller's tensors by buffer, and the block of staging memory; ``arena`` holds elements.
 
+    ``tag`` is the number that the messages of this call carry (``World.begin``).
+
     A src shard may be strided; a call of the backend needs it in one piece, and gets that once.
     """
 
     shards: dict[str, Tensor]
     arena: Tensor
+    tag: int = 0
     sent_bytes: int = 0
     works: dict[int, list[Any]] = field(default_factory=dict)
     _whole: dict[str, Tensor] = field(default_factory=dict)

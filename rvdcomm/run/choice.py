@@ -64,7 +64,7 @@ def compiled_many(bundle: Bundle, world: World, executor: str) -> list[tuple[Bat
     if islands and not _may_run(programs, bundle.ranks, world, executor):
         batches = bundle.batches
     return [
-        (batch, RankProgram(batch.program, world))
+        (batch, RankProgram(batch.program, str(batch.program), world))
         for batch in batches
         if world.rank in batch.program.ranks
     ]
@@ -103,8 +103,9 @@ def _check_all_near(found: Islands, hosts: Islands) -> None:
             apart = " and ".join(f"({ranges_text(part)})" for part in parts)
             raise CommError(
                 f"executor 'peer': ranks {apart} of one host cannot map each other's memory: they "
-                "are on different machines or in different network namespaces, or a rank has no "
-                "native core or asked for 'dist'. Use 'auto', or a topology that tells them apart."
+                "are on different machines, in different network namespaces or of different users, "
+                "or a rank has no native core or asked for 'dist'. Use 'auto', or a topology that "
+                "tells them apart."
             )
 
 

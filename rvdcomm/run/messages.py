@@ -14,7 +14,7 @@ from rvdcomm.layout import ranges_text
 from rvdcomm.program import NO_BUFFER, Collective, Entry, Program
 from rvdcomm.run.call import Call
 from rvdcomm.run.local import call_offset
-from rvdcomm.run.world import World
+from rvdcomm.run.world import MAX_TAG, World
 
 Run = tuple[str, int, int]
 """A contiguous run of memory: (buffer, first element in its block, number of elements)."""
@@ -26,8 +26,8 @@ Begin = Callable[[Call], list[Any]]
 class Transfer:
     """One collective, compiled for this rank; making it is collective over its group.
 
-    ``tag`` tells apart transfers of one group that are under way at once; all its ranks use equal
-    tags.
+    ``tag`` tells apart the transfers of one call and group; all ranks of the group use equal tags.
+    Messages carry it together with ``Call.tag``, so that ranks in different calls never pair.
     """
 
     def __init__(self, program: Program, collective: Collective, world: World, tag: int) -> None:
@@ -110,8 +110,9 @@ class Transfer:
         own = (recvs[rank], sends[rank]) if recvs[rank][2] else None
 
         def begin(call: Call) -> list[Any]:
-            works = [group.recv(call.run(*run), i, tag) for run, i in incoming]
-            works += [group.send(call.run(*run), i, tag) for run, i in outgoing]
+            number = (call.tag + tag) & MAX_TAG
+            works = [group.recv(call.run(*run), i, number) for run, i in incoming]
+            works += [group.send(call.run(*run), i, number) for run, i in outgoing]
             if own is not None:
                 call.run(*own[0]).copy_(call.run(*own[1]))
             return works

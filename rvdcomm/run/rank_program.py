@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ _PEER_ERROR = _NO_ERROR if core is None else core.PeerError
 class RankProgram:
     """Making one is collective over the ranks of every group that it uses; so is ``run``.
 
+    ``identity`` says what is run. It is equal on all ranks, whose programs are their own.
+
     ``sent_bytes`` counts what the last run sent to other ranks, or let them read; ``peak_bytes``
     what it held on this rank: its shards, staging, and copies of shards that were not contiguous.
 
@@ -42,9 +45,12 @@ class RankProgram:
         CommError: a rank of a group did not join.
     """
 
-    def __init__(self, program: Program, world: World) -> None:
-        self.program, self.rank = program, world.rank
+    def __init__(self, program: Program, identity: str, world: World) -> None:
+        self.program, self.rank, self._world = program, world.rank, world
         self.sent_bytes = 0
+        # Ranks compare it in every call.
+        self._identity = int.from_bytes(sha256(identity.encode()).digest()[:8], "little")
+        self._tag = 0
         self._dtype: torch.dtype = getattr(torch, program.dtype)
         self.names = program.shard_names(world.rank)
         group = next((group for group in program.peer_groups if world.rank in group), None)
@@ -97,19 +103,23 @@ class RankProgram:
             if name in self.direct and not shard.is_contiguous()
         )
         self.peak_bytes = self._planned_bytes + copied
+        world, staging = self._world, self._staging
+        self._tag = world.begin(self.program.ranks, self._identity)
         try:
+            staging.begin_call(self._identity)
             if core is not None and device.type == "cpu":
                 self._run_native(shards)
             elif core is not None and device.type == "cuda" and core.has_cuda:
                 self._run_cuda(shards, device)
             else:
                 self._run_plain(shards, device)
+            staging.end_call(self._totals)
         except _PEER_ERROR as error:
-            raise self._staging.island.comm_error(error, "a peer step") from None
-        except BaseException:
-            if self._staging.island is not None:
-                # Nobody need wait for this rank until the timeout.
-                self._staging.island.signals.fail()
+            lost = staging.island.comm_error(error, "a peer step")
+            world.fail(lost)
+            raise lost from None
+        except BaseException as error:
+            world.fail(error)
             raise
 
     # --- native ---------------------------------------------------------------------------------
@@ -138,11 +148,9 @@ class RankProgram:
                 else:
                     transfer(call)
             self.sent_bytes = call.sent_bytes + self._read_bytes
-        if self._totals:
-            staging.end_call(self._totals)
 
     def _call(self, shards: Shards, arena: Tensor) -> Call:
-        return Call(dict(zip(self.names, shards, strict=True)), arena)
+        return Call(dict(zip(self.names, shards, strict=True)), arena, self._tag)
 
     def _compile(self, strides: ShardStrides) -> _NativeSteps:
         members = self._staging.ranks
@@ -179,8 +187,6 @@ class RankProgram:
             else:
                 step(call)
         self.sent_bytes = call.sent_bytes + self._read_bytes
-        if self._totals:
-            staging.end_call(self._totals)
 
     def _device_memory(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """The staging block on the device, and the addresses of all ranks' blocks."""

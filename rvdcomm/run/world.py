@@ -1,14 +1,19 @@
 """The world of one process group: rank numbers, subgroups, timeout and store.
 
 Layouts number ranks within the group, as ``torch.distributed.get_rank(group)`` does.
+
+A world that failed once is failed for good (``World.fail``): every later call raises at once, says
+what failed first, and how to go on. So no call meets what an earlier one left behind.
 """
 
 from __future__ import annotations
 
-import atexit
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -17,12 +22,28 @@ from torch import Tensor
 
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
+from rvdcomm.run.agree import GRACE_SECS, bounded, generation_of, tell_failure
+
+FORM_AGAIN = (
+    "Form the group again on all of its ranks: destroy_process_group and init_process_group, or "
+    "new_group."
+)
+_FORKED = (
+    "this process was forked from one that is in the process group, and is no rank of it. Call "
+    "rvdcomm in a process that was started by the spawn method and joined a group of its own."
+)
 
 
 class World:
-    """One process group, with the subgroups that programs need; made once a group by ``of``."""
+    """One process group, with the subgroups that programs need; made once a group by ``of``.
+
+    It holds no reference to the group. It is closed when the group is dropped, or, if somebody
+    still holds the group, when the next world is made after ``destroy_process_group``.
+    """
 
     _known: ClassVar[weakref.WeakKeyDictionary[Any, World]] = weakref.WeakKeyDictionary()
+    _inherited: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+    """Groups of the process that this one was forked from."""
 
     def __init__(self, group: Any) -> None:
         self.rank: int = dist.get_rank(group)
@@ -30,10 +51,14 @@ class World:
         self.name: str = group.group_name
         self.backend: str = _backend_name(group)
         self.timeout: timedelta = _timeout(group)
+        self.failure = ""
         # Compiled transitions by request; never dropped, or ranks would agree at different times.
         self.agreed: dict[Any, Any] = {}
         self.compiled: dict[Any, Any] = {}
         self.num_agreements: dict[tuple[int, ...], int] = {}
+        self.generations: dict[tuple[int, ...], str] = {}
+        self._histories: dict[tuple[int, ...], int] = {}
+        self.islands: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made: dict[tuple[Any, ...], Any] = {}
         self._subgroups: dict[tuple[int, ...], Subgroup] = {}
 
@@ -42,7 +67,8 @@ class World:
         """The world of ``group``, or of the default group.
 
         Raises:
-            CommError: torch.distributed is not initialized, or this rank is not in the group.
+            CommError: torch.distributed is not initialized, this rank is not in the group, or this
+                process was forked from one that is.
         """
         if not dist.is_initialized():
             raise CommError(
@@ -52,12 +78,21 @@ class World:
         group = group if group is not None else dist.group.WORLD
         if group == dist.GroupMember.NON_GROUP_MEMBER:
             raise CommError("this rank is not a member of the group that was given.")
-        if group not in cls._known:
-            if not cls._known:
-                # A backend that outlives the interpreter ends with its threads running: an abort.
-                atexit.register(_close_all)
-            cls._known[group] = cls(group)
-        return cls._known[group]
+        known = cls._known.get(group)
+        return cls._make(group) if known is None else known
+
+    @classmethod
+    def _make(cls, group: Any) -> World:
+        if group in cls._inherited:
+            raise CommError(_FORKED)
+        for other, world in list(cls._known.items()):
+            if other not in dist.distributed_c10d._world.pg_map:
+                world.close()
+        made = cls._known[group] = cls(group)
+        # At the end of the interpreter, too: a backend that outlives it ends with its threads
+        # running, which is an abort.
+        weakref.finalize(group, made.close)
+        return made
 
     @property
     def device(self) -> torch.device:
@@ -66,22 +101,86 @@ class World:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
 
-    @property
+    @cached_property
     def store(self) -> Any:
-        """The key-value store that all ranks of the job share."""
-        return dist.distributed_c10d._get_default_store()
+        """The key-value store of the job, over a connection of this group's own.
+
+        An operation on torch's own connection keeps all other threads from theirs until it ends.
+        """
+        shared: Any = dist.distributed_c10d._get_default_store()
+        try:
+            return shared.clone()
+        except RuntimeError:  # No descriptor is left, or the store cannot do it.
+            return shared
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise a CommError if the group failed before, was destroyed, or is another process's."""
+        if self.failure:
+            raise CommError(self.failure)
+
+    def fail(self, error: BaseException) -> None:
+        """Break the group for good because of ``error``, and let all ranks know that it is broken.
+
+        Ranks that share memory see it before their next call, ranks that are sent messages when
+        their connection to this rank is closed, ranks that agree when they look at the store.
+        """
+        if self.failure:
+            return
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        self.failure = f"process group {self.name!r} failed in an earlier call: {text} {FORM_AGAIN}"
+        for island in list(self.islands):
+            island.signals.fail()
+        for subgroup in list(self._subgroups.values()):
+            subgroup.close()
+        with suppress(TimeoutError, RuntimeError):
+            tell_failure(self, text)
+
+    def watch(self, members: Iterable[int], what: str) -> None:
+        """Raise a CommError if one of ``members`` that shares memory with this rank is lost."""
+        for island in list(self.islands):
+            island.watch(members, what)
 
     def close(self) -> None:
         """Let go of all communicators; transitions compiled for this group cannot run any more."""
-        for subgroup in self._subgroups.values():
-            subgroup.close()
-        self._subgroups.clear()
-        for made in self._made.values():
-            if hasattr(made, "close"):
-                made.close()
-        self._made.clear()
+        self.failure = self.failure or f"process group {self.name!r} was destroyed. {FORM_AGAIN}"
+        for group in [group for group, world in list(self._known.items()) if world is self]:
+            self._known.pop(group, None)
+        # Item by item: two threads may find at once that the group was destroyed.
+        for table in (self._subgroups, self._made):
+            with suppress(KeyError):
+                while True:
+                    _, made = table.popitem()
+                    if hasattr(made, "close"):
+                        made.close()
         self.agreed.clear()
         self.compiled.clear()
+        self.__dict__.pop("store", None)
+
+    def disown(self) -> None:
+        """In a forked child: touch nothing that the parent uses.
+
+        The ends of backends, and of process groups that compiled calls hold, would wait for threads
+        that the child does not have. So they are kept.
+        """
+        self.failure = _FORKED
+        _not_ours.append(dict(self.__dict__))
+        self.__dict__.pop("store", None)
+        self._subgroups, self._made, self.agreed, self.compiled = {}, {}, {}, {}
+
+    # --- what programs need ---------------------------------------------------------------------
+
+    def begin(self, members: tuple[int, ...], identity: int) -> int:
+        """The number that messages of the next call of ``members`` carry.
+
+        It depends on all their calls up to this one, so that no message of one is taken for
+        another's; ``identity`` says what the call does.
+        """
+        self.check()
+        history = hash((self._histories.get(members, 0), identity)) & MAX_TAG
+        self._histories[members] = history
+        return history
 
     def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """What ``make`` makes: made once for this group, and closed with it if it can be."""
@@ -99,25 +198,49 @@ class World:
             if self.backend not in _BACKENDS:
                 known = ", ".join(sorted(_BACKENDS))
                 raise CommError(f"backend {self.backend!r} is not supported; use one of {known}.")
-            name = f"rvdcomm/{self.backend}/{self.name}/{ranges_text(ranks)}"
-            store = dist.distributed_c10d.PrefixStore(name, self.store)
-            make = _BACKENDS[self.backend]
             try:
-                made = make(store, ranks.index(self.rank), len(ranks), self.timeout)
-            except RuntimeError as error:
-                raise CommError(
-                    f"{self.backend}: rank {self.rank} cannot connect to ranks "
-                    f"({ranges_text(ranks)}): {error}"
-                ) from None
+                made = self._connected(ranks)
+            except BaseException as error:
+                self.fail(error)
+                raise
             # gloo's own all_gather goes round a ring and through a second buffer as large as dst;
             # its all_to_all lets ranks meet that have nothing for each other.
             self._subgroups[ranks] = Subgroup(made, sends_best=self.backend == "gloo")
         return self._subgroups[ranks]
 
+    def _connected(self, ranks: tuple[int, ...]) -> Any:
+        what = f"{self.backend}: rank {self.rank} connects to ranks ({ranges_text(ranks)})"
+        generation = generation_of(self, ranks, what)
+        store = dist.distributed_c10d.PrefixStore(f"{generation}/{self.backend}", self.store)
+        make = _BACKENDS[self.backend]
+        secs = self.timeout.total_seconds()
+        try:
+            return bounded(
+                lambda: make(store, ranks.index(self.rank), len(ranks), self.timeout),
+                secs + GRACE_SECS,
+            )
+        except (TimeoutError, RuntimeError) as error:
+            raise CommError(
+                f"{self.backend}: rank {self.rank} cannot connect to ranks "
+                f"({ranges_text(ranks)}): {error}"
+            ) from None
 
-def _close_all() -> None:
+
+MAX_TAG = (1 << 31) - 1
+"""Of a message: gloo's are integers of 31 bits."""
+
+_not_ours: list[Any] = []
+
+
+def _after_fork() -> None:
+    for group in dist.distributed_c10d._world.pg_map:
+        World._inherited.add(group)
     for world in list(World._known.values()):
-        world.close()
+        world.disown()
+    World._known.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Subgroup:

@@ -544,7 +544,9 @@ def count_agreements(rank: int, num_calls: int) -> list[int]:
 
 def test_ranks_agree_once_a_transition(worlds: Worlds) -> None:
     seen = worlds(4).run(count_agreements, 5)
-    assert seen == [[seen[0][0]] * 5] * 4
+    # Ranks that share memory agree about it, too: so some agree more often than others.
+    assert all(counts == [counts[0]] * 5 for counts in seen)
+    assert min(counts[0] for counts in seen) > 0
 
 
 def count_store_calls(rank: int, num_calls: int) -> int:

@@ -377,7 +377,7 @@ def test_rank_that_never_calls_is_named_by_the_others(worlds: Worlds, absent: in
     world.stop()
     error = (
         f"CommError: {WHOLE}: ranks [{absent}] did not join within 3 s. They may be in another "
-        "call, or think that this transition has other ranks (DistStoreError)."
+        "call, or think that this transition has other ranks."
     )
     wanted = [None if rank == absent else error for rank in range(4)]
     assert [None if w is None else w.error for w in waited] == wanted
@@ -411,45 +411,72 @@ def test_rank_that_comes_too_late_is_an_error_on_every_rank(worlds: Worlds) -> N
     assert longest_secs(waited) < TIMEOUT_SECS + SLACK_SECS
 
 
-def stay_away_once(rank: int, absent: int) -> tuple[Waited | None, Waited]:
+def meeting_group() -> Any:
+    """A group in which ranks meet that give up at different times."""
+    return dist.new_group(list(range(4)), timeout=timedelta(seconds=10 * TIMEOUT_SECS))
+
+
+def call_again(rank: int, meeting: Any) -> tuple[Waited, Waited]:
+    """The same call in the group that failed, and in a new one."""
+    dist.barrier(meeting)
+    again = timed(lambda: redistribute_good(rank, seed=1))
+    dist.barrier(meeting)
+    group = dist.new_group(list(range(4)))
+    return again, timed(lambda: redistribute_good(rank, seed=1, group=group))
+
+
+def faults_of_calls_again(again: Sequence[Waited], anew: Sequence[Waited]) -> list[str]:
+    """What is wrong after a failure: the group is failed on every rank, a new one works."""
+    faults = [
+        f"rank {rank}: {waited.error}"
+        for rank, waited in enumerate(again)
+        if not waited.error.startswith("CommError: ")
+    ]
+    faults += [waited.error for waited in anew if waited.error != "none"]
+    return faults or faults_of([waited.result for waited in anew], *GOOD, seed=1)
+
+
+def stay_away_once(rank: int, absent: int) -> tuple[Waited | None, Waited, Waited]:
+    meeting = meeting_group()
     if rank == absent:
         time.sleep(TIMEOUT_SECS)
         first = None
     else:
         first = timed(lambda: redistribute_good(rank))
-    dist.barrier()
-    return first, timed(lambda: redistribute_good(rank, seed=1))
+    return first, *call_again(rank, meeting)
 
 
-def test_world_works_after_a_rank_stayed_away(worlds: Worlds) -> None:
+def test_a_group_in_which_a_rank_stayed_away_is_failed_on_every_rank(worlds: Worlds) -> None:
     world = hurried(worlds)
-    first, second = zip(*world.run(stay_away_once, 2), strict=True)
+    first, again, anew = zip(*world.run(stay_away_once, 2), strict=True)
     world.stop()
     assert classes_of(first) == ["CommError", "CommError", None, "CommError"]
-    assert classes_of(second) == ["none"] * 4
-    assert faults_of([w.result for w in second], *GOOD, seed=1) == []
+    assert faults_of_calls_again(again, anew) == []
+    for rank in (0, 1, 3):
+        assert "failed in an earlier call: CommError: redistribute" in again[rank].error
+        assert "ranks [2] did not join within 3 s" in again[rank].error
+        assert again[rank].error.endswith("init_process_group, or new_group.")
+        assert again[rank].secs < SLACK_SECS, "nobody waits for a group that failed"
 
 
-def disagree_about_members(rank: int) -> tuple[Waited, Waited]:
+def disagree_about_members(rank: int) -> tuple[Waited, Waited, Waited]:
     """Rank 1 thinks that it moves something with rank 0 alone."""
     pair = rv.Layout((8,), "R(1)V(1)D(2)", [0, 1]), rv.Layout((8,), "R(2)V(1)D(1)", [0, 1])
     src, dst = pair if rank == 1 else GOOD
+    meeting = meeting_group()
     first = timed(lambda: rv.redistribute(shard_of(rank, src), src, dst))
-    dist.barrier()
-    return first, timed(lambda: redistribute_good(rank, seed=1))
+    return first, *call_again(rank, meeting)
 
 
 def test_ranks_that_disagree_about_who_joins_get_an_error_in_time(worlds: Worlds) -> None:
     world = hurried(worlds)
-    first, second = zip(*world.run(disagree_about_members), strict=True)
+    first, again, anew = zip(*world.run(disagree_about_members), strict=True)
     world.stop()
     assert classes_of(first) == ["CommError"] * 4
     assert ["ranks [1] did not join" in w.error for w in first] == [True, False, True, True]
     assert "ranks [0] did not join" in first[1].error
     assert longest_secs(first) < TIMEOUT_SECS + SLACK_SECS
-    # The world works afterwards.
-    assert classes_of(second) == ["none"] * 4
-    assert faults_of([w.result for w in second], *GOOD, seed=1) == []
+    assert faults_of_calls_again(again, anew) == []
 
 
 def wait_for_pending(rank: int, absent: int) -> Waited | None:

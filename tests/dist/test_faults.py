@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from rvdcomm import native
+from rvdcomm.run.agree import generation_of
 from rvdcomm.run.world import World
 from tests.dist.shards import faults_of, shard_of
 from tests.dist.test_dist_errors import (
@@ -75,6 +76,10 @@ DISAGREEMENTS: dict[str, tuple[Call, str]] = {
     "executor": (
         Call(options={"executor": "auto"}),
         "LayoutError: redistribute: ranks disagree about executor: rank 0 asks for",
+    ),
+    "memory_limit": (
+        Call(options={"memory_limit": 1 << 20}),
+        "LayoutError: redistribute: ranks disagree about memory_limit: rank 0 asks for None",
     ),
     "requires_grad": (
         Call(requires_grad=True),
@@ -306,8 +311,9 @@ def post_junk(rank: int, junk: bytes, executor: str) -> tuple[Waited, Any]:
     """Rank 2 has something else in its place in the store."""
     group = new_group()
     if rank == VICTIM:
-        name = World.of(group).name
-        World.of(group).store.set(f"rvdcomm/posts/{name}/0:{NUM_RANKS}/0/{VICTIM}", junk)
+        world = World.of(group)
+        generation = generation_of(world, tuple(range(NUM_RANKS)), "junk")
+        world.store.set(f"{generation}/0/{VICTIM}", junk)
         waited = Waited("posted", 0.0)
     else:
         waited = timed(lambda: good_call(rank, group, executor))
@@ -325,7 +331,9 @@ def test_junk_in_the_store_is_an_error_and_is_never_run(
     junk = {"pickle": pickled, "deep": b"[" * 10**5, "list": b"[1]", "request": b'{"src": 7}'}[kind]
     found = worlds(NUM_RANKS).run(post_junk, junk, "auto")
     waited, results = zip(*found, strict=True)
-    words = "is no request" if kind == "request" else f"what rank {VICTIM} posted cannot be read"
+    words = f"what rank {VICTIM} posted cannot be read"
+    if kind == "request":
+        words = f"ranks 0 and {VICTIM} are in different calls"
     for rank in {*range(NUM_RANKS)} - {VICTIM}:
         assert waited[rank].error.startswith("CommError: ")
         assert words in waited[rank].error

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 import rvdcomm as rv
+from rvdcomm import native
 from tests.dist.world import GlooWorld
-from tests.fuzz import pairs, parsers, processes, soak
+from tests.fuzz import faults, pairs, parsers, processes, soak
 from tests.fuzz.command import Report
 from tests.fuzz.draw import draw
 from tests.fuzz.soak import Held, thirds
@@ -59,6 +60,14 @@ def test_damaged_texts_raise_only_what_is_documented(target: str) -> None:
     report = parsers.fuzz(SEED, 0.7, target)
     assert report.findings == []
     assert sum(count for name, count in report.counts.items() if "slowest" not in name) > 0
+
+
+@pytest.mark.dist
+@pytest.mark.skipif(native.core is None, reason="the extension is not built, or not wanted")
+def test_random_faults_give_no_call_the_data_of_another() -> None:
+    report = faults.fuzz(SEED, range(faults.BATCH))
+    assert report.findings == []
+    assert report.counts["calls that raise"] > 0 < report.counts["calls that return"]
 
 
 @pytest.mark.dist

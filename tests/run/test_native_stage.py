@@ -33,9 +33,9 @@ class Memory(_Simulation):
     """Shards and arenas of all ranks, at addresses that native stages can use."""
 
     def bind(self, stage: Any, ranks: Sequence[int], *island: Any) -> None:
-        signals, counts = island or (None, None)
+        signals = island[0] if island else None
         arenas = [self.arena[rank].ctypes.data for rank in ranks]
-        stage.bind(arenas, signals, counts, TIMEOUT_SECS)
+        stage.bind(arenas, signals, TIMEOUT_SECS)
 
     def run_stage(self, stage: Any, rank: int) -> None:
         names = self.program.shard_names(rank)
@@ -85,7 +85,7 @@ def run_by_reading(program: Program, shards: dict[int, Array]) -> dict[int, Arra
                 lifelines = [-1 if j == i else pair[0].fileno() for j, pair in enumerate(pairs)]
                 stage = native_stage(program, rank, group, found[rank].actions)
                 signals = core.Signals(i, headers, lifelines)
-                memory.bind(stage, group, signals, core.Counts(len(group)))
+                memory.bind(stage, group, signals)
                 running.append(threads.submit(memory.run_stage, stage, rank))
         for future in running:
             future.result()

@@ -9,27 +9,6 @@
 
 namespace rvdcomm {
 
-/// The counts that the ranks of an island had when the current call began, by index in the island.
-///
-/// All programs of one island share them: its ranks run the same programs in the same order, so
-/// that every rank knows how far the others have counted when a call is over.
-class Counts {
- public:
-  explicit Counts(int num_ranks) : at_start_(static_cast<size_t>(num_ranks), 0) {}
-
-  /// The count that `peer` has after `count` events of the current call.
-  uint32_t after(int32_t peer, uint32_t count) const {
-    return at_start_.at(static_cast<size_t>(peer)) + count;
-  }
-
-  /// The current call is over: rank i has counted `totals[i]` events in it.
-  /// @throws std::invalid_argument if there is not one total a rank
-  void add(const std::vector<uint32_t>& totals);
-
- private:
-  std::vector<uint32_t> at_start_;
-};
-
 /// One thing to do: run a copy program, wait for a peer, or count an event.
 struct Action {
   enum class Kind : int32_t { kCopy, kAwait, kAdvance };
@@ -47,8 +26,8 @@ class Stage {
   Stage(std::vector<CopyProgram> programs, std::vector<Action> actions, int num_shards);
 
   /// The memory besides the shards, and the island, for all runs to come.
-  /// @pre signals and counts outlive the runs; null only if no action waits or counts
-  void bind(std::vector<void*> memory, Signals* signals, const Counts* counts, double timeout_secs);
+  /// @pre signals outlive the runs; null only if no action waits or counts
+  void bind(std::vector<void*> memory, Signals* signals, double timeout_secs);
 
   /// The address of a shard, for the next run.
   /// @pre 0 <= index < num_shards()
@@ -64,7 +43,6 @@ class Stage {
   const int num_shards_;
   std::vector<void*> buffers_;
   Signals* signals_ = nullptr;
-  const Counts* counts_ = nullptr;
   double timeout_secs_ = 0;
 };
 

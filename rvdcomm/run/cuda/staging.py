@@ -38,7 +38,6 @@ class CudaStaging:
         self.addresses = [0] * len(self.ranks)
         self._world = world
         self._sizes = dict.fromkeys(self.ranks, 0)
-        self._at_start = [0] * len(self.ranks)
         self._mapped: list[Any] = []
         self._event = Event(interprocess=True)
         self._event.record(torch.cuda.current_stream(device))
@@ -98,15 +97,16 @@ class CudaStaging:
 
     def wait(self, peer: int, count: int, stream: Any) -> None:
         """Let ``stream`` wait for the ``peer``-th rank's event of that number in this call."""
-        wanted = (self._at_start[peer] + count) % 2**32
-        self.island.signals.wait(peer, wanted, self.island.timeout_secs)
+        self.island.signals.wait(peer, count, self.island.timeout_secs)
         stream.wait_event(self._events[peer])
 
+    def begin_call(self, identity: int) -> None:
+        """A call begins; ranks whose ``identity`` differs never believe each other's events."""
+        self.island.signals.begin(identity, self.island.timeout_secs)
+
     def end_call(self, totals: list[int]) -> None:
-        """A call is over in which every rank of the island counted so many events."""
-        self._at_start = [
-            (start + total) % 2**32 for start, total in zip(self._at_start, totals, strict=True)
-        ]
+        """The call is queued; every rank of the island counted so many events in it."""
+        self.island.signals.end(totals)
 
     def close(self) -> None:
         """Let go of all blocks."""

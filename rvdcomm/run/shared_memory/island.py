@@ -1,30 +1,26 @@
 """Islands: ranks of one machine that map each other's memory and signal through it.
 
 Sharing is all or nothing: whatever one rank cannot get, all ranks of the island raise the same
-error. A rank that dies is found by its link, which the kernel closes, and named by all that wait.
+error. A rank that dies is found by its wire, which the kernel closes, and named by all that wait.
 """
 
 from __future__ import annotations
 
 import os
-import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
 from rvdcomm import _C
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
-from rvdcomm.run.agree import exchange_posts
-from rvdcomm.run.shared_memory.rendezvous import Link, Listener, Message, islands, meet
+from rvdcomm.run.agree import check_equal, exchange_posts
+from rvdcomm.run.shared_memory.rendezvous import Listener, Message, Wire, islands, meet
 from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
 from rvdcomm.run.world import World
 
 __all__ = ["Island", "SharedMemoryError", "islands"]
-
-# A failure that another rank met is seen after one slice of a wait for a message.
-SLICE_SECS = 0.05
 
 _RESERVING = "reserving shared memory"
 
@@ -39,19 +35,20 @@ class Island:
 
     def __init__(
         self,
+        world: World,
         ranks: tuple[int, ...],
-        rank: int,
-        links: Mapping[int, Link],
+        wires: Mapping[int, Wire],
         segments: Mapping[int, Segment],
-        timeout_secs: float,
     ) -> None:
-        self.ranks, self.rank, self.timeout_secs = ranks, rank, timeout_secs
-        self._links = dict(links)
+        self._world, self.ranks, self.rank = world, ranks, world.rank
+        self.timeout_secs = world.timeout.total_seconds()
+        self._wires = dict(wires)
         self._segments = dict(segments)
-        lifelines = [links[r].socket.fileno() if r != rank else -1 for r in ranks]
+        lifelines = [wires[r].socket.fileno() if r != world.rank else -1 for r in ranks]
         headers = [segments[r].header for r in ranks]
-        self.signals = _C.Signals(ranks.index(rank), headers, lifelines)
+        self.signals = _C.Signals(ranks.index(world.rank), headers, lifelines)
         _open_islands.add(self)
+        world.islands.add(self)
 
     @classmethod
     def connect(cls, world: World, ranks: Sequence[int]) -> Island:
@@ -64,7 +61,7 @@ class Island:
         ranks = tuple(ranks)
         what = f"sharing memory on ranks ({ranges_text(ranks)})"
         timeout_secs = world.timeout.total_seconds()
-        post: Message = {"refusal": ""}
+        post: Message = {"refusal": "", "name": "", "key": ""}
         with ExitStack() as undo, ExitStack() as done:
             try:
                 own = Segment.create()
@@ -76,14 +73,14 @@ class Island:
             posts = exchange_posts(world, ranks, post, what)
             _raise_refusal(posts, what)
 
-            links, segments, verdict = {}, {world.rank: own}, {"refusal": "", "lost": ""}
+            wires, segments, verdict = {}, {world.rank: own}, {"refusal": "", "lost": ""}
             try:
                 # Half of the time, so that the others still wait for the verdict.
                 met = meet(world.rank, listener, posts, own.fd, timeout_secs / 2)
-                for peer, (link, fd) in met.items():
-                    undo.callback(link.close)
+                for peer, (wire, fd) in met.items():
+                    undo.callback(wire.close)
                     undo.callback(os.close, fd)
-                    links[peer] = link
+                    wires[peer] = wire
                 for peer, (_, fd) in met.items():
                     segments[peer] = Segment(fd)
             except (TimeoutError, ConnectionError) as error:
@@ -95,7 +92,7 @@ class Island:
             for rank, post in posts.items():
                 if post["lost"]:
                     raise CommError(f"{what}: rank {rank} met not all: {post['lost']}.")
-            island = cls(ranks, world.rank, links, segments, timeout_secs)
+            island = cls(world, ranks, wires, segments)
             undo.pop_all()
         return island
 
@@ -157,82 +154,62 @@ class Island:
             result = action()
         except OSError as error:
             refusal = f"reserve {wanted[self.rank]} bytes: {reason_of(error)}"
-        posts = self._exchange({"wanted": list(wanted.values()), "refusal": refusal})
         what = f"{_RESERVING} on ranks ({ranges_text(self.ranks)})"
-        first = posts[self.ranks[0]]["wanted"]
-        for rank, post in posts.items():
-            if post["wanted"] != first:
-                self.signals.fail()
-                raise CommError(
-                    f"{what}: rank {self.ranks[0]} asks for {first} bytes and rank {rank} for "
-                    f"{post['wanted']}; all must ask for the same."
-                )
+        post = {"bytes": list(wanted.values()), "refusal": refusal}
+        posts = exchange_posts(self._world, self.ranks, post, what)
+        try:
+            check_equal(posts, "bytes", what)
+        except CommError as error:
+            self._world.fail(error)
+            raise
         _raise_refusal(posts, what)
         return result
 
-    # --- messages -------------------------------------------------------------------------------
-
-    def _exchange(self, message: Message) -> dict[int, Message]:
-        """Every rank's message, in order of ``ranks``; collective."""
-        deadline = time.monotonic() + self.timeout_secs
-        try:
-            # In a broken island there may be answers to what was asked before.
-            self.signals.check()
-            for rank, link in self._links.items():
-                try:
-                    link.send(message)
-                except OSError:
-                    self.signals.blame("dead", self.ranks.index(rank))
-            return {
-                rank: message if rank == self.rank else self._receive(rank, deadline)
-                for rank in self.ranks
-            }
-        except _C.PeerError as error:
-            raise self.comm_error(error, _RESERVING) from None
-        except BaseException:
-            self.signals.fail()
-            raise
-
-    def _receive(self, rank: int, deadline: float) -> Message:
-        peer = self.ranks.index(rank)
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                return self._links[rank].receive(min(left, SLICE_SECS))[0]
-            except TimeoutError:
-                self.signals.check()
-            except (EOFError, ConnectionError):
-                self.signals.blame("dead", peer)
-        self.signals.blame("timeout", peer)
+    # --- failures -------------------------------------------------------------------------------
 
     def comm_error(self, error: _C.PeerError, what: str) -> CommError:
         """What to raise for a peer that is lost; ``what`` names the step that needed it."""
+        ranks = ranges_text(self.ranks)
+        return CommError(f"{what} on ranks ({ranks}), rank {self.rank}: {self._reason(error)}.")
+
+    def _reason(self, error: _C.PeerError) -> str:
         rank = self.ranks[error.rank]
         if error.kind == "dead":
-            text = f"rank {rank} died (its process ended, or it closed the group)"
-        elif error.kind == "timeout":
-            text = f"rank {rank} did not arrive within {self.timeout_secs:g} s"
-        elif rank == self.rank:
-            text = "this rank gave up in an earlier call, so the group is broken"
-        else:
-            text = f"rank {rank} gave up; its own error says why"
-        ranks = ranges_text(self.ranks)
-        return CommError(f"{what} on ranks ({ranks}), rank {self.rank}: {text}.")
+            return f"rank {rank} died (its process ended, or it closed the group)"
+        if error.kind == "timeout":
+            return f"rank {rank} did not arrive within {self.timeout_secs:g} s"
+        if error.kind == "elsewhere":
+            return f"rank {rank} is in another call than a rank that waits for it"
+        if rank == self.rank:
+            return "this rank gave up in an earlier call, so the group is broken"
+        return f"rank {rank} gave up; its own error says why"
+
+    def watch(self, members: Iterable[int], what: str) -> None:
+        """Raise a CommError if this island failed, or the process of one of ``members`` ended."""
+        try:
+            self.signals.check()
+            for rank in self._wires.keys() & set(members):
+                if self._wires[rank].is_hung_up():
+                    self.signals.blame("dead", self.ranks.index(rank))
+        except _C.PeerError as error:
+            raise CommError(f"{what}, rank {self.rank}: {self._reason(error)}.") from None
 
     # --- the end --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of links and memory; the island cannot be used any more.
+        """Let go of wires and memory; the island cannot be used any more.
 
         Memory that somebody has a view of goes with the view. Not collective: the others may finish
         what needs nothing more of this rank. In a forked child the parent's island stays as it is.
         """
         _open_islands.discard(self)
+        self._world.islands.discard(self)
         self.signals.close()
-        for link in self._links.values():
-            link.close()
+        for wire in self._wires.values():
+            wire.close()
         for segment in self._segments.values():
             segment.close()
-        self._links.clear()
+        self._wires.clear()
         self._segments.clear()
 
 
@@ -247,7 +224,7 @@ _open_islands: weakref.WeakSet[Island] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    # A child that kept the links open would hide its parent's death from the other ranks.
+    # A child that kept the wires open would hide its parent's death from the other ranks.
     for island in list(_open_islands):
         island.close()
 

@@ -2,6 +2,10 @@
 
 Abstract unix sockets belong to a network namespace of one kernel, so a connection is the proof that
 two ranks are on one machine. Host names are not asked: containers and emulated hosts share them.
+
+Any program of the machine can connect to such a socket. Both ends of a connection therefore ask the
+kernel for the other's user, and a rank identifies itself by a key that only the job's store has.
+Who is of another user, or does not identify itself at once, is dropped, and keeps nobody waiting.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ import errno
 import json
 import os
 import secrets
+import select
 import socket
+import struct
 import time
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,11 +30,17 @@ Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 1 << 16
 
+IDENTIFY_SECS = 1.0
+"""A rank sends who it is as soon as it is connected."""
+
+MAX_STRANGERS = 64
+"""Connections that have not identified themselves yet; the oldest is dropped first."""
+
 
 class Listener:
     """A socket to which ranks of this machine can connect; it appears in no file system.
 
-    Its name can be seen by other programs, its key cannot: only ranks of the job learn it.
+    Its name can be seen by other programs. Its key cannot: it is in the job's store alone.
     """
 
     def __init__(self, backlog: int) -> None:
@@ -124,6 +136,7 @@ def _together(
 
 
 def _can_reach(name: str) -> bool:
+    """Whether a process of the same user listens under this name."""
     if not name:
         return False
     with unix_socket() as probe:
@@ -134,13 +147,20 @@ def _can_reach(name: str) -> bool:
             return True  # More ranks ask than the system lets wait, so somebody is there.
         except OSError:
             return False
-    return True
+        return is_same_user(probe)
 
 
-# --- links --------------------------------------------------------------------------------------
+def is_same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end ran as this process's user when it connected."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return bool(uid == os.geteuid())
 
 
-class Link:
+# --- wires --------------------------------------------------------------------------------------
+
+
+class Wire:
     """The socket between this rank and one other.
 
     While both processes live it is open: its end is how a death is seen, at once, whatever the
@@ -154,7 +174,7 @@ class Link:
         """Hand over a message, which is kept until the other rank asks for it.
 
         Raises:
-            OSError: the other process ended, or closed the link.
+            OSError: the other process ended, or closed the wire.
         """
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         self.socket.sendmsg([json.dumps(message).encode()], rights, socket.MSG_NOSIGNAL)
@@ -163,7 +183,7 @@ class Link:
         """The next message, and the file descriptors that came with it.
 
         Raises:
-            EOFError: the other process ended, or closed the link.
+            EOFError: the other process ended, or closed the wire.
             TimeoutError: no message came in time.
             OSError: any other failure; also if this process can take no more descriptors.
         """
@@ -189,6 +209,12 @@ class Link:
                 os.close(fd)
             raise
 
+    def is_hung_up(self) -> bool:
+        """Whether the other process ended, or closed the wire."""
+        poller = select.poll()
+        poller.register(self.socket, select.POLLRDHUP)
+        return bool(poller.poll(0))
+
     def close(self) -> None:
         """Hang up, on our side alone: a forked child does so without disturbing its parent."""
         self.socket.close()
@@ -200,11 +226,11 @@ class Link:
 
 def meet(
     rank: int, listener: Listener, posts: Mapping[int, Message], fd: int, timeout_secs: float
-) -> dict[int, tuple[Link, int]]:
-    """A link to every other rank of ``posts``, and the file descriptor that this rank handed over.
+) -> dict[int, tuple[Wire, int]]:
+    """A wire to every other rank of ``posts``, and the file descriptor that this rank handed over.
 
-    Collective over the ranks of ``posts``. A rank connects to all lower ones, which never waits,
-    and then accepts the higher ones.
+    Collective over the ranks of ``posts``. A rank connects to all lower ones, and then accepts the
+    higher ones. Rank by rank, the lower ones are there to accept, so nobody waits in a circle.
 
     Args:
         rank: this rank.
@@ -214,29 +240,30 @@ def meet(
         timeout_secs: for all of it.
 
     Raises:
-        TimeoutError, ConnectionError: another rank is late or gave up.
+        TimeoutError, ConnectionError: another rank is late, gave up or is another user's.
         OSError: the system refused this rank something.
     """
     deadline = time.monotonic() + timeout_secs
     lower = [peer for peer in posts if peer < rank]
     try:
         with ExitStack() as undo:
-            met: dict[int, tuple[Link, int]] = {}
-            links = {peer: _dial(rank, peer, posts[peer], [fd], undo) for peer in lower}
-            while missing := [peer for peer in posts if peer > rank and peer not in met]:
+            met: dict[int, tuple[Wire, int]] = {}
+            wires = {peer: _dial(rank, peer, posts[peer], [fd], deadline, undo) for peer in lower}
+            with _Reception(listener) as reception:
+                while missing := [peer for peer in posts if peer > rank and peer not in met]:
+                    try:
+                        peer, wire, their_fd = reception.next_rank(deadline, undo)
+                    except TimeoutError:
+                        raise TimeoutError(f"ranks {missing} did not connect") from None
+                    wire.send({}, [fd])
+                    met[peer] = wire, their_fd
+            for peer, wire in wires.items():
                 try:
-                    peer, link, their_fd = _accept(listener, deadline, undo)
-                except TimeoutError:
-                    raise TimeoutError(f"ranks {missing} did not connect") from None
-                link.send({}, [fd])
-                met[peer] = link, their_fd
-            for peer, link in links.items():
-                try:
-                    _, fds = link.receive(deadline - time.monotonic(), 1)
+                    _, fds = wire.receive(deadline - time.monotonic(), 1)
                 except EOFError:
                     raise ConnectionResetError(f"rank {peer} gave up") from None
                 undo.callback(os.close, fds[0])
-                met[peer] = link, fds[0]
+                met[peer] = wire, fds[0]
             undo.pop_all()
     except OSError:
         # Nobody need wait for this rank until the time is over, neither those that have connected
@@ -244,37 +271,110 @@ def meet(
         listener.socket.close()
         for peer in lower:
             with suppress(OSError), ExitStack() as undo:
-                _dial(rank, peer, posts[peer], [], undo)
+                _dial(rank, peer, posts[peer], [], deadline, undo)
         raise
     return met
 
 
-def _dial(rank: int, peer: int, post: Message, fds: Sequence[int], undo: ExitStack) -> Link:
+def _dial(
+    rank: int, peer: int, post: Message, fds: Sequence[int], deadline: float, undo: ExitStack
+) -> Wire:
     """Connect to ``peer``, which wrote ``post``; without a descriptor this says "I give up"."""
-    link = Link(undo.enter_context(unix_socket()))
+    wire = Wire(undo.enter_context(unix_socket()))
+    # Only a call that blocks has a place in the queue of those that wait to connect.
+    secs = max(deadline - time.monotonic(), 1e-3)
+    limit = struct.pack("ll", int(secs), int(secs % 1 * 1e6))
+    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     try:
-        link.socket.connect(f"\0{post['name']}")
+        wire.socket.connect(f"\0{post['name']}")
     except ConnectionRefusedError:
         raise ConnectionRefusedError(f"rank {peer} is gone") from None
-    link.send({"rank": rank, "key": post["key"]}, fds)
-    return link
+    except BlockingIOError:
+        raise TimeoutError(f"rank {peer} did not accept") from None
+    if not is_same_user(wire.socket):
+        raise ConnectionRefusedError(f"the socket of rank {peer} is another user's")
+    wire.send({"rank": rank, "key": post["key"]}, fds)
+    return wire
 
 
-def _accept(listener: Listener, deadline: float, undo: ExitStack) -> tuple[int, Link, int]:
-    """The next rank that connects: its number, link and descriptor. Strangers are sent away."""
-    while True:
-        listener.socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-        with ExitStack() as stranger:
-            link = Link(stranger.enter_context(listener.socket.accept()[0]))
-            try:
-                hello, fds = link.receive(deadline - time.monotonic(), 1)
-            except (EOFError, ValueError):
-                continue
+class _Reception:
+    """Accepts connections, and finds the ranks among them.
+
+    Invariant: at most ``MAX_STRANGERS`` connections that did not identify themselves are open, none
+    of another user, and none for longer than ``IDENTIFY_SECS``.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        listener.socket.setblocking(False)
+        # The oldest first, each with the time when it must have identified itself.
+        self._strangers: dict[Wire, float] = {}
+
+    def __enter__(self) -> _Reception:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stranger in list(self._strangers):
+            self._drop(stranger)
+
+    def next_rank(self, deadline: float, undo: ExitStack) -> tuple[int, Wire, int]:
+        """The next rank that connects: its number, wire and descriptor.
+
+        Raises:
+            TimeoutError: none came in time.
+            ConnectionResetError: a rank gave up.
+        """
+        while (now := time.monotonic()) < deadline:
+            for stranger in [wire for wire, until in self._strangers.items() if until < now]:
+                self._drop(stranger)
+            readable = self._readable(min([deadline, *self._strangers.values()]) - now)
+            for stranger in [w for w in self._strangers if w.socket.fileno() in readable]:
+                found = self._identified(stranger)
+                if found is not None:
+                    rank, fd = found
+                    undo.callback(stranger.close)
+                    undo.callback(os.close, fd)
+                    return rank, stranger, fd
+            if self._listener.socket.fileno() in readable:
+                self._accept()
+        raise TimeoutError
+
+    def _readable(self, secs: float) -> set[int]:
+        poller = select.poll()
+        for sock in (self._listener.socket, *(wire.socket for wire in self._strangers)):
+            poller.register(sock, select.POLLIN)
+        return {fd for fd, _ in poller.poll(max(0.0, secs) * 1e3 + 1)}
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        stranger = Wire(sock)
+        if not is_same_user(sock):
+            stranger.close()
+            return
+        if len(self._strangers) == MAX_STRANGERS:
+            self._drop(next(iter(self._strangers)))
+        self._strangers[stranger] = time.monotonic() + IDENTIFY_SECS
+
+    def _identified(self, stranger: Wire) -> tuple[int, int] | None:
+        """The rank and descriptor of a connection that sent something; a stranger is dropped."""
+        try:
+            hello, fds = stranger.receive(0.0, 1)
+        except (EOFError, ConnectionError, TimeoutError, ValueError):
+            self._drop(stranger)
+            return None
+        if hello.get("key") != self._listener.key:
             for fd in fds:
-                stranger.callback(os.close, fd)
-            if hello.get("key") != listener.key:
-                continue
-            if not fds:
-                raise ConnectionResetError(f"rank {hello['rank']} gave up")
-            undo.push(stranger.pop_all())
-            return hello["rank"], link, fds[0]
+                os.close(fd)
+            self._drop(stranger)
+            return None
+        if not fds:
+            raise ConnectionResetError(f"rank {hello['rank']} gave up")
+        del self._strangers[stranger]
+        return hello["rank"], fds[0]
+
+    def _drop(self, stranger: Wire) -> None:
+        del self._strangers[stranger]
+        stranger.close()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from rvdcomm.native import core
 from rvdcomm.program import ALIGN_BYTES
 from rvdcomm.run.cuda.staging import CudaStaging
 from rvdcomm.run.world import World
@@ -38,10 +37,13 @@ class PrivateStaging:
 
     def bind(self, stage: Any) -> None:
         """Let a native stage work in this block."""
-        stage.bind([self.block.data_ptr()], None, None, 0.0)
+        stage.bind([self.block.data_ptr()], None, 0.0)
+
+    def begin_call(self, identity: int) -> None:
+        """A call begins, of which no other rank need know."""
 
     def end_call(self, totals: list[int]) -> None:
-        """A call is over in which every rank of the island counted so many events."""
+        """The call is over."""
 
     def close(self) -> None:
         """Let go of the block."""
@@ -58,7 +60,6 @@ class SharedStaging:
         self.rank: int = island.rank
         self.version = 0
         self.block = torch.empty(0, dtype=torch.uint8)
-        self._counts = core.Counts(len(self.ranks))
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
         """Let every rank's block have at least so many bytes; collective over the island.
@@ -81,11 +82,15 @@ class SharedStaging:
     def bind(self, stage: Any) -> None:
         """Let a native stage work in these blocks, and wait for their ranks."""
         addresses = [self.island.address(rank) for rank in self.ranks]
-        stage.bind(addresses, self.island.signals, self._counts, self.island.timeout_secs)
+        stage.bind(addresses, self.island.signals, self.island.timeout_secs)
+
+    def begin_call(self, identity: int) -> None:
+        """A call begins; ranks whose ``identity`` differs never believe each other's events."""
+        self.island.signals.begin(identity, self.island.timeout_secs)
 
     def end_call(self, totals: list[int]) -> None:
-        """A call is over in which every rank of the island counted so many events."""
-        self._counts.add(totals)
+        """The call is over; every rank of the island counted so many events in it."""
+        self.island.signals.end(totals)
 
     def close(self) -> None:
         """Let go of all blocks."""

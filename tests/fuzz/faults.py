@@ -1,0 +1,231 @@
+"""Faults: random failures of real processes in the middle of calls; no call returns other data.
+
+In every round the ranks form a group and call known transitions with new data each time. At a
+random call one rank fails at random: it raises in the middle of the call, calls another transition,
+stays away longer than the timeout, misses a call, or is killed. The others catch their errors and
+go on. Whatever a call returns is compared with a dense oracle.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+import rvdcomm as rv
+from rvdcomm.run.rank_program import RankProgram
+from tests.dist.shards import shard_of
+from tests.dist.world import GlooWorld
+from tests.fuzz.command import Report, parser, progress
+from tests.oracle import parts_of
+
+NUM_RANKS = 4
+TIMEOUT_SECS = 2.0
+WORLD_SECS = 60.0
+NUM_CALLS = 5
+EXECUTORS = ("peer", "dist")
+KINDS = ("raise", "other", "late", "miss", "kill")
+BATCH = 10
+"""Rounds of one world of processes; only the last one may kill."""
+
+SHAPE = (54, 36)
+PAIRS = (
+    ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"),
+    ("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"),
+    ("R(1)V(1)D(4,1)", "R(1)V(1)D(1,4)"),
+    ("R(1)V(1)D(1,4)", "R(1)V(1)D(4,1)"),
+    ("R(1)V(4)D(1,1)", "R(1)V(1)D(4,1)"),
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong in a round; the same value on all ranks."""
+
+    index: int
+    executor: str
+    kind: str
+    victim: int
+    at: int
+    pairs: tuple[int, ...]
+    other: int
+
+    @classmethod
+    def draw(cls, seed: int, index: int, may_kill: bool) -> Fault:
+        rng = random.Random(f"{seed}/{index}")
+        kind = "kill" if may_kill else rng.choice(KINDS[:-1])
+        pairs = [rng.randrange(len(PAIRS)) for _ in range(NUM_CALLS)]
+        at = rng.randrange(NUM_CALLS - 1)
+        other = rng.choice([i for i in range(len(PAIRS)) if i != pairs[at]])
+        if kind == "miss":
+            # Who misses a call and then makes an equal one has made equal calls, as far as a rank
+            # can tell.
+            pairs[at + 1] = other
+        executor = EXECUTORS[rng.random() < 0.25]
+        return cls(index, executor, kind, rng.randrange(NUM_RANKS), at, tuple(pairs), other)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    made = parser(
+        "faults",
+        "Let a rank of a group of 4 processes fail at random, again and again, and compare\n"
+        "whatever the calls of all ranks return with a dense oracle.",
+        "  python -m tests.fuzz.faults --rounds 1000\n"
+        "  python -m tests.fuzz.faults --seed 3 --first 20 --rounds 10     one batch again\n",
+    )
+    made.add_argument("--rounds", type=int, default=1000, help="how many (default 1000)")
+    made.add_argument("--first", type=int, default=0, help="index of the first one (default 0)")
+    args = made.parse_args(words)
+    return fuzz(args.seed, range(args.first, args.first + args.rounds)).print()
+
+
+def fuzz(seed: int, indices: range) -> Report:
+    """Run the rounds of these indices."""
+    report = Report("random faults on real processes")
+    world = GlooWorld(NUM_RANKS, WORLD_SECS)
+    try:
+        for first in progress(indices[::BATCH], "batch"):
+            batch = range(first, min(first + BATCH, indices.stop))
+            faults = [Fault.draw(seed, i, may_kill=i == batch[-1]) for i in batch]
+            dying = [fault.victim for fault in faults if fault.kind == "kill"]
+            try:
+                of_ranks = world.run(run_rounds, faults, dying=dying, timeout_secs=120.0)
+            except Exception as error:
+                # The next batch gets a new world, whatever is left of this one.
+                notes = " ".join(getattr(error, "__notes__", []))[-1500:]
+                report.findings.append(f"rounds {batch}: {error!r}\n  {notes}")
+                world = GlooWorld(NUM_RANKS, WORLD_SECS)
+                continue
+            report.counts.update(f"{fault.kind}, {fault.executor}" for fault in faults)
+            for rank, found in enumerate(of_ranks):
+                for counts, findings in found or ():
+                    report.counts.update(counts)
+                    report.findings += [f"rank {rank}: {finding}" for finding in findings]
+    finally:
+        world.stop()
+    return report
+
+
+# --- on the ranks -------------------------------------------------------------------------------
+
+Round = tuple[Counter[str], list[str]]
+
+
+class InjectedError(Exception):
+    """What a rank raises in the middle of a call."""
+
+
+def run_rounds(rank: int, faults: Sequence[Fault]) -> list[Round]:
+    return [run_round(rank, fault) for fault in faults]
+
+
+def run_round(rank: int, fault: Fault) -> Round:
+    """Count outcomes, and name what was wrong."""
+    timeout = timedelta(seconds=TIMEOUT_SECS)
+    group = dist.new_group(list(range(NUM_RANKS)), timeout=timeout)
+    for pair in range(len(PAIRS)):
+        call(rank, pair, fault.executor, 0, group)
+    dist.barrier()
+    counts: Counter[str] = Counter()
+    findings = []
+    for i, pair in enumerate(fault.pairs):
+        is_victim = rank == fault.victim and i == fault.at
+        if is_victim and fault.kind == "miss":
+            continue
+        wanted = fault.other if is_victim and fault.kind == "other" else pair
+        seed = 1 + NUM_CALLS * fault.index + i
+        made_call = partial(call, rank, wanted, fault.executor, seed, group)
+        error, result = attempt(
+            failing(made_call, fault.kind, bool(fault.index % 2)) if is_victim else made_call
+        )
+        counts[f"calls that {'return' if error is None else 'raise'}"] += 1
+        if error is None and not np.array_equal(result, own_data(rank, wanted, seed)):
+            findings.append(f"{fault}: call {i} returned other data")
+        elif error is not None and not error.startswith(("CommError: ", "InjectedError: ")):
+            findings.append(f"{fault}: call {i} raised {error}")
+    if fault.kind == "kill":
+        return counts, findings
+    dist.barrier()
+    error, _ = attempt(partial(call, rank, fault.pairs[0], fault.executor, 0, group))
+    # Who misses the last but one call may find nothing wrong before this one.
+    if error is None:
+        findings.append(f"{fault}: the group is not failed on this rank")
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return counts, findings
+
+
+def call(rank: int, pair: int, executor: str, seed: int, group: Any) -> Any:
+    src, dst = (rv.Layout(SHAPE, text) for text in PAIRS[pair])
+    shard = shard_of(rank, src, seed)
+    result = rv.redistribute(shard, src, dst, group=group, executor=executor).numpy().copy()
+    # The user goes on with the memory of the source.
+    assert shard is not None
+    shard.fill_(-1.0)
+    return result
+
+
+def own_data(rank: int, pair: int, seed: int) -> Any:
+    """What the dense oracle gives this rank."""
+    src, dst = (rv.Layout(SHAPE, text) for text in PAIRS[pair])
+    whole = np.sum(parts_of(src, "float32", seed), axis=0, dtype="float32")
+    box = rv.Layout(SHAPE, "R(1)V(1)D(1,1)").cell(0).box
+    return whole[dst.cell(rank).box.slices_within(box)]
+
+
+def attempt(made: Callable[[], Any]) -> tuple[str | None, Any]:
+    try:
+        return None, made()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", None
+
+
+def failing(made: Callable[[], Any], kind: str, is_after: bool) -> Callable[[], Any]:
+    """The call, with this rank's fault in it."""
+
+    def late() -> Any:
+        time.sleep(2 * TIMEOUT_SECS)
+        return made()
+
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def broken(end: Callable[[], Any]) -> Any:
+        """The call, which ends before or after all copies, but not in good order."""
+        run = RankProgram._run_native
+
+        def run_and_end(self: RankProgram, shards: Any) -> None:
+            if is_after:
+                run(self, shards)
+            end()
+
+        RankProgram._run_native = run_and_end  # type: ignore[method-assign]
+        try:
+            return made()
+        finally:
+            RankProgram._run_native = run  # type: ignore[method-assign]
+
+    def inject() -> None:
+        raise InjectedError("in the middle")
+
+    chosen: dict[str, Callable[[], Any]] = {
+        "late": late,
+        "kill": partial(broken, kill),
+        "raise": partial(broken, inject),
+        "other": made,
+    }
+    return chosen[kind]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,280 @@
+"""A model of the protocol of csrc/core/signal.cpp: words, steps, and all their interleavings.
+
+Every step reads or writes one word of shared memory, as the code does, and names are the code's:
+``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``wait``, ``advance``, ``end``,
+``fail``. Data are modelled as (program, call number), so that a read shows whose data it got. A
+rank whose call is over, by success or by an error, gives its memory back to its user, who writes
+junk there if the call read it in place.
+
+``explore`` visits every reachable state, with faults injected at every point. Its laws:
+
+- safety: a call that returns has read nothing but the data of its own call;
+- liveness: where a rank failed or died, no rank waits until the timeout;
+- without faults, ranks that make the same calls all return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+NUM_KEPT = 3
+"""Slots of ``history``: the fewest with which a rank may be one call ahead."""
+
+JUNK = ("junk", 0)
+Data = tuple[str, int]
+Op = tuple[str, int, int]
+"""(step, peer, number of events)."""
+
+CHECKS = frozenset({"history", "chain", "begin", "end", "near"})
+"""What the protocol checks; a mutation leaves one out."""
+
+NUM_EVENTS = {"in place": 2, "staged": 2, "one way": 3, "alone": 1, "alone, long": 5}
+"""Programs that ranks may call, and how many events each rank counts in them."""
+
+
+def program(name: str, rank: int, num_ranks: int) -> list[Op]:
+    """The steps of one call."""
+    others = [peer for peer in range(num_ranks) if peer != rank]
+    if name.startswith("alone"):
+        return _alone(name, others, num_ranks)
+    read = [(rank - 1) % num_ranks] if name == "one way" else others
+    ops: list[Op] = [("check", peer, 0) for peer in range(num_ranks)]
+    ops += [("near", peer, 0) for peer in others]
+    ops += [("publish", 0, 0), ("begin", 0, 0)]
+    # What earlier calls staged has been read.
+    ops += [("wait", peer, 0) for peer in others]
+    ops += [("write", 0, 0), ("advance", 0, 0)]
+    for peer in read:
+        ops += [("wait", peer, 1), ("read", peer, 0)]
+    ops += [("advance", 0, 0)] * (NUM_EVENTS[name] - 1)
+    if name == "in place":
+        # The user may write there as soon as the call returns.
+        ops += [("wait", peer, 2) for peer in others]
+    ops += [("end", peer, 0) for peer in range(num_ranks)]
+    return [*ops, ("return", 0, 0)]
+
+
+def _alone(name: str, others: list[int], num_ranks: int) -> list[Op]:
+    """A call in which no rank waits for another: ranks run ahead of each other."""
+    return [
+        *(("check", peer, 0) for peer in range(num_ranks)),
+        *(("near", peer, 0) for peer in others),
+        *(("publish", 0, 0), ("begin", 0, 0)),
+        *[("advance", 0, 0)] * NUM_EVENTS[name],
+        *(("end", peer, 0) for peer in range(num_ranks)),
+        ("return", 0, 0),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank: its header, which all can read, and what it alone knows."""
+
+    # The header.
+    count: int = 0
+    num_calls: int = 0
+    history: tuple[tuple[str, ...], ...] = ((),) * NUM_KEPT
+    failure: bool = False
+    is_alive: bool = True
+    memory: Data = JUNK
+    # Its own.
+    call: int = 0
+    op: int = 0
+    is_raising: bool = False
+    has_looked: bool = False
+    at_start: tuple[int, ...] = ()
+    read: tuple[Data, ...] = ()
+    outcomes: tuple[str, ...] = ()
+
+
+State = tuple[Rank, ...]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The calls of every rank, how many faults may be injected, and what the protocol checks."""
+
+    calls: tuple[tuple[str, ...], ...]
+    num_faults: int = 0
+    checks: frozenset[str] = CHECKS
+
+
+@dataclass
+class Found:
+    """What an exploration found."""
+
+    num_states: int = 0
+    violations: list[str] = field(default_factory=list)
+    outcomes: set[tuple[tuple[str, ...], ...]] = field(default_factory=set)
+
+
+def explore(scenario: Scenario) -> Found:
+    """Visit every state that can be reached; stops at the first violation."""
+    model = _Model(scenario)
+    start = (model.start(), scenario.num_faults)
+    seen, waiting = {start}, [start]
+    found = Found()
+    while waiting and not found.violations:
+        state, faults = waiting.pop()
+        found.num_states += 1
+        moves = list(model.moves(state, faults))
+        if not moves:
+            found.violations += model.faults_at_end(state)
+            found.outcomes.add(tuple(rank.outcomes for rank in state))
+        for after in moves:
+            if isinstance(after, str):
+                found.violations.append(after)
+            elif after not in seen:
+                seen.add(after)
+                waiting.append(after)
+    return found
+
+
+class _Model:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.checks = scenario, scenario.checks
+        self.num_ranks = len(scenario.calls)
+        self.programs = [
+            [program(name, rank, self.num_ranks) for name in names]
+            for rank, names in enumerate(scenario.calls)
+        ]
+
+    def start(self) -> State:
+        return tuple(Rank(at_start=(0,) * self.num_ranks) for _ in range(self.num_ranks))
+
+    def moves(self, state: State, faults: int) -> Iterator[tuple[State, int] | str]:
+        """Every state that follows, or a violation."""
+        steps = 0
+        for i, rank in enumerate(state):
+            if not rank.is_alive or rank.call == len(self.programs[i]):
+                continue
+            after = self._step(state, i)
+            if isinstance(after, str):
+                yield after
+            elif after is not None:
+                steps += 1
+                yield _put(state, i, after), faults
+            if faults and not rank.is_raising:
+                yield _put(state, i, replace(rank, is_raising=True)), faults - 1
+                yield _put(state, i, replace(rank, is_alive=False)), faults - 1
+        if steps:
+            return
+        # Nobody can go on: whoever waits, waits until the timeout.
+        stuck = [i for i, r in enumerate(state) if r.is_alive and r.call < len(self.programs[i])]
+        if stuck and any(rank.failure or not rank.is_alive for rank in state):
+            yield f"ranks {stuck} wait until the timeout although a rank failed or died"
+        for i in stuck:
+            yield _put(state, i, replace(state[i], is_raising=True)), faults
+
+    def faults_at_end(self, state: State) -> list[str]:
+        """What is wrong when all is over."""
+        is_same = len(set(self.scenario.calls)) == 1 and not self.scenario.num_faults
+        raised = [i for i, rank in enumerate(state) if "raised" in rank.outcomes]
+        return [f"ranks {raised} raised without any fault"] if is_same and raised else []
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _step(self, state: State, i: int) -> Rank | str | None:
+        """The rank after its next step; None if it has to wait; a text if it breaks a law."""
+        rank = state[i]
+        if rank.is_raising:
+            return self._raise(rank)
+        name = self.scenario.calls[i][rank.call]
+        step, peer, num_events = self.programs[i][rank.call][rank.op]
+        done = replace(rank, op=rank.op + 1)
+        if step in ("check", "end"):
+            is_checked = ("begin" if step == "check" else "end") in self.checks
+            if is_checked and state[peer].failure:
+                return replace(rank, is_raising=True)
+            if step == "end" and peer == self.num_ranks - 1:
+                totals = 1 + NUM_EVENTS[name]
+                return replace(done, at_start=tuple(n + totals for n in rank.at_start))
+            return done
+        if step == "near":
+            # The slot that is written next may still be asked for.
+            is_near = state[peer].num_calls + NUM_KEPT >= rank.num_calls + 1 + 2
+            if rank.num_calls + 1 <= NUM_KEPT or "near" not in self.checks or is_near:
+                return done
+            return self._not_yet(state, rank, peer)
+        if step == "publish":
+            return replace(done, history=self._published(rank, name))
+        if step == "begin":
+            return replace(done, num_calls=rank.num_calls + 1, count=rank.count + 1)
+        if step == "advance":
+            return replace(done, count=rank.count + 1)
+        if step == "write":
+            return replace(done, memory=(name, rank.num_calls))
+        if step == "read":
+            return replace(done, read=(*rank.read, state[peer].memory))
+        if step == "wait":
+            return self._wait(state, i, peer, num_events)
+        assert step == "return"
+        own = (name, rank.num_calls)
+        if any(data != own for data in rank.read):
+            return f"rank {i} returns {rank.read} from call {own}"
+        memory = JUNK if name == "in place" else rank.memory
+        return _next_call(replace(rank, memory=memory), "returned")
+
+    def _raise(self, rank: Rank) -> Rank:
+        """First ``fail``, then the user has the memory and goes on."""
+        if not rank.failure:
+            return replace(rank, failure=True)
+        return _next_call(replace(rank, memory=JUNK), "raised")
+
+    def _published(self, rank: Rank, name: str) -> tuple[tuple[str, ...], ...]:
+        slots = list(rank.history)
+        before = slots[rank.num_calls % NUM_KEPT] if "chain" in self.checks else ()
+        slots[(rank.num_calls + 1) % NUM_KEPT] = (*before, name)
+        return tuple(slots)
+
+    def _wait(self, state: State, i: int, peer: int, num_events: int) -> Rank | None:
+        rank, other = state[i], state[peer]
+        number = rank.num_calls if num_events else rank.num_calls - 1
+        slot = number % NUM_KEPT
+        is_same = other.history[slot] == rank.history[slot]
+        count = rank.at_start[peer] + num_events + (1 if num_events else 0)
+        is_reached = other.count >= count
+        if is_reached and not rank.has_looked:
+            # The count and the history are two words, read one after the other.
+            return replace(rank, has_looked=True)
+        if rank.has_looked or other.num_calls >= number:
+            if "history" in self.checks and not is_same:
+                return replace(rank, is_raising=True, has_looked=False)
+            if rank.has_looked:
+                return replace(rank, op=rank.op + 1, has_looked=False)
+        return self._not_yet(state, rank, peer)
+
+    def _not_yet(self, state: State, rank: Rank, peer: int) -> Rank | None:
+        """A slice of a wait is over: some rank has failed, or the peer has hung up."""
+        if any(other.failure for other in state) or not state[peer].is_alive:
+            return replace(rank, is_raising=True)
+        return None
+
+
+def _next_call(rank: Rank, outcome: str) -> Rank:
+    return replace(
+        rank,
+        call=rank.call + 1,
+        op=0,
+        is_raising=False,
+        has_looked=False,
+        read=(),
+        outcomes=(*rank.outcomes, outcome),
+    )
+
+
+def _put(state: State, i: int, rank: Rank) -> State:
+    return (*state[:i], rank, *state[i + 1 :])
+
+
+def scenarios(num_ranks: int, usual: Sequence[str], others: Sequence[str]) -> Iterator[Scenario]:
+    """All ranks make the ``usual`` calls; the last one makes another, or misses one."""
+    yield Scenario((tuple(usual),) * num_ranks)
+    yield Scenario((tuple(usual),) * num_ranks, num_faults=1)
+    for i in range(len(usual)):
+        for other in others:
+            odd = (*usual[:i], other, *usual[i + 1 :])
+            yield Scenario((*(tuple(usual),) * (num_ranks - 1), odd))
+        missed = (*usual[:i], *usual[i + 1 :])
+        yield Scenario((*(tuple(usual),) * (num_ranks - 1), missed))
