@@ -395,7 +395,8 @@ def program_step_costs(
     """
     traffic: list[dict[tuple[int, int], int]] = [{} for _ in range(num_steps)]
     rounds: list[dict[int, int]] = [{} for _ in range(num_steps)]
-    partners: list[dict[tuple[int, str], set[int]]] = [{} for _ in range(num_steps)]
+    # By rank and direction: whom it reads from, or is read by, and which buffer.
+    reads: list[dict[tuple[int, str], set[tuple[int, str]]]] = [{} for _ in range(num_steps)]
     for one in program.instructions:
         if isinstance(one, Collective):
             pairs = one.traffic()
@@ -405,8 +406,8 @@ def program_step_costs(
                 mine[rank] = mine.get(rank, 0) + count
         elif isinstance(one, Copy) and one.is_remote:
             pairs = {(one.src_rank, one.rank): one.num_elements}
-            partners[one.step].setdefault((one.rank, "in"), set()).add(one.src_rank)
-            partners[one.step].setdefault((one.src_rank, "out"), set()).add(one.rank)
+            reads[one.step].setdefault((one.rank, "in"), set()).add((one.src_rank, one.src))
+            reads[one.step].setdefault((one.src_rank, "out"), set()).add((one.rank, one.src))
         else:
             continue
         total = traffic[one.step]
@@ -415,6 +416,6 @@ def program_step_costs(
     costs = []
     for step in range(num_steps):
         calls = max(rounds[step].values(), default=0)
-        reads = max(map(len, partners[step].values()), default=0)
-        costs.append(step_cost(traffic[step], topology, max(-(-calls // num_slices), reads)))
+        most = max(calls, *map(len, reads[step].values()), 0)
+        costs.append(step_cost(traffic[step], topology, -(-most // num_slices)))
     return tuple(costs)

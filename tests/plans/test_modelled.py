@@ -35,7 +35,13 @@ def plans_of(world: World, shape: tuple[int, int] = (96, 144)) -> list[rv.Plan]:
     pairs = list(product(all_rvds(num_src, 2), all_rvds(num_dst, 2)))
     ranks = range(first, first + num_dst)
     return [
-        rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst, ranks), "float32", topology)
+        rv.plan(
+            rv.Layout(shape, src),
+            rv.Layout(shape, dst, ranks),
+            "float32",
+            topology,
+            executor="dist",
+        )
         for src, dst in random.Random(0).sample(pairs, min(len(pairs), NUM_PAIRS))
     ]
 

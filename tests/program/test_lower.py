@@ -34,7 +34,7 @@ def program_of(
     src: str, dst: str, dtype: str = "float32", shape: tuple[int, ...] = EVEN
 ) -> Program:
     ends = rv.Layout(shape, src), rv.Layout(shape, dst)
-    return rv.plan(*ends, dtype, ONE_HOST).program
+    return rv.plan(*ends, dtype, ONE_HOST, executor="dist").program
 
 
 # --- right --------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_backends_do_not_sum_groups_whose_parts_are_in_other_orders() -> None:
     # Ranks 0, 1 hold parts 0, 1 of the left half, and 1, 0 of the right: sums would differ in bits.
     src = rv.Layout(EVEN, "R(1)V(4)D(1,2)", ranks=[0, 7, 1, 6, 2, 5, 3, 4])
     dst = rv.Layout(EVEN, "R(4)V(1)D(1,2)", ranks=[0, 7, 1, 6, 2, 5, 3, 4])
-    program = rv.plan(src, dst, "float32", ONE_HOST).program
+    program = rv.plan(src, dst, "float32", ONE_HOST, executor="dist").program
     for call in program.collectives:
         parts = [src.cell(rank).part for rank in call.ranks]
         assert call.kind != "all_reduce" or parts == sorted(parts)

@@ -140,7 +140,7 @@ def test_parse_reads_every_instruction() -> None:
         (11, "  0->1: [2:4]@0", "not enough values"),
         (13, "move rank 0 src dst: [0:2]@0>0", "expected buffer, copy, add, zero or collective"),
         (13, "copy rank 0 src: [0:2]@0>0", "not enough values"),
-        (13, "copy rank 0 src dst [0:2]@0>0", "too many values"),
+        (13, "copy rank 0 src dst [0:2]@0>0", "expected 'SRC DST:' after the rank"),
         (15, "zero rank 1 dst: [2:3]@0>z", "invalid literal"),
         (14, "", "expected"),
     ],

@@ -216,6 +216,7 @@ OTHER = {
     "shape": ((9,), "None"),
     "topology": (repr(TOPOLOGY), "None"),
     "executor": ("dist", "auto"),
+    "memory_limit": (4096, "None"),
     "replica_grads": ("copies", "parts"),
 }
 

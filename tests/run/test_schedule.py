@@ -132,7 +132,7 @@ def test_schedules_of_irregular_pairs_are_right(seed: int) -> None:
 
 def test_a_program_without_islands_waits_for_nobody() -> None:
     src, dst = (rv.Layout((16, 16), text) for text in ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"))
-    actions = schedule(rv.plan(src, dst).program, 0).actions
+    actions = schedule(rv.plan(src, dst, executor="dist").program, 0).actions
     assert not any(isinstance(action, Await | Advance) for action in actions)
 
 
