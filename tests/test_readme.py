@@ -119,6 +119,10 @@ def test_readme_has_code_by_line_10_and_a_plan_by_line_30() -> None:
     assert any(line.startswith("cost  ") for line in lines[:30])
 
 
+def test_readme_has_at_most_130_lines() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 130
+
+
 # --- pictures -----------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Bound: what no plan can beat, under the same port model (ORACLES section 8, general RVD).
+"""Bound: what no plan can beat, under the same port model (derived in docs/bound.md).
 
 For a set C of ranks (one rank, one host, one rack), bytes into C are at least what its ranks need
 and none of them has. Where parts are summed, an element needs a known number of messages, however

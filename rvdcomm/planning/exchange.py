@@ -33,11 +33,12 @@ class Exchange:
 
     Who may serve a need shares it: the needs of a holding are laid end to end, and every holder
     gives an equal run of them. Inside a host a reader then takes its run from one holder where
-    there are enough: the ports are as busy, with fewer messages (docs/exchange.md).
+    there are enough: among readers that have the same servers no port is busier than with equal
+    shares, and there are fewer messages (docs/exchange.md).
 
     Laws (tests/planning/test_exchange.py): every element of every dst shard gets every part once;
-    with one part the busiest rank receives no more than it lacks; no port of any level is busier
-    than with equal shares; ``into`` and ``out_of`` name the same moves.
+    with one part the busiest rank receives no more than it lacks; on one host no holder sends more
+    than its share or what one reader needs; ``into`` and ``out_of`` name the same moves.
     """
 
     def __init__(self, src: Cells, dst: Cells, topology: Topology) -> None:

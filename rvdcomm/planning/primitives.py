@@ -208,8 +208,8 @@ class RebindPricer:
     def union_bytes(self, src: Targets, dst: Targets) -> list[int]:
         """Bytes that must enter a group of every level, times the square of the rank count.
 
-        Source: the cuts of ORACLES section 8, general RVD, items 2 and 3, with each group taken as
-        one node; where parts are made, ``messages_an_element``.
+        Source: docs/bound.md, with each group taken as one node; where parts are summed or made,
+        ``messages_an_element``.
         """
         sizes, square = self.sizes, self.scale.square
         axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
@@ -283,9 +283,9 @@ def _inverse(bytes_per_sec: float) -> Fraction:
 def messages_an_element(src_r: int, src_v: int, dst_r: int, dst_v: int) -> int:
     """Fewest messages that one element needs when parts are summed or made, ranks being the same.
 
-    Source: ORACLES section 8, general RVD, item 3, for ``dst_v == 1``. For ``dst_v > 1``: to merge
-    ``src_v`` values into ``dst_v`` takes a message for each that disappears; and the value of some
-    part must reach ``dst_r`` ranks, of which at most ``src_r`` have it.
+    Source: docs/bound.md, "Messages in all". For ``dst_v > 1``: to merge ``src_v`` values into
+    ``dst_v`` takes a message for each that disappears; and the value of some part must reach
+    ``dst_r`` ranks, of which at most ``src_r`` have it.
     """
     if dst_v == 1:
         return src_v + dst_r - 2

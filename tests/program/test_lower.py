@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from rvdcomm.planning.path import Path, State, exchange_step
 from rvdcomm.program import DST, SRC, Copy, Program, Zero
 from rvdcomm.program.lower import lower
 from rvdcomm.program.verify import verify
-from tests.oracle import all_pairs, program_faults, random_pair, random_topology
+from tests.oracle import all_pairs, local_faults, program_faults, random_pair, random_topology
 
 ONE_HOST = rv.Topology.single_host(16, 0, 1.0)
 TWO_HOSTS = rv.Topology.hosts([range(3), range(3, 6)], rv.Link(0, 4.0), rv.Link(0, 1.0))
@@ -79,6 +80,36 @@ def test_islands_and_slices_change_no_result(
             except rv.ProgramError as error:
                 found.append(f"{src.rvd} -> {dst.rvd}: {error}")
             found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in program_faults(program)]
+    assert found == []
+
+
+@pytest.mark.parametrize("num_slices", [1, 3])
+@pytest.mark.parametrize("islands", [(), (range(6),), (range(3), range(3, 6))], ids=str)
+def test_a_rank_lowered_alone_does_what_the_program_of_all_says(
+    islands: tuple[Sequence[int], ...], num_slices: int
+) -> None:
+    found = []
+    rng = random.Random(f"{islands} {num_slices}")
+    for shape, topology in (((12, 18), ONE_HOST), (RAGGED, TWO_HOSTS)):
+        for src, dst in rng.sample(list(all_pairs(shape, 6)), 25):
+            path = rv.plan(src, dst, "int64", topology).path
+            lowered = partial(
+                lower, path, "int64", topology, islands=islands, num_slices=num_slices
+            )
+            faults = local_faults(lowered(), lambda rank, lowered=lowered: lowered(ranks=[rank]))
+            found += [f"{src.rvd} -> {dst.rvd}: {fault}" for fault in faults]
+    assert found == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_rank_of_any_pair_lowered_alone_does_what_the_program_of_all_says(seed: int) -> None:
+    found = []
+    rng = random.Random(seed)
+    for _ in range(40):
+        (src, dst), topology = random_pair(rng), random_topology(rng)
+        plan = rv.plan(src, dst, "int64", topology)
+        faults = local_faults(plan.program, plan.program_of)
+        found += [f"{src} -> {dst}: {fault}" for fault in faults]
     assert found == []
 
 
