@@ -78,12 +78,8 @@ def save_shards(
 
     Raises:
         ShapeMismatchError: a tensor is not the shard that its layout gives this rank.
-    <<<<<<< HEAD
         LayoutError: a tensor has no values to write, or keeps them elsewhere; says what to pass.
-        CheckpointError: the folder holds a complete checkpoint.
-    =======
         CheckpointError: the folder holds another checkpoint, or this rank's shards already.
-    >>>>>>> wt-a
     """
     root = make_folder(dst_dir)
     _check_open(root, rank, save_id)

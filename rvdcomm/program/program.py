@@ -131,18 +131,28 @@ class Program:
 
     def shard_names(self, rank: int) -> tuple[str, ...]:
         """The caller's buffers of ``rank``: its src shards, then its dst shards."""
-        return self._shards.get(rank, ())
+        found = self._shard_names.get(rank)
+        if found is None:
+            found = self._shard_names[rank] = self._names_of(rank)
+        return found
 
     @cached_property
-    def _shards(self) -> dict[int, tuple[str, ...]]:
-        found: dict[int, list[str]] = {rank: [] for rank in self.here}
-        for side in (SRC, DST):
-            for i, transition in enumerate(self.transitions):
-                name, layout = shard_name(side, i, len(self.transitions)), transition.layout(side)
-                for rank in self.here:
-                    if rank in layout:
-                        found[rank].append(name)
-        return {rank: tuple(names) for rank, names in found.items()}
+    def _shard_names(self) -> dict[int, tuple[str, ...]]:
+        return {}
+
+    def _names_of(self, rank: int) -> tuple[str, ...]:
+        names = tuple(
+            shard_name(side, i, len(self.transitions))
+            for side in (SRC, DST)
+            for i, transition in enumerate(self.transitions)
+            if rank in transition.layout(side)
+        )
+        # Most ranks have the same: a program may come from a text of a million ranks.
+        return self._equal_names.setdefault(names, names)
+
+    @cached_property
+    def _equal_names(self) -> dict[tuple[str, ...], tuple[str, ...]]:
+        return {}
 
     def transition(self, name: str) -> Transition:
         """What the caller's buffer ``name`` is a shard of."""
