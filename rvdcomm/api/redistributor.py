@@ -242,7 +242,7 @@ class Redistributor:
 
     def _program_for(self, device: torch.device) -> RankProgram:
         """The program for a device; one of messages alone if its memory is not shared."""
-        if device == self._device or not self._program.program.peer_groups:
+        if device == self._device or not self.plan.islands:
             return self._program
         if self._messages is None:
             alone = plan_over(self.plan, ())

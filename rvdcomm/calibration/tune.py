@@ -157,7 +157,7 @@ def _calls(
         for name in tried:
             run = Redistributor(made, group, executor=name)
             calls[recipe, name] = partial(run, src, out=dst)
-            if not run.program.peer_groups:
+            if not run.plan.islands:
                 break  # "auto" sends messages alone, as "dist" would.
     return calls
 
