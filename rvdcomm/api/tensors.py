@@ -17,9 +17,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter, is_lazy
 
-DEVICES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
-"""The types of devices whose tensors a backend moves."""
-
 _PLAIN = frozenset({Tensor, Parameter})
 """Classes without behaviour of their own."""
 

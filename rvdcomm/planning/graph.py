@@ -3,12 +3,15 @@
 A state is a binding's targets. Two graphs have one face (``start``, ``is_goal``, ``bound``,
 ``successors``):
 
-``ThoroughGraph`` is for pairs of which few axes are free to move. It finds what brute force finds.
+``ThoroughGraph`` is for pairs of which few axes are free to move. It names every step that a formula
+prices; tests/planning/test_search.py compares its paths with brute force, and names the known pairs
+whose path is dearer.
 
-``LeanGraph`` is for all others. It leaves out what no cheapest path needs, so that few states look
-equally good: what is free is done at once, and an axis whose goal is V may end anywhere, since a
-mask from there is free. Its bound therefore knows more: what V leaves has to be summed, and what
-is gathered has to be received, round by round.
+``LeanGraph`` is for all others, and is a heuristic: it leaves out steps that are seldom needed, so
+that few states look equally good (ADR 8 has a pair whose path is 3.3 times dearer for it). What is
+free is done at once, and an axis whose goal is V may end anywhere, since a mask from there is free.
+Its bound therefore knows more: what V leaves has to be summed, and what is gathered has to be
+received, round by round.
 """
 
 from __future__ import annotations
@@ -265,7 +268,7 @@ class LeanGraph(Graph):
             units = square // need - (square // (need * missing) if missing else 0)
             if summed > 1:
                 units = square // need
-                # Source: ORACLES section 8, general RVD, item 3, once for each part that is kept.
+                # Source: docs/bound.md, messages an element, once for each part that is kept.
                 messages = square // groups * kept * (summed + dst_r - 2)
                 units = max(units, messages * sharing)
             out.append(self.pricer.num_bytes * (units // sharing))

@@ -1,4 +1,4 @@
-"""Search: the cheapest sequence of rebinds between two bindings of one grid.
+"""Search: a low-cost sequence of rebinds between two bindings of one grid.
 
 State: a binding's targets, one for every axis. An edge is one step; its cost is exact (whole
 ticks), so that equal costs tie. Ties break by rounds, then by number of steps, then by the lesser
@@ -37,7 +37,10 @@ _Key = tuple[int, int, int]
 
 
 def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[int, list[Binding]]:
-    """The cheapest path: its cost in ticks, and its bindings from ``src`` to ``dst``.
+    """The path of least cost that the search finds: its ticks, and its bindings in order.
+
+    It is the cheapest of the graph's paths unless ``MAX_SUCCESSORS`` ends the search before; the
+    graph itself may leave steps out.
 
     >>> from rvdcomm.layout import Layout
     >>> from rvdcomm.layout import Topology
@@ -125,7 +128,7 @@ def _max_successors(units: Units) -> int:
 
 
 def _found(graph: Graph, units: Units, known: _Key | None, max_successors: int) -> list[Targets]:
-    """States of the cheapest path from the graph's start to a goal; none if ``known`` is better."""
+    """States of the cheapest path that is found from the graph's start to a goal; none if ``known`` is better."""
     order = count()
     start = graph.start
     best: dict[Targets, _Key] = {start: (0, 0, 0)}

@@ -1,4 +1,4 @@
-"""Planner: ``plan`` picks the cheapest candidate; a ``Plan`` knows its program, cost and bound."""
+"""Planner: ``plan`` picks a low-cost candidate; a ``Plan`` owns its program, and knows its bound."""
 
 from __future__ import annotations
 

@@ -21,10 +21,7 @@ from rvdcomm.program.instructions import (
     Buffer,
     Collective,
     Copy,
-    Entry,
     Instruction,
-    Message,
-    Zero,
     connected,
 )
 from rvdcomm.program.shards import (
@@ -32,35 +29,11 @@ from rvdcomm.program.shards import (
     SRC,
     Transition,
     is_shard,
-    is_src,
     lift,
     shard_index,
     shard_name,
 )
 from rvdcomm.program.text import Reader
-
-__all__ = [
-    "ALIGN_BYTES",
-    "DST",
-    "NO_BUFFER",
-    "SRC",
-    "Arena",
-    "Buffer",
-    "Collective",
-    "Copy",
-    "Entry",
-    "Instruction",
-    "Message",
-    "Program",
-    "Transition",
-    "Zero",
-    "connected",
-    "is_shard",
-    "is_src",
-    "lift",
-    "shard_index",
-    "shard_name",
-]
 
 _T = TypeVar("_T")
 

@@ -130,8 +130,10 @@ class World:
             return
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         self.failure = f"process group {self.name!r} failed in an earlier call: {text} {FORM_AGAIN}"
-        for island in list(self.islands):
-            island.signals.fail()
+        islands = list(self.islands)
+        lost = next(filter(None, [island.lost() for island in islands]), None)
+        for island in islands:
+            island.fail(lost)
         for subgroup in list(self._subgroups.values()):
             subgroup.close()
         with suppress(TimeoutError, RuntimeError):

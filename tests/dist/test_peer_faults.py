@@ -385,7 +385,8 @@ def live(kill: Kill, rank: int, join: Callable[[int], Any], board: Board, report
     """Make calls until one fails, and report what it raised."""
     store = join(rank)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=kill.num_ranks)
-    # Only what is tested has so little time.
+    # Only what is tested has so little time, and a connection to the store may take seconds.
+    assert World.of().store is not None
     World.of().timeout = timedelta(seconds=kill.timeout_secs)
     board.reach(rank, READY)
     board.wait(READY, range(kill.num_ranks))

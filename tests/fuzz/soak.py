@@ -1,6 +1,6 @@
 """Soak: ``redistribute`` in a loop; memory, descriptors and threads that a process holds meanwhile.
 
-A transition that is new to a group is compiled and kept (``executors/world.py`` says why), so what
+A transition that is new to a group is compiled and kept (``run/world.py`` says why), so what
 must stay flat is a loop over any number of known ones. ``--new`` measures what a new one keeps.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TypeVar
 
 from rvdcomm import _C
@@ -193,6 +193,26 @@ class Island:
                     self.signals.blame("dead", self.ranks.index(rank))
         except _C.PeerError as error:
             raise CommError(f"{what}, rank {self.rank}: {self._reason(error)}.") from None
+
+    def lost(self) -> tuple[str, int] | None:
+        """What failed first here: its kind and the rank; None while nothing has."""
+        try:
+            self.signals.check()
+        except _C.PeerError as error:
+            return error.kind, self.ranks[error.rank]
+        return None
+
+    def fail(self, lost: tuple[str, int] | None) -> None:
+        """Break the island because of a rank that another island ``lost``, or of this rank.
+
+        So all islands of a group name the rank at fault, not the one that was first to see it.
+        """
+        if lost is None or lost[1] not in self.ranks:
+            self.signals.fail()
+            return
+        kind, rank = lost
+        with suppress(_C.PeerError):
+            self.signals.blame(kind, self.ranks.index(rank))
 
     # --- the end --------------------------------------------------------------------------------
 
