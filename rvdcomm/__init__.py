@@ -26,11 +26,20 @@ from rvdcomm.plans.simulate import SimulationResult, simulate
 from rvdcomm.program import Program
 
 if TYPE_CHECKING:
-    from rvdcomm.api import Pending, Redistributor, redistribute, redistribute_many
+    from rvdcomm.api import (
+        Pending,
+        Redistributor,
+        empty,
+        empty_cache,
+        redistribute,
+        redistribute_many,
+    )
 
 __version__ = "0.1.0"
 
-_NEEDS_TORCH = frozenset({"Pending", "Redistributor", "redistribute", "redistribute_many"})
+_NEEDS_TORCH = frozenset(
+    {"Pending", "Redistributor", "empty", "empty_cache", "redistribute", "redistribute_many"}
+)
 
 __all__ = [
     "RVD",
@@ -55,6 +64,8 @@ __all__ = [
     "SimulationResult",
     "Topology",
     "best_ranks",
+    "empty",
+    "empty_cache",
     "plan",
     "plan_many",
     "redistribute",

@@ -42,9 +42,14 @@ std::vector<SignalHeader*> headers_in(const std::vector<py::buffer_info>& memory
   return headers;
 }
 
-void begin(BoundSignals& bound, uint64_t identity, double timeout_secs) {
+void begin(BoundSignals& bound, uint64_t identity, uint64_t location, double timeout_secs) {
   const py::gil_scoped_release release;
-  bound.signals.begin(identity, timeout_secs, raise_python_signals);
+  bound.signals.begin(identity, location, timeout_secs, raise_python_signals);
+}
+
+uint64_t location(BoundSignals& bound, int peer, double timeout_secs) {
+  const py::gil_scoped_release release;
+  return bound.signals.location(peer, timeout_secs, raise_python_signals);
 }
 
 void wait(BoundSignals& bound, int peer, uint32_t num_events, double timeout_secs) {
@@ -111,7 +116,8 @@ void bind_signal(py::module_& m) {
            py::arg("headers"), py::arg("lifelines"))
       .def("advance", [](BoundSignals& bound) { bound.signals.advance(); })
       .def("count", [](const BoundSignals& bound) { return bound.signals.count(); })
-      .def("begin", &begin, py::arg("identity"), py::arg("timeout_secs"))
+      .def("begin", &begin, py::arg("identity"), py::arg("location"), py::arg("timeout_secs"))
+      .def("location", &location, py::arg("peer"), py::arg("timeout_secs"))
       .def(
           "end",
           [](BoundSignals& bound, const std::vector<uint32_t>& num_events) {

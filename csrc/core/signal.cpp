@@ -160,7 +160,8 @@ void Signals::advance() {
 
 uint32_t Signals::count() const { return own().count; }
 
-void Signals::begin(uint64_t identity, double timeout_secs, const Hook& between_slices) {
+void Signals::begin(uint64_t identity, uint64_t location, double timeout_secs,
+                    const Hook& between_slices) {
   check_open();
   check();
   const uint64_t number = own().num_calls + 1;
@@ -175,8 +176,24 @@ void Signals::begin(uint64_t identity, double timeout_secs, const Hook& between_
   }
   const uint64_t history = own().history[(number - 1) % SignalHeader::kNumKept];
   own().history[number % SignalHeader::kNumKept] = joined(history, identity);
+  own().locations[number % SignalHeader::kNumKept] = location;
   own().num_calls = number;
   advance();  // Wakes those that wait for this rank in another call, or to be near.
+}
+
+uint64_t Signals::location(int peer, double timeout_secs, const Hook& between_slices) {
+  check_open();
+  check_rank(peer);
+  const auto rank = static_cast<size_t>(peer);
+  const uint64_t number = own().num_calls;
+  if (rank != self_) {
+    wait_until(rank, timeout_secs, between_slices, [&] {
+      if (headers_[rank]->num_calls < number) return false;
+      if (!shares_history(rank, number)) blame(Fault::kElsewhere, peer);
+      return true;
+    });
+  }
+  return headers_[rank]->locations[number % SignalHeader::kNumKept];
 }
 
 void Signals::end(const std::vector<uint32_t>& num_events) {

@@ -258,11 +258,11 @@ void ranks_in_one_call_believe_each_other() {
   Signals second = ranks.signals(1);
   // The second rank runs ahead, as far as it may.
   for (uint64_t call = 1; call <= 100; ++call) {
-    second.begin(call, kLongSecs);
+    second.begin(call, 0, kLongSecs);
     second.advance();
     second.advance();
     second.end({0, 2});
-    first.begin(call, kLongSecs);
+    first.begin(call, 0, kLongSecs);
     first.wait(1, 0, kLongSecs);
     first.wait(1, 2, kLongSecs);
     first.end({0, 2});
@@ -273,11 +273,11 @@ void ranks_in_different_calls_are_told_at_once() {
   Ranks ranks(2);
   Signals first = ranks.signals(0);
   Signals second = ranks.signals(1);
-  second.begin(7, kLongSecs);
-  first.begin(8, kLongSecs);
+  second.begin(7, 0, kLongSecs);
+  first.begin(8, 0, kLongSecs);
   const Outcome waiting = outcome_of([&] { first.wait(1, 1, kLongSecs); });
   expect(is_fault(waiting, Fault::kElsewhere, 1), "a rank that waits in another call is told");
-  const Outcome told = outcome_of([&] { second.begin(8, kLongSecs); });
+  const Outcome told = outcome_of([&] { second.begin(8, 0, kLongSecs); });
   expect(is_fault(told, Fault::kElsewhere, 1), "no rank begins a call after a failure");
 }
 
@@ -285,14 +285,14 @@ void a_count_of_another_history_is_not_believed() {
   Ranks ranks(2);
   Signals first = ranks.signals(0);
   Signals second = ranks.signals(1);
-  second.begin(1, kLongSecs);
+  second.begin(1, 0, kLongSecs);
   for (int i = 0; i < 5; ++i) second.advance();
   second.end({0, 5});
-  second.begin(3, kLongSecs);
+  second.begin(3, 0, kLongSecs);
   second.advance();
-  first.begin(2, kLongSecs);
+  first.begin(2, 0, kLongSecs);
   first.end({0, 1});
-  first.begin(3, kLongSecs);  // The present calls are equal, those before are not.
+  first.begin(3, 0, kLongSecs);  // The present calls are equal, those before are not.
   const Outcome now = outcome_of([&] { first.wait(1, 1, kLongSecs); });
   expect(is_fault(now, Fault::kElsewhere, 1), "a count of another history is not believed");
 }
@@ -301,9 +301,9 @@ void a_failure_is_seen_at_the_end_of_a_call() {
   Ranks ranks(2);
   Signals first = ranks.signals(0);
   Signals second = ranks.signals(1);
-  second.begin(1, kLongSecs);
+  second.begin(1, 0, kLongSecs);
   second.advance();
-  first.begin(1, kLongSecs);
+  first.begin(1, 0, kLongSecs);
   first.wait(1, 1, kLongSecs);
   second.fail();
   const Outcome end = outcome_of([&] { first.end({0, 1}); });
@@ -314,14 +314,14 @@ void no_rank_runs_ahead_of_what_others_ask_for() {
   Ranks ranks(2);
   Signals second = ranks.signals(1);
   Signals first = ranks.signals(0);
-  first.begin(1, kLongSecs);
+  first.begin(1, 0, kLongSecs);
   for (uint64_t call = 1; call <= SignalHeader::kNumKept - 1; ++call) {
-    second.begin(call, kLongSecs);
+    second.begin(call, 0, kLongSecs);
     second.advance();
     second.end({0, 1});
   }
   const Outcome ahead = outcome_of([&] {
-    for (uint64_t call = 0; call < 3; ++call) second.begin(call, 0.01);
+    for (uint64_t call = 0; call < 3; ++call) second.begin(call, 0, 0.01);
   });
   expect(is_fault(ahead, Fault::kTimeout, 0), "a rank waits for one that is far behind");
 }

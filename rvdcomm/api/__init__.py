@@ -1,6 +1,7 @@
 """The functions that people call to move tensors on a process group."""
 
 from rvdcomm.api.many import redistribute_many
+from rvdcomm.api.memory import empty, empty_cache
 from rvdcomm.api.one import redistribute
 from rvdcomm.api.pending import Pending, drain
 from rvdcomm.api.redistributor import Redistributor
@@ -10,6 +11,8 @@ __all__ = [
     "Pending",
     "Redistributor",
     "drain",
+    "empty",
+    "empty_cache",
     "fault_of",
     "fault_of_mode",
     "redistribute",

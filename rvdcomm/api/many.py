@@ -19,7 +19,7 @@ from rvdcomm.api.tensors import resolved, written
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.fill import Batch
 from rvdcomm.program import is_src, shard_index
-from rvdcomm.run import memory
+from rvdcomm.run import pool
 from rvdcomm.run.choice import compiled_many
 from rvdcomm.run.rank_program import RankProgram
 from rvdcomm.run.world import World
@@ -199,7 +199,7 @@ class _Mover:
             fits = out is not None and out.dtype == slot.dtype
             if out is not None and fits and (out.is_contiguous() or not slot.is_direct):
                 return out
-            return memory.empty(slot.shape, slot.dtype, device)
+            return pool.empty(slot.shape, slot.dtype, device)
         tensor = request.tensors[slot.name]
         name = self._dst_of[slot.name]
         if name in self._scaled and tensor.dtype != slot.dtype:
@@ -215,7 +215,7 @@ class _Mover:
         if out is None and shard.dtype == becomes:
             return shard
         if out is None:
-            out = memory.empty(slot.shape, becomes, shard.device)
+            out = pool.empty(slot.shape, becomes, shard.device)
         if slot.name in self._scaled and shard.dtype != becomes:
             dequantized(shard, _given(request.scale_of(slot.name)), out)
         else:

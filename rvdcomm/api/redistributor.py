@@ -20,7 +20,7 @@ from rvdcomm.plans import planner
 from rvdcomm.plans.adjoint import adjoint, check_replica_grads
 from rvdcomm.plans.planner import Plan, plan_over, plan_with
 from rvdcomm.program import Program
-from rvdcomm.run import memory
+from rvdcomm.run import pool
 from rvdcomm.run.choice import executor_name, plan_here
 from rvdcomm.run.rank_program import RankProgram
 from rvdcomm.run.request import check_grad, check_in_group, check_tensors, shard_shape
@@ -235,7 +235,7 @@ class Redistributor:
 
     def _empty(self, device: torch.device) -> Tensor:
         assert self._dst_shape is not None
-        return memory.empty(self._dst_shape, self.dtype, device)
+        return pool.empty(self._dst_shape, self.dtype, device)
 
     def _device_of(self, given: Tensor | None) -> torch.device:
         return self._device if given is None else given.device

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import compress
 from typing import Any
 
 import torch
@@ -20,9 +21,11 @@ from rvdcomm.program import Collective, Copy, Program
 from rvdcomm.run.call import Call
 from rvdcomm.run.cuda.staging import CudaStaging
 from rvdcomm.run.local import operation
+from rvdcomm.run.in_place import Copies, InPlace, without
 from rvdcomm.run.messages import Transfer
+from rvdcomm.run.pool import pool_here
 from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
-from rvdcomm.run.shared_memory.staging import staging_of, whole
+from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of, whole
 from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
 from rvdcomm.run.world import World
 
@@ -62,6 +65,7 @@ class RankProgram:
         found = schedule(program, world.rank)
         self._totals = [found.totals[rank] for rank in members]
         self._parts = list(_parts(found.actions))
+        self._in_place = _in_place(program, self._staging)
         self._transfers = {
             id(collective): Transfer(program, collective, world, tag)
             for tag, collective in _tagged(program.collectives)
@@ -75,7 +79,8 @@ class RankProgram:
             for i in program.of_rank(world.rank)
             if isinstance(i, Copy) and i.is_remote and i.src_rank == world.rank
         )
-        self._native: dict[ShardStrides, _NativeSteps] = {}
+        # By the strides of shards, and by which ranks bring a source that is read in place.
+        self._native: dict[tuple[ShardStrides, tuple[bool, ...]], _NativeSteps] = {}
         self._cuda: dict[ShardStrides, list[Any]] = {}
         self._plain: list[_Step] | None = None
 
@@ -103,11 +108,12 @@ class RankProgram:
             held += shard.nbytes * (1 + is_copied)
         self.peak_bytes = held
         world, staging = self._world, self._staging
+        location = self._location(shards, device)
         self._tag = world.begin(self.program.ranks, self._identity)
         try:
-            staging.begin_call(self._identity)
+            staging.begin_call(self._identity, location)
             if core is not None and device.type == "cpu":
-                self._run_native(shards)
+                self._run_native(shards, location)
             elif core is not None and device.type == "cuda" and core.has_cuda:
                 self._run_cuda(shards, device)
             else:
@@ -123,19 +129,33 @@ class RankProgram:
 
     # --- native ---------------------------------------------------------------------------------
 
-    def _run_native(self, shards: Shards) -> None:
+    def _location(self, shards: Shards, device: Any) -> int:
+        """Where others can read this rank's source in place; 0 if they cannot, or need not."""
+        if self._in_place is None or not self._in_place.readers or device.type != "cpu":
+            return 0
+        source = shards[0]
+        pool = pool_here() if source.is_contiguous() else None
+        return 0 if pool is None else pool.location(source.data_ptr(), source.nbytes)
+
+    def _run_native(self, shards: Shards, location: int) -> None:
         strides = _strides(shards)
-        native = self._native.get(strides)
-        if native is None:
-            native = self._native[strides] = self._compile(strides)
         staging = self._staging
         assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
+        sources: tuple[int, ...] = ()
+        if self._in_place is not None:
+            sources = staging.sources(self._in_place.owners, location)
+        in_place = tuple(map(bool, sources))
+        native = self._native.get((strides, in_place))
+        if native is None:
+            native = self._native[strides, in_place] = self._compile(strides, in_place)
         if native.version != staging.version:
             for stage in native.stages:
                 staging.bind(stage)
             native.arena = staging.block.view(self._dtype)
             native.version = staging.version
         addresses = tuple([shard.data_ptr() for shard in shards])
+        if any(in_place):
+            addresses += sources
         if native.alone is not None:
             native.alone.run(addresses, self._num_threads)
             self.sent_bytes = self._read_bytes
@@ -147,18 +167,24 @@ class RankProgram:
                 else:
                     transfer(call)
             self.sent_bytes = call.sent_bytes + self._read_bytes
+        if location and self._in_place is not None:
+            staging.wait_for(self._in_place.readers, self._totals)
 
     def _call(self, shards: Shards, arena: Tensor) -> Call:
         return Call(dict(zip(self.names, shards, strict=True)), arena, self._tag)
 
-    def _compile(self, strides: ShardStrides) -> _NativeSteps:
+    def _compile(self, strides: ShardStrides, in_place: tuple[bool, ...]) -> _NativeSteps:
         members = self._staging.ranks
+        copies: Copies = frozenset()
+        if self._in_place is not None:
+            copies = self._in_place.of_owners(compress(members, in_place))
         native = _NativeSteps()
         for part in self._parts:
             if isinstance(part, Start | Finish):
                 native.steps.append((None, self._transfer(part)))
             else:
-                stage = native_stage(self.program, self.rank, members, part, strides)
+                left = without(part, self.program, self.rank, copies, len(self._parts) == 1)
+                stage = native_stage(self.program, self.rank, members, left, strides, copies)
                 native.stages.append(stage)
                 native.steps.append((stage.run, None))
         if len(native.steps) == len(native.stages) == 1:
@@ -223,6 +249,14 @@ class RankProgram:
                 for action in part:
                     assert isinstance(action, Do), "islands need the native core"
                     yield operation(self.program, self.rank, action.instruction)
+
+
+def _in_place(program: Program, staging: Staging) -> InPlace | None:
+    """What may be read in place; None where nothing may."""
+    if not isinstance(staging, SharedStaging) or not staging.island.pools:
+        return None
+    found = InPlace.of(program, staging.rank, staging.ranks)
+    return found if found.owners or found.readers else None
 
 
 def _tagged(collectives: Sequence[Collective]) -> Iterator[tuple[int, Collective]]:

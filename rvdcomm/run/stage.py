@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
 from rvdcomm.layout import Box
 from rvdcomm.native import core
-from rvdcomm.program import Copy, Program, is_shard
+from rvdcomm.program import SRC, Copy, Program, is_shard
+from rvdcomm.run.in_place import Copies
 from rvdcomm.run.schedule import Action, Advance, Await, Do
 
 COPY, AWAIT, ADVANCE = range(3)
@@ -32,20 +34,23 @@ def native_stage(
     island: Sequence[int],
     actions: Sequence[Action],
     strides: ShardStrides | None = None,
+    copies: Copies = frozenset(),
 ) -> Any:
     """The stage of the native core that does ``actions``, which are no transfers, on the CPU.
 
-    Its buffers are the rank's shards, in the order of ``program.shard_names(rank)``, then an arena
-    for every rank of ``island``, own rank included. Without ``strides`` all shards are contiguous.
+    Its buffers are the rank's shards, in the order of ``program.shard_names(rank)``, then, if there
+    are ``copies`` instead of which sources are read, a source for every rank of ``island``, and at
+    last an arena for every rank of it, own rank included. Without ``strides`` all shards are
+    contiguous.
     """
     strides = strides or (None,) * len(program.shard_names(rank))
-    steps = list(_steps(program, rank, island, actions, strides))
-    copies = [what for kind, what, _ in steps if kind == COPY]
-    numbers = iter(range(len(copies)))
+    steps = list(_steps(_Memory(program, rank, island, strides, copies), actions))
+    programs = [what for kind, what, _ in steps if kind == COPY]
+    numbers = iter(range(len(programs)))
     return core.Stage(
-        copies,
+        programs,
         [(kind, next(numbers) if kind == COPY else what, count) for kind, what, count in steps],
-        len(strides),
+        len(strides) + (len(island) if copies else 0),
     )
 
 
@@ -60,7 +65,8 @@ class CudaStage:
         actions: Sequence[Action],
         strides: ShardStrides,
     ) -> None:
-        self._steps = list(_steps(program, rank, island, actions, strides))
+        memory = _Memory(program, rank, island, strides, frozenset())
+        self._steps = list(_steps(memory, actions))
 
     def run(self, addresses: list[int], stream: Any, staging: Any) -> None:
         """Queue the work; ``staging`` waits for peers and tells them, stream by stream."""
@@ -73,23 +79,17 @@ class CudaStage:
                 staging.advance(stream)
 
 
-def _steps(
-    program: Program,
-    rank: int,
-    island: Sequence[int],
-    actions: Sequence[Action],
-    strides: ShardStrides,
-) -> Iterator[tuple[int, Any, int]]:
+def _steps(memory: _Memory, actions: Sequence[Action]) -> Iterator[tuple[int, Any, int]]:
     """(kind, copy program or index of a peer, count to wait for)."""
     for waits, copies, num_events in _rounds(actions):
         for wait in waits:
-            yield AWAIT, island.index(wait.peer), wait.count
+            yield AWAIT, memory.island.index(wait.peer), wait.count
         if copies:
-            batch = _Batch(program, rank, island, strides)
+            batch = _Batch(memory)
             for do in copies:
                 batch.add(do)
             # Others wait for what is staged: it must not go past the caches.
-            arena = len(strides) + island.index(rank)
+            arena = memory.arena_of(memory.rank)
             yield COPY, core.CopyProgram(batch.ops, read_soon=[arena]), 0
         for _ in range(num_events):
             yield ADVANCE, 0, 0
@@ -114,33 +114,87 @@ def _rounds(actions: Sequence[Action]) -> list[tuple[list[Await], list[Do], int]
     return [*found, (waits, copies, 0)]
 
 
-@dataclass
-class _Batch:
-    """Ops of one copy program."""
+@dataclass(frozen=True)
+class _Memory:
+    """Where the buffers of a program are among those of a stage, for one rank."""
 
     program: Program
     rank: int
     island: Sequence[int]
     strides: ShardStrides
+    copies: Copies
+
+    @cached_property
+    def shards(self) -> dict[str, int]:
+        """The numbers of the rank's shards."""
+        return {name: i for i, name in enumerate(self.program.shard_names(self.rank))}
+
+    def source_of(self, owner: int) -> int:
+        """The number of the source of a rank of the island."""
+        if owner == self.rank:
+            return self.shards[SRC]
+        return len(self.strides) + self.island.index(owner)
+
+    def arena_of(self, owner: int) -> int:
+        """The number of the arena of a rank of the island."""
+        num_sources = len(self.island) if self.copies else 0
+        return len(self.strides) + num_sources + self.island.index(owner)
+
+    def side(self, owner: int, name: str, piece: int, box: Box) -> Side:
+        """A box of a piece of a buffer of ``owner``."""
+        if (owner, name) in self.copies:
+            return self._shard(owner, SRC, self.source_of(owner), 0, box)
+        if is_shard(name):
+            return self._shard(owner, name, self.shards[name], piece, box)
+        program = self.program
+        start, strides = self._inside(owner, name, piece, box, None)
+        start += program.arena(owner).offsets[name] // program.item_bytes
+        return self.arena_of(owner), program.dtype, start, strides
+
+    def _shard(self, owner: int, name: str, number: int, piece: int, box: Box) -> Side:
+        given = self.strides[number] if owner == self.rank else None
+        strides = self._dims_of(name, given)
+        start, strides = self._inside(owner, name, piece, box, strides)
+        return number, self.program.dtype_of(name), start, strides
+
+    def _inside(
+        self, owner: int, name: str, piece: int, box: Box, strides: Strides | None
+    ) -> tuple[int, Strides]:
+        """Where a box of a buffer begins, in elements; without ``strides`` pieces are contiguous."""
+        buffer = self.program.buffer[name, owner]
+        outer = buffer.pieces[piece]
+        strides = strides or tuple(prod(outer.shape[d + 1 :]) for d in range(len(outer.shape)))
+        inner = (s.start * step for s, step in zip(box.slices_within(outer), strides, strict=True))
+        return buffer.offset(piece) + sum(inner), strides
+
+    def _dims_of(self, name: str, strides: Strides | None) -> Strides | None:
+        """The strides of a tensor for the dims of the program."""
+        if strides is None or len(self.program.transitions) == 1:
+            return strides
+        return (0, *strides, *(0,) * (self.program.num_dims - 1 - len(strides)))
+
+
+@dataclass
+class _Batch:
+    """Ops of one copy program."""
+
+    memory: _Memory
     ops: list[tuple[tuple[int, ...], Side, list[Side]]] = field(default_factory=list)
     # For every buffer that this batch writes: piece, box and index of each op, in order.
     written: dict[str, list[tuple[int, Box, int]]] = field(default_factory=dict)
     # For every own buffer that it reads: the last op that does.
     last_read: dict[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._shards = {name: i for i, name in enumerate(self.program.shard_names(self.rank))}
-
     def add(self, do: Do) -> None:
         """Append an instruction's boxes."""
-        instruction = do.instruction
+        instruction, side = do.instruction, self.memory.side
         for e in instruction.entries:
-            dst = self._side(self.rank, instruction.dst, e.dst_piece, e.box)
+            dst = side(self.memory.rank, instruction.dst, e.dst_piece, e.box)
             target = instruction.dst, e.dst_piece, e.box
             if not isinstance(instruction, Copy):
                 self._append(target, (e.box.shape, dst, []))
                 continue
-            src = self._side(instruction.src_rank, instruction.src, e.src_piece, e.box)
+            src = side(instruction.src_rank, instruction.src, e.src_piece, e.box)
             if not instruction.is_remote:
                 self.last_read[instruction.src] = len(self.ops)
             if instruction.op == "copy":
@@ -168,24 +222,3 @@ class _Batch:
                 is_same = other == box and bool(self.ops[index][2])
                 return index if is_same and self.last_read.get(name, -1) <= index else None
         return None
-
-    def _side(self, owner: int, name: str, piece: int, box: Box) -> Side:
-        buffer = self.program.buffer[name, owner]
-        outer = buffer.pieces[piece]
-        shape = outer.shape
-        strides = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
-        if is_shard(name):
-            number = self._shards[name]
-            strides = self._dims_of(name, self.strides[number]) or strides
-        inner = (s.start * step for s, step in zip(box.slices_within(outer), strides, strict=True))
-        start = buffer.offset(piece) + sum(inner)
-        if is_shard(name):
-            return number, self.program.dtype_of(name), start, strides
-        start += self.program.arena(owner).offsets[name] // self.program.item_bytes
-        return len(self.strides) + self.island.index(owner), self.program.dtype, start, strides
-
-    def _dims_of(self, name: str, strides: Strides | None) -> Strides | None:
-        """The strides of a tensor for the dims of the program."""
-        if strides is None or len(self.program.transitions) == 1:
-            return strides
-        return (0, *strides, *(0,) * (self.program.num_dims - 1 - len(strides)))

@@ -38,12 +38,13 @@ enum class Fault : uint32_t {
 /// the first failure that the owner met. Fields that change for different reasons are on lines of
 /// their own, so that a rank that spins on `count` disturbs nobody. `history[n % kNumKept]` is the
 /// digest of the calls up to number n; it is written before `num_calls` becomes n, and kept until
-/// no rank can ask for it.
+/// no rank can ask for it. `locations` holds a word of the owner's for each of the same calls: where
+/// its source lies in memory that the others map, or 0.
 struct SignalHeader {
   static constexpr size_t kLineBytes = 64;
   static constexpr size_t kNumKept = 7;  // What fills the line of `num_calls`.
   /// "rvdcomm" and a version: ranks with different headers must not read each other's.
-  static constexpr uint64_t kFormat = 0x7276'6463'6f6d'6d02;
+  static constexpr uint64_t kFormat = 0x7276'6463'6f6d'6d03;
 
   std::atomic<uint64_t> format{kFormat};
   alignas(kLineBytes) std::atomic<uint32_t> count{0};         ///< events done, modulo 2^32
@@ -52,12 +53,13 @@ struct SignalHeader {
   std::atomic<uint32_t> waits_for{0};  ///< 1 + the rank on which the owner is asleep; 0: none
   alignas(kLineBytes) std::atomic<uint64_t> num_calls{0};  ///< calls that the owner has begun
   std::atomic<uint64_t> history[kNumKept] = {};
+  alignas(kLineBytes) std::atomic<uint64_t> locations[kNumKept] = {};
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "atomics are shared by processes");
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "atomics are shared by processes");
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "the kernel waits on the word");
-static_assert(sizeof(SignalHeader) == 5 * SignalHeader::kLineBytes, "one layout for all builds");
+static_assert(sizeof(SignalHeader) == 6 * SignalHeader::kLineBytes, "one layout for all builds");
 
 /// A rank of the island is lost. Ranks are indices in the island.
 class PeerError : public std::runtime_error {
@@ -91,9 +93,15 @@ class Signals {
   static void format(void* address);
 
   /// Begin the next call. `identity` says what the call does; it is equal on all ranks that make
-  /// it. Waits only for ranks that are kNumKept - 2 calls behind.
+  /// it; `location` is this rank's own word for the others. Waits only for ranks that are
+  /// kNumKept - 2 calls behind.
   /// @throws PeerError     any rank has failed, or is late.
-  void begin(uint64_t identity, double timeout_secs, const Hook& between_slices = {});
+  void begin(uint64_t identity, uint64_t location, double timeout_secs,
+             const Hook& between_slices = {});
+
+  /// The location that `peer` gave in the present call; waits until it has begun that.
+  /// @throws PeerError     the peer is dead, late or in another call, or any rank has failed.
+  uint64_t location(int peer, double timeout_secs, const Hook& between_slices = {});
 
   /// The call is over, in which rank i counted `num_events[i]` events. What was read in it may be
   /// believed once this has returned.

@@ -100,9 +100,9 @@ class CudaStaging:
         self.island.signals.wait(peer, count, self.island.timeout_secs)
         stream.wait_event(self._events[peer])
 
-    def begin_call(self, identity: int) -> None:
+    def begin_call(self, identity: int, location: int) -> None:
         """A call begins; ranks whose ``identity`` differs never believe each other's events."""
-        self.island.signals.begin(identity, self.island.timeout_secs)
+        self.island.signals.begin(identity, location, self.island.timeout_secs)
 
     def end_call(self, totals: list[int]) -> None:
         """The call is queued; every rank of the island counted so many events in it."""

@@ -6,6 +6,7 @@ error. A rank that dies is found by its wire, which the kernel closes, and named
 
 from __future__ import annotations
 
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from rvdcomm import _C
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.run.agree import check_equal, exchange_posts
+from rvdcomm.run.pool import address_of, mapping_of, pool_here
 from rvdcomm.run.shared_memory.rendezvous import Listener, Message, Wire, islands, meet
 from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
 from rvdcomm.run.world import World
@@ -30,7 +32,8 @@ _Result = TypeVar("_Result")
 class Island:
     """Ranks of one machine that map each other's segments; made once a set of ranks.
 
-    ``signals`` numbers ranks by their place in ``ranks``.
+    ``signals`` numbers ranks by their place in ``ranks``. ``pools`` are the pools of the other ranks
+    as they are mapped here; none unless every rank maps those of all others.
     """
 
     def __init__(
@@ -39,11 +42,14 @@ class Island:
         ranks: tuple[int, ...],
         wires: Mapping[int, Wire],
         segments: Mapping[int, Segment],
+        pools: Mapping[int, mmap.mmap],
     ) -> None:
         self._world, self.ranks, self.rank = world, ranks, world.rank
         self.timeout_secs = world.timeout.total_seconds()
         self._wires = dict(wires)
         self._segments = dict(segments)
+        self.pools = dict(pools)
+        self._pool_addresses = {rank: address_of(pool) for rank, pool in pools.items()}
         lifelines = [wires[r].socket.fileno() if r != world.rank else -1 for r in ranks]
         headers = [segments[r].header for r in ranks]
         self.signals = _C.Signals(ranks.index(world.rank), headers, lifelines)
@@ -73,16 +79,23 @@ class Island:
             posts = exchange_posts(world, ranks, post, what)
             _raise_refusal(posts, what)
 
-            wires, segments, verdict = {}, {world.rank: own}, {"refusal": "", "lost": ""}
+            pool = pool_here()
+            fds = [own.fd] if pool is None or pool.fd < 0 else [own.fd, pool.fd]
+            wires, segments, pools = {}, {world.rank: own}, {}
+            verdict = {"refusal": "", "lost": "", "maps_pools": False}
             try:
                 # Half of the time, so that the others still wait for the verdict.
-                met = meet(world.rank, listener, posts, own.fd, timeout_secs / 2)
-                for peer, (wire, fd) in met.items():
+                met = meet(world.rank, listener, posts, fds, timeout_secs / 2)
+                for peer, (wire, theirs) in met.items():
                     undo.callback(wire.close)
-                    undo.callback(os.close, fd)
+                    undo.callback(os.close, theirs[0])
+                    for fd in theirs[1:]:
+                        done.callback(os.close, fd)
                     wires[peer] = wire
-                for peer, (_, fd) in met.items():
-                    segments[peer] = Segment(fd)
+                for peer, (_, theirs) in met.items():
+                    segments[peer] = Segment(theirs[0])
+                    pools |= {peer: mapped for fd in theirs[1:] if (mapped := mapping_of(fd))}
+                verdict["maps_pools"] = len(fds) > 1 and pools.keys() == met.keys()
             except (TimeoutError, ConnectionError) as error:
                 verdict["lost"] = str(error)
             except OSError as error:
@@ -92,7 +105,9 @@ class Island:
             for rank, post in posts.items():
                 if post["lost"]:
                     raise CommError(f"{what}: rank {rank} met not all: {post['lost']}.")
-            island = cls(world, ranks, wires, segments)
+            if not all(post["maps_pools"] for post in posts.values()):
+                pools.clear()
+            island = cls(world, ranks, wires, segments, pools)
             undo.pop_all()
         return island
 
@@ -104,6 +119,10 @@ class Island:
         0 while it has no bytes.
         """
         return self._segments[rank].address
+
+    def in_pool(self, rank: int, location: int) -> int:
+        """Where the ``location`` in the pool of another rank (see ``Pool``) is in this process."""
+        return self._pool_addresses[rank] + location - 1
 
     def arena(self, num_bytes: int) -> memoryview:
         """The first bytes of this rank's own arena; the view stays valid as long as it is held."""
@@ -231,6 +250,7 @@ class Island:
             segment.close()
         self._wires.clear()
         self._segments.clear()
+        self.pools.clear()
 
 
 def _raise_refusal(posts: Mapping[int, Message], what: str) -> None:

@@ -29,6 +29,8 @@ from rvdcomm.run.world import World
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 1 << 16
+MAX_FDS = 2
+"""What a rank hands over: its segment, and its pool if it has one to share."""
 
 IDENTIFY_SECS = 1.0
 """A rank sends who it is as soon as it is connected."""
@@ -199,14 +201,12 @@ class Wire:
         if not data:
             raise EOFError("the other process ended")
         if flags & socket.MSG_CTRUNC:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         try:
             return read_post(data), list(fds)
         except ValueError:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             raise
 
     def is_hung_up(self) -> bool:
@@ -224,10 +224,19 @@ class Wire:
         self.close()
 
 
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 def meet(
-    rank: int, listener: Listener, posts: Mapping[int, Message], fd: int, timeout_secs: float
-) -> dict[int, tuple[Wire, int]]:
-    """A wire to every other rank of ``posts``, and the file descriptor that this rank handed over.
+    rank: int,
+    listener: Listener,
+    posts: Mapping[int, Message],
+    fds: Sequence[int],
+    timeout_secs: float,
+) -> dict[int, tuple[Wire, list[int]]]:
+    """A wire to every other rank of ``posts``, and the descriptors that this rank handed over.
 
     Collective over the ranks of ``posts``. A rank connects to all lower ones, and then accepts the
     higher ones. Rank by rank, the lower ones are there to accept, so nobody waits in a circle.
@@ -236,7 +245,7 @@ def meet(
         rank: this rank.
         listener: this rank's.
         posts: ``Listener.post`` of every rank.
-        fd: the descriptor that all others get.
+        fds: the descriptors that all others get, one to ``MAX_FDS``.
         timeout_secs: for all of it.
 
     Raises:
@@ -247,23 +256,23 @@ def meet(
     lower = [peer for peer in posts if peer < rank]
     try:
         with ExitStack() as undo:
-            met: dict[int, tuple[Wire, int]] = {}
-            wires = {peer: _dial(rank, peer, posts[peer], [fd], deadline, undo) for peer in lower}
+            met: dict[int, tuple[Wire, list[int]]] = {}
+            wires = {peer: _dial(rank, peer, posts[peer], fds, deadline, undo) for peer in lower}
             with _Reception(listener) as reception:
                 while missing := [peer for peer in posts if peer > rank and peer not in met]:
                     try:
-                        peer, wire, their_fd = reception.next_rank(deadline, undo)
+                        peer, wire, theirs = reception.next_rank(deadline, undo)
                     except TimeoutError:
                         raise TimeoutError(f"ranks {missing} did not connect") from None
-                    wire.send({}, [fd])
-                    met[peer] = wire, their_fd
+                    wire.send({}, fds)
+                    met[peer] = wire, theirs
             for peer, wire in wires.items():
                 try:
-                    _, fds = wire.receive(deadline - time.monotonic(), 1)
+                    _, theirs = wire.receive(deadline - time.monotonic(), MAX_FDS)
                 except EOFError:
                     raise ConnectionResetError(f"rank {peer} gave up") from None
-                undo.callback(os.close, fds[0])
-                met[peer] = wire, fds[0]
+                undo.callback(_close, theirs)
+                met[peer] = wire, theirs
             undo.pop_all()
     except OSError:
         # Nobody need wait for this rank until the time is over, neither those that have connected
@@ -317,8 +326,8 @@ class _Reception:
         for stranger in list(self._strangers):
             self._drop(stranger)
 
-    def next_rank(self, deadline: float, undo: ExitStack) -> tuple[int, Wire, int]:
-        """The next rank that connects: its number, wire and descriptor.
+    def next_rank(self, deadline: float, undo: ExitStack) -> tuple[int, Wire, list[int]]:
+        """The next rank that connects: its number, wire and descriptors.
 
         Raises:
             TimeoutError: none came in time.
@@ -331,10 +340,10 @@ class _Reception:
             for stranger in [w for w in self._strangers if w.socket.fileno() in readable]:
                 found = self._identified(stranger)
                 if found is not None:
-                    rank, fd = found
+                    rank, fds = found
                     undo.callback(stranger.close)
-                    undo.callback(os.close, fd)
-                    return rank, stranger, fd
+                    undo.callback(_close, fds)
+                    return rank, stranger, fds
             if self._listener.socket.fileno() in readable:
                 self._accept()
         raise TimeoutError
@@ -358,22 +367,21 @@ class _Reception:
             self._drop(next(iter(self._strangers)))
         self._strangers[stranger] = time.monotonic() + IDENTIFY_SECS
 
-    def _identified(self, stranger: Wire) -> tuple[int, int] | None:
-        """The rank and descriptor of a connection that sent something; a stranger is dropped."""
+    def _identified(self, stranger: Wire) -> tuple[int, list[int]] | None:
+        """The rank and descriptors of a connection that sent something; a stranger is dropped."""
         try:
-            hello, fds = stranger.receive(0.0, 1)
+            hello, fds = stranger.receive(0.0, MAX_FDS)
         except (EOFError, ConnectionError, TimeoutError, ValueError):
             self._drop(stranger)
             return None
         if hello.get("key") != self._listener.key:
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             self._drop(stranger)
             return None
         if not fds:
             raise ConnectionResetError(f"rank {hello['rank']} gave up")
         del self._strangers[stranger]
-        return hello["rank"], fds[0]
+        return hello["rank"], fds
 
     def _drop(self, stranger: Wire) -> None:
         del self._strangers[stranger]

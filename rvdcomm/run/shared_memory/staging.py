@@ -6,7 +6,7 @@ them. In an island the block is shared: the other ranks read from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -39,8 +39,15 @@ class PrivateStaging:
         """Let a native stage work in this block."""
         stage.bind([self.block.data_ptr()], None, 0.0)
 
-    def begin_call(self, identity: int) -> None:
+    def begin_call(self, identity: int, location: int) -> None:
         """A call begins, of which no other rank need know."""
+
+    def sources(self, owners: Collection[int], location: int) -> tuple[int, ...]:
+        """Nobody's memory can be read."""
+        return ()
+
+    def wait_for(self, readers: Collection[int], totals: list[int]) -> None:
+        """Nobody reads this rank's memory."""
 
     def end_call(self, totals: list[int]) -> None:
         """The call is over."""
@@ -84,9 +91,32 @@ class SharedStaging:
         addresses = [self.island.address(rank) for rank in self.ranks]
         stage.bind(addresses, self.island.signals, self.island.timeout_secs)
 
-    def begin_call(self, identity: int) -> None:
-        """A call begins; ranks whose ``identity`` differs never believe each other's events."""
-        self.island.signals.begin(identity, self.island.timeout_secs)
+    def begin_call(self, identity: int, location: int) -> None:
+        """A call begins; ranks whose ``identity`` differs never believe each other's events.
+
+        ``location`` says where in this rank's pool its source is, 0 that it is elsewhere.
+        """
+        self.island.signals.begin(identity, location, self.island.timeout_secs)
+
+    def sources(self, owners: Collection[int], location: int) -> tuple[int, ...]:
+        """Of every rank its source's address here; 0 if it is not among ``owners``, or elsewhere.
+
+        This rank's own is its ``location``. Waits until all ``owners`` have begun this call.
+        """
+        island, out = self.island, []
+        for i, rank in enumerate(self.ranks):
+            found = location if rank == self.rank else 0
+            if rank in owners:
+                found = island.signals.location(i, island.timeout_secs)
+            is_foreign = found and rank != self.rank
+            out.append(island.in_pool(rank, found) if is_foreign else found)
+        return tuple(out)
+
+    def wait_for(self, readers: Collection[int], totals: list[int]) -> None:
+        """Wait until ``readers`` have counted all events of this call: they read nothing more."""
+        for i, rank in enumerate(self.ranks):
+            if rank in readers:
+                self.island.signals.wait(i, totals[i], self.island.timeout_secs)
 
     def end_call(self, totals: list[int]) -> None:
         """The call is over; every rank of the island counted so many events in it."""

@@ -1,0 +1,102 @@
+"""In place: sources that others read where they are, instead of a copy that their owner stages.
+
+A program copies what others need of a source into staging memory, because a tensor of the caller's
+is private. Where it lies in a pool that the others map, that copy is left out, and who would have
+read the copy reads the tensor. Events are counted as before, so every rank decides anew in every
+call. An owner then waits for its readers before it gives the tensor back to its caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rvdcomm.program import SRC, Collective, Copy, Program, is_shard
+from rvdcomm.run.pool import MIN_BYTES
+from rvdcomm.run.schedule import Action, Advance, Do
+
+Copies = frozenset[tuple[int, str]]
+"""Staging buffers, by (rank, name), that hold nothing but parts of their owner's source."""
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """What the ranks of one island can read in place.
+
+    ``copies`` are what they stage of their sources; ``owners`` are the ranks from whose copies
+    ``rank`` reads, ``readers`` those that read its own.
+    """
+
+    copies: Copies
+    owners: frozenset[int]
+    readers: frozenset[int]
+
+    @classmethod
+    def of(cls, program: Program, rank: int, island: Sequence[int]) -> InPlace:
+        """What ``program`` lets ``rank`` read in place, and others of ``rank``.
+
+        All ranks of the island find the same ``copies``: they see each other's instructions.
+        """
+        copies = _copies(program, island) if len(program.transitions) == 1 else frozenset()
+        reads = {
+            (i.src_rank, i.rank)
+            for i in program.instructions
+            if isinstance(i, Copy) and i.is_remote and (i.src_rank, i.src) in copies
+        }
+        return cls(
+            copies,
+            frozenset(owner for owner, reader in reads if reader == rank),
+            frozenset(reader for owner, reader in reads if owner == rank),
+        )
+
+    def of_owners(self, owners: Iterable[int]) -> Copies:
+        """The copies that are left out in a call to which these ranks bring a source in a pool."""
+        owners = frozenset(owners)
+        return frozenset(one for one in self.copies if one[0] in owners)
+
+
+def _copies(program: Program, island: Sequence[int]) -> Copies:
+    found: set[tuple[int, str]] = set()
+    others: set[tuple[int, str]] = set()
+    large = {rank for rank in island if _has_large_source(program, rank)}
+    for i in program.instructions:
+        if isinstance(i, Collective):
+            others.update((rank, name) for rank in i.ranks for name in i.buffers_of(rank))
+        elif isinstance(i, Copy) and (i.op, i.src, i.src_rank) == ("copy", SRC, i.rank):
+            (found if i.rank in large else others).add((i.rank, i.dst))
+        else:
+            others.add((i.rank, i.dst))
+    return frozenset(one for one in found - others if not is_shard(one[1]))
+
+
+def _has_large_source(program: Program, rank: int) -> bool:
+    source = program.buffer.get((SRC, rank))
+    if source is None or len(source.pieces) != 1 or program.dtype_of(SRC) != program.dtype:
+        return False
+    return source.num_elements * program.item_bytes >= MIN_BYTES
+
+
+def without(
+    actions: Sequence[Action], program: Program, rank: int, copies: Copies, is_all: bool
+) -> list[Action]:
+    """The actions of ``rank`` in a call that leaves ``copies`` out.
+
+    ``is_all`` says that these are all the program's actions. If none of what is left touches
+    staging memory, the rank waits for nobody: sources do not change while they are read.
+    """
+    left = [
+        action
+        for action in actions
+        if not (isinstance(action, Do) and (rank, action.instruction.dst) in copies)
+    ]
+    dos = [action for action in left if isinstance(action, Do)]
+    if not is_all or not copies or any(_uses_staging(do, rank, copies) for do in dos):
+        return left
+    return [*dos, *(action for action in left if isinstance(action, Advance))]
+
+
+def _uses_staging(do: Do, rank: int, copies: Copies) -> bool:
+    used = {(rank, do.instruction.dst)}
+    if isinstance(do.instruction, Copy):
+        used.add((do.instruction.src_rank, do.instruction.src))
+    return any(not is_shard(name) and (owner, name) not in copies for owner, name in used)

@@ -1,0 +1,278 @@
+"""Pool: memory for what calls return, kept for the next call when a result is dropped.
+
+Memory that comes fresh from the system is cleared page by page when it is first touched, which
+takes several times as long as the copy into it. So freed blocks are used again.
+
+The pool of a process is one sparse range of shared memory. Ranks of one machine map each other's
+range when they meet, and then read in place what lies there. Where the system refuses shared memory
+the range is private.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import resource
+import select
+import threading
+import weakref
+from bisect import insort
+from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MIN_BYTES = 1 << 20
+"""Smaller results come from torch, whose allocator keeps small blocks itself."""
+
+MAX_KEPT_BYTES = 1 << 30
+"""Of blocks that nobody uses; the least recently used go first."""
+
+_MAP_NORESERVE = 0x4000
+_FORK_SECS = 60.0
+"""How long a process that forks waits for its child to copy what lives in the pool."""
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """As ``torch.empty``; large ones on the CPU come from the pool."""
+    num_bytes = prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < MIN_BYTES:
+        return torch.empty(shape, dtype=dtype, device=device)
+    pool = pool_here()
+    view = None if pool is None else pool.take(num_bytes)
+    if view is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    # The tensor's storage holds the view, and the view's end is the tensor's.
+    return torch.frombuffer(view, dtype=torch.uint8, count=num_bytes).view(dtype).view(*shape)
+
+
+def pool_here() -> Pool | None:
+    """The pool of this process, made when it is first asked for; None if the system gives none."""
+    global _pool
+    if _pool is None:
+        with _lock:
+            if _pool is None:
+                _pool = _made()
+    return _pool or None
+
+
+class Pool:
+    """Blocks of one range of memory; ``fd`` is how other processes map it, or -1.
+
+    Invariant: blocks in use, kept blocks and holes tile the range, and no two holes touch. Pages of
+    a hole belong to the system.
+
+    Raises:
+        OSError: the system refuses such a range.
+    """
+
+    def __init__(self, capacity: int, *, is_shared: bool) -> None:
+        self.capacity, self.fd = capacity, -1
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        if is_shared:
+            self.fd = os.memfd_create("rvdcomm-pool", os.MFD_CLOEXEC)
+            weakref.finalize(self, os.close, self.fd)
+            os.ftruncate(self.fd, capacity)
+            flags = mmap.MAP_SHARED
+        self._memory = mmap.mmap(self.fd, capacity, flags=flags | _MAP_NORESERVE)
+        with suppress(OSError):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.address = address_of(self._memory)
+        self._holes = [(0, capacity)]
+        # Offset and size of blocks; of those that are kept, the oldest first.
+        self._used: dict[int, int] = {}
+        self._kept: dict[int, int] = {}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of blocks that nobody uses."""
+        return sum(self._kept.values())
+
+    @property
+    def has_shared(self) -> bool:
+        """Whether tensors live here that a forked process would share."""
+        return self.fd >= 0 and bool(self._used)
+
+    def take(self, num_bytes: int) -> memoryview | None:
+        """A block of so many bytes, in whole pages; None if there is none.
+
+        The block comes back when the last object that holds the view is gone.
+        """
+        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        with _lock:
+            offset = self._found(size)
+            if offset is None:
+                return None
+            self._used[offset] = size
+        view = memoryview(self._memory)[offset : offset + size]
+        weakref.finalize(view, self._give_back, offset).atexit = False
+        return view
+
+    def location(self, address: int, num_bytes: int) -> int:
+        """1 + the offset of this memory if all of it can be read by others here, or else 0."""
+        offset = address - self.address
+        if self.fd < 0 or offset < 0 or offset + num_bytes > self.capacity:
+            return 0
+        return 1 + offset
+
+    def clear(self) -> None:
+        """Give all blocks that nobody uses back to the system."""
+        with _lock:
+            for offset in list(self._kept):
+                self._drop(offset)
+
+    def _found(self, size: int) -> int | None:
+        # The last to come back is the first to go out: its pages are in the caches.
+        for offset in reversed(self._kept):
+            if self._kept[offset] == size:
+                del self._kept[offset]
+                return offset
+        for i, (offset, room) in enumerate(self._holes):
+            if room >= size:
+                break
+        else:
+            return None
+        if self.fd >= 0:
+            try:
+                # All of it now: a page that is missing later is a SIGBUS.
+                os.posix_fallocate(self.fd, offset, size)
+            except OSError:
+                self._memory.madvise(mmap.MADV_REMOVE, offset, size)
+                return None
+        self._holes[i : i + 1] = [(offset + size, room - size)] if room > size else []
+        return offset
+
+    def _give_back(self, offset: int) -> None:
+        with _lock:
+            self._kept[offset] = self._used.pop(offset)
+            excess = self.kept_bytes - MAX_KEPT_BYTES
+            while excess > 0:
+                excess -= self._drop(next(iter(self._kept)))
+
+    def _drop(self, offset: int) -> int:
+        """Make a kept block a hole; returns its size."""
+        size = self._kept.pop(offset)
+        option = mmap.MADV_REMOVE if self.fd >= 0 else mmap.MADV_DONTNEED
+        self._memory.madvise(option, offset, size)
+        insort(self._holes, (offset, size))
+        joined: list[tuple[int, int]] = []
+        for start, room in self._holes:
+            if joined and sum(joined[-1]) == start:
+                start, room = joined[-1][0], joined.pop()[1] + room
+            joined.append((start, room))
+        self._holes = joined
+        return size
+
+    def copy_in_child(self) -> None:
+        """After a fork: what lives here becomes the child's own memory, at the same addresses.
+
+        Raises:
+            OSError: the system has not so much memory.
+        """
+        if not self.has_shared:
+            return
+        # Nobody takes from it any more; it is gone with the last of its tensors.
+        self._kept, self._holes, self.fd = {}, [], -1
+        for offset, size in self._used.items():
+            _replace_by_copy(self.address + offset, size)
+
+
+_lock = threading.RLock()
+"""A result may be dropped while this thread is in here, by the garbage collector."""
+_pool: Pool | bool | None = None
+"""False if the system gives none."""
+
+
+def _made() -> Pool | bool:
+    capacity = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        capacity = min(capacity, address_space // 8 // mmap.PAGESIZE * mmap.PAGESIZE)
+    for is_shared in (True, False):
+        with suppress(OSError, ValueError):
+            return Pool(capacity, is_shared=is_shared)
+    return False
+
+
+def mapping_of(fd: int) -> mmap.mmap | None:
+    """Another process's pool, to be read alone; None if the system refuses that."""
+    size, flags = os.fstat(fd).st_size, mmap.MAP_SHARED | _MAP_NORESERVE
+    try:
+        return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ)
+    except (OSError, ValueError):
+        return None
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Where a mapping begins in this process."""
+    return int(np.frombuffer(memory, dtype=np.uint8, count=1).ctypes.data)
+
+
+# --- forks --------------------------------------------------------------------------------------
+
+_MREMAP_MOVE_TO = 3
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [*[ctypes.c_size_t] * 2, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mremap.argtypes = [*[ctypes.c_size_t] * 3, ctypes.c_int, ctypes.c_size_t]
+_waiting: list[tuple[int, int]] = []
+"""Pipes on which a process that forks waits for its child."""
+
+
+def _replace_by_copy(address: int, size: int) -> None:
+    """Let private memory with the same bytes take the place of shared memory."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    copy = _libc.mmap(0, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if copy != _FAILED:
+        ctypes.memmove(copy, address, size)
+        copy = _libc.mremap(copy, size, size, _MREMAP_MOVE_TO, address)
+    if copy == _FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _before_fork() -> None:
+    _lock.acquire()
+    if isinstance(_pool, Pool) and _pool.has_shared:
+        _waiting.append(os.pipe())
+
+
+def _after_fork_in_parent() -> None:
+    """Wait for the copy: the owner of a tensor may write to it at once."""
+    try:
+        while _waiting:
+            ours, theirs = _waiting.pop()
+            os.close(theirs)
+            # The child closes its end when it has a copy, or dies.
+            select.select([ours], [], [], _FORK_SECS)
+            os.close(ours)
+    finally:
+        _lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _pool
+    try:
+        if isinstance(_pool, Pool):
+            _pool.copy_in_child()
+    except OSError as error:
+        # It would see its parent's later results in its own tensors.
+        os.write(2, f"rvdcomm: a forked process cannot copy its tensors: {error}\n".encode())
+        os._exit(1)
+    finally:
+        _pool = None
+        while _waiting:
+            for fd in _waiting.pop():
+                os.close(fd)
+        _lock.release()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -1,0 +1,215 @@
+"""Laws of the pool: nobody's memory is given away while it is used, by a fork neither."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import random
+import resource
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import rvdcomm as rv
+from rvdcomm.run import pool as pool_module
+from rvdcomm.run.pool import MAX_KEPT_BYTES, MIN_BYTES, Pool, empty, mapping_of
+
+CPU = torch.device("cpu")
+CAPACITY = 4 * MAX_KEPT_BYTES
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture(params=[True, False], ids=["shared", "private"])
+def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    fresh = Pool(CAPACITY, is_shared=request.param)
+    monkeypatch.setattr(pool_module, "_pool", fresh)
+    yield fresh
+    fresh.clear()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bool, torch.complex32, torch.float8_e4m3fn, torch.uint16],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(3, 5), (1 << 20, 3)], ids=["small", "large"])
+def test_a_result_is_as_torch_makes_it(
+    pool: Pool, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    made = rv.empty(shape, dtype)
+    assert (made.shape, made.dtype, made.is_contiguous()) == (shape, dtype, True)
+    made.view(torch.uint8).fill_(1)
+    assert int(made.view(torch.uint8).count_nonzero()) == made.numel() * dtype.itemsize
+
+
+def _numpy(made: Tensor) -> object:
+    return made[7:].numpy()
+
+
+def _graph(made: Tensor) -> object:
+    # The backward of a product needs what was multiplied.
+    return torch.ones(len(made), requires_grad=True) * made
+
+
+def _thread(made: Tensor) -> object:
+    held: list[Tensor] = []
+    thread = threading.Thread(target=held.append, args=(made[::2],))
+    thread.start()
+    thread.join()
+    return held
+
+
+HOLDERS: tuple[Callable[[Tensor], object], ...] = (
+    lambda made: made[3:9],
+    lambda made: made.view(torch.uint8),
+    lambda made: memoryview(made.numpy()),
+    lambda made: made.untyped_storage(),
+    lambda made: torch.utils.dlpack.from_dlpack(made),
+    _numpy,
+    _graph,
+    _thread,
+)
+
+
+@pytest.mark.parametrize("hold", HOLDERS)
+def test_memory_comes_back_when_the_last_holder_is_gone(
+    pool: Pool, hold: Callable[[Tensor], object]
+) -> None:
+    made = empty((MIN_BYTES,), torch.float32, CPU)
+    address, holder = made.data_ptr(), hold(made)
+    del made
+    gc.collect()
+    assert pool.kept_bytes == 0
+    del holder
+    gc.collect()
+    assert pool.kept_bytes == 4 * MIN_BYTES
+    assert empty((MIN_BYTES,), torch.int32, CPU).data_ptr() == address
+
+
+def test_results_that_live_at_once_share_nothing(pool: Pool) -> None:
+    draw = random.Random(0)
+    alive: dict[int, Tensor] = {}
+    for i in range(300):
+        if alive and draw.random() < 0.5:
+            number = draw.choice(list(alive))
+            assert alive.pop(number).unique().tolist() == [number % 251]
+        else:
+            size = MIN_BYTES + draw.randrange(3) * PAGE
+            alive[i] = empty((size,), torch.uint8, CPU).fill_(i % 251)
+        if draw.random() < 0.1:
+            pool.clear()
+    alive.clear()
+    pool.clear()
+    # All holes are one again: the whole range is free.
+    assert pool.take(CAPACITY // 2) is not None
+
+
+def test_small_results_are_torch_s(pool: Pool) -> None:
+    rv.empty((MIN_BYTES - 1,), torch.uint8)
+    assert pool.kept_bytes == 0
+
+
+def test_no_more_is_kept_than_the_limit(pool: Pool) -> None:
+    size = MAX_KEPT_BYTES // 4
+    made = [empty((size,), torch.uint8, CPU) for _ in range(6)]
+    last = made[-1].data_ptr()
+    for i in range(6):
+        made[i] = torch.empty(0)
+    assert pool.kept_bytes == 4 * size
+    # The last to come back is the first to go out: its pages are in the caches.
+    assert empty((size,), torch.uint8, CPU).data_ptr() == last
+
+
+def test_what_does_not_fit_comes_from_torch(pool: Pool) -> None:
+    blocks = [pool.take(MAX_KEPT_BYTES) for _ in range(4)]
+    assert all(block is not None for block in blocks)
+    assert pool.take(PAGE) is None
+    assert empty((MIN_BYTES,), torch.uint8, CPU).fill_(1).sum() == MIN_BYTES
+
+
+def test_clear_gives_memory_back_to_the_system(pool: Pool) -> None:
+    def held() -> int:
+        return os.fstat(pool.fd).st_blocks * 512 if pool.fd >= 0 else 0
+
+    before = held()
+    made = empty((MIN_BYTES,), torch.float32, CPU).fill_(1.0)
+    assert made.sum() == MIN_BYTES
+    del made
+    rv.empty_cache()
+    assert (pool.kept_bytes, held()) == (0, before)
+
+
+def test_others_read_what_is_at_a_location() -> None:
+    pool = Pool(CAPACITY, is_shared=True)
+    view = pool.take(MIN_BYTES)
+    assert view is not None
+    view[:3] = b"abc"
+    theirs = mapping_of(pool.fd)
+    assert theirs is not None
+    address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
+    start = pool.location(address, MIN_BYTES) - 1
+    assert theirs[start : start + 3] == b"abc"
+    with pytest.raises(TypeError):
+        theirs[start] = 0
+
+
+def test_what_is_elsewhere_has_no_location(pool: Pool) -> None:
+    other = torch.zeros(MIN_BYTES)
+    assert pool.location(other.data_ptr(), other.nbytes) == 0
+
+
+def test_a_forked_child_has_tensors_of_its_own(pool: Pool) -> None:
+    made = empty((MIN_BYTES,), torch.float32, CPU)
+    # A child may not use torch's threads, which it does not have.
+    array = made.numpy()
+    array.fill(1.0)
+    go, done = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        is_right = False
+        try:
+            is_right = bool((array == 1.0).all())
+            array.fill(2.0)
+            os.write(done[1], b"x")
+            os.read(go[0], 1)
+            is_right &= bool((array == 2.0).all())
+            empty((MIN_BYTES,), torch.float32, CPU).numpy().fill(4.0)
+        finally:
+            os._exit(0 if is_right else 1)
+    os.read(done[0], 1)
+    assert bool((array == 1.0).all())
+    array.fill(3.0)
+    os.write(go[1], b"x")
+    _, status = os.waitpid(pid, 0)
+    assert status == 0
+    assert bool((array == 3.0).all())
+    for fd in (*go, *done):
+        os.close(fd)
+
+
+def test_where_shared_memory_is_refused_the_pool_is_private(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(pool_module, "_pool", None)
+    made = empty((MIN_BYTES,), torch.float32, CPU).fill_(1.0)
+    found = pool_module.pool_here()
+    assert found is not None
+    assert found.fd == -1
+    assert found.location(made.data_ptr(), made.nbytes) == 0
+
+
+def test_a_limit_of_address_space_leaves_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 30, 1 << 30))
+    monkeypatch.setattr(pool_module, "_pool", None)
+    found = pool_module.pool_here()
+    assert found is not None
+    assert found.capacity <= 1 << 27
