@@ -225,7 +225,7 @@ class _Agreement:
                 raise self._absent(absent())
             if generation:
                 self._check_failed(generation)
-            self.world.watch(self.members, self.what)
+            self.world.watch(self.members, self.what, is_met)
             time.sleep(pause)
             pause = min(1.5 * pause, 0.01 + MAX_PAUSE_SECS_PER_RANK * len(self.members))
 

@@ -139,10 +139,10 @@ class World:
         with suppress(TimeoutError, RuntimeError):
             tell_failure(self, text)
 
-    def watch(self, members: Iterable[int], what: str) -> None:
-        """Raise a CommError if one of ``members`` that shares memory with this rank is lost."""
+    def watch(self, members: Iterable[int], what: str, is_done: Callable[[], bool]) -> None:
+        """Raise a CommError if one of ``members`` that shares memory here is lost before ``is_done``."""
         for island in list(self.islands):
-            island.watch(members, what)
+            island.watch(members, what, is_done)
 
     def close(self) -> None:
         """Let go of all communicators; transitions compiled for this group cannot run any more."""

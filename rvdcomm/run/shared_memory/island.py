@@ -203,12 +203,15 @@ class Island:
             return "this rank gave up in an earlier call, so the group is broken"
         return f"rank {rank} gave up; its own error says why"
 
-    def watch(self, members: Iterable[int], what: str) -> None:
-        """Raise a CommError if this island failed, or the process of one of ``members`` ended."""
+    def watch(self, members: Iterable[int], what: str, is_done: Callable[[], bool]) -> None:
+        """Raise a CommError if this island failed, or one of ``members`` is gone before ``is_done``.
+
+        A rank that is gone may have done all that this one waits for.
+        """
         try:
             self.signals.check()
             for rank in self._wires.keys() & set(members):
-                if self._wires[rank].is_hung_up():
+                if self._wires[rank].is_hung_up() and not is_done():
                     self.signals.blame("dead", self.ranks.index(rank))
         except _C.PeerError as error:
             raise CommError(f"{what}, rank {self.rank}: {self._reason(error)}.") from None
