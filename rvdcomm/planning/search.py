@@ -128,7 +128,7 @@ def _max_successors(units: Units) -> int:
 
 
 def _found(graph: Graph, units: Units, known: _Key | None, max_successors: int) -> list[Targets]:
-    """States of the cheapest path that is found from the graph's start to a goal; none if ``known`` is better."""
+    """States of the cheapest path found from the start to a goal; none if ``known`` is better."""
     order = count()
     start = graph.start
     best: dict[Targets, _Key] = {start: (0, 0, 0)}

@@ -140,7 +140,7 @@ class World:
             tell_failure(self, text)
 
     def watch(self, members: Iterable[int], what: str, is_done: Callable[[], bool]) -> None:
-        """Raise a CommError if one of ``members`` that shares memory here is lost before ``is_done``."""
+        """Raise a CommError if a member that shares memory here is lost before ``is_done``."""
         for island in list(self.islands):
             island.watch(members, what, is_done)
 

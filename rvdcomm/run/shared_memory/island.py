@@ -204,7 +204,7 @@ class Island:
         return f"rank {rank} gave up; its own error says why"
 
     def watch(self, members: Iterable[int], what: str, is_done: Callable[[], bool]) -> None:
-        """Raise a CommError if this island failed, or one of ``members`` is gone before ``is_done``.
+        """Raise a CommError if this island failed, or a member is gone before ``is_done``.
 
         A rank that is gone may have done all that this one waits for.
         """
