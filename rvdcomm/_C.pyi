@@ -26,7 +26,7 @@ class Signals:
     def count(self) -> int:
         """How often this rank advanced, modulo 2**32."""
 
-    def begin(self, identity: int, timeout_secs: float) -> None:
+    def begin(self, identity: int, location: int, timeout_secs: float) -> None:
         """Begin the next call; ``identity`` (64 bits) says what it does. Raises PeerError."""
 
     def end(self, num_events: Sequence[int]) -> None:

@@ -326,6 +326,38 @@ void no_rank_runs_ahead_of_what_others_ask_for() {
   expect(is_fault(ahead, Fault::kTimeout, 0), "a rank waits for one that is far behind");
 }
 
+void a_location_is_that_of_the_present_call() {
+  Ranks ranks(2);
+  Signals first = ranks.signals(0);
+  Signals second = ranks.signals(1);
+  for (uint64_t call = 1; call <= 100; ++call) {
+    second.begin(call, 1000 + call, kLongSecs);
+    second.end({0, 0});
+    // The second rank may be in a later call already.
+    if (call > 1) {
+      first.begin(call - 1, 0, kLongSecs);
+      expect(first.location(1, kLongSecs) == 999 + call, "a location is the present call's");
+      expect(first.location(0, kLongSecs) == 0, "a rank knows its own");
+      first.end({0, 0});
+    }
+  }
+  first.begin(100, 0, kLongSecs);
+  first.end({0, 0});
+  first.begin(7, 0, kLongSecs);
+  const Outcome late = outcome_of([&] { first.location(1, 0.01); });
+  expect(is_fault(late, Fault::kTimeout, 1), "a rank that has not begun the call is late");
+}
+
+void the_location_of_another_call_is_not_believed() {
+  Ranks ranks(2);
+  Signals first = ranks.signals(0);
+  Signals second = ranks.signals(1);
+  second.begin(1, 5, kLongSecs);
+  first.begin(2, 0, kLongSecs);
+  const Outcome told = outcome_of([&] { first.location(1, kLongSecs); });
+  expect(is_fault(told, Fault::kElsewhere, 1), "the location of another call is not believed");
+}
+
 void closed_signals_throw() {
   Ranks ranks(2);
   Signals signals = ranks.signals(0);
@@ -368,6 +400,8 @@ int main() {
   a_count_of_another_history_is_not_believed();
   a_failure_is_seen_at_the_end_of_a_call();
   no_rank_runs_ahead_of_what_others_ask_for();
+  a_location_is_that_of_the_present_call();
+  the_location_of_another_call_is_not_believed();
   closed_signals_throw();
   another_format_is_refused();
 }

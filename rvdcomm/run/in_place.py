@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rvdcomm.program import SRC, Collective, Copy, Program, is_shard
-from rvdcomm.run.pool import MIN_BYTES
+from rvdcomm.run import pool
 from rvdcomm.run.schedule import Action, Advance, Do
 
 Copies = frozenset[tuple[int, str]]
@@ -73,7 +73,7 @@ def _has_large_source(program: Program, rank: int) -> bool:
     source = program.buffer.get((SRC, rank))
     if source is None or len(source.pieces) != 1 or program.dtype_of(SRC) != program.dtype:
         return False
-    return source.num_elements * program.item_bytes >= MIN_BYTES
+    return source.num_elements * program.item_bytes >= pool.MIN_BYTES
 
 
 def without(

@@ -47,17 +47,17 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     if view is None:
         return torch.empty(shape, dtype=dtype, device=device)
     # The tensor's storage holds the view, and the view's end is the tensor's.
-    return torch.frombuffer(view, dtype=torch.uint8, count=num_bytes).view(dtype).view(*shape)
+    return torch.frombuffer(view, dtype=torch.uint8, count=num_bytes).view(dtype).view(tuple(shape))
 
 
 def pool_here() -> Pool | None:
     """The pool of this process, made when it is first asked for; None if the system gives none."""
-    global _pool
-    if _pool is None:
+    global _pool, _is_made
+    if not _is_made:
         with _lock:
-            if _pool is None:
-                _pool = _made()
-    return _pool or None
+            if not _is_made:
+                _pool, _is_made = _made(), True
+    return _pool
 
 
 class Pool:
@@ -131,11 +131,10 @@ class Pool:
             if self._kept[offset] == size:
                 del self._kept[offset]
                 return offset
-        for i, (offset, room) in enumerate(self._holes):
-            if room >= size:
-                break
-        else:
+        index = next((i for i, (_, room) in enumerate(self._holes) if room >= size), None)
+        if index is None:
             return None
+        offset, room = self._holes[index]
         if self.fd >= 0:
             try:
                 # All of it now: a page that is missing later is a SIGBUS.
@@ -143,7 +142,7 @@ class Pool:
             except OSError:
                 self._memory.madvise(mmap.MADV_REMOVE, offset, size)
                 return None
-        self._holes[i : i + 1] = [(offset + size, room - size)] if room > size else []
+        self._holes[index : index + 1] = [(offset + size, room - size)] if room > size else []
         return offset
 
     def _give_back(self, offset: int) -> None:
@@ -183,11 +182,11 @@ class Pool:
 
 _lock = threading.RLock()
 """A result may be dropped while this thread is in here, by the garbage collector."""
-_pool: Pool | bool | None = None
-"""False if the system gives none."""
+_pool: Pool | None = None
+_is_made = False
 
 
-def _made() -> Pool | bool:
+def _made() -> Pool | None:
     capacity = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
@@ -195,7 +194,7 @@ def _made() -> Pool | bool:
     for is_shared in (True, False):
         with suppress(OSError, ValueError):
             return Pool(capacity, is_shared=is_shared)
-    return False
+    return None
 
 
 def mapping_of(fd: int) -> mmap.mmap | None:
@@ -237,7 +236,7 @@ def _replace_by_copy(address: int, size: int) -> None:
 
 def _before_fork() -> None:
     _lock.acquire()
-    if isinstance(_pool, Pool) and _pool.has_shared:
+    if _pool is not None and _pool.has_shared:
         _waiting.append(os.pipe())
 
 
@@ -255,16 +254,16 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _pool
+    global _pool, _is_made
     try:
-        if isinstance(_pool, Pool):
+        if _pool is not None:
             _pool.copy_in_child()
     except OSError as error:
         # It would see its parent's later results in its own tensors.
         os.write(2, f"rvdcomm: a forked process cannot copy its tensors: {error}\n".encode())
         os._exit(1)
     finally:
-        _pool = None
+        _pool, _is_made = None, False
         while _waiting:
             for fd in _waiting.pop():
                 os.close(fd)

@@ -20,8 +20,8 @@ from rvdcomm.native import core
 from rvdcomm.program import Collective, Copy, Program
 from rvdcomm.run.call import Call
 from rvdcomm.run.cuda.staging import CudaStaging
-from rvdcomm.run.local import operation
 from rvdcomm.run.in_place import Copies, InPlace, without
+from rvdcomm.run.local import operation
 from rvdcomm.run.messages import Transfer
 from rvdcomm.run.pool import pool_here
 from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule

@@ -160,7 +160,7 @@ class _Memory:
     def _inside(
         self, owner: int, name: str, piece: int, box: Box, strides: Strides | None
     ) -> tuple[int, Strides]:
-        """Where a box of a buffer begins, in elements; without ``strides`` pieces are contiguous."""
+        """Where a box of a buffer begins, in elements; contiguous if there are no ``strides``."""
         buffer = self.program.buffer[name, owner]
         outer = buffer.pieces[piece]
         strides = strides or tuple(prod(outer.shape[d + 1 :]) for d in range(len(outer.shape)))

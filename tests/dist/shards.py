@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
+from rvdcomm.run import pool
 from tests.oracle import Array, data_faults, parts_of, shards_of
 
 
@@ -17,6 +19,21 @@ def shard_of(rank: int, layout: rv.Layout, seed: int = 0, dtype: str = "float32"
     """The shard of ``rank`` of random integers; None outside ``layout``."""
     shard = shards_of(layout, parts_of(layout, dtype, seed)).get(rank)
     return None if shard is None else torch.from_numpy(shard)
+
+
+@contextmanager
+def pool_of_all_sizes() -> Iterator[None]:
+    """In a rank: small tensors lie in the pool, too, and are read in place."""
+    before, pool.MIN_BYTES = pool.MIN_BYTES, 1
+    try:
+        yield
+    finally:
+        pool.MIN_BYTES = before
+
+
+def pooled(tensor: Tensor) -> Tensor:
+    """The same values in the pool."""
+    return rv.empty(tensor.shape, tensor.dtype).copy_(tensor)
 
 
 def faults_of(

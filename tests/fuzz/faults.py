@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from rvdcomm.run.rank_program import RankProgram
-from tests.dist.shards import shard_of
+from tests.dist.shards import pool_of_all_sizes, shard_of
 from tests.dist.world import GlooWorld
 from tests.fuzz.command import Report, parser, progress
 from tests.oracle import parts_of
@@ -59,6 +59,8 @@ class Fault:
     at: int
     pairs: tuple[int, ...]
     other: int
+    pooled: tuple[bool, ...]
+    """Which ranks have their sources in the pool, where the others read them in place."""
 
     @classmethod
     def draw(cls, seed: int, index: int, may_kill: bool) -> Fault:
@@ -72,7 +74,9 @@ class Fault:
             # can tell.
             pairs[at + 1] = other
         executor = EXECUTORS[rng.random() < 0.25]
-        return cls(index, executor, kind, rng.randrange(NUM_RANKS), at, tuple(pairs), other)
+        victim = rng.randrange(NUM_RANKS)
+        is_pooled = tuple(rng.random() < 0.6 for _ in range(NUM_RANKS))
+        return cls(index, executor, kind, victim, at, tuple(pairs), other, is_pooled)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -126,15 +130,17 @@ class InjectedError(Exception):
 
 
 def run_rounds(rank: int, faults: Sequence[Fault]) -> list[Round]:
-    return [run_round(rank, fault) for fault in faults]
+    with pool_of_all_sizes():
+        return [run_round(rank, fault) for fault in faults]
 
 
 def run_round(rank: int, fault: Fault) -> Round:
     """Count outcomes, and name what was wrong."""
     timeout = timedelta(seconds=TIMEOUT_SECS)
     group = dist.new_group(list(range(NUM_RANKS)), timeout=timeout)
+    made = partial(call, rank, executor=fault.executor, group=group, pooled=fault.pooled[rank])
     for pair in range(len(PAIRS)):
-        call(rank, pair, fault.executor, 0, group)
+        made(pair, seed=0)
     dist.barrier()
     counts: Counter[str] = Counter()
     findings = []
@@ -144,7 +150,7 @@ def run_round(rank: int, fault: Fault) -> Round:
             continue
         wanted = fault.other if is_victim and fault.kind == "other" else pair
         seed = 1 + NUM_CALLS * fault.index + i
-        made_call = partial(call, rank, wanted, fault.executor, seed, group)
+        made_call = partial(made, wanted, seed=seed)
         error, result = attempt(
             failing(made_call, fault.kind, bool(fault.index % 2)) if is_victim else made_call
         )
@@ -156,7 +162,7 @@ def run_round(rank: int, fault: Fault) -> Round:
     if fault.kind == "kill":
         return counts, findings
     dist.barrier()
-    error, _ = attempt(partial(call, rank, fault.pairs[0], fault.executor, 0, group))
+    error, _ = attempt(partial(made, fault.pairs[0], seed=0))
     # Who misses the last but one call may find nothing wrong before this one.
     if error is None:
         findings.append(f"{fault}: the group is not failed on this rank")
@@ -165,14 +171,17 @@ def run_round(rank: int, fault: Fault) -> Round:
     return counts, findings
 
 
-def call(rank: int, pair: int, executor: str, seed: int, group: Any) -> Any:
+def call(rank: int, pair: int, *, executor: str, seed: int, group: Any, pooled: bool) -> Any:
     src, dst = (rv.Layout(SHAPE, text) for text in PAIRS[pair])
     shard = shard_of(rank, src, seed)
-    result = rv.redistribute(shard, src, dst, group=group, executor=executor).numpy().copy()
-    # The user goes on with the memory of the source.
     assert shard is not None
-    shard.fill_(-1.0)
-    return result
+    if pooled:
+        shard = rv.empty(shard.shape).copy_(shard)
+    try:
+        return rv.redistribute(shard, src, dst, group=group, executor=executor).numpy().copy()
+    finally:
+        # The user goes on with the memory of the source.
+        shard.fill_(-1.0)
 
 
 def own_data(rank: int, pair: int, seed: int) -> Any:
@@ -204,9 +213,9 @@ def failing(made: Callable[[], Any], kind: str, is_after: bool) -> Callable[[], 
         """The call, which ends before or after all copies, but not in good order."""
         run = RankProgram._run_native
 
-        def run_and_end(self: RankProgram, shards: Any) -> None:
+        def run_and_end(self: RankProgram, shards: Any, location: int) -> None:
             if is_after:
-                run(self, shards)
+                run(self, shards, location)
             end()
 
         RankProgram._run_native = run_and_end  # type: ignore[method-assign]

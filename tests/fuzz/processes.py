@@ -17,6 +17,7 @@ import rvdcomm as rv
 from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.plans.planner import clear_cache
 from rvdcomm.run.world import World
+from tests.dist.shards import pool_of_all_sizes, pooled
 from tests.dist.world import GlooWorld
 from tests.fuzz.command import Report, parser, progress
 from tests.fuzz.draw import Case, draw
@@ -112,7 +113,9 @@ def run_batch(rank: int, num_ranks: int, seed: int, batch: range) -> list[Result
     warnings.filterwarnings("ignore", "ComplexHalf support is experimental")
     group = dist.new_group(list(range(num_ranks)))
     try:
-        return [run_pair(rank, draw(seed, i, num_ranks, tuple(ITEM_BYTES)), group) for i in batch]
+        with pool_of_all_sizes():
+            cases = [draw(seed, i, num_ranks, tuple(ITEM_BYTES)) for i in batch]
+            return [run_pair(rank, case, group) for case in cases]
     finally:
         World.of(group).close()
         clear_cache()
@@ -129,6 +132,8 @@ def run_pair(rank: int, case: Case, group: Any) -> Results | None:
         for call in ("first call", "later call"):
             tensor, out = tensor_of(rank, case, parts, rng), out_of(rank, case, rng)
             before = None if tensor is None else as_wide(tensor).copy()
+            if tensor is not None and rng.random() < 0.5:
+                tensor = pooled(tensor)
             try:
                 got = rv.redistribute(
                     tensor,

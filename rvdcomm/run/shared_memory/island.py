@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rvdcomm import _C
 from rvdcomm.errors import CommError
@@ -27,13 +27,15 @@ __all__ = ["Island", "SharedMemoryError", "islands"]
 _RESERVING = "reserving shared memory"
 
 _Result = TypeVar("_Result")
+Lost = tuple[Literal["dead", "timeout", "failed", "elsewhere"], int]
+"""What became of a rank, and the rank."""
 
 
 class Island:
     """Ranks of one machine that map each other's segments; made once a set of ranks.
 
-    ``signals`` numbers ranks by their place in ``ranks``. ``pools`` are the pools of the other ranks
-    as they are mapped here; none unless every rank maps those of all others.
+    ``signals`` numbers ranks by their place in ``ranks``. ``pools`` are the pools of the other
+    ranks as they are mapped here; none unless every rank maps those of all others.
     """
 
     def __init__(
@@ -81,8 +83,9 @@ class Island:
 
             pool = pool_here()
             fds = [own.fd] if pool is None or pool.fd < 0 else [own.fd, pool.fd]
-            wires, segments, pools = {}, {world.rank: own}, {}
-            verdict = {"refusal": "", "lost": "", "maps_pools": False}
+            wires, segments = {}, {world.rank: own}
+            pools: dict[int, mmap.mmap] = {}
+            verdict: Message = {"refusal": "", "lost": "", "maps_pools": False}
             try:
                 # Half of the time, so that the others still wait for the verdict.
                 met = meet(world.rank, listener, posts, fds, timeout_secs / 2)
@@ -94,7 +97,9 @@ class Island:
                     wires[peer] = wire
                 for peer, (_, theirs) in met.items():
                     segments[peer] = Segment(theirs[0])
-                    pools |= {peer: mapped for fd in theirs[1:] if (mapped := mapping_of(fd))}
+                    mapped = mapping_of(theirs[1]) if theirs[1:] else None
+                    if mapped is not None:
+                        pools[peer] = mapped
                 verdict["maps_pools"] = len(fds) > 1 and pools.keys() == met.keys()
             except (TimeoutError, ConnectionError) as error:
                 verdict["lost"] = str(error)
@@ -216,7 +221,7 @@ class Island:
         except _C.PeerError as error:
             raise CommError(f"{what}, rank {self.rank}: {self._reason(error)}.") from None
 
-    def lost(self) -> tuple[str, int] | None:
+    def lost(self) -> Lost | None:
         """What failed first here: its kind and the rank; None while nothing has."""
         try:
             self.signals.check()
@@ -224,7 +229,7 @@ class Island:
             return error.kind, self.ranks[error.rank]
         return None
 
-    def fail(self, lost: tuple[str, int] | None) -> None:
+    def fail(self, lost: Lost | None) -> None:
         """Break the island because of a rank that another island ``lost``, or of this rank.
 
         So all islands of a group name the rank at fault, not the one that was first to see it.

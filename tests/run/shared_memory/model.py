@@ -1,8 +1,8 @@
 """A model of the protocol of csrc/core/signal.cpp: words, steps, and all their interleavings.
 
 Every step reads or writes one word of shared memory, as the code does, and names are the code's:
-``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``wait``, ``advance``, ``end``,
-``fail``. Data are modelled as (program, call number), so that a read shows whose data it got. A
+``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``location``, ``wait``, ``advance``,
+``end``, ``fail``. Data are modelled as (program, call number), so that a read shows whose data it got. A
 rank whose call is over, by success or by an error, gives its memory back to its user, who writes
 junk there if the call read it in place.
 
@@ -26,10 +26,10 @@ Data = tuple[str, int]
 Op = tuple[str, int, int]
 """(step, peer, number of events)."""
 
-CHECKS = frozenset({"history", "chain", "begin", "end", "near"})
+CHECKS = frozenset({"history", "chain", "begin", "end", "near", "readers"})
 """What the protocol checks; a mutation leaves one out."""
 
-NUM_EVENTS = {"in place": 2, "staged": 2, "one way": 3, "alone": 1, "alone, long": 5}
+NUM_EVENTS = {"in place": 1, "mixed": 2, "staged": 2, "one way": 3, "alone": 1, "alone, long": 5}
 """Programs that ranks may call, and how many events each rank counts in them."""
 
 
@@ -38,6 +38,8 @@ def program(name: str, rank: int, num_ranks: int) -> list[Op]:
     others = [peer for peer in range(num_ranks) if peer != rank]
     if name.startswith("alone"):
         return _alone(name, others, num_ranks)
+    if name == "in place":
+        return _in_place(others, num_ranks)
     read = [(rank - 1) % num_ranks] if name == "one way" else others
     ops: list[Op] = [("check", peer, 0) for peer in range(num_ranks)]
     ops += [("near", peer, 0) for peer in others]
@@ -48,9 +50,22 @@ def program(name: str, rank: int, num_ranks: int) -> list[Op]:
     for peer in read:
         ops += [("wait", peer, 1), ("read", peer, 0)]
     ops += [("advance", 0, 0)] * (NUM_EVENTS[name] - 1)
-    if name == "in place":
-        # The user may write there as soon as the call returns.
+    if name == "mixed":
+        # What others read lies where the user may write as soon as the call returns.
         ops += [("wait", peer, 2) for peer in others]
+    ops += [("end", peer, 0) for peer in range(num_ranks)]
+    return [*ops, ("return", 0, 0)]
+
+
+def _in_place(others: list[int], num_ranks: int) -> list[Op]:
+    """A call in which sources are read where they are: they are there when the call begins."""
+    ops: list[Op] = [("check", peer, 0) for peer in range(num_ranks)]
+    ops += [("near", peer, 0) for peer in others]
+    ops += [("bring", 0, 0), ("publish", 0, 0), ("begin", 0, 0)]
+    for peer in others:
+        ops += [("locate", peer, 0), ("take", peer, 0)]
+    ops += [("advance", 0, 0)]
+    ops += [("wait", peer, 1) for peer in others]
     ops += [("end", peer, 0) for peer in range(num_ranks)]
     return [*ops, ("return", 0, 0)]
 
@@ -78,6 +93,7 @@ class Rank:
     failure: bool = False
     is_alive: bool = True
     memory: Data = JUNK
+    source: Data = JUNK
     # Its own.
     call: int = 0
     op: int = 0
@@ -207,20 +223,28 @@ class _Model:
             return replace(done, memory=(name, rank.num_calls))
         if step == "read":
             return replace(done, read=(*rank.read, state[peer].memory))
+        if step == "bring":
+            return replace(done, source=(name, rank.num_calls + 1))
+        if step == "locate":
+            return self._locate(state, i, peer)
+        if step == "take":
+            return replace(done, read=(*rank.read, state[peer].source))
         if step == "wait":
+            if name == "in place" and "readers" not in self.checks:
+                return done
             return self._wait(state, i, peer, num_events)
         assert step == "return"
         own = (name, rank.num_calls)
         if any(data != own for data in rank.read):
             return f"rank {i} returns {rank.read} from call {own}"
-        memory = JUNK if name == "in place" else rank.memory
-        return _next_call(replace(rank, memory=memory), "returned")
+        memory = JUNK if name == "mixed" else rank.memory
+        return _next_call(replace(rank, memory=memory, source=JUNK), "returned")
 
     def _raise(self, rank: Rank) -> Rank:
         """First ``fail``, then the user has the memory and goes on."""
         if not rank.failure:
             return replace(rank, failure=True)
-        return _next_call(replace(rank, memory=JUNK), "raised")
+        return _next_call(replace(rank, memory=JUNK, source=JUNK), "raised")
 
     def _published(self, rank: Rank, name: str) -> tuple[tuple[str, ...], ...]:
         slots = list(rank.history)
@@ -244,6 +268,16 @@ class _Model:
             if rank.has_looked:
                 return replace(rank, op=rank.op + 1, has_looked=False)
         return self._not_yet(state, rank, peer)
+
+    def _locate(self, state: State, i: int, peer: int) -> Rank | None:
+        """Wait until the peer has begun the present call; then its source is there."""
+        rank, other = state[i], state[peer]
+        if other.num_calls < rank.num_calls:
+            return self._not_yet(state, rank, peer)
+        slot = rank.num_calls % NUM_KEPT
+        if "history" in self.checks and other.history[slot] != rank.history[slot]:
+            return replace(rank, is_raising=True)
+        return replace(rank, op=rank.op + 1)
 
     def _not_yet(self, state: State, rank: Rank, peer: int) -> Rank | None:
         """A slice of a wait is over: some rank has failed, or the peer has hung up."""

@@ -8,15 +8,17 @@ import pytest
 
 from tests.run.shared_memory.model import CHECKS, Scenario, explore, scenarios
 
-OTHERS = ("in place", "staged", "one way")
+OTHERS = ("in place", "mixed", "staged", "one way")
 OF_TWO = [
     *scenarios(2, ("in place", "staged", "in place"), OTHERS),
+    *scenarios(2, ("mixed", "in place", "mixed"), OTHERS),
     *scenarios(2, ("staged", "alone", "in place"), ("one way", "alone, long")),
     *scenarios(2, ("alone", "alone", "in place", "staged"), ("alone, long",)),
     Scenario((("in place", "staged"),) * 2, num_faults=2),
 ]
 OF_THREE = [
     *scenarios(3, ("in place",), OTHERS),
+    *scenarios(3, ("mixed",), OTHERS),
     *(each for each in scenarios(3, ("staged", "in place"), OTHERS) if not each.num_faults),
 ]
 RUNNING_AHEAD = Scenario((("staged", "alone", "alone", "alone", "alone", "staged"),) * 2)
@@ -52,10 +54,11 @@ def test_after_a_failure_that_all_have_seen_no_call_returns(calls: tuple[str, ..
 MUTATIONS = {
     "history": (Scenario((("in place", "staged"), ("staged", "staged"))), "returns"),
     "chain": (
-        Scenario((("alone", "alone", "in place"), ("alone, long", "alone", "in place"))),
+        Scenario((("alone", "alone", "mixed"), ("alone, long", "alone", "mixed"))),
         "returns",
     ),
     "end": (Scenario((("in place", "in place"),) * 2, num_faults=1), "returns"),
+    "readers": (Scenario((("in place", "in place"),) * 2), "returns"),
     "near": (RUNNING_AHEAD, "raised without any fault"),
 }
 
@@ -70,6 +73,6 @@ def test_the_explorer_finds_what_a_missing_check_lets_through(check: str) -> Non
 
 def test_the_explorer_finds_the_fault_that_counts_alone_had() -> None:
     """Ranks in different calls, all of which raise, call again: one of them got mixed data."""
-    calls = ("staged", "in place", "staged")
+    calls = ("staged", "mixed", "staged")
     scenario = Scenario((calls, (calls[0], "one way", calls[2])), checks=frozenset())
     assert any("returns" in violation for violation in explore(scenario).violations)
