@@ -23,6 +23,12 @@ def ours(src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> Method:
     return lambda shard: rv.redistribute(shard, src, dst, topology=topology)
 
 
+def pooled(shard: Tensor | None, src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> Method:
+    """The same call with a source in the pool, which ``shard`` is copied to once."""
+    given = None if shard is None else rv.empty(shard.shape).copy_(shard)
+    return lambda _: rv.redistribute(given, src, dst, topology=topology)
+
+
 def compiled(src: rv.Layout, dst: rv.Layout, topology: rv.Topology, executor: str) -> Method | None:
     """A ``Redistributor`` that writes to memory of the caller's; None where it cannot be had."""
     rank = dist.get_rank()

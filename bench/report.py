@@ -7,10 +7,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-METHODS = ("ours", "peer", "dist", "p2p", "dtensor")
-COLUMNS = ("case", "groups", *METHODS[:-1], "DTensor", "limit", "x limit", "x DTensor", "plan")
+METHODS = ("ours", "pool", "peer", "dist", "p2p", "dtensor")
+TIMES = (*METHODS[:-1], "DTensor", "limit")
+COLUMNS = ("case", "groups", *TIMES, "x limit", "pool x", "x DTensor", "plan")
 LEGEND = """\
-x limit: peer / limit, or ours / limit without peer; x DTensor: DTensor / peer, or DTensor / ours.
+ours: as called; pool: the same with the source in the pool; peer, dist: compiled, into out.
+x limit: ours / limit; pool x: pool / limit; x DTensor: DTensor / ours.
 plan: ag all_gather, ar all_reduce, rs reduce_scatter, a2a all_to_all, ex exchange, tr transfer."""
 
 
@@ -26,15 +28,16 @@ def table(result: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     medians = {name: median(samples) for name, samples in row["samples"].items() if samples}
-    best, limit = medians.get("peer", medians["ours"]), row["limit_secs"]
+    called, limit = medians["ours"], row["limit_secs"]
     groups = f"{_num_ranks(row['src'])}" if row["relation"] == "in group" else row["relation"]
     return (
         row["category"],
         groups,
         *(_ms(medians[name]) if name in medians else "-" for name in METHODS),
         _ms(limit) if limit else "-",
-        f"{best / limit:.2f}" if limit else "-",
-        f"{medians['dtensor'] / best:.1f}" if "dtensor" in medians else "-",
+        f"{called / limit:.2f}" if limit else "-",
+        f"{medians['pool'] / limit:.2f}" if limit and "pool" in medians else "-",
+        f"{medians['dtensor'] / called:.1f}" if "dtensor" in medians else "-",
         _steps(row["steps"]),
     )
 
@@ -68,7 +71,7 @@ def _grid(rows: list[tuple[str, ...]]) -> str:
     lines = []
     for row in rows:
         cells = [
-            cell.rjust(width) if 1 < i < 10 else cell.ljust(width)
+            cell.rjust(width) if 1 < i < len(COLUMNS) - 1 else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
@@ -93,6 +96,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         "dtensor": ("D", "#56B4E9", "DTensor"),
         "dist": ("^", "#009E73", "rvdcomm, messages alone"),
         "ours": ("o", "#0072B2", "rvdcomm.redistribute"),
+        "pool": ("*", "#D55E00", "the same, source in the pool"),
         "peer": ("v", "#CC79A7", "rvdcomm, reading neighbours, into out"),
     }
     for axis, size in zip(axes[0], sizes, strict=True):

@@ -64,7 +64,7 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--categories", help="such as 'V->R,D->R' (default: all)")
     parser.add_argument("--relations", help="such as 'n->n,in group' (default: all)")
     parser.add_argument(
-        "--methods", default="ours,peer,dist,p2p,dtensor,memcpy", help="default: %(default)s"
+        "--methods", default="ours,pool,peer,dist,p2p,dtensor,memcpy", help="default: %(default)s"
     )
     parser.add_argument("--cluster", metavar="HxR", help="emulate H hosts of R ranks each")
     parser.add_argument("--rate", default="200mbit", help="of every host's link (default 200mbit)")

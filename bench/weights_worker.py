@@ -25,7 +25,6 @@ from torch import Tensor
 
 import rvdcomm as rv
 from bench.models import MODELS, layouts
-from rvdcomm.run import memory
 
 TIMEOUT = timedelta(seconds=300)
 DTYPE = torch.bfloat16
@@ -180,7 +179,7 @@ def _peak(call: Callable[[], object], given_bytes: int) -> list[int]:
     staging that ranks share. Memory that the first call left in pools is given back before.
     """
     call()
-    memory.BLOCKS.clear()
+    rv.empty_cache()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     dist.barrier()

@@ -85,8 +85,10 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
     rank = dist.get_rank()
     is_member = rank in src or rank in dst
     plan = rv.plan(src, dst, "float32", config.topology)
+    shard = _shard(src, rank)
     found: dict[str, methods.Method | None] = {
         "ours": methods.ours(src, dst, config.topology),
+        "pool": methods.pooled(shard, src, dst, config.topology),
         "peer": methods.compiled(src, dst, config.topology, "peer"),
         "dist": methods.compiled(src, dst, config.topology, "dist"),
         "memcpy": methods.memcpy(src, dst),
@@ -94,7 +96,6 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
         "dtensor": methods.dtensor(meshes[src.ranks], src, dst) if src.ranks in meshes else None,
     }
     ways = {name: way for name, way in found.items() if way is not None and name in config.methods}
-    shard = _shard(src, rank)
     num_calls = max(1, min(MAX_CALLS, LONG_BYTES // (4 * prod(src.shape))))
     samples: dict[str, list[float]] = {name: [] for name in ways}
     started = time.perf_counter()
