@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rvdcomm import _C
 from rvdcomm.errors import CommError
@@ -25,6 +25,8 @@ __all__ = ["Island", "SharedMemoryError", "islands"]
 _RESERVING = "reserving shared memory"
 
 _Result = TypeVar("_Result")
+Lost = tuple[Literal["dead", "timeout", "failed", "elsewhere"], int]
+"""What became of a rank, and the rank."""
 
 
 class Island:
@@ -197,7 +199,7 @@ class Island:
         except _C.PeerError as error:
             raise CommError(f"{what}, rank {self.rank}: {self._reason(error)}.") from None
 
-    def lost(self) -> tuple[str, int] | None:
+    def lost(self) -> Lost | None:
         """What failed first here: its kind and the rank; None while nothing has."""
         try:
             self.signals.check()
@@ -205,7 +207,7 @@ class Island:
             return error.kind, self.ranks[error.rank]
         return None
 
-    def fail(self, lost: tuple[str, int] | None) -> None:
+    def fail(self, lost: Lost | None) -> None:
         """Break the island because of a rank that another island ``lost``, or of this rank.
 
         So all islands of a group name the rank at fault, not the one that was first to see it.
