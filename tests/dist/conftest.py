@@ -9,6 +9,13 @@ import pytest
 from tests.dist.world import GlooWorld, Worlds
 
 
+@pytest.fixture(autouse=True)
+def _is_marked(request: pytest.FixtureRequest) -> None:
+    """Worlds run one at a time: a test that forgets its mark would run beside others."""
+    if "worlds" in request.fixturenames:
+        assert request.node.get_closest_marker("dist"), "mark tests that start worlds with `dist`"
+
+
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[Worlds]:
     """The world of a size (and timeout): started when first used, stopped after the module."""

@@ -87,7 +87,8 @@ def die_in_the_middle(rank: int) -> Any:
 def test_a_rank_that_dies_is_an_error_that_names_the_transfer(worlds: Worlds) -> None:
     errors = worlds(4, 5.0).run(die_in_the_middle, dying=[2])
     for rank in (0, 1, 3):
-        assert "CommError: calibrate all_to_all of 4096 bytes: gloo all_gather on group (0:4)" in errors[rank]
+        what = "CommError: calibrate all_to_all of 4096 bytes: gloo all_gather on group (0:4)"
+        assert what in errors[rank]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def attempt(made: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def hurried_group() -> Any:
-    """A group in which waiting ends soon; the default group waits longer, so that all meet there."""
+    """A group in which waiting ends soon; all meet in the default group, which waits longer."""
     return dist.new_group(list(range(NUM_RANKS)), timeout=timedelta(seconds=TIMEOUT_SECS))
 
 

@@ -1,4 +1,4 @@
-"""Groups that are made and destroyed, used by threads, inherited by forks, cut off from the store."""
+"""Groups that are destroyed, used by threads, inherited by forks, cut off from the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +115,9 @@ def fork_among_calls(rank: int, executor: str, is_known: bool) -> tuple[dict[str
             {"a": shard_of(rank, src)}, {"a": src}, {"a": dst}, group=group, executor=executor
         ),
         "async": lambda: call(rank, executor, group, async_op=True).wait(),
-        "made in the child": lambda: rv.Redistributor(
-            rv.plan(src, dst), group, executor=executor
-        )(shard_of(rank, src)),
+        "made in the child": lambda: rv.Redistributor(rv.plan(src, dst), group, executor=executor)(
+            shard_of(rank, src)
+        ),
     }
     if is_known:
         made = rv.Redistributor(rv.plan(src, dst), group, executor=executor)
@@ -136,9 +135,7 @@ def fork_among_calls(rank: int, executor: str, is_known: bool) -> tuple[dict[str
 def test_a_forked_child_gets_an_error_of_its_own_and_the_parent_goes_on(
     worlds: Worlds, executor: str, is_known: bool
 ) -> None:
-    errors, results = zip(
-        *worlds(2).run(fork_among_calls, executor, is_known), strict=True
-    )
+    errors, results = zip(*worlds(2).run(fork_among_calls, executor, is_known), strict=True)
     wanted = (
         "CommError: this process was forked from one that is in the process group, and is no rank "
         "of it. Call rvdcomm in a process that was started by the spawn method and joined a group "

@@ -85,7 +85,8 @@ def intruder(how: str) -> Iterator[None]:
     process = mp.get_context("forkserver").Process(target=intrude, args=(how, theirs), daemon=True)
     process.start()
     try:
-        assert ours.poll(30.0) and ours.recv() == "ready"
+        assert ours.poll(30.0)
+        assert ours.recv() == "ready"
         yield
     finally:
         process.kill()

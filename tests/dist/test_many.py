@@ -316,8 +316,8 @@ def needs_grad() -> dict[str, Any]:
         (shared_out, "LayoutError: .*'a'.*out shares memory"),
         (
             low_limit,
-            "MemoryLimitError: .*memory_limit=8 bytes per rank, .*least that was found is \\d+; the "
-            "src and dst shards alone are 576.",
+            "MemoryLimitError: .*memory_limit=8 bytes per rank, .*least that was found is \\d+; "
+            "the src and dst shards alone are 576.",
         ),
         (
             converting_dtype,

@@ -1,4 +1,4 @@
-"""Laws of memory limits: the peak that processes count is the plan's, and no higher than the limit."""
+"""Laws of memory limits: real processes hold what was planned, and no more than the limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tests.dist.shards import faults_of, shard_of
 from tests.dist.world import Worlds
 from tests.oracle import all_layouts
 
+pytestmark = pytest.mark.dist
+
 SHAPE = (16, 24)
+
 
 def limits_of(src: rv.Layout, dst: rv.Layout) -> list[int]:
     """The least limit that a plan fits, what the unlimited plan needs, and halfway."""
@@ -26,14 +29,15 @@ def limits_of(src: rv.Layout, dst: rv.Layout) -> list[int]:
     return sorted({least, (least + most) // 2, most})
 
 
-def peaks(rank: int, src: rv.Layout, requests: list[tuple[rv.Layout, int]]) -> list[str]:
-    """What is wrong on this rank with transitions from ``src`` to layouts, under limits."""
+def peaks(rank: int, plans: list[rv.Plan]) -> list[str]:
+    """What is wrong on this rank with plans under limits."""
     wrong = []
-    for dst, limit in requests:
-        what = f"{src.rvd} -> {dst.rvd} under {limit}"
-        plan = rv.plan(src, dst, memory_limit=limit)
+    for plan in plans:
+        limit = plan.memory_limit
+        assert limit is not None
+        what = f"{plan.src.rvd} -> {plan.dst.rvd} under {limit}"
         call = rv.Redistributor(plan)
-        call(shard_of(rank, src))
+        call(shard_of(rank, plan.src))
         if call.plan is not plan:
             wrong.append(f"{what}: another plan runs")
         if call.peak_bytes != plan.program.peak_bytes(rank):
@@ -53,12 +57,12 @@ SOURCES = [
 @pytest.mark.parametrize("src", SOURCES)
 def test_what_processes_hold_is_what_was_planned(worlds: Worlds, src: rv.Layout) -> None:
     num_ranks = len(src.ranks)
-    requests = [
-        (dst, limit)
+    plans = [
+        rv.plan(src, dst, memory_limit=limit)
         for dst in all_layouts(src.shape, num_ranks)
         for limit in limits_of(src, dst)
     ]
-    assert worlds(num_ranks).run(peaks, src, requests) == [[]] * num_ranks
+    assert worlds(num_ranks).run(peaks, plans) == [[]] * num_ranks
 
 
 def call_limited(rank: int, src: rv.Layout, dst: rv.Layout, limit: int) -> object:
@@ -70,7 +74,10 @@ def call_limited(rank: int, src: rv.Layout, dst: rv.Layout, limit: int) -> objec
 
 def test_redistribute_and_its_gradient_keep_a_limit(worlds: Worlds) -> None:
     src, dst = rv.Layout(SHAPE, "R(1)V(1)D(4,1)"), rv.Layout(SHAPE, "R(4)V(1)D(1,1)")
-    most = max(rv.plan(*pair).cost.peak_bytes for pair in ((src, dst), (rv.Layout(SHAPE, "R(1)V(4)D(1,1)"), src)))
+    most = max(
+        rv.plan(*pair).cost.peak_bytes
+        for pair in ((src, dst), (rv.Layout(SHAPE, "R(1)V(4)D(1,1)"), src))
+    )
     results = worlds(4).run(call_limited, src, dst, most)
     assert faults_of(results, src, dst) == []
 

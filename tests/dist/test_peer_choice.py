@@ -18,8 +18,8 @@ import rvdcomm as rv
 from bench import netns
 from bench.cluster import Cluster
 from rvdcomm import native
-from rvdcomm.run import choice, rank_program
 from rvdcomm.program import Program
+from rvdcomm.run import choice, rank_program
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import GlooWorld, Worlds

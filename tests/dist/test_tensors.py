@@ -391,9 +391,7 @@ MANY: dict[str, tuple[dict[str, Any], str]] = {
 def call_many_with(rank: int, options: dict[str, Any]) -> str:
     src, dst = ({"x": layout} for layout in pair())
     mine = {"tensors": {"x": values()}} | (options if rank == 1 else {})
-    return error_of(
-        lambda: rv.redistribute_many(src=src, dst=dst, group=new_group(), **mine)
-    )
+    return error_of(lambda: rv.redistribute_many(src=src, dst=dst, group=new_group(), **mine))
 
 
 @pytest.mark.parametrize("argument", MANY)
