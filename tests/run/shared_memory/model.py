@@ -3,8 +3,9 @@
 Every step reads or writes one word of shared memory, as the code does, and names are the code's:
 ``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``location``, ``wait``, ``advance``,
 ``end``, ``fail``. Data are modelled as (program, call number), so that a read shows whose data it
-got. ``memory`` is staging, ``source`` a tensor of the user's that others read in place. A rank whose
-call is over, by success or by an error, gives its source back to its user, who writes junk there.
+got. ``memory`` is staging, ``source`` a tensor of the user's that others read in place. A rank
+whose call is over, by success or by an error, gives its source back to its user, who writes junk
+there.
 
 ``explore`` visits every reachable state, with faults injected at every point. Its laws:
 
