@@ -3,9 +3,9 @@
 A state is a binding's targets. Two graphs have one face (``start``, ``is_goal``, ``bound``,
 ``successors``):
 
-``ThoroughGraph`` is for pairs of which few axes are free to move. It names every step that a formula
-prices; tests/planning/test_search.py compares its paths with brute force, and names the known pairs
-whose path is dearer.
+``ThoroughGraph`` is for pairs with few axes that are free to move. It names every step that a
+formula prices; tests/planning/test_search.py compares its paths with brute force, and names the
+known pairs whose path is dearer.
 
 ``LeanGraph`` is for all others, and is a heuristic: it leaves out steps that are seldom needed, so
 that few states look equally good (ADR 8 has a pair whose path is 3.3 times dearer for it). What is

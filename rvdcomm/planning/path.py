@@ -13,8 +13,6 @@ from rvdcomm.planning.cells import cells_of
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.primitives import kind_of_rebind, product_groups
 
-Groups = tuple[tuple[int, ...], ...]
-
 
 @dataclass(frozen=True, eq=False)
 class State:
@@ -77,7 +75,7 @@ class Step:
     num_slices: int = 1
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> tuple[tuple[int, ...], ...]:
         """Ranks that communicate; each group ascending."""
         src, dst = self.src.source, (self.middle or self.dst).source
         if self.direct or isinstance(src, Layout) or isinstance(dst, Layout):

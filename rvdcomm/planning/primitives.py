@@ -94,12 +94,12 @@ class RebindPricer:
     num_bytes: int
 
     @cached_property
-    def scale(self) -> Scale:
+    def scale(self) -> TickScale:
         """Whole-number units of all costs on this grid."""
         ticks_a_sec, ticks_a_byte, ticks_a_round = _link_ticks(self.topology)
         # Bytes are counted in units of 1 / square, which makes all of them whole.
         square = len(self.grid.ranks) ** 2
-        return Scale(
+        return TickScale(
             square=square,
             ticks_a_sec=square * ticks_a_sec,
             ticks_a_unit=ticks_a_byte,
@@ -240,7 +240,7 @@ class RebindPricer:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class TickScale:
     """Whole-number units of a search: see ``RebindPricer``. One entry a level."""
 
     square: int

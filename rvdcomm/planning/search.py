@@ -32,7 +32,7 @@ MAX_UNITS = 9
 MAX_NATIVE_BITS = 120
 """Costs below 2 to this many fit in the 128 bits of the native search, sums included."""
 
-_Key = tuple[int, int, int]
+PathCost = tuple[int, int, int]
 """What a path costs: ticks, rounds, steps; compared in this order."""
 
 
@@ -117,7 +117,7 @@ def search_states(src: Targets, graph: Graph) -> tuple[int, list[Targets]]:
     return _key(states, pricer)[0], states
 
 
-def _key(states: list[Targets], pricer: RebindPricer) -> _Key:
+def _key(states: list[Targets], pricer: RebindPricer) -> PathCost:
     """What a path costs."""
     prices = [pricer.ticks(before, after) for before, after in pairwise(states)]
     return sum(ticks for ticks, _ in prices), sum(rounds for _, rounds in prices), len(prices)
@@ -127,11 +127,13 @@ def _max_successors(units: Units) -> int:
     return MAX_SUCCESSORS_OF_FEW if len(units) <= FEW_UNITS else MAX_SUCCESSORS
 
 
-def _found(graph: Graph, units: Units, known: _Key | None, max_successors: int) -> list[Targets]:
-    """States of the cheapest path that is found from the graph's start to a goal; none if ``known`` is better."""
+def _found(
+    graph: Graph, units: Units, known: PathCost | None, max_successors: int
+) -> list[Targets]:
+    """States of the cheapest path to a goal that is found; none if ``known`` is cheaper."""
     order = count()
     start = graph.start
-    best: dict[Targets, _Key] = {start: (0, 0, 0)}
+    best: dict[Targets, PathCost] = {start: (0, 0, 0)}
     parent: dict[Targets, Targets] = {}
     # Entries are (bound of a full path, deepest first, oldest first, key, state).
     heap = [((*graph.bound(start), 0), 0, next(order), best[start], start)]

@@ -18,7 +18,7 @@ from rvdcomm.planning.binding import Binding, R, V
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _EvenPlacement:
     """An even, regular placement over a run of ranks: counts, and pieces of every dim.
 
     ``part_axes`` and ``replica_axes`` are (size, stride) of the axes that tell value parts, and
@@ -52,7 +52,7 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferCost:
     """What one exchange between disjoint groups costs.
 
     Attributes:
@@ -79,7 +79,7 @@ def transfer_cost(
 
 def transfer(
     src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
-) -> Transfer | None:
+) -> TransferCost | None:
     """The exchange from ``src`` to ``dst`` by formula; None where none covers it.
 
     Let R and V be the counts of either side, and a *need* what one reader takes of one holding.
@@ -121,12 +121,12 @@ def transfer(
         port_bytes = max(sent * blocks[0], into) * item_bytes
         busiest = max(busiest, port_bytes / level.link.bytes_per_sec)
     if not need_size:
-        return Transfer(0.0, 0, 0, 0, distance)
+        return TransferCost(0.0, 0, 0, 0, distance)
     secs = topology.levels[distance - 1].link.alpha_secs * rounds + busiest
-    return Transfer(secs, rounds, sent * item_bytes, received * item_bytes, distance)
+    return TransferCost(secs, rounds, sent * item_bytes, received * item_bytes, distance)
 
 
-def _senders(src: _Side, readers: int, topology: Topology) -> int | None:
+def _senders(src: _EvenPlacement, readers: int, topology: Topology) -> int | None:
     """From how many holders of a piece each of its readers takes: one of every host, at most.
 
     The holders stand host by host, and each reader has a run of them.
@@ -153,13 +153,15 @@ def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
     return len(topology.levels)
 
 
-def _side(source: Layout | Binding) -> _Side | None:
+def _side(source: Layout | Binding) -> _EvenPlacement | None:
     if isinstance(source, Layout):
         if source.span is None:
             return None
         rvd = source.rvd
         parts = prod(rvd.d)
-        return _Side(source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, parts),), ((rvd.r, rvd.v * parts),))
+        return _EvenPlacement(
+            source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, parts),), ((rvd.r, rvd.v * parts),)
+        )
     grid, pieces = source.grid, _pieces(source)
     if grid.span is None or pieces is None:
         return None
@@ -167,7 +169,7 @@ def _side(source: Layout | Binding) -> _Side | None:
     part_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == V)
     replica_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == R)
     r, v = (prod(size for size, _ in axes) for axes in (replica_axes, part_axes))
-    return _Side(grid.span, r, v, pieces, part_axes, replica_axes)
+    return _EvenPlacement(grid.span, r, v, pieces, part_axes, replica_axes)
 
 
 def _pieces(binding: Binding) -> tuple[int, ...] | None:

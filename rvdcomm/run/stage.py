@@ -22,7 +22,7 @@ COPY, AWAIT, ADVANCE = range(3)
 Strides = tuple[int, ...]
 ShardStrides = tuple[Strides | None, ...]
 """Of every shard of the rank; None if it is contiguous."""
-Side = tuple[int, str, int, Strides]
+StridedRun = tuple[int, str, int, Strides]
 """(buffer, dtype, element offset, element strides)."""
 
 
@@ -85,7 +85,7 @@ def _steps(
         for wait in waits:
             yield AWAIT, island.index(wait.peer), wait.count
         if copies:
-            batch = _Batch(program, rank, island, strides)
+            batch = _CopyOps(program, rank, island, strides)
             for do in copies:
                 batch.add(do)
             # Others wait for what is staged: it must not go past the caches.
@@ -115,14 +115,14 @@ def _rounds(actions: Sequence[Action]) -> list[tuple[list[Await], list[Do], int]
 
 
 @dataclass
-class _Batch:
+class _CopyOps:
     """Ops of one copy program."""
 
     program: Program
     rank: int
     island: Sequence[int]
     strides: ShardStrides
-    ops: list[tuple[tuple[int, ...], Side, list[Side]]] = field(default_factory=list)
+    ops: list[tuple[tuple[int, ...], StridedRun, list[StridedRun]]] = field(default_factory=list)
     # For every buffer that this batch writes: piece, box and index of each op, in order.
     written: dict[str, list[tuple[int, Box, int]]] = field(default_factory=dict)
     # For every own buffer that it reads: the last op that does.
@@ -169,7 +169,7 @@ class _Batch:
                 return index if is_same and self.last_read.get(name, -1) <= index else None
         return None
 
-    def _side(self, owner: int, name: str, piece: int, box: Box) -> Side:
+    def _side(self, owner: int, name: str, piece: int, box: Box) -> StridedRun:
         buffer = self.program.buffer[name, owner]
         outer = buffer.pieces[piece]
         shape = outer.shape

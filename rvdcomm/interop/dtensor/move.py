@@ -17,7 +17,7 @@ from rvdcomm import (
     plan,
 )
 from rvdcomm.interop.dtensor.slabs import slices_of
-from rvdcomm.interop.dtensor.transition import Transition, shard_shape, transition_of
+from rvdcomm.interop.dtensor.transition import PlacementChange, shard_shape, transition_of
 from rvdcomm.layout import dtype_name
 from rvdcomm.run import World, compare_requests, executor_name
 
@@ -41,7 +41,7 @@ class Options:
 class Draft:
     """A transition with a plan for every slab, equal on all ranks that take part."""
 
-    transition: Transition
+    transition: PlacementChange
     plans: tuple[Plan, ...]
     dtype: torch.dtype
     options: Options
@@ -78,7 +78,7 @@ class Draft:
         return cls(transition, plans, dtype, options)
 
 
-class Move:
+class DTensorMove:
     """Takes this rank's shard under ``src`` to that under ``dst``; every call is collective.
 
     Making it is collective over the ranks of both meshes: they compare what they were asked for,

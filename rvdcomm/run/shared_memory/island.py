@@ -15,8 +15,8 @@ from typing import TypeVar
 from rvdcomm import _C
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
-from rvdcomm.run.agree import check_equal, exchange_posts
-from rvdcomm.run.shared_memory.rendezvous import Listener, Message, Wire, islands, meet
+from rvdcomm.run.agree import Post, check_equal, exchange_posts
+from rvdcomm.run.shared_memory.rendezvous import Listener, Wire, islands, meet
 from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
 from rvdcomm.run.world import World
 
@@ -61,7 +61,7 @@ class Island:
         ranks = tuple(ranks)
         what = f"sharing memory on ranks ({ranges_text(ranks)})"
         timeout_secs = world.timeout.total_seconds()
-        post: Message = {"refusal": "", "name": "", "key": ""}
+        post: Post = {"refusal": "", "name": "", "key": ""}
         with ExitStack() as undo, ExitStack() as done:
             try:
                 own = Segment.create()
@@ -233,7 +233,7 @@ class Island:
         self._segments.clear()
 
 
-def _raise_refusal(posts: Mapping[int, Message], what: str) -> None:
+def _raise_refusal(posts: Mapping[int, Post], what: str) -> None:
     """Raise for the first rank that the system refused something: on all ranks the same error."""
     for rank, post in posts.items():
         if post["refusal"]:
