@@ -148,11 +148,10 @@ def _agree(world: World, draft: Draft, shape: tuple[int, ...]) -> None:
         "topology": repr(draft.options.topology),
         "executor": executor_name(draft.options.executor),
     }
-    posts = compare_requests(world, transition.members, asked, str(transition), shard=list(shape))
-    for rank, other in posts.items():
-        want = shard_shape(transition.src, rank)
-        if want is not None and other["shard"] != list(want):
-            raise ShapeMismatchError(
-                f"{transition}: rank {rank} passed a local tensor {other['shard']}, its shard is "
-                f"{list(want)}."
-            )
+    fault, want = None, shard_shape(transition.src, world.rank)
+    if want is not None and shape != want:
+        fault = ShapeMismatchError(
+            f"{transition}: rank {world.rank} passed a local tensor {list(shape)}, its shard is "
+            f"{list(want)}."
+        )
+    compare_requests(world, transition.members, asked, str(transition), fault=fault)

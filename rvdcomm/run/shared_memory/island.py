@@ -158,7 +158,7 @@ class Island:
         post = {"bytes": list(wanted.values()), "refusal": refusal}
         posts = exchange_posts(self._world, self.ranks, post, what)
         try:
-            check_equal(posts, "bytes", what)
+            check_equal({r: {"bytes": post["bytes"]} for r, post in posts.items()}, what, CommError)
         except CommError as error:
             self._world.fail(error)
             raise
