@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rvdcomm.cost.ports import Cost
+from rvdcomm.cost.ports import Cost, PortSecs
 from rvdcomm.layout import Layout, Placement, Topology
 
 Mask = NDArray[np.bool_]
@@ -41,7 +41,7 @@ def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -
 class LevelBound:
     """Elements through the ports of one level: the busiest, the busiest inwards, and all."""
 
-    busiest: float
+    busiest: int
     busiest_in: int
     total: int
 
@@ -58,20 +58,13 @@ def cost_of_levels(
     levels: Sequence[LevelBound], peak_elements: int, item_bytes: int, topology: Topology
 ) -> Cost:
     """The bound as a cost, from the bounds of all levels."""
-    secs = max(
-        bound.busiest * item_bytes / level.link.bytes_per_sec
-        for bound, level in zip(levels, topology.levels, strict=True)
-    )
-    farthest = max((i for i, bound in enumerate(levels) if bound.busiest), default=None)
-    # A message that must leave a group of this level may go any farther, if that is quicker.
-    alphas = [level.link.alpha_secs for level in topology.levels[farthest:]]
-    alpha_secs = 0.0 if farthest is None else min(alphas)
+    port_bytes = [bound.busiest * item_bytes for bound in levels]
     return Cost(
-        secs=secs + alpha_secs,
+        secs=PortSecs.of(topology).least(port_bytes, latency=0.0),
         wire_bytes=levels[0].total * item_bytes,
         host_bytes=levels[1].total * item_bytes if len(levels) > 1 else 0,
         peak_bytes=peak_elements * item_bytes,
-        rounds=0 if farthest is None else 1,
+        rounds=int(any(port_bytes)),
         recv_bytes=levels[0].busiest_in * item_bytes,
     )
 

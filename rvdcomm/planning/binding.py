@@ -91,6 +91,12 @@ class Grid:
         return tuple(sorted([self.ranks[p] for p in positions]))
 
     @cached_property
+    def outer_axes(self) -> tuple[tuple[int, ...], ...]:
+        """For every level of the topology, the axes that tell its groups apart."""
+        axes = list(enumerate(self.axes))
+        return tuple(tuple(a for a, axis in axes if axis.stride >= block) for block in self.blocks)
+
+    @cached_property
     def _positions(self) -> dict[int, int]:
         return {rank: i for i, rank in enumerate(self.ranks)}
 

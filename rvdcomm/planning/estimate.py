@@ -6,14 +6,12 @@ the same bytes as the program's, and much cheaper to get.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 from math import prod
 
 from rvdcomm.cost import step_cost
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.planning.binding import Binding, Grid
-from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.planning.primitives import RebindPricer
 from rvdcomm.planning.transfer import transfer_cost
@@ -86,21 +84,11 @@ class Estimator:
         return self._pricers[id(grid)]
 
     def counted(self, step: Step) -> tuple[float, int]:
-        costs = [
-            step_cost(_traffic(moves, self.item_bytes), self.topology)
-            for moves in step.moves(self.topology)
-        ]
+        traffic = step.traffic(self.topology, self.item_bytes)
+        costs = [step_cost(leg, self.topology) for leg in traffic]
         return sum(cost.secs for cost in costs), sum(cost.rounds for cost in costs)
 
 
 def _is_exchanged(path: Path) -> bool:
     """Whether some step is an exchange among all ranks."""
     return any(step.direct for step in path.steps)
-
-
-def _traffic(moves: Iterable[Move], item_bytes: int) -> dict[tuple[int, int], int]:
-    traffic: dict[tuple[int, int], int] = {}
-    for move in moves:
-        pair = (move.src_rank, move.dst_rank)
-        traffic[pair] = traffic.get(pair, 0) + move.box.num_elements * item_bytes
-    return traffic

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rvdcomm.planning.factors import R, V
 from rvdcomm.planning.primitives import RebindPricer, Targets
+from rvdcomm.planning.search_bound import least_of_any, least_of_kept
 
 MAX_THOROUGH_AXES = 3
 """Up to this many free axes a search is thorough; beyond, that costs milliseconds."""
@@ -119,7 +120,7 @@ class ThoroughGraph(Graph):
 
     def bound(self, state: Targets) -> tuple[int, int]:
         """What any plan must move between groups, and one round."""
-        return self.pricer.bound_ticks(state, self.dst), 0
+        return least_of_any(self.pricer, state, self.dst), 0
 
     def successors(self, state: Targets, units: Units) -> Iterator[Targets]:
         """Rules for sets of axes; one step that moves all bytes; single axes to any digit."""
@@ -164,14 +165,13 @@ class LeanGraph(Graph):
         super().__init__(src, dst, pricer)
         grid, axes = pricer.grid, range(len(src))
         self.is_masked = [dst[a] == V != src[a] for a in axes]
-        self.axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         sliced = {a: grid.scratch(a) for a in axes if self.is_masked[a] and src[a] == R}
         self.start = self._closed(_with(src, sliced))
         self.units = [
             (a,)
             for a, (s, t) in enumerate(zip(self.start, dst, strict=True))
             # A masked axis moves only if its digit is wanted.
-            if (s in self.axis_of if self.is_masked[a] else s != t or s == R)
+            if (s >= 0 and s in dst if self.is_masked[a] else s != t or s == R)
         ]
         self.coarse_units = self._alike()
 
@@ -232,68 +232,5 @@ class LeanGraph(Graph):
             yield successor
 
     def bound(self, state: Targets) -> tuple[int, int]:
-        """Bytes into the groups of the level that needs most time for them, and all rounds."""
-        busiest, farthest = self.pricer.busiest(self._entering_bytes(state))
-        ticks, rounds = self._rounds(state)
-        if farthest is None:
-            return ticks, rounds
-        # A message that must leave a group of this level may go any farther, if that is quicker.
-        once = min(self.pricer.scale.ticks_a_round[farthest:])
-        return busiest + max(ticks, once), max(rounds, 1)
-
-    def _entering_bytes(self, state: Targets) -> list[int]:
-        """Bytes that must enter a group of every level, times the square of the rank count.
-
-        Groups that masked axes tell apart may share what they need, whoever gets it; so they are
-        taken as one, and the bytes as spread over them. See ``RebindPricer.union_bytes``.
-        """
-        square, out = self.pricer.scale.square, []
-        for outer in self.pricer.outer_axes:
-            need = groups = missing = sharing = summed = kept = dst_r = 1
-            for a in outer:
-                k, s, t = self.pricer.sizes[a], state[a], self.dst[a]
-                groups *= k
-                if self.is_masked[a]:
-                    sharing *= k
-                    continue
-                if t == R:
-                    dst_r *= k
-                elif t >= 0:
-                    need *= k
-                if s == V:
-                    summed *= k if t != V else 1
-                    kept *= k if t == V else 1
-                elif s >= 0 and s != t:
-                    missing *= k if self.axis_of.get(s) not in outer else 0
-            units = square // need - (square // (need * missing) if missing else 0)
-            if summed > 1:
-                units = square // need
-                # Source: docs/bound.md, messages an element, once for each part that is kept.
-                messages = square // groups * kept * (summed + dst_r - 2)
-                units = max(units, messages * sharing)
-            out.append(self.pricer.num_bytes * (units // sharing))
-        return out
-
-    def _rounds(self, state: Targets) -> tuple[int, int]:
-        """Ticks of the rounds that are needed, whatever the bytes, and how many there are.
-
-        Axes that leave V, and digits that nobody is to hold, have a partner a round: a step that
-        takes several of them has at least as many rounds as steps that take one each.
-        """
-        ticks_a_round = self.pricer.scale.ticks_a_round
-        num_levels = len(ticks_a_round)
-        nearest = [min(ticks_a_round[level:]) for level in range(num_levels)]
-        ticks = rounds = in_place = lost = farthest = 0
-        for a, (s, t) in enumerate(zip(state, self.dst, strict=True)):
-            if self.is_masked[a] or s == t:
-                continue
-            partners, once = self.pricer.sizes[a] - 1, nearest[self.pricer.levels[a]]
-            if s == V:
-                ticks += partners * once
-                rounds += partners
-            elif s >= 0 and s not in self.axis_of:
-                in_place += partners * once
-                lost += partners
-                farthest = max(farthest, once)
-        # Digits are gathered where they are, or brought near in one round and gathered there.
-        return ticks + min(in_place, lost * nearest[0] + farthest), rounds + lost
+        """What is left of the graph's own paths, which is more than any plan needs."""
+        return least_of_kept(self.pricer, state, self.dst, self.is_masked)

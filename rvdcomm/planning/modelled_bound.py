@@ -8,7 +8,7 @@ pieces are unequal all are taken to be as small as the smallest, which keeps it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -64,12 +64,6 @@ class _Outer:
         return cls(counts[R], counts[V], num_elements // counts[0])
 
 
-def _outer_axes(binding: Binding) -> list[list[int]]:
-    """For every level, the axes that tell its groups apart."""
-    axes = list(enumerate(binding.grid.axes))
-    return [[a for a, axis in axes if axis.stride >= block] for block in binding.grid.blocks]
-
-
 # --- one group ----------------------------------------------------------------------------------
 
 
@@ -79,7 +73,7 @@ def _in_group(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] 
         return None
     size = _least_elements(pair[0])
     levels = []
-    for axes, block in zip(_outer_axes(pair[0]), pair[0].grid.blocks, strict=True):
+    for axes, block in zip(pair[0].grid.outer_axes, pair[0].grid.blocks, strict=True):
         has, wants = (_Outer.of(binding, axes, size) for binding in pair)
         common = _common(*pair, axes, block, size)
         into = wants.size - (common if has.v == 1 else np.zeros_like(common))
@@ -106,7 +100,7 @@ def _in_group(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] 
     return levels
 
 
-def _common(src: Binding, dst: Binding, axes: list[int], block: int, size: int) -> Counts:
+def _common(src: Binding, dst: Binding, axes: Sequence[int], block: int, size: int) -> Counts:
     """[homes]: elements that a home both has some part of and wants."""
     grid = src.grid
     position = np.arange(0, len(grid.ranks), block)
@@ -122,7 +116,7 @@ def _common(src: Binding, dst: Binding, axes: list[int], block: int, size: int) 
     return np.where(is_met, size // share, 0)
 
 
-def _meeting_share(src: Binding, dst: Binding, axes: list[int]) -> int:
+def _meeting_share(src: Binding, dst: Binding, axes: Sequence[int]) -> int:
     """One of how many elements may be had and wanted by one home: all digits of an axis agree."""
     root: dict[int, int] = {}
 
@@ -153,7 +147,9 @@ def _between_groups(src: Layout, dst: Layout, topology: Topology) -> list[LevelB
     a, b = sides[0][0], sides[1][0]
     size = min(_least_elements(a), _least_elements(b))
     levels = []
-    for i, (src_axes, dst_axes) in enumerate(zip(_outer_axes(a), _outer_axes(b), strict=True)):
+    for i, (src_axes, dst_axes) in enumerate(
+        zip(a.grid.outer_axes, b.grid.outer_axes, strict=True)
+    ):
         if i >= distance:
             levels.append(LevelBound(0, 0, 0))
             continue

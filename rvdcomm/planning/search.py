@@ -63,7 +63,7 @@ def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, 
     graph = graph_between(src, dst, pricer)
     if native.core is None or not _fits(pricer):
         return search_states(src, graph)
-    grid, scale = pricer.grid, pricer.scale
+    grid, ports = pricer.grid, pricer.ports
     ticks, states = native.core.cheapest_rebinds(
         src,
         graph.start,
@@ -77,8 +77,8 @@ def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, 
         grid.blocks,
         len(grid.ranks),
         pricer.num_bytes,
-        scale.ticks_a_unit,
-        scale.ticks_a_round,
+        ports.a_unit,
+        ports.a_round,
         MAX_SUCCESSORS,
         _max_successors(graph.units),
     )
@@ -87,10 +87,10 @@ def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, 
 
 def _fits(pricer: RebindPricer) -> bool:
     """Whether no cost of a path can leave 128 bits, and no target the native tables."""
-    grid, scale = pricer.grid, pricer.scale
+    grid, ports = pricer.grid, pricer.ports
     num_ranks = len(grid.ranks)
-    ticks = pricer.num_bytes * num_ranks**3 * max(scale.ticks_a_unit)
-    ticks += num_ranks * max(scale.ticks_a_round)
+    ticks = pricer.num_bytes * num_ranks**3 * max(ports.a_unit)
+    ticks += num_ranks * max(ports.a_round)
     num_axes, num_targets = len(grid.axes), len(grid.axes) + len(grid.digits)
     return (
         num_axes <= 16

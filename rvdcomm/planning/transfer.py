@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from rvdcomm.cost import PortSecs
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.planning.binding import Binding, R, V
 
@@ -108,8 +109,8 @@ def transfer(
     received: int | NDArray[np.int64] = taken[0] * need_size
     if needs % b.v:
         received = np.array(taken)[b.parts()] * need_size
-    busiest = 0.0
-    for run, level in zip(topology.runs[:distance], topology.levels, strict=False):
+    port_bytes = [0] * len(topology.levels)
+    for level, run in enumerate(topology.runs[:distance]):
         blocks = run.block(a.span), run.block(b.span)
         if blocks[0] is None or blocks[1] is None:
             return None
@@ -118,11 +119,10 @@ def transfer(
             if isinstance(received, np.ndarray)
             else received * blocks[1]
         )
-        port_bytes = max(sent * blocks[0], into) * item_bytes
-        busiest = max(busiest, port_bytes / level.link.bytes_per_sec)
+        port_bytes[level] = max(sent * blocks[0], into) * item_bytes
     if not need_size:
         return TransferCost(0.0, 0, 0, 0, distance)
-    secs = topology.levels[distance - 1].link.alpha_secs * rounds + busiest
+    secs = PortSecs.of(topology).step(port_bytes, rounds)
     return TransferCost(secs, rounds, sent * item_bytes, received * item_bytes, distance)
 
 

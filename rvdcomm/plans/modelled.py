@@ -129,7 +129,7 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> _LegCost:
     is_local = kind_of_rebind(src, dst) in MOVES_NOTHING
     entering = [
         np.zeros(len(grid.ranks), np.int64) if is_local else _entering(grid, src, dst, need, outer)
-        for outer in pricer.outer_axes
+        for outer in grid.outer_axes
     ]
     before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
     return _LegCost(
