@@ -8,6 +8,7 @@ from rvdcomm.cost.ports import (
     Traffic,
     busiest_bytes,
     farthest_level,
+    port_secs,
     step_cost,
     total_cost,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "cost_of_levels",
     "farthest_level",
     "lower_bound",
+    "port_secs",
     "step_cost",
     "total_cost",
 ]

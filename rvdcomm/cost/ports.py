@@ -80,6 +80,11 @@ class PortSecs(PortTimes[float]):
         return [n / rate for n, rate in zip(port_bytes, self.bytes_per_sec, strict=True)]
 
 
+def port_secs(port_bytes: Sequence[int], rounds: int, topology: Topology) -> float:
+    """The seconds of a step that puts these bytes through the busiest port of every level."""
+    return PortSecs.of(topology).step(port_bytes, rounds)
+
+
 def busiest_bytes(traffic: Traffic, topology: Topology) -> list[int]:
     """Bytes through the busiest port of every level, in the direction that has more."""
     busiest = []
@@ -140,7 +145,7 @@ def step_cost(traffic: Traffic, topology: Topology, rounds: int | None = None) -
         recv_bytes[dst] = recv_bytes.get(dst, 0) + num_bytes
     if rounds is None:
         rounds = max(max(Counter(ends).values()) for ends in zip(*sent, strict=True))
-    secs = PortSecs.of(topology).step(busiest_bytes(sent, topology), rounds)
+    secs = port_secs(busiest_bytes(sent, topology), rounds, topology)
     return StepCost(secs, sum(sent.values()), host_bytes, rounds, recv_bytes)
 
 

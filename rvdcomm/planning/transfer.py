@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from rvdcomm.cost import PortSecs
+from rvdcomm.cost import port_secs
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.planning.binding import Binding, R, V
 
@@ -122,7 +122,7 @@ def transfer(
         port_bytes[level] = max(sent * blocks[0], into) * item_bytes
     if not need_size:
         return TransferCost(0.0, 0, 0, 0, distance)
-    secs = PortSecs.of(topology).step(port_bytes, rounds)
+    secs = port_secs(port_bytes, rounds, topology)
     return TransferCost(secs, rounds, sent * item_bytes, received * item_bytes, distance)
 
 

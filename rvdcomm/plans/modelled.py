@@ -44,7 +44,7 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
 
     There is one for every rebind, and for transfers that ``transfer.py`` covers.
     """
-    steps = [_legs_of(step, item_bytes, topology) for step in path.steps]
+    steps = [legs_of(step, item_bytes, topology) for step in path.steps]
     legs = [leg for found in steps if found is not None for leg in found]
     if None in steps:
         return None
@@ -53,7 +53,7 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
 
 
 @dataclass(frozen=True, slots=True)
-class _LegCost:
+class ModelledLeg:
     """One exchange of a step.
 
     Attributes:
@@ -76,7 +76,7 @@ class _LegCost:
     crosses: bool = False
 
 
-def _step_cost(legs: Sequence[_LegCost]) -> StepCost:
+def _step_cost(legs: Sequence[ModelledLeg]) -> StepCost:
     """Legs of a step run one after another."""
     recv_bytes: dict[int, int] = {}
     for leg in legs:
@@ -92,7 +92,7 @@ def _step_cost(legs: Sequence[_LegCost]) -> StepCost:
     )
 
 
-def _legs_of(step: Step, item_bytes: int, topology: Topology) -> list[_LegCost] | None:
+def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg] | None:
     if step.direct:
         leg = _transfer_leg(step, item_bytes, topology)
         return None if leg is None else [leg]
@@ -119,7 +119,7 @@ def _padded_bytes(binding: Binding, item_bytes: int) -> int:
 # --- inside a group -----------------------------------------------------------------------------
 
 
-def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> _LegCost:
+def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg:
     """A rebind; the formula is that of ``RebindPricer``, for every rank on its own."""
     grid, sizes = pricer.grid, pricer.sizes
     ticks, rounds = pricer.ticks(src, dst)
@@ -132,7 +132,7 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> _LegCost:
         for outer in grid.outer_axes
     ]
     before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
-    return _LegCost(
+    return ModelledLeg(
         pricer.secs(ticks), rounds, grid.ranks, entering,
         before, after=pricer.num_bytes // held, sent=max(before, need), received=need,
     )  # fmt: skip
@@ -164,7 +164,7 @@ def _entering(
 # --- between groups -----------------------------------------------------------------------------
 
 
-def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> _LegCost | None:
+def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLeg | None:
     src, dst = step.src.source, step.dst.source
     if step.num_slices > 1 or not (src.is_even and dst.is_even):
         return None
@@ -175,7 +175,7 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> _LegCost |
     nothing = np.zeros_like(received)
     entering = [received if i < found.distance else nothing for i in range(len(topology.levels))]
     before, after = (_shard_bytes(source, item_bytes) for source in (src, dst))
-    return _LegCost(
+    return ModelledLeg(
         found.secs, found.rounds, step.dst.ranks, entering, before, after,
         sent=max(before, found.sent_bytes), received=int(received.max()), crosses=True,
     )  # fmt: skip
@@ -192,7 +192,7 @@ def _shard_bytes(source: Layout | Binding, item_bytes: int) -> int:
 # --- memory -------------------------------------------------------------------------------------
 
 
-def _peak_bytes(path: Path, legs: Sequence[_LegCost], item_bytes: int) -> int:
+def _peak_bytes(path: Path, legs: Sequence[ModelledLeg], item_bytes: int) -> int:
     """What a rank may need: its src and dst shards and the buffers of a leg.
 
     Those are the state before it, what is left of the state before that, a pack, what arrives, and
