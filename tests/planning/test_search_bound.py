@@ -17,8 +17,9 @@ from tests.planning.test_primitives import NUM_BYTES, SHAPE, TOPOLOGIES
 def test_bound_ticks_are_never_above_the_cheapest_path(topology: rv.Topology) -> None:
     above = []
     for pair in all_pairs(SHAPE, 8):
-        src, dst = refine(*pair, topology) or (None, None)
-        assert src is not None
+        bindings = refine(*pair, topology)
+        assert bindings is not None
+        src, dst = bindings
         pricer = RebindPricer(src.grid, topology, NUM_BYTES)
         if least_of_any(pricer, src.targets, dst.targets) > cheapest_rebinds(src, dst, pricer)[0]:
             above.append(f"{src} -> {dst}")
