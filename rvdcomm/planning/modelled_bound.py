@@ -35,7 +35,7 @@ def modelled_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology
         levels = _between_groups(src, dst, topology)
     if levels is None:
         return None
-    shards = [prod(int(np.diff(cut).max(initial=0)) for cut in x.cuts) for x in (src, dst)]
+    shards = src.largest_shard, dst.largest_shard
     is_sum = src.span == dst.span and src.is_even and dst.is_even
     return cost_of_levels(levels, sum(shards) if is_sum else max(shards), item_bytes, topology)
 

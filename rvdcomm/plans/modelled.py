@@ -100,20 +100,12 @@ def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg
     bindings = [source for source in sources if isinstance(source, Binding)]
     if len(bindings) < len(sources):
         return None
-    pricer = RebindPricer(bindings[0].grid, topology, _padded_bytes(bindings[0], item_bytes))
+    num_bytes = bindings[0].padded_elements * item_bytes
+    pricer = RebindPricer(bindings[0].grid, topology, num_bytes)
     changes = [(a.targets, b.targets) for a, b in pairwise(bindings)]
     if not all(pricer.is_priced(a, b) for a, b in changes):
         return None
     return [_rebind_leg(pricer, a, b) for a, b in changes]
-
-
-def _padded_bytes(binding: Binding, item_bytes: int) -> int:
-    """Bytes of the tensor if all its pieces, scratch pieces too, were as large as the largest."""
-    grid = binding.grid
-    largest = prod(int(np.diff(cut).max(initial=0)) for cut in grid.cuts)
-    num_scratch = prod(grid.axes[a].size for a in binding.scratch_order)
-    num_pieces = prod(len(cut) - 1 for cut in grid.cuts)
-    return -(-largest // num_scratch) * num_scratch * num_pieces * item_bytes
 
 
 # --- inside a group -----------------------------------------------------------------------------
@@ -199,7 +191,7 @@ def _peak_bytes(path: Path, legs: Sequence[ModelledLeg], item_bytes: int) -> int
     the state after it. The first state is src itself, the last is dst. Where a path leads to other
     ranks, the first group has no dst and the second no src.
     """
-    src, dst = (_largest_shard(layout, item_bytes) for layout in (path.src, path.dst))
+    src, dst = (layout.largest_shard * item_bytes for layout in (path.src, path.dst))
     crossing = next((i for i, leg in enumerate(legs) if leg.crosses), None)
     is_crossed = crossing is not None
     most = [src, dst] if is_crossed else [src + dst]
@@ -212,8 +204,3 @@ def _peak_bytes(path: Path, legs: Sequence[ModelledLeg], item_bytes: int) -> int
         else:
             most.append(shards + before + leg.sent + leg.received + after)
     return max(most) + NUM_BUFFERS * ALIGN_BYTES
-
-
-def _largest_shard(layout: Layout, item_bytes: int) -> int:
-    """Bytes of the largest shard."""
-    return prod(int(np.diff(cut).max(initial=0)) for cut in layout.cuts) * item_bytes

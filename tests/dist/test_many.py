@@ -229,7 +229,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a layout": (
         {"dst": {"a": COLUMNS, "b": ROWS}},
-        r"LayoutError: redistribute_many: ranks disagree about tensor 1: rank 0 asks for "
+        r"LayoutError: redistribute_many: ranks disagree about tensor 2: rank 0 asks for "
         r"'b': .*rank 1 for 'b': .*",
     ),
     "memory_limit": (
@@ -261,7 +261,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a scale": (
         {"scale": {"a": 2.0}},
-        r"LayoutError: .*ranks disagree about tensor 0: rank 0 asks for 'a'.* with a scale",
+        r"LayoutError: .*ranks disagree about tensor 1: rank 0 asks for 'a'.* with a scale",
     ),
 }
 
