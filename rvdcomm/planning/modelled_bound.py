@@ -1,9 +1,11 @@
-"""Modelled bound: what no plan can beat, by formula, in time that grows with the ranks.
+"""Modelled bound: the lower bound of regular pairs by formula, in time that grows with the ranks.
 
-The bound is that of ``bound.py``. There masks say which homes have and want which elements; here,
-for regular pairs, a home is a value of the axes outside it, and what it has or wants is known from
-what those are bound to (tests/plans/test_modelled.py: both are equal where shards are). Where
-pieces are unequal all are taken to be as small as the smallest, which keeps it a bound.
+It is the bound of ``rvdcomm/cost/bound.py``, which counts elements with masks of all groups. Here
+a group (a *home*) is a value of the axes outside it, and the bindings of these axes tell what it
+has and wants. Both bounds are equal where shards are equal (tests/plans/test_modelled.py).
+Otherwise all pieces are taken to be as small as the smallest, which can only lower the bound.
+
+Source: docs/bound.md, "By formula".
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ Counts = NDArray[np.int64]
 
 
 def modelled_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost | None:
-    """``lower_bound`` by formula; None where there is none.
+    """``lower_bound`` by formula; None where the formula does not hold.
 
-    There is one for regular pairs on one group, and for regular layouts on two groups whose ranks
-    are all equally far apart.
+    It holds for regular pairs on one group, and for regular layouts on two groups if all pairs of
+    ranks are equally far apart.
     """
     if src.span is not None and src.span == dst.span:
         levels = _in_group(src, dst, topology)
@@ -47,9 +49,10 @@ def _least_elements(binding: Binding) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Outer:
-    """The axes of one side that tell the homes of a level apart, by what they are bound to.
+    """What the homes of a level have, or want, by the bindings of the axes outside them.
 
-    ``r`` homes have or want the same, ``v`` homes have a part each, ``size`` is what one has.
+    ``r`` homes have the same elements, ``v`` homes have one part each of the same elements, and
+    ``size`` is the number of elements of one home.
     """
 
     r: int
@@ -101,7 +104,7 @@ def _in_group(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] 
 
 
 def _common(src: Binding, dst: Binding, axes: Sequence[int], block: int, size: int) -> Counts:
-    """[homes]: elements that a home both has some part of and wants."""
+    """[homes]: the elements that a home wants and has some part of."""
     grid = src.grid
     position = np.arange(0, len(grid.ranks), block)
     holder = {src.targets[a]: a for a in axes if src.targets[a] >= 0}
@@ -117,7 +120,10 @@ def _common(src: Binding, dst: Binding, axes: Sequence[int], block: int, size: i
 
 
 def _meeting_share(src: Binding, dst: Binding, axes: Sequence[int]) -> int:
-    """One of how many elements may be had and wanted by one home: all digits of an axis agree."""
+    """For one element in how many there is a home that wants it and has some part of it.
+
+    Such an element has equal values in the two digits that an axis is bound to in src and in dst.
+    """
     root: dict[int, int] = {}
 
     def find(t: int) -> int:

@@ -1,8 +1,9 @@
-"""Transfer: what one exchange between two disjoint groups costs, in closed form.
+"""Transfer: the cost of one exchange between two disjoint groups, by formula.
 
-It applies where both sides are even and regular and all pairs of ranks are equally far apart. Then
-every holder of a piece sends equally much, every reader of a part receives equally much, and what
-is sent is known from the counts alone (tests/planning/test_transfer.py: it is what counting gives).
+The formula holds where both sides are even and regular and all pairs of ranks are equally far
+apart. Then all holders of a piece send the same number of bytes, all readers of a part receive the
+same number, and both follow from the counts (tests/planning/test_transfer.py compares with
+counting).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from rvdcomm.planning.binding import Binding, R, V
 class _EvenPlacement:
     """An even, regular placement over a run of ranks: counts, and pieces of every dim.
 
-    ``part_axes`` and ``replica_axes`` are (size, stride) of the axes that tell value parts, and
-    replicas, apart; outermost first.
+    ``part_axes`` and ``replica_axes`` are (size, stride) of the axes that are bound to V and to R;
+    outermost first.
     """
 
     span: range
@@ -41,7 +42,7 @@ class _EvenPlacement:
         return part
 
     def replicas_within(self, block: int) -> int | None:
-        """Replicas of a piece in every run of ``block`` ranks; None if some runs have more."""
+        """Replicas of a piece in every run of ``block`` ranks; None if runs differ in it."""
         count = 1
         for size, stride in self.replica_axes:
             if stride % block == 0:
@@ -54,13 +55,13 @@ class _EvenPlacement:
 
 @dataclass(frozen=True, slots=True)
 class TransferCost:
-    """What one exchange between disjoint groups costs.
+    """The cost of one exchange between disjoint groups.
 
     Attributes:
         secs, rounds: under the port model.
-        sent_bytes: by every src rank.
-        recv_bytes: by every dst rank, in the order of its ranks; one number if all receive as much.
-        distance: levels that every byte crosses.
+        sent_bytes: of every src rank.
+        recv_bytes: of every dst rank, in the order of the ranks; one number if all are equal.
+        distance: the levels that every byte crosses.
     """
 
     secs: float
@@ -81,11 +82,12 @@ def transfer_cost(
 def transfer(
     src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
 ) -> TransferCost | None:
-    """The exchange from ``src`` to ``dst`` by formula; None where none covers it.
+    """The exchange from ``src`` to ``dst`` by formula; None where the formula does not hold.
 
-    Let R and V be the counts of either side, and a *need* what one reader takes of one holding.
-    A reader takes every part of what it holds; if dst keeps parts, they take the needs of a region
-    in turns. The needs of a holding are shared equally over the hosts of its R holders.
+    R and V are the counts of a side. A *need* is the region that one reader takes from one src
+    piece. Every reader takes its needs of all src parts; if dst has several parts, the src parts
+    are dealt out to them in turn. The R holders of a piece serve its needs in equal shares, first
+    divided over their hosts.
     """
     a, b = _side(src), _side(dst)
     if a is None or b is None or topology.runs is None:
@@ -127,9 +129,9 @@ def transfer(
 
 
 def _senders(src: _EvenPlacement, readers: int, topology: Topology) -> int | None:
-    """From how many holders of a piece each of its readers takes: one of every host, at most.
+    """How many holders of a piece each of its readers takes from: at most one of every host.
 
-    The holders stand host by host, and each reader has a run of them.
+    The holders are ordered by host, and each reader is served by a run of them.
     """
     run = src.r // readers
     if run <= 1:
@@ -145,7 +147,7 @@ def _senders(src: _EvenPlacement, readers: int, topology: Topology) -> int | Non
 
 
 def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
-    """Levels that every byte crosses; None if the ranks are not all equally far apart."""
+    """The levels that every byte crosses; None if some pairs of ranks are farther apart."""
     for level, run in enumerate(topology.runs or ()):
         a, b = run.groups(src), run.groups(dst)
         if a.stop > b.start and b.stop > a.start:
@@ -173,15 +175,15 @@ def _side(source: Layout | Binding) -> _EvenPlacement | None:
 
 
 def _pieces(binding: Binding) -> tuple[int, ...] | None:
-    """Pieces that every dim is cut in; None if some rank holds more than one box.
+    """The number of pieces of every dim; None if some rank holds more than one box.
 
-    Flat cuts of a box are cuts of its dims, outermost first, as far as their sizes divide.
+    A flat cut of a box cuts its dims, outermost first, as long as their sizes divide.
     """
     grid, bound = binding.grid, set(binding.targets)
     flat = prod(
         axis.size for a, axis in enumerate(grid.axes) if binding.targets[a] == grid.scratch(a)
     )
-    # Cuts inside those of an unbound scratch digit, or of a local digit, are strided.
+    # A cut is strided if it lies inside an unbound scratch digit or inside a local digit.
     is_bound = [grid.scratch(a) in bound for a in binding.scratch_order]
     is_outermost = is_bound == sorted(is_bound, reverse=True)
     if flat > 1 and not (is_outermost and all(i in bound for i in range(len(grid.digits)))):

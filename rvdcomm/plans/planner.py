@@ -1,4 +1,4 @@
-"""Planner: ``plan`` picks a low-cost candidate; a ``Plan`` owns its program and knows its bound."""
+"""Planner: ``plan`` picks a low-cost candidate; a ``Plan`` owns its program and its bound."""
 
 from __future__ import annotations
 
