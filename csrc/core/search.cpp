@@ -28,15 +28,15 @@ struct TargetsHash {
 
 struct Node {
   Targets state;
-  Key key;
+  PathCost key;
   std::size_t parent;
 };
 
 /// A node's bound of a full path; `key` says whether the node has become cheaper since.
 struct Entry {
-  Key full;
+  PathCost full;
   std::int64_t order;
-  Key key;
+  PathCost key;
   std::size_t node;
 };
 
@@ -49,13 +49,13 @@ struct IsLater {
   }
 };
 
-Key sum(const Key& a, const Key& b) {
+PathCost sum(const PathCost& a, const PathCost& b) {
   return {a.ticks + b.ticks, a.rounds + b.rounds, a.steps + b.steps};
 }
 
 /// What a path costs.
-Key key_of(const RebindPricer& pricer, const std::vector<Targets>& states) {
-  Key key;
+PathCost key_of(const RebindPricer& pricer, const std::vector<Targets>& states) {
+  PathCost key;
   for (std::size_t i = 1; i < states.size(); ++i) {
     key = sum(key, pricer.price(states[i - 1], states[i]));
     ++key.steps;
@@ -65,13 +65,13 @@ Key key_of(const RebindPricer& pricer, const std::vector<Targets>& states) {
 
 /// States of the cheapest path from the graph's start to a goal; none if `known` is better.
 std::vector<Targets> found(const RebindProblem& problem, const RebindPricer& pricer,
-                           const Graph& graph, const Units& units, std::optional<Key> known,
+                           const Graph& graph, const Units& units, std::optional<PathCost> known,
                            std::int64_t max_successors) {
   constexpr std::size_t kNone = static_cast<std::size_t>(-1);
-  std::vector<Node> nodes{{problem.start, Key{}, kNone}};
+  std::vector<Node> nodes{{problem.start, PathCost{}, kNone}};
   std::unordered_map<Targets, std::size_t, TargetsHash> index{{problem.start, 0}};
   std::priority_queue<Entry, std::vector<Entry>, IsLater> heap;
-  heap.push({graph.bound(problem.start), 0, Key{}, 0});
+  heap.push({graph.bound(problem.start), 0, PathCost{}, 0});
   std::vector<Targets> successors;
   std::size_t goal = graph.is_goal(problem.start) ? 0 : kNone;
   std::int64_t num_successors = 0, order = 0;
@@ -86,7 +86,7 @@ std::vector<Targets> found(const RebindProblem& problem, const RebindPricer& pri
     graph.append_successors(node.state, units, &successors);
     num_successors += static_cast<std::int64_t>(successors.size());
     for (const Targets& successor : successors) {
-      Key key = sum(node.key, pricer.price(node.state, successor));
+      PathCost key = sum(node.key, pricer.price(node.state, successor));
       ++key.steps;
       const auto seen = index.find(successor);
       if (seen != index.end() && !(key < nodes[seen->second].key)) {
@@ -95,7 +95,7 @@ std::vector<Targets> found(const RebindProblem& problem, const RebindPricer& pri
         continue;
       }
       const bool is_goal = graph.is_goal(successor);
-      Key full = sum(key, graph.bound(successor));
+      PathCost full = sum(key, graph.bound(successor));
       full.steps += is_goal ? 0 : 1;
       if (known && !(full < *known)) continue;
       std::size_t place = nodes.size();
@@ -125,7 +125,7 @@ void join_steps(const RebindPricer& pricer, std::vector<Targets>* states) {
   while (i + 1 < states->size()) {
     const Targets &before = (*states)[i - 1], &state = (*states)[i], &after = (*states)[i + 1];
     if (pricer.is_priced(before, after)) {
-      const Key apart = sum(pricer.price(before, state), pricer.price(state, after));
+      const PathCost apart = sum(pricer.price(before, state), pricer.price(state, after));
       if (!(apart < pricer.price(before, after))) {
         states->erase(states->begin() + static_cast<std::ptrdiff_t>(i));
         i = std::max<std::size_t>(i - 1, 1);
@@ -145,7 +145,7 @@ void split_steps(const RebindProblem& problem, const RebindPricer& pricer,
   std::size_t i = 0;
   while (i + 1 < states->size()) {
     const Targets before = (*states)[i], after = (*states)[i + 1];
-    Key cheapest = pricer.price(before, after);
+    PathCost cheapest = pricer.price(before, after);
     std::optional<Targets> best;
     for (int a = 0; a < problem.num_axes(); ++a) {
       if (before[a] == after[a]) continue;
@@ -154,7 +154,7 @@ void split_steps(const RebindProblem& problem, const RebindPricer& pricer,
       last[a] = before[a];
       for (const Targets& middle : {first, last}) {
         if (!is_step(before, middle) || !is_step(middle, after)) continue;
-        const Key total = sum(pricer.price(before, middle), pricer.price(middle, after));
+        const PathCost total = sum(pricer.price(before, middle), pricer.price(middle, after));
         if (!(total < cheapest)) continue;
         cheapest = total;
         best = middle;
@@ -174,7 +174,7 @@ RebindPath cheapest_rebinds(const RebindProblem& problem) {
   const RebindPricer pricer(problem);
   const std::unique_ptr<Graph> graph = make_graph(problem, pricer);
   std::vector<Targets> states;
-  std::optional<Key> known;
+  std::optional<PathCost> known;
   if (!problem.coarse_units.empty()) {
     states =
         found(problem, pricer, *graph, problem.coarse_units, known, problem.max_coarse_successors);

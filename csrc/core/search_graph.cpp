@@ -19,9 +19,7 @@ class ThoroughGraph final : public Graph {
 
   bool is_goal(const Targets& state) const override { return state == problem_.dst; }
 
-  Key bound(const Targets& state) const override {
-    return {pricer_.bound_ticks(state, problem_.dst), 0, 0};
-  }
+  PathCost bound(const Targets& state) const override { return {bound_.least_of_any(state), 0, 0}; }
 
   void append_successors(const Targets& state, const Units& units,
                          std::vector<Targets>* out) const override {
@@ -71,13 +69,9 @@ class ThoroughGraph final : public Graph {
 
 class LeanGraph final : public Graph {
  public:
-  LeanGraph(const RebindProblem& problem, const RebindPricer& pricer)
-      : Graph(problem, pricer), axis_of_(problem.dst, problem.num_axes()) {
+  LeanGraph(const RebindProblem& problem, const RebindPricer& pricer) : Graph(problem, pricer) {
     for (int a = 0; a < problem.num_axes(); ++a) {
       if (problem.dst[a] == kPart && problem.src[a] != kPart) masked_ |= bit(a);
-    }
-    for (int level = 0; level < problem.num_levels(); ++level) {
-      nearest_.push_back(pricer.quickest_round(level));
     }
   }
 
@@ -88,13 +82,8 @@ class LeanGraph final : public Graph {
     return true;
   }
 
-  Key bound(const Targets& state) const override {
-    const Busiest busiest = entering(state);
-    Key rounds = needed_rounds(state);
-    if (busiest.farthest < 0) return rounds;
-    rounds.ticks = busiest.ticks + std::max(rounds.ticks, nearest_[busiest.farthest]);
-    rounds.rounds = std::max<std::int64_t>(rounds.rounds, 1);
-    return rounds;
+  PathCost bound(const Targets& state) const override {
+    return bound_.least_of_kept(state, masked_);
   }
 
   void append_successors(const Targets& state, const Units& units,
@@ -143,65 +132,7 @@ class LeanGraph final : public Graph {
     if (pricer_.is_injective(successor)) out->push_back(successor);
   }
 
-  Busiest entering(const Targets& state) const {
-    const std::int64_t square = problem_.num_ranks * problem_.num_ranks;
-    Busiest busiest;
-    for (int level = 0; level < problem_.num_levels(); ++level) {
-      std::int64_t need = 1, groups = 1, missing = 1, sharing = 1, summed = 1, kept = 1, dst_r = 1;
-      for (int a = 0; a < problem_.num_axes(); ++a) {
-        if (!pricer_.is_outer(a, level)) continue;
-        const int k = problem_.sizes[a];
-        const Target s = state[a], t = problem_.dst[a];
-        groups *= k;
-        if (has(masked_, a)) {
-          sharing *= k;
-          continue;
-        }
-        if (t == kReplica) {
-          dst_r *= k;
-        } else if (t >= 0) {
-          need *= k;
-        }
-        if (s == kPart) {
-          (t == kPart ? kept : summed) *= k;
-        } else if (s >= 0 && s != t) {
-          const int owner = axis_of_[s];
-          missing *= owner >= 0 && pricer_.is_outer(owner, level) ? 0 : k;
-        }
-      }
-      std::int64_t units = square / need - (missing ? square / (need * missing) : 0);
-      if (summed > 1) {
-        const std::int64_t messages = square / groups * kept * (summed + dst_r - 2);
-        units = std::max(square / need, messages * sharing);
-      }
-      pricer_.add_port(level, Ticks{problem_.num_bytes} * (units / sharing), &busiest);
-    }
-    return busiest;
-  }
-
-  Key needed_rounds(const Targets& state) const {
-    Ticks ticks = 0, in_place = 0, farthest = 0;
-    std::int64_t rounds = 0, lost = 0;
-    for (int a = 0; a < problem_.num_axes(); ++a) {
-      const Target s = state[a];
-      if (has(masked_, a) || s == problem_.dst[a]) continue;
-      const std::int64_t partners = problem_.sizes[a] - 1;
-      const Ticks once = nearest_[problem_.levels[a]];
-      if (s == kPart) {
-        ticks += partners * once;
-        rounds += partners;
-      } else if (s >= 0 && axis_of_[s] < 0) {
-        in_place += partners * once;
-        lost += partners;
-        farthest = std::max(farthest, once);
-      }
-    }
-    return {ticks + std::min(in_place, lost * nearest_[0] + farthest), rounds + lost, 0};
-  }
-
   std::uint32_t masked_ = 0;
-  AxisOf axis_of_;
-  std::vector<Ticks> nearest_;
 };
 
 }  // namespace

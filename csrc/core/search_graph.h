@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "rvdcomm/search.h"
+#include "search_bound.h"
 #include "search_pricer.h"
 
 namespace rvdcomm {
@@ -16,14 +17,14 @@ class Graph {
   virtual ~Graph() = default;
   virtual bool is_goal(const Targets& state) const = 0;
   /// Ticks and rounds that every path from `state` to a goal takes at least.
-  virtual Key bound(const Targets& state) const = 0;
+  virtual PathCost bound(const Targets& state) const = 0;
   /// Appends the states one step away that move whole units, in the order of the Python graph.
   virtual void append_successors(const Targets& state, const Units& units,
                                  std::vector<Targets>* out) const = 0;
 
  protected:
   Graph(const RebindProblem& problem, const RebindPricer& pricer)
-      : problem_(problem), pricer_(pricer) {}
+      : problem_(problem), pricer_(pricer), bound_(problem, pricer) {}
 
   /// Size of a digit; of a scratch digit, 0: it belongs to one axis alone.
   int size(Target target) const {
@@ -54,6 +55,7 @@ class Graph {
 
   const RebindProblem& problem_;
   const RebindPricer& pricer_;
+  const SearchBound bound_;
 };
 
 std::unique_ptr<Graph> make_graph(const RebindProblem& problem, const RebindPricer& pricer);

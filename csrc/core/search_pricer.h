@@ -1,6 +1,8 @@
 // Costs of rebinds in whole ticks: RebindPricer of rvdcomm/planning/primitives.py.
 #pragma once
 
+#include <algorithm>
+
 #include "rvdcomm/search.h"
 
 namespace rvdcomm {
@@ -20,10 +22,42 @@ class AxisOf {
   std::array<std::int8_t, kMaxTargets> axes_;
 };
 
-/// Ticks of the busiest port, and the farthest level that is crossed; -1 for none.
-struct Busiest {
-  Ticks ticks = 0;
-  int farthest = -1;
+/// The formula of the port model: PortTicks of rvdcomm/cost/ticks.py, fed level by level.
+class PortTicks {
+ public:
+  explicit PortTicks(const RebindProblem& problem) : problem_(problem) {}
+
+  /// Bytes through the busiest port of the next level outwards, times the square of the rank count.
+  void add(Ticks units) {
+    if (units != 0) {
+      busiest_ = std::max(busiest_, units * problem_.ticks_a_unit[num_levels_]);
+      farthest_ = num_levels_;
+    }
+    ++num_levels_;
+  }
+
+  bool moves() const { return farthest_ >= 0; }
+
+  /// The time of a step: that of its busiest port, and its rounds one after another.
+  Ticks step(std::int64_t rounds) const {
+    return moves() ? busiest_ + rounds * problem_.ticks_a_round[farthest_] : 0;
+  }
+
+  /// A lower bound on the time of all steps, of whose rounds `latency` is a lower bound.
+  Ticks least(Ticks latency) const {
+    return moves() ? busiest_ + std::max(latency, quickest_round(problem_, farthest_)) : latency;
+  }
+
+  /// The least latency of a round that crosses `level`, and maybe levels outside it.
+  static Ticks quickest_round(const RebindProblem& problem, int level) {
+    return *std::min_element(problem.ticks_a_round.begin() + level, problem.ticks_a_round.end());
+  }
+
+ private:
+  const RebindProblem& problem_;
+  Ticks busiest_ = 0;
+  int num_levels_ = 0;
+  int farthest_ = -1;
 };
 
 class RebindPricer {
@@ -39,21 +73,12 @@ class RebindPricer {
 
   /// Cost of one step.
   /// @pre  is_priced(src, dst)
-  Key price(const Targets& src, const Targets& dst) const;
+  PathCost price(const Targets& src, const Targets& dst) const;
 
-  /// A lower bound on all paths from `src` to `dst`, in ticks.
-  Ticks bound_ticks(const Targets& src, const Targets& dst) const;
-
-  /// Adds bytes into a group of `level`, times the square of the rank count.
-  void add_port(int level, Ticks units, Busiest* busiest) const {
-    if (units == 0) return;
-    const Ticks ticks = units * problem_.ticks_a_unit[level];
-    busiest->ticks = ticks > busiest->ticks ? ticks : busiest->ticks;
-    busiest->farthest = level;
-  }
-
-  /// Ticks of the quickest round at `level` or farther.
-  Ticks quickest_round(int level) const;
+  /// One of how many pieces of its need a group of `level` has; 0 if it may have none. Axes in
+  /// `ignored` tell no groups apart.
+  std::int64_t missing(int level, const Targets& src, const Targets& dst, const AxisOf& axis_of_dst,
+                       std::uint32_t ignored = 0) const;
 
   bool is_outer(int axis, int level) const { return problem_.levels[axis] >= level; }
 

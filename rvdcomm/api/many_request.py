@@ -1,14 +1,10 @@
-"""ManyRequest: the arguments of ``redistribute_many`` on one rank, and how ranks compare them.
-
-Requests may be long. So ranks compare digests, and exchange texts only to say what differs.
-"""
+"""ManyRequest: the arguments of ``redistribute_many`` on one rank, and what ranks must agree on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from typing import Any
 
 import torch
@@ -20,7 +16,7 @@ from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import matched, plan_many
-from rvdcomm.run.agree import exchange_posts
+from rvdcomm.run.agree import compare_requests
 from rvdcomm.run.choice import executor_name
 from rvdcomm.run.request import check_in_group, shard_shape
 from rvdcomm.run.world import World
@@ -30,7 +26,6 @@ NO_GRADIENT = (
     "the tensor requires grad, and redistribute_many carries no gradient; pass tensor.detach(), or "
     "call it under torch.no_grad()."
 )
-_ERRORS = {error.__name__: error for error in (LayoutError, ShapeMismatchError)}
 
 
 @dataclass(frozen=True)
@@ -118,19 +113,23 @@ class ManyRequest:
         sides = (tuple(side.items()) for side in (self.src, self.dst))
         return (*sides, None if self.names is None else tuple(self.pairs))
 
-    def lines(self) -> Iterator[str]:
-        """What must be equal on all ranks."""
+    def asked(self) -> dict[str, Any]:
+        """What must be equal on all ranks, the order of tensors included."""
         src, dst = self.layouts
-        for src_name, name in self.pairs:
+        found = {}
+        for i, (src_name, name) in enumerate(self.pairs):
             to = self.asked_dst_dtype(name)
-            yield (
-                f"tensor {src_name!r}: {src[src_name]} -> {name!r}: {dst[name]}"
+            found[f"tensor {i}"] = (
+                f"{src_name!r}: {src[src_name]} -> {name!r}: {dst[name]}"
                 + (f" as {to}" if to else "")
                 + (" with a scale" if self.scale_of(name) is not None else "")
             )
-        yield f"memory_limit={self.memory_limit}"
-        yield f"executor={self.executor}"
-        yield f"topology={self.topology!r}"
+        return {
+            **found,
+            "memory_limit": self.memory_limit,
+            "executor": self.executor,
+            "topology": repr(self.topology),
+        }
 
     def asked_dtype(self, src_name: str) -> str | None:
         """The dtype that ``src_name`` has, if the caller said it."""
@@ -246,39 +245,18 @@ def agree(world: World, request: ManyRequest) -> dict[str, str]:
     check_in_group(members, world.size, WHAT)
     if world.rank not in members:
         raise LayoutError(f"{WHAT}: rank {world.rank} called it but is in none of the layouts.")
-    error: Exception | None = None
-    lines: list[str] = []
+    fault: Exception | None = None
+    asked: dict[str, Any] = {}
     try:
-        lines = list(request.lines())
+        asked = request.asked()
         request.check(world.rank)
-    except (LayoutError, ShapeMismatchError) as raised:
-        error = raised
-    said = {name: asked for name in request.src if (asked := request.asked_dtype(name))}
-    post = {
-        "digest": sha256("\n".join(lines).encode()).hexdigest(),
-        "error": None if error is None else [type(error).__name__, str(error)],
-        "tensors": said | {name: _name(x.dtype) for name, x in request.tensors.items()},
-        "out": {name: _name(tensor.dtype) for name, tensor in request.out.items()},
-    }
-    posts = exchange_posts(world, members, post, WHAT)
-    for found in posts.values():
-        if found["error"] is not None:
-            kind, text = found["error"]
-            raise _ERRORS[kind](text)
-    if len({found["digest"] for found in posts.values()}) > 1:
-        texts = exchange_posts(world, members, {"lines": lines}, WHAT)
-        raise LayoutError(_difference({rank: text["lines"] for rank, text in texts.items()}))
+    except (LayoutError, ShapeMismatchError) as error:
+        fault = error
+    said = {name: dtype for name in request.src if (dtype := request.asked_dtype(name))}
+    has = said | {name: _name(tensor.dtype) for name, tensor in request.tensors.items()}
+    out = {name: _name(tensor.dtype) for name, tensor in request.out.items()}
+    posts = compare_requests(world, members, asked, WHAT, fault=fault, tensors=has, out=out)
     return _dtypes(request, posts)
-
-
-def _difference(lines: Mapping[int, list[str]]) -> str:
-    """The first thing about which two ranks disagree."""
-    (first, mine), *others = lines.items()
-    for rank, theirs in others:
-        for a, b in zip([*mine, "nothing more"], [*theirs, "nothing more"], strict=False):
-            if a != b:
-                return f"{WHAT}: ranks disagree: rank {first} asks for {a}, rank {rank} for {b}."
-    raise AssertionError("digests differ, so some line does")
 
 
 def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:

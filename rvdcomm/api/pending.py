@@ -50,7 +50,7 @@ def submit(job: Job, device: torch.device, tensors: Sequence[Tensor | None]) -> 
     if device.type != "cuda":
         return Pending(_THREAD.submit(job))
     if device not in _SIDES:
-        _SIDES[device] = Side(device)
+        _SIDES[device] = SideStream(device)
     return _SIDES[device].submit(job, [tensor for tensor in tensors if tensor is not None])
 
 
@@ -84,7 +84,7 @@ class Thread:
             self.last = None if self.last is last else self.last
 
 
-class Side:
+class SideStream:
     """A stream of a GPU on which asynchronous calls run while the caller computes.
 
     It waits for the work that the caller queued before the call. The stream on which the caller
@@ -121,7 +121,7 @@ class Side:
 
 
 _THREAD = Thread()
-_SIDES: dict[torch.device, Side] = {}
+_SIDES: dict[torch.device, SideStream] = {}
 
 
 def _after_fork() -> None:

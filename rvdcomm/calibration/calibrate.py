@@ -95,7 +95,7 @@ def calibrate(
     asked = {"executor": executor, "effort": asdict(effort), "topology": plain}
     compare_requests(world, everybody, asked, "calibrate")
     groups = like or Topology.hosts(islands(world, everybody), *NOMINAL)
-    run = _Run(_outline(groups, world.size), world, group, executor, effort, progress)
+    run = _Calibration(_outline(groups, world.size), world, group, executor, effort, progress)
     samples = [sample for probe in probes(run.topology) for sample in run.samples(probe)]
     fit = fit_links(samples, [level.name for level in run.topology.levels], _about(world, executor))
     levels = zip(run.topology.levels, fit.levels, strict=True)
@@ -131,7 +131,7 @@ def _about(world: World, executor: str) -> list[tuple[str, str]]:
     ]
 
 
-class _Run:
+class _Calibration:
     """One calibration on this rank."""
 
     def __init__(

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from rvdcomm.checkpoint.files import Folder
-from rvdcomm.checkpoint.inert import Call, Global, Persistent, inert
+from rvdcomm.checkpoint.inert import Global, Persistent, PickledCall, inert
 from rvdcomm.checkpoint.stored import Block
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import ITEM_BYTES
@@ -107,10 +107,10 @@ def _located(
 def _described(pickle: bytes) -> tuple[str, tuple[int, ...], tuple[int, ...], int]:
     """Dtype, shape, strides and offset in elements, as the pickle of a tensor says them."""
     said = inert(pickle)
-    if isinstance(said, Call) and said.function == Global("torch._utils._rebuild_parameter"):
+    if isinstance(said, PickledCall) and said.function == Global("torch._utils._rebuild_parameter"):
         said = said.args[0] if isinstance(said.args, tuple) and said.args else None
     known = Global("torch._utils._rebuild_tensor_v2"), Global("torch._utils._rebuild_tensor_v3")
-    if not isinstance(said, Call) or said.function not in known or not _is_plain(said.args):
+    if not isinstance(said, PickledCall) or said.function not in known or not _is_plain(said.args):
         raise CheckpointError("it describes no plain tensor")
     storage, offset, shape, strides = said.args[:4]
     name = storage.what[1].name.removeprefix("torch.")

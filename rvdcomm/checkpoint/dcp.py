@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rvdcomm.checkpoint.files import Folder, check_file_name
-from rvdcomm.checkpoint.inert import MAX_BYTES, Call, Global, Pairs, inert
+from rvdcomm.checkpoint.inert import MAX_BYTES, Global, Pairs, PickledCall, inert
 from rvdcomm.checkpoint.stored import Block, Catalog, StoredTensor
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.layout import Box, dtype_name
@@ -49,7 +49,9 @@ def _catalog(folder: Folder, fields: dict[str, Any]) -> Catalog:
     for name, entry in _pairs(fields.get("state_dict_metadata"), "state_dict_metadata"):
         if not isinstance(name, str):
             raise CheckpointError(f"it names the tensor {quoted(name)}")
-        if isinstance(entry, Call) and entry.function == Global(_TYPES + "BytesStorageMetadata"):
+        if isinstance(entry, PickledCall) and entry.function == Global(
+            _TYPES + "BytesStorageMetadata"
+        ):
             others.append(name)
         else:
             tensors[name] = _tensor(name, entry, places)
@@ -80,7 +82,7 @@ def _places(values: Any) -> Iterator[tuple[tuple[str, tuple[int, ...]], tuple[st
 def _tensor(name: str, entry: Any, places: dict[Any, Any]) -> StoredTensor:
     fields = _fields(entry, _TYPES + "TensorStorageMetadata")
     properties = fields.get("properties")
-    state = properties.state if isinstance(properties, Call) else None
+    state = properties.state if isinstance(properties, PickledCall) else None
     if not isinstance(state, tuple) or not state or not isinstance(state[0], Global):
         raise CheckpointError(f"tensor {quoted(name)} has no dtype")
     chunks = fields.get("chunks")
@@ -106,8 +108,8 @@ def _block(name: str, chunk: Any, places: dict[Any, Any]) -> Block:
 
 def _fields(value: Any, name: str) -> dict[str, Any]:
     """State of a record of class ``name``; a class that torch does not write here is an error."""
-    if not isinstance(value, Call) or value.function != Global(name):
-        found = value.function if isinstance(value, Call) else type(value).__name__
+    if not isinstance(value, PickledCall) or value.function != Global(name):
+        found = value.function if isinstance(value, PickledCall) else type(value).__name__
         raise CheckpointError(f"it has {quoted(found)} where {name} is expected")
     return value.state.texts() if isinstance(value.state, Pairs) else {}
 
@@ -120,7 +122,7 @@ def _pairs(value: Any, name: str) -> list[tuple[Any, Any]]:
 
 def _size(value: Any) -> tuple[int, ...]:
     """A ``torch.Size``, which a pickle makes from a tuple."""
-    if isinstance(value, Call) and value.function == Global("torch.Size"):
+    if isinstance(value, PickledCall) and value.function == Global("torch.Size"):
         value = value.args[0] if isinstance(value.args, tuple) and value.args else None
     if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
         raise CheckpointError(f"it has {quoted(value)} where sizes are expected")

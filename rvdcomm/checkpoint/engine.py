@@ -29,7 +29,7 @@ from rvdcomm.checkpoint.plan import (
 )
 from rvdcomm.checkpoint.reader import Reader, tensor_of
 from rvdcomm.checkpoint.rules import Rules
-from rvdcomm.checkpoint.target import ALIGNMENT, Batch, Target
+from rvdcomm.checkpoint.target import ALIGNMENT, Target, TargetBatch
 from rvdcomm.errors import CheckpointError
 from rvdcomm.layout import Box
 from rvdcomm.units import bytes_text, secs_text
@@ -228,8 +228,8 @@ def _verify(root: Path, log: Journal) -> None:
 
 
 def _move_batch(
-    batch: Batch, root: Path, form: Form, reader: Reader, advance: Callable[[int], None]
-) -> journal.Batch:
+    batch: TargetBatch, root: Path, form: Form, reader: Reader, advance: Callable[[int], None]
+) -> journal.WrittenFiles:
     """Write the files of a batch; they get their names when all of them are complete."""
     files = {rank: PartFile(root, name) for rank, name in batch.files.items()}
     try:

@@ -13,14 +13,14 @@ from rvdcomm.checkpoint import dcp, manifest
 from rvdcomm.checkpoint.catalog import INDEX_NAME, SHARDING_KEY, WHOLE_NAME
 from rvdcomm.checkpoint.files import PartFile, Written, write_file
 from rvdcomm.checkpoint.safetensors_file import header_bytes
-from rvdcomm.checkpoint.target import Batch, Target
+from rvdcomm.checkpoint.target import Target, TargetBatch
 from rvdcomm.layout import Box, Holding, Layout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Piece = tuple[Holding, Box]
-Done = Iterable[tuple[Batch, Mapping[str, Written]]]
+Done = Iterable[tuple[TargetBatch, Mapping[str, Written]]]
 """Batches, and what of each file was written."""
 
 
@@ -33,7 +33,7 @@ class Form(Protocol):
     def writers_of(self, cell: Holding) -> tuple[int, ...]:
         """Ranks whose files hold a cell."""
 
-    def begin(self, batch: Batch, files: Mapping[int, PartFile]) -> None:
+    def begin(self, batch: TargetBatch, files: Mapping[int, PartFile]) -> None:
         """Write what stands before the tensors."""
 
     def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
@@ -42,7 +42,7 @@ class Form(Protocol):
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
         """All pieces of a tensor are written."""
 
-    def finish(self, root: Path, batches: Sequence[Batch], done: Done) -> None:
+    def finish(self, root: Path, batches: Sequence[TargetBatch], done: Done) -> None:
         """Write the description of the checkpoint; its files are all there."""
 
 
@@ -71,7 +71,7 @@ class Safetensors:
     def writers_of(self, cell: Holding) -> tuple[int, ...]:
         return cell.ranks
 
-    def begin(self, batch: Batch, files: Mapping[int, PartFile]) -> None:
+    def begin(self, batch: TargetBatch, files: Mapping[int, PartFile]) -> None:
         for rank, file in files.items():
             tensors = {t.name: (t.dtype, t.layout) for t in batch.targets_of(rank)}
             mark = manifest.Mark(self.save, None if self.is_whole else rank)
@@ -93,7 +93,7 @@ class Safetensors:
             for rank in cell.ranks:
                 files[rank].end_segment(sha256)
 
-    def finish(self, root: Path, batches: Sequence[Batch], done: Done) -> None:
+    def finish(self, root: Path, batches: Sequence[TargetBatch], done: Done) -> None:
         tensors = {}
         for batch, files in done:
             # Segment 0 is the header.
@@ -141,7 +141,7 @@ def _offset(box: Box, shape: tuple[int, ...]) -> list[int]:
     return [size - extent for size, extent in zip(shape, box.shape, strict=True)]
 
 
-def _index(batches: Sequence[Batch]) -> str:
+def _index(batches: Sequence[TargetBatch]) -> str:
     """Which file has which tensor, of batches that are whole on one rank."""
     files, total_size = dict[str, str](), 0
     for batch in batches:
@@ -170,7 +170,7 @@ class Dcp:
     def writers_of(self, cell: Holding) -> tuple[int, ...]:
         return cell.ranks[:1]
 
-    def begin(self, batch: Batch, files: Mapping[int, PartFile]) -> None:
+    def begin(self, batch: TargetBatch, files: Mapping[int, PartFile]) -> None:
         pass
 
     def put(self, piece: Piece, data: Tensor, files: Mapping[int, PartFile]) -> None:
@@ -186,12 +186,12 @@ class Dcp:
     def end(self, target: Target, files: Mapping[int, PartFile]) -> None:
         pass
 
-    def finish(self, root: Path, batches: Sequence[Batch], done: Done) -> None:
+    def finish(self, root: Path, batches: Sequence[TargetBatch], done: Done) -> None:
         chunks = (chunk for batch, files in done for chunk in _chunks(batch, files))
         write_file(root, dcp.FILE_NAME, dcp.metadata_bytes(chunks))
 
 
-def _chunks(batch: Batch, files: Mapping[str, Written]) -> Iterator[dcp.Chunk]:
+def _chunks(batch: TargetBatch, files: Mapping[str, Written]) -> Iterator[dcp.Chunk]:
     """The pieces of a batch in the order in which they were put, and where they lie."""
     segments = {name: iter(written.segments) for name, written in files.items()}
     positions = dict.fromkeys(files, 0)

@@ -28,7 +28,7 @@ class Global:
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class PickledCall:
     """A record of the call ``function(*args)``; its result would then be given ``state``."""
 
     function: Any
@@ -54,11 +54,11 @@ class Persistent:
     what: Any
 
 
-class _Mark:
+class _StackMark:
     pass
 
 
-_MARK = _Mark()
+_MARK = _StackMark()
 
 
 def inert(data: bytes) -> Any:
@@ -122,7 +122,7 @@ class _Machine:
 
     def call(self) -> None:
         args, function = self.pop(), self.pop()
-        self.stack.append(Call(function, args))
+        self.stack.append(PickledCall(function, args))
 
     def build(self) -> None:
         state = self.pop()

@@ -28,7 +28,7 @@ FILE_NAME = "rvdcomm-journal.jsonl"
 MAX_BYTES = 1 << 30
 _DONE = {"done": True}
 
-Batch = dict[str, Written]
+WrittenFiles = dict[str, Written]
 
 
 class Journal:
@@ -60,7 +60,7 @@ class Journal:
             self.file.close()
             raise
 
-    def _read(self, request: dict[str, Any], others: list[str]) -> tuple[list[Batch], bool]:
+    def _read(self, request: dict[str, Any], others: list[str]) -> tuple[list[WrittenFiles], bool]:
         lines, kept_bytes = _lines(self.path, self.file.read(MAX_BYTES))
         if not lines:
             if others:
@@ -79,12 +79,12 @@ class Journal:
         self.file.truncate(kept_bytes)
         return _batches(self.path, lines)
 
-    def record(self, batch: Batch) -> None:
+    def record(self, batch: WrittenFiles) -> None:
         """Note that these files are complete and under their names."""
         self._append({"files": {name: written.segments for name, written in batch.items()}})
         self.batches.append(batch)
 
-    def recorded(self) -> list[Batch]:
+    def recorded(self) -> list[WrittenFiles]:
         """All batches, as the file has them."""
         return _batches(self.path, _lines(self.path, self.file.read(MAX_BYTES))[0])[0]
 
@@ -118,7 +118,7 @@ def _lines(path: Path, data: bytes) -> tuple[list[Any], int]:
         ) from None
 
 
-def _batches(path: Path, lines: list[Any]) -> tuple[list[Batch], bool]:
+def _batches(path: Path, lines: list[Any]) -> tuple[list[WrittenFiles], bool]:
     is_done = lines[-1] == _DONE
     try:
         return [

@@ -11,7 +11,7 @@ from rvdcomm.checkpoint.catalog import open_checkpoint
 from rvdcomm.checkpoint.forms import FORMS
 from rvdcomm.checkpoint.rules import Rules
 from rvdcomm.checkpoint.stored import Catalog, StoredTensor
-from rvdcomm.checkpoint.target import CONVERTED, Batch, Target
+from rvdcomm.checkpoint.target import CONVERTED, Target, TargetBatch
 from rvdcomm.errors import CheckpointError, LayoutError
 from rvdcomm.layout import ITEM_BYTES, NOT_SUMMED, check_summable, dtype_name
 from rvdcomm.text import quoted
@@ -31,7 +31,7 @@ class ReshardPlan:
 
     source: Catalog
     to: str
-    batches: tuple[Batch, ...]
+    batches: tuple[TargetBatch, ...]
     metadata: Mapping[str, str]
     unused_patterns: tuple[str, ...] = ()
 
@@ -211,7 +211,7 @@ def _dtype(tensor: StoredTensor, dtype: str | None) -> str:
     return wanted if tensor.dtype in CONVERTED else tensor.dtype
 
 
-def _batches(targets: Iterable[Target], to: str, max_file_bytes: int) -> tuple[Batch, ...]:
+def _batches(targets: Iterable[Target], to: str, max_file_bytes: int) -> tuple[TargetBatch, ...]:
     """Cut the tensors, in order of names, so that no rank's file exceeds ``max_file_bytes``.
 
     A tensor whose shard is larger has files of its own.
@@ -228,9 +228,9 @@ def _batches(targets: Iterable[Target], to: str, max_file_bytes: int) -> tuple[B
     return tuple(_batch(group, i, len(groups), to) for i, group in enumerate(groups))
 
 
-def _batch(group: list[Target], number: int, num_batches: int, to: str) -> Batch:
+def _batch(group: list[Target], number: int, num_batches: int, to: str) -> TargetBatch:
     # Large elements first: then every tensor starts at a multiple of its element's size.
     ordered = sorted(group, key=lambda t: (-ITEM_BYTES[t.dtype], t.name))
     ranks = sorted({rank for target in group for rank in target.layout.ranks})
     names = {rank: FORMS[to]().file_name(rank, number, num_batches) for rank in ranks}
-    return Batch(tuple(ordered), names)
+    return TargetBatch(tuple(ordered), names)

@@ -38,7 +38,7 @@ MAX_HEADER_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor of a file: its elements are in ``num_bytes`` bytes from ``start`` of the file."""
 
     dtype: str
@@ -51,7 +51,7 @@ class Entry:
 class Header:
     """What a file holds, by name, and what its writer noted."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     metadata: dict[str, str]
 
 
@@ -110,7 +110,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-def _entry(name: str, value: Any, data_start: int) -> Entry:
+def _entry(name: str, value: Any, data_start: int) -> TensorEntry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"tensor {quoted(name)} needs 'dtype', 'shape' and 'data_offsets'")
     code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -129,14 +129,14 @@ def _entry(name: str, value: Any, data_start: int) -> Entry:
             f"tensor {quoted(name)} {code} {shape} takes {num_bytes} bytes, its data_offsets "
             f"{quoted(offsets)} hold {quoted(end - begin)}"
         )
-    return Entry(DTYPES[code], tuple(shape), data_start + begin, num_bytes)
+    return TensorEntry(DTYPES[code], tuple(shape), data_start + begin, num_bytes)
 
 
 def _are_integers(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int for v in values)
 
 
-def _check_ranges(entries: Mapping[str, Entry], data_start: int, size: int) -> None:
+def _check_ranges(entries: Mapping[str, TensorEntry], data_start: int, size: int) -> None:
     """The format allows neither gaps nor overlaps, so the tensors end where the file does."""
     position = data_start
     for name, entry in sorted(entries.items(), key=lambda e: (e[1].start, e[1].num_bytes)):

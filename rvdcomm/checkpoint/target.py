@@ -82,7 +82,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TargetBatch:
     """Tensors whose shards go to one file a rank; these files are completed together."""
 
     targets: tuple[Target, ...]

@@ -1,14 +1,31 @@
 """The port model: the seconds and bytes of traffic, and the lower bound of any plan."""
 
 from rvdcomm.cost.bound import LevelBound, cost_of_levels, lower_bound
-from rvdcomm.cost.ports import Cost, StepCost, step_cost, total_cost
+from rvdcomm.cost.ports import (
+    Cost,
+    PortSecs,
+    StepCost,
+    Traffic,
+    busiest_bytes,
+    farthest_level,
+    port_secs,
+    step_cost,
+    total_cost,
+)
+from rvdcomm.cost.ticks import PortTicks
 
 __all__ = [
     "Cost",
     "LevelBound",
+    "PortSecs",
+    "PortTicks",
     "StepCost",
+    "Traffic",
+    "busiest_bytes",
     "cost_of_levels",
+    "farthest_level",
     "lower_bound",
+    "port_secs",
     "step_cost",
     "total_cost",
 ]

@@ -1,8 +1,8 @@
-"""Bound: what no plan can beat, under the same port model (derived in docs/bound.md).
+"""Bound: a lower bound on the cost of every plan, under the port model (derived in docs/bound.md).
 
-For a set C of ranks (one rank, one host, one rack), bytes into C are at least what its ranks need
-and none of them has. Where parts are summed, an element needs a known number of messages, however
-they are arranged. The time of a plan is at least the bytes through a port over its bandwidth.
+The bytes into a group of ranks (one rank, one host, one rack) are at least those that its ranks
+need and none of them has. Where parts are summed, each element takes at least a known number of
+messages. The time of a plan is at least the time that its busiest port takes for these bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rvdcomm.cost.ports import Cost
+from rvdcomm.cost.ports import Cost, PortSecs
 from rvdcomm.layout import Layout, Placement, Topology
 
 Mask = NDArray[np.bool_]
@@ -23,8 +23,8 @@ Counts = NDArray[np.int64]
 def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost:
     """A lower bound on every field of the cost of any plan from ``src`` to ``dst``.
 
-    ``secs`` and ``rounds`` count one round of the farthest level that must be crossed; more rounds
-    are needed in general, so with ``alpha_secs > 0`` the bound is not always reached.
+    ``secs`` and ``rounds`` contain one round of the farthest level that must be crossed. Most plans
+    need more rounds, so with ``alpha_secs > 0`` no plan may reach the bound.
     """
     atoms = _Atoms.of(src, dst)
     memory = {
@@ -39,16 +39,22 @@ def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -
 
 @dataclass(frozen=True, slots=True)
 class LevelBound:
-    """Elements through the ports of one level: the busiest, the busiest inwards, and all."""
+    """Elements through the ports of one level: at least this many, whatever the plan.
 
-    busiest: float
+    Attributes:
+        busiest: through the busiest port, in its busier direction.
+        busiest_in: into the busiest port.
+        total: into all ports together.
+    """
+
+    busiest: int
     busiest_in: int
     total: int
 
     @classmethod
     def of(cls, into: Counts, out_of: Counts, messages: int, num_homes: int) -> LevelBound:
-        """From what must enter and leave single homes, and what all homes must send together."""
-        # Whatever the plan, the messages of an element are spread over these ports at best.
+        """From the elements that must enter and leave each home, and the messages of all homes."""
+        # The busiest port has at least the average: at best, messages are spread over all ports.
         busiest_in = max(int(into.max()), -(-messages // num_homes))
         total = max(messages, int(into.sum()), int(out_of.sum()))
         return cls(max(busiest_in, int(out_of.max())), busiest_in, total)
@@ -58,27 +64,20 @@ def cost_of_levels(
     levels: Sequence[LevelBound], peak_elements: int, item_bytes: int, topology: Topology
 ) -> Cost:
     """The bound as a cost, from the bounds of all levels."""
-    secs = max(
-        bound.busiest * item_bytes / level.link.bytes_per_sec
-        for bound, level in zip(levels, topology.levels, strict=True)
-    )
-    farthest = max((i for i, bound in enumerate(levels) if bound.busiest), default=None)
-    # A message that must leave a group of this level may go any farther, if that is quicker.
-    alphas = [level.link.alpha_secs for level in topology.levels[farthest:]]
-    alpha_secs = 0.0 if farthest is None else min(alphas)
+    port_bytes = [bound.busiest * item_bytes for bound in levels]
     return Cost(
-        secs=secs + alpha_secs,
+        secs=PortSecs.of(topology).least(port_bytes, latency=0.0),
         wire_bytes=levels[0].total * item_bytes,
         host_bytes=levels[1].total * item_bytes if len(levels) > 1 else 0,
         peak_bytes=peak_elements * item_bytes,
-        rounds=0 if farthest is None else 1,
+        rounds=int(any(port_bytes)),
         recv_bytes=levels[0].busiest_in * item_bytes,
     )
 
 
 @dataclass(frozen=True)
 class _Atoms:
-    """The coarsest boxes that neither layout cuts: element counts, and masks of who holds which."""
+    """The coarsest boxes that no cut of either layout divides: their sizes and their holders."""
 
     sizes: NDArray[np.int64]
     cuts: tuple[tuple[int, ...], ...]
@@ -125,14 +124,14 @@ def _level_bound(
 def _into(has: Mask, wants: Mask) -> Counts:
     """[homes, atoms]: 1 where an element must enter a home."""
     if wants.shape[0] > 1:
-        # Which part of dst takes an element is free, so that no single home must be entered.
+        # Each src part may go to any part of dst, so no single home must be entered.
         return np.zeros(has.shape[1:], dtype=np.int64)
     missing: Counts = (wants[0] & ~has.all(axis=0)).astype(np.int64)
     return missing
 
 
 def _out_of(has: Mask, wants: Mask) -> Counts:
-    """[homes, atoms]: 1 where an element must leave a home: it alone has a part others want."""
+    """[homes, atoms]: 1 where an element must leave a home, which alone has a part of it."""
     if wants.shape[0] > 1:
         return np.zeros(has.shape[1:], dtype=np.int64)
     alone = (has & (has.sum(axis=1, keepdims=True) == 1)).any(axis=0)
@@ -142,13 +141,13 @@ def _out_of(has: Mask, wants: Mask) -> Counts:
 
 
 def _messages(has: Mask, wants: Mask) -> Counts:
-    """[atoms]: fewest messages between homes that one element needs, whatever the plan."""
+    """[atoms]: a lower bound on the messages between homes for one element."""
     num_src_parts, num_dst_parts = has.shape[0], wants.shape[0]
     if num_src_parts == 1:
         # Some part of dst takes the element, and each of its holders must have it.
         missing: Counts = (wants & ~has[0][None]).sum(axis=1).min(axis=0)
         return missing
-    # Homes that must meet before all parts are together: a home brings at most so many parts.
+    # Each home has at most so many parts; the homes that have all parts together must meet.
     brought = np.maximum(has.sum(axis=0).max(axis=0), 1)
     meeting: Counts = -(-num_src_parts // brought)
     if num_dst_parts > 1:
@@ -158,6 +157,6 @@ def _messages(has: Mask, wants: Mask) -> Counts:
     complete = has.all(axis=0)
     apart = ~(has.any(axis=0) & wants[0]).any(axis=0)
     summed: Counts = meeting - 1 + readers - 1 + apart
-    # Where some home has all parts from the start, nothing need meet: the others need it once each.
+    # Where some home has all parts from the start, each of the others needs one message.
     needed: Counts = np.where(complete.any(axis=0), (wants[0] & ~complete).sum(axis=0), summed)
     return needed

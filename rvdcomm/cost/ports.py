@@ -1,18 +1,103 @@
-"""Cost: what a plan takes under the port model, and the traffic that it is computed from.
+"""Ports: the time of a step, and the cost that the traffic of a plan's steps adds up to.
 
-A step's time is ``alpha * rounds + max over ports (bytes through the port / its bandwidth)``, with
-all groups of the step running at once; ports are full duplex, so the busier direction counts.
+All groups of a step run at once. Ports are full duplex, so the busier direction counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from rvdcomm.layout import Topology
 
 Traffic = Mapping[tuple[int, int], int]
 """Bytes from rank to rank: ``{(src_rank, dst_rank): bytes}``; a rank to itself is not traffic."""
+
+Time = TypeVar("Time", int, float)
+
+
+@dataclass(frozen=True)
+class PortTimes(ABC, Generic[Time]):
+    """The formula of the port model, in one unit of time: seconds or whole ticks.
+
+    ``a_round`` is the latency of a round, by the farthest level that it crosses. ``port_bytes``
+    are the bytes through the busiest port of every level, in one direction.
+
+    Source: docs/bound.md, "The model".
+    """
+
+    a_round: Sequence[Time]
+
+    @abstractmethod
+    def busy(self, port_bytes: Sequence[int]) -> list[Time]:
+        """How long the busiest port of every level takes for its bytes."""
+
+    def step(self, port_bytes: Sequence[int], rounds: int) -> Time:
+        """The time of a step: that of its busiest port, and its rounds one after another."""
+        farthest = farthest_level(port_bytes)
+        if farthest is None:
+            return 0
+        return max(self.busy(port_bytes)) + rounds * self.a_round[farthest]
+
+    def least(self, port_bytes: Sequence[int], latency: Time) -> Time:
+        """A lower bound on the time of all steps that bring at least these bytes into the ports.
+
+        ``latency`` is a lower bound on that of their rounds. If a level must be crossed, some round
+        crosses it or a level outside it, whichever has the least latency.
+        """
+        farthest = farthest_level(port_bytes)
+        if farthest is None:
+            return latency
+        return max(self.busy(port_bytes)) + max(latency, self.quickest_round(farthest))
+
+    def quickest_round(self, level: int) -> Time:
+        """The least latency of a round that crosses ``level``, and maybe levels outside it."""
+        return min(self.a_round[level:])
+
+
+def farthest_level(port_bytes: Sequence[int]) -> int | None:
+    """The outermost level whose ports bytes pass; None if nothing moves."""
+    return max((level for level, num_bytes in enumerate(port_bytes) if num_bytes), default=None)
+
+
+@dataclass(frozen=True)
+class PortSecs(PortTimes[float]):
+    """Ports in seconds."""
+
+    bytes_per_sec: Sequence[float]
+
+    @classmethod
+    def of(cls, topology: Topology) -> PortSecs:
+        """The ports of a topology."""
+        links = [level.link for level in topology.levels]
+        return cls([link.alpha_secs for link in links], [link.bytes_per_sec for link in links])
+
+    def busy(self, port_bytes: Sequence[int]) -> list[float]:
+        """How long the busiest port of every level takes for its bytes."""
+        return [n / rate for n, rate in zip(port_bytes, self.bytes_per_sec, strict=True)]
+
+
+def port_secs(port_bytes: Sequence[int], rounds: int, topology: Topology) -> float:
+    """The seconds of a step that puts these bytes through the busiest port of every level."""
+    return PortSecs.of(topology).step(port_bytes, rounds)
+
+
+def busiest_bytes(traffic: Traffic, topology: Topology) -> list[int]:
+    """Bytes through the busiest port of every level, in the direction that has more."""
+    busiest = []
+    for home in topology.homes:
+        into: dict[int, int] = {}
+        out_of: dict[int, int] = {}
+        for (src, dst), num_bytes in traffic.items():
+            a, b = home[src], home[dst]
+            if a != b:
+                out_of[a] = out_of.get(a, 0) + num_bytes
+                into[b] = into.get(b, 0) + num_bytes
+        busiest.append(max([0, *into.values(), *out_of.values()]))
+    return busiest
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +106,8 @@ class Cost:
 
     Attributes:
         secs: time under the port model, in seconds.
-        wire_bytes: bytes sent from a rank to another, all ranks together.
-        host_bytes: those of them that leave a host.
+        wire_bytes: bytes that are sent from one rank to another, summed over all ranks.
+        host_bytes: the part of ``wire_bytes`` that leaves a host.
         peak_bytes: memory of the rank that needs most: its src and dst shards and all buffers.
         rounds: messages one after another on the busiest rank, all steps together.
         recv_bytes: bytes that the busiest rank receives from other ranks.
@@ -38,7 +123,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """One step's share of a plan's cost."""
+    """One step's share of a plan's cost; ``recv_bytes`` are by receiving rank."""
 
     secs: float
     wire_bytes: int
@@ -48,45 +133,28 @@ class StepCost:
 
 
 def step_cost(traffic: Traffic, topology: Topology, rounds: int | None = None) -> StepCost:
-    """Price one step: ``rounds`` defaults to the partners of the rank that has most."""
-    num_levels = len(topology.levels)
-    port_bytes: list[dict[tuple[int, str], int]] = [{} for _ in range(num_levels)]
-    partners: dict[tuple[int, str], int] = {}
-    recv_bytes: dict[int, int] = {}
-    farthest = wire_bytes = host_bytes = 0
-    for (src, dst), num_bytes in traffic.items():
-        if src == dst or num_bytes == 0:
-            continue
-        distance = topology.distance(src, dst)
-        farthest = max(farthest, distance)
-        wire_bytes += num_bytes
-        host_bytes += num_bytes if distance > 1 else 0
-        recv_bytes[dst] = recv_bytes.get(dst, 0) + num_bytes
-        for end in ((src, "out"), (dst, "in")):
-            partners[end] = partners.get(end, 0) + 1
-        for level in range(distance):
-            home, ports = topology.homes[level], port_bytes[level]
-            for port in ((home[src], "out"), (home[dst], "in")):
-                ports[port] = ports.get(port, 0) + num_bytes
-    if not wire_bytes:
+    """Price one step; ``rounds`` defaults to the partners of the rank that has most of them."""
+    sent = {pair: n for pair, n in traffic.items() if n and pair[0] != pair[1]}
+    if not sent:
         return StepCost(0.0, 0, 0, 0, {})
-    rounds = max(partners.values()) if rounds is None else rounds
-    busiest = max(
-        max(ports.values()) / level.link.bytes_per_sec
-        for level, ports in zip(topology.levels, port_bytes, strict=True)
-        if ports
+    host_bytes = sum(
+        n for host in topology.homes[1:2] for (a, b), n in sent.items() if host[a] != host[b]
     )
-    alpha_secs = topology.levels[farthest - 1].link.alpha_secs
-    return StepCost(alpha_secs * rounds + busiest, wire_bytes, host_bytes, rounds, recv_bytes)
+    recv_bytes: dict[int, int] = {}
+    for (_, dst), num_bytes in sent.items():
+        recv_bytes[dst] = recv_bytes.get(dst, 0) + num_bytes
+    if rounds is None:
+        rounds = max(max(Counter(ends).values()) for ends in zip(*sent, strict=True))
+    secs = port_secs(busiest_bytes(sent, topology), rounds, topology)
+    return StepCost(secs, sum(sent.values()), host_bytes, rounds, recv_bytes)
 
 
 def total_cost(steps: Iterable[StepCost], peak_bytes: int) -> Cost:
     """Add up steps that run one after another."""
     steps = list(steps)
-    recv_bytes: dict[int, int] = {}
+    recv_bytes: Counter[int] = Counter()
     for step in steps:
-        for rank, num_bytes in step.recv_bytes.items():
-            recv_bytes[rank] = recv_bytes.get(rank, 0) + num_bytes
+        recv_bytes.update(step.recv_bytes)
     return Cost(
         secs=sum(step.secs for step in steps),
         wire_bytes=sum(step.wire_bytes for step in steps),

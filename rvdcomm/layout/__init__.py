@@ -19,6 +19,7 @@ from rvdcomm.layout.layout import (
     chunk_cuts,
     parse_ranges,
     ranges_text,
+    widest_pieces,
 )
 from rvdcomm.layout.link import Link
 from rvdcomm.layout.placement import Holding, Placement
@@ -63,4 +64,5 @@ __all__ = [
     "merged",
     "parse_ranges",
     "ranges_text",
+    "widest_pieces",
 ]

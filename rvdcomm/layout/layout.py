@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -42,6 +43,11 @@ def balanced_cuts(size: int, count: int) -> tuple[int, ...]:
     """Cut points of ``numpy.array_split``: the first ``size % count`` pieces are one larger."""
     piece, extra = divmod(size, count)
     return tuple(i * piece + min(i, extra) for i in range(count + 1))
+
+
+def widest_pieces(cuts: Cuts) -> tuple[int, ...]:
+    """The extent of the widest piece along every dim."""
+    return tuple(max(high - low for low, high in pairwise(cut)) for cut in cuts)
 
 
 CUT_RULES = {"chunk": chunk_cuts, "balanced": balanced_cuts}
@@ -122,6 +128,11 @@ class Layout:
             size % count == 0 and cut == chunk_cuts(size, count)
             for size, count, cut in zip(self.shape, self.rvd.d, self.cuts, strict=True)
         )
+
+    @property
+    def largest_shard(self) -> int:
+        """Elements of the largest shard."""
+        return prod(widest_pieces(self.cuts))
 
     @cached_property
     def _hash(self) -> int:

@@ -40,7 +40,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LevelRuns:
     """A level whose groups are runs of ``size`` ranks one after another, from rank ``first``."""
 
     first: int
@@ -67,11 +67,11 @@ class Run:
         return first if is_equal else None
 
 
-def _run_of(groups: tuple[tuple[int, ...], ...]) -> Run | None:
+def _run_of(groups: tuple[tuple[int, ...], ...]) -> LevelRuns | None:
     if not groups or not groups[0]:
         return None
     first, size = groups[0][0], len(groups[0])
-    run = Run(first, size, len(groups))
+    run = LevelRuns(first, size, len(groups))
     starts = range(first, first + size * len(groups), size)
     is_run = all(
         group == tuple(range(start, start + size))
@@ -169,7 +169,7 @@ class Topology:
         )
 
     @cached_property
-    def runs(self) -> tuple[Run, ...] | None:
+    def runs(self) -> tuple[LevelRuns, ...] | None:
         """Every level as runs of ranks; None if the groups of a level are no equal runs."""
         runs = tuple(_run_of(level.groups) for level in self.levels)
         return None if None in runs else tuple(run for run in runs if run is not None)

@@ -12,12 +12,22 @@ row-major order. Partial sums are reduced over scratch digits without a pack, wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-from rvdcomm.layout import Box, Cuts, Holding, Layout, Placement, Topology, balanced_cuts, merged
+from rvdcomm.layout import (
+    Box,
+    Cuts,
+    Holding,
+    Layout,
+    Placement,
+    Topology,
+    balanced_cuts,
+    merged,
+    widest_pieces,
+)
 from rvdcomm.planning.factors import (
     Factor,
     Numbering,
@@ -91,6 +101,12 @@ class Grid:
         return tuple(sorted([self.ranks[p] for p in positions]))
 
     @cached_property
+    def outer_axes(self) -> tuple[tuple[int, ...], ...]:
+        """For every level of the topology, the axes that tell its groups apart."""
+        axes = list(enumerate(self.axes))
+        return tuple(tuple(a for a, axis in axes if axis.stride >= block) for block in self.blocks)
+
+    @cached_property
     def _positions(self) -> dict[int, int]:
         return {rank: i for i, rank in enumerate(self.ranks)}
 
@@ -147,6 +163,16 @@ class Binding:
         cuts = zip(grid.shape, grid.cuts, strict=True)
         atom = prod(size // (len(cut) - 1) for size, cut in cuts)
         return grid.is_even and atom % prod(grid.axes[a].size for a in self.scratch_order) == 0
+
+    @property
+    def padded_elements(self) -> int:
+        """Elements of the tensor if all pieces, scratch pieces too, were as large as the largest.
+
+        Several pieces of a cell are written one after another, each cut by the same scratch digits.
+        """
+        num_scratch = prod(self.grid.axes[a].size for a in self.scratch_order)
+        largest = -(-prod(widest_pieces(self.grid.cuts)) // num_scratch) * num_scratch
+        return largest * prod(len(cut) - 1 for cut in self.grid.cuts)
 
     def boxes(self, value: Mapping[int, int]) -> tuple[Box, ...]:
         """The boxes whose bound digits have these values, merged, none of them empty."""
@@ -210,10 +236,6 @@ class Binding:
         ]
         indices = (_mixed_radix(index, sizes) for index in product(*choices))
         return [box for i in indices for box in atom.flat_range(cuts[i], cuts[i + 1])]
-
-    def with_scratch_order(self, order: tuple[int, ...]) -> Binding:
-        """The same targets, with scratch cuts nested in this order of axes."""
-        return replace(self, scratch_order=order)
 
     def __str__(self) -> str:
         """Counts as in RVD; ``*n`` is a strided cut, ``F(n)`` a flat cut of every box."""

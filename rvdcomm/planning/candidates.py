@@ -1,11 +1,15 @@
-"""Candidates: paths between two layouts of which one is the best known.
+"""Candidates: the paths between two layouts among which a plan is chosen.
 
-Regular pairs over one rank set are searched as bindings (``search.py``). All other pairs (ragged
-cuts that do not nest, groups that differ, overlap in part or are disjoint) are an exchange between
-two planes: the src group may first sum its parts over flat pieces, the dst group may take flat
-pieces and gather its replicas; and where only the cuts differ, the smaller group may change to the
-other's, so that a rank meets few of the other group. The direct exchange is always a candidate, so
-every pair has a plan.
+Regular pairs over one rank set are searched as bindings (``search.py``). For all other pairs (cuts
+that do not nest, groups that differ, overlap in part or are disjoint) one exchange leads from the
+src group to the dst group, with these choices:
+
+- before it, the src group sums its parts over flat pieces;
+- after it, the dst group, which received flat pieces, gathers its replicas;
+- where only the cuts differ, the smaller group first takes the cuts of the larger one, so that each
+  rank exchanges with few ranks of the other group.
+
+The direct exchange is always a candidate, so every pair has a plan.
 """
 
 from __future__ import annotations
@@ -66,9 +70,10 @@ def _across_planes(src: Layout, dst: Layout, num_bytes: int, topology: Topology)
 def _recut(
     src: Layout, dst: Layout, num_bytes: int, topology: Topology
 ) -> Iterator[tuple[_PlanePath, _PlanePath]]:
-    """The smaller group has the other's cuts on its side of the exchange.
+    """The smaller group changes to the other group's cuts, before or after the exchange.
 
-    The same bytes cross, in a few large messages instead of one for every pair of ranks.
+    As many bytes cross between the groups, but in a few large messages instead of one for every
+    pair of ranks.
     """
     if src.rvd.v * src.rvd.r * dst.rvd.v * dst.rvd.r > 1 or not (src.is_even and dst.is_even):
         return
@@ -101,7 +106,7 @@ def _stay(layout: Layout) -> _PlanePath:
 
 
 def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
-    """Before the exchange parts may be summed, with or without the replicas sharing the work."""
+    """Before the exchange: nothing, or parts are summed, by all replicas together or by each."""
     yield _stay(layout)
     pair = refine(layout, layout, topology)
     if pair is None or layout.rvd.v == 1:
@@ -111,7 +116,7 @@ def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_Plan
 
 
 def _tails(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
-    """After the exchange replicas may be gathered: all of them, or those inside a host."""
+    """After the exchange: nothing, or replicas are gathered: all, or those of each host."""
     yield _stay(layout)
     pair = refine(layout, layout, topology)
     if pair is None or layout.rvd.r == 1:
@@ -127,7 +132,7 @@ def _plane_path(src: Binding, dst: Binding, num_bytes: int, topology: Topology) 
 
 
 def _scratched(binding: Binding, choices: list[tuple[int, ...]]) -> Iterator[Targets]:
-    """Targets with axes of the chosen roles moved to their scratch digits, below every level."""
+    """Targets whose axes of the chosen roles, inside the groups of a level, take scratch digits."""
     grid = binding.grid
     seen = {binding.targets}
     for roles in choices:

@@ -214,7 +214,7 @@ def _pieces(cut: Sequence[int], low: int, high: int) -> range:
     )
 
 
-class Blocks:
+class CommonBlocks:
     """Blocks: boxes that no cell of either side crosses, so that no byte moves between them."""
 
     def __init__(self, src: Cuts, dst: Cuts) -> None:

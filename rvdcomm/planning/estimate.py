@@ -1,45 +1,43 @@
-"""Estimate: what a path will take, so that the best of several candidates is known.
+"""Estimate: the time of candidate paths before any of them is lowered.
 
-In closed form where shards are equally large, whatever the number of ranks; else counted in moves:
-the same bytes as the program's, and much cheaper to get.
+Steps between equal shards have a formula, for any number of ranks. Other steps are counted move by
+move, which gives the bytes of the program without lowering it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 from math import prod
 
 from rvdcomm.cost import step_cost
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.planning.binding import Binding, Grid
-from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.planning.primitives import RebindPricer
 from rvdcomm.planning.transfer import transfer_cost
 
 MAX_COUNTED_RANKS = 64
-"""Beyond, counting the moves of one exchange takes seconds."""
+"""On more ranks, counting the moves of one exchange takes seconds."""
 
 SIGNIFICANT_DIGITS = 9
-"""Times tie within a billionth."""
+"""Times that differ by less than a billionth tie."""
 
 
 class Estimator:
-    """Prices paths on one topology; steps that paths share are priced once."""
+    """Prices paths on one topology; a step that several paths share is priced once."""
 
     def __init__(self, topology: Topology, item_bytes: int) -> None:
         self.topology, self.item_bytes = topology, item_bytes
-        # Steps and grids by identity: to compare them takes as long as to price them. Values are
-        # kept beside what they are of, so that no identity is used twice.
+        # Keys are identities: comparing two steps takes as long as pricing one. Each value holds
+        # its step or grid, so that no identity is used again while it is a key.
         self._costs: dict[int, tuple[Step, tuple[float, int] | None]] = {}
         self._pricers: dict[int, RebindPricer] = {}
 
     def cheapest_first(self, paths: list[Path]) -> list[Path]:
-        """Candidates by time, rounds and steps; then in the order in which they are named.
+        """Candidates by time, rounds and steps; equal ones stay in the order given.
 
-        In a large world those that only counting can price come last, if there are others; of
-        unequal shards, those that the search found come first as it found them.
+        On many ranks, candidates without a formula are not counted. They come last; if no candidate
+        has a formula, those without a direct exchange come first.
         """
         priced, rest = paths, list[Path]()
         if len(paths[0].ranks) > MAX_COUNTED_RANKS:
@@ -86,21 +84,11 @@ class Estimator:
         return self._pricers[id(grid)]
 
     def counted(self, step: Step) -> tuple[float, int]:
-        costs = [
-            step_cost(_traffic(moves, self.item_bytes), self.topology)
-            for moves in step.moves(self.topology)
-        ]
+        traffic = step.traffic(self.topology, self.item_bytes)
+        costs = [step_cost(leg, self.topology) for leg in traffic]
         return sum(cost.secs for cost in costs), sum(cost.rounds for cost in costs)
 
 
 def _is_exchanged(path: Path) -> bool:
     """Whether some step is an exchange among all ranks."""
     return any(step.direct for step in path.steps)
-
-
-def _traffic(moves: Iterable[Move], item_bytes: int) -> dict[tuple[int, int], int]:
-    traffic: dict[tuple[int, int], int] = {}
-    for move in moves:
-        pair = (move.src_rank, move.dst_rank)
-        traffic[pair] = traffic.get(pair, 0) + move.box.num_elements * item_bytes
-    return traffic

@@ -24,7 +24,7 @@ class Move:
     box: Box
 
 
-_Holding = tuple[Key, int]
+_HoldingKey = tuple[Key, int]
 """(key, part): what the ranks of ``Cells.holders`` hold."""
 
 
@@ -43,8 +43,8 @@ class Exchange:
 
     def __init__(self, src: Cells, dst: Cells, topology: Topology) -> None:
         self.src, self.dst, self.topology = src, dst, topology
-        self._takers: dict[Key, dict[_Holding, int]] = {}
-        self._shares: dict[_Holding, list[Move]] = {}
+        self._takers: dict[Key, dict[_HoldingKey, int]] = {}
+        self._shares: dict[_HoldingKey, list[Move]] = {}
 
     def into(self, rank: int) -> list[Move]:
         """What ``rank`` takes, from itself too, sorted."""
@@ -52,7 +52,7 @@ class Exchange:
             return []
         key, own_part = self.dst.key(rank), self.dst.part(rank)
         moves: list[Move] = []
-        shared: set[_Holding] = set()
+        shared: set[_HoldingKey] = set()
         for theirs, box in self._overlaps(self.src, self.dst.boxes(key)):
             for part in self.src.parts:
                 if self._taker(key, (theirs, part)) != own_part:
@@ -92,13 +92,13 @@ class Exchange:
                     if common is not None:
                         yield key, common
 
-    def _needs(self, holding: _Holding) -> Iterator[tuple[int, Box]]:
+    def _needs(self, holding: _HoldingKey) -> Iterator[tuple[int, Box]]:
         """Every reader of a holding, and what it takes; holders too, that have it already."""
         for key, box in self._overlaps(self.dst, self.src.boxes(holding[0])):
             for reader in self.dst.holders(key, self._taker(key, holding)):
                 yield reader, box
 
-    def _taker(self, key: Key, holding: _Holding) -> int:
+    def _taker(self, key: Key, holding: _HoldingKey) -> int:
         """The dst part of cell ``key`` that adds the src part of ``holding``."""
         parts = self.dst.parts
         if len(parts) == 1:
@@ -107,14 +107,14 @@ class Exchange:
             self._takers[key] = self._assigned(key)
         return self._takers[key][holding]
 
-    def _assigned(self, key: Key) -> dict[_Holding, int]:
+    def _assigned(self, key: Key) -> dict[_HoldingKey, int]:
         """Each src holding goes to one dst part: most holders in common, then least taken."""
         sizes: dict[Key, int] = {}
         for theirs, box in self._overlaps(self.src, self.dst.boxes(key)):
             sizes[theirs] = sizes.get(theirs, 0) + box.num_elements
         readers = {part: set(self.dst.holders(key, part)) for part in self.dst.parts}
         num_taken = dict.fromkeys(self.dst.parts, 0)
-        out: dict[_Holding, int] = {}
+        out: dict[_HoldingKey, int] = {}
         for part in self.src.parts:
             for theirs in sorted(sizes):
                 holders = set(self.src.holders(theirs, part))
@@ -125,13 +125,13 @@ class Exchange:
 
     # --- who serves whom ------------------------------------------------------------------------
 
-    def _shared(self, holding: _Holding) -> list[Move]:
+    def _shared(self, holding: _HoldingKey) -> list[Move]:
         """Moves that serve the needs of one holding of several ranks."""
         if holding not in self._shares:
             self._shares[holding] = list(self._served(holding))
         return self._shares[holding]
 
-    def _served(self, holding: _Holding) -> Iterator[Move]:
+    def _served(self, holding: _HoldingKey) -> Iterator[Move]:
         holders = self.src.holders(*holding)
         own = frozenset(holders)
         near = [

@@ -1,17 +1,15 @@
-"""The graph of the search: which bindings are one step away, and how far the goal is at least.
+"""Graphs of the search: which bindings are one step away from a state, and a bound on the rest.
 
-A state is a binding's targets. Two graphs have one face (``start``, ``is_goal``, ``bound``,
-``successors``):
+A state is a binding's targets. There are two graphs:
 
-``ThoroughGraph`` is for pairs of which few axes are free to move. It names every step that a
-formula prices; tests/planning/test_search.py compares its paths with brute force, and names the
-known pairs whose path is dearer.
+``ThoroughGraph`` is for pairs with few axes that may move. It has every step that a formula prices.
+tests/planning/test_search.py compares its paths with brute force, and names the known pairs whose
+path costs more than the cheapest.
 
-``LeanGraph`` is for all others, and is a heuristic: it leaves out steps that are seldom needed, so
-that few states look equally good (ADR 8 has a pair whose path is 3.3 times dearer for it). What is
-free is done at once, and an axis whose goal is V may end anywhere, since a mask from there is free.
-Its bound therefore knows more: what V leaves has to be summed, and what is gathered has to be
-received, round by round.
+``LeanGraph`` is for all other pairs, and is a heuristic: it leaves out steps that are seldom needed
+(ADR 8 has a pair whose path costs 3.3 times as much for that reason). Free steps are taken at once.
+An axis whose goal is V may end in any state, since a mask from there is free. With fewer paths, the
+bound on the rest of a path is higher, and the search visits fewer states (docs/bound.md).
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from rvdcomm.planning.factors import R, V
 from rvdcomm.planning.primitives import RebindPricer, Targets
+from rvdcomm.planning.search_bound import least_of_any, least_of_kept
 
 MAX_THOROUGH_AXES = 3
 """Up to this many free axes a search is thorough; beyond, that costs milliseconds."""
@@ -33,8 +32,8 @@ Units = list[tuple[int, ...]]
 class Graph(ABC):
     """States between the bindings ``src`` and ``dst``; costs are those of ``pricer``.
 
-    Axes may move in any set of ``units``; the fewer ``coarse_units``, if there are any, give a good
-    path soon.
+    A step moves any set of ``units``. ``coarse_units``, where there are any, are fewer: a first
+    search with them finds a good path quickly.
     """
 
     def __init__(self, src: Targets, dst: Targets, pricer: RebindPricer) -> None:
@@ -46,31 +45,34 @@ class Graph(ABC):
 
     @abstractmethod
     def is_goal(self, state: Targets) -> bool:
-        """Whether nothing is left to do but what is free."""
+        """Whether only free steps are left."""
 
     @abstractmethod
     def bound(self, state: Targets) -> tuple[int, int]:
-        """Ticks and rounds that every path from ``state`` to a goal takes at least."""
+        """A lower bound on the ticks and the rounds of every path from ``state`` to a goal."""
 
     @abstractmethod
     def successors(self, state: Targets, units: Units) -> Iterator[Targets]:
-        """States one step away that move whole units; their order depends on the axes alone."""
+        """The states one step away, if whole units move; their order depends on the axes alone."""
 
     @staticmethod
     def _subsets(units: Units, may_move: Sequence[bool]) -> Iterator[tuple[int, ...]]:
-        """Axes of every set of units all of whose axes may move, in the order of binary numbers."""
+        """The axes of every set of units that may move, in the order of binary numbers.
+
+        A unit may move if all its axes may.
+        """
         units = [unit for unit in units if all(may_move[a] for a in unit)]
         for chosen in range(1, 1 << len(units)):
             yield tuple(a for i, unit in enumerate(units) if chosen >> i & 1 for a in unit)
 
     def _size(self, target: int) -> int:
-        """Size of a digit; of a scratch digit, 0: it belongs to one axis alone."""
+        """Size of a digit; 0 for a scratch digit, which only its own axis can be bound to."""
         return self.pricer.grid.digits[target].size if target < self.num_digits else 0
 
     def _displace(self, state: Targets, changes: Changes, holders: Iterable[int]) -> list[int]:
-        """Give holders of a digit that ``changes`` wants one that it leaves, of the same size.
+        """Move axes away from the digits that ``changes`` binds, to digits of equal size it frees.
 
-        Returns the holders that found none.
+        Returns those of ``holders`` for which there is no such digit.
         """
         wanted = {t for t in changes.values() if t >= 0}
         left = [state[a] for a in changes if state[a] >= 0 and state[a] not in wanted]
@@ -90,8 +92,8 @@ def graph_between(src: Targets, dst: Targets, pricer: RebindPricer) -> Graph:
     free = [
         a
         for a, (s, t) in enumerate(zip(src, dst, strict=True))
-        # An axis that keeps a digit has no reason to move; a replica may share work meanwhile, and
-        # where there are few axes a part may be summed near by and masked again.
+        # An axis that keeps its digit need not move. A replica may take a share of the work in
+        # between. Where there are few axes, parts may be summed on a near level and masked again.
         if s != t or s == R or (s == V and len(src) <= MAX_THOROUGH_AXES)
     ]
     if len(free) <= MAX_THOROUGH_AXES:
@@ -118,8 +120,8 @@ class ThoroughGraph(Graph):
         return state == self.dst
 
     def bound(self, state: Targets) -> tuple[int, int]:
-        """What any plan must move between groups, and one round."""
-        return self.pricer.bound_ticks(state, self.dst), 0
+        """The bytes that any plan must move between groups, and one round."""
+        return least_of_any(self.pricer, state, self.dst), 0
 
     def successors(self, state: Targets, units: Units) -> Iterator[Targets]:
         """Rules for sets of axes; one step that moves all bytes; single axes to any digit."""
@@ -140,7 +142,7 @@ class ThoroughGraph(Graph):
                 yield dict.fromkeys(axes, R)
             if all(state[a] in (R, V) for a in axes):
                 yield {a: grid.scratch(a) for a in axes}
-        # Axes whose goal is V become replicas, all others go to their goals: masks then end it.
+        # Axes whose goal is V become replicas, all others go to their goals; a mask is then last.
         yield {a: R if t == V != state[a] else t for a, t in enumerate(goal)}
         yield dict(enumerate(goal))
         for (a,) in units:
@@ -153,34 +155,33 @@ class ThoroughGraph(Graph):
 
 
 class LeanGraph(Graph):
-    """Axes go to their goals, to R or to scratch digits; what is free is done at once.
+    """Axes go to their goals, to R or to scratch digits; free steps are taken at once.
 
-    An axis is *masked* if it leaves R or a digit for V. Until the mask at the end it shares work
-    where it may: as a replica it is cut by its scratch digit, and whoever wants its digit gets it
-    for one that it leaves.
+    An axis is *masked* if its goal is V and it is not V in ``src``. The mask is the last step.
+    Before it, the axis takes a share of the work: as a replica it is cut by its scratch digit. If
+    another axis needs its digit, it takes the digit that this axis leaves.
     """
 
     def __init__(self, src: Targets, dst: Targets, pricer: RebindPricer) -> None:
         super().__init__(src, dst, pricer)
         grid, axes = pricer.grid, range(len(src))
         self.is_masked = [dst[a] == V != src[a] for a in axes]
-        self.axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         sliced = {a: grid.scratch(a) for a in axes if self.is_masked[a] and src[a] == R}
         self.start = self._closed(_with(src, sliced))
         self.units = [
             (a,)
             for a, (s, t) in enumerate(zip(self.start, dst, strict=True))
             # A masked axis moves only if its digit is wanted.
-            if (s in self.axis_of if self.is_masked[a] else s != t or s == R)
+            if (s >= 0 and s in dst if self.is_masked[a] else s != t or s == R)
         ]
         self.coarse_units = self._alike()
 
     def is_goal(self, state: Targets) -> bool:
-        """Whether all but masked axes are where they should be."""
+        """Whether all axes that are not masked are at their goals."""
         return all(m or s == t for m, s, t in zip(self.is_masked, state, self.dst, strict=True))
 
     def _alike(self) -> Units:
-        """The free axes, those of one level that were and are to be the same in one unit each."""
+        """The free axes; those of one level with the same start and the same goal are one unit."""
         units: dict[tuple[int, ...], list[int]] = {}
         for (a,) in self.units:
             # Digits are all alike.
@@ -197,7 +198,7 @@ class LeanGraph(Graph):
         )
 
     def successors(self, state: Targets, units: Units) -> Iterator[Targets]:
-        """By every rule, every set of the axes that it says something new for."""
+        """Every rule, for every set of axes for which no rule before it gives the same state."""
         goal, scratch = self.dst, self.pricer.grid.scratch
         is_away = [s != t and not m for s, t, m in zip(state, goal, self.is_masked, strict=True)]
         for axes in self._subsets(units, is_away):
@@ -205,7 +206,7 @@ class LeanGraph(Graph):
         for axes in self._subsets(
             units, [away and s >= 0 for away, s in zip(is_away, state, strict=True)]
         ):
-            # Where all goals are R this is the rule above.
+            # If all goals are R, the rule above gives the same state.
             if any(goal[a] != R for a in axes):
                 yield from self._fresh(state, dict.fromkeys(axes, R))
         is_free = [s < 0 and not m for s, m in zip(state, self.is_masked, strict=True)]
@@ -232,68 +233,5 @@ class LeanGraph(Graph):
             yield successor
 
     def bound(self, state: Targets) -> tuple[int, int]:
-        """Bytes into the groups of the level that needs most time for them, and all rounds."""
-        busiest, farthest = self.pricer.busiest(self._entering_bytes(state))
-        ticks, rounds = self._rounds(state)
-        if farthest is None:
-            return ticks, rounds
-        # A message that must leave a group of this level may go any farther, if that is quicker.
-        once = min(self.pricer.scale.ticks_a_round[farthest:])
-        return busiest + max(ticks, once), max(rounds, 1)
-
-    def _entering_bytes(self, state: Targets) -> list[int]:
-        """Bytes that must enter a group of every level, times the square of the rank count.
-
-        Groups that masked axes tell apart may share what they need, whoever gets it; so they are
-        taken as one, and the bytes as spread over them. See ``RebindPricer.union_bytes``.
-        """
-        square, out = self.pricer.scale.square, []
-        for outer in self.pricer.outer_axes:
-            need = groups = missing = sharing = summed = kept = dst_r = 1
-            for a in outer:
-                k, s, t = self.pricer.sizes[a], state[a], self.dst[a]
-                groups *= k
-                if self.is_masked[a]:
-                    sharing *= k
-                    continue
-                if t == R:
-                    dst_r *= k
-                elif t >= 0:
-                    need *= k
-                if s == V:
-                    summed *= k if t != V else 1
-                    kept *= k if t == V else 1
-                elif s >= 0 and s != t:
-                    missing *= k if self.axis_of.get(s) not in outer else 0
-            units = square // need - (square // (need * missing) if missing else 0)
-            if summed > 1:
-                units = square // need
-                # Source: docs/bound.md, messages an element, once for each part that is kept.
-                messages = square // groups * kept * (summed + dst_r - 2)
-                units = max(units, messages * sharing)
-            out.append(self.pricer.num_bytes * (units // sharing))
-        return out
-
-    def _rounds(self, state: Targets) -> tuple[int, int]:
-        """Ticks of the rounds that are needed, whatever the bytes, and how many there are.
-
-        Axes that leave V, and digits that nobody is to hold, have a partner a round: a step that
-        takes several of them has at least as many rounds as steps that take one each.
-        """
-        ticks_a_round = self.pricer.scale.ticks_a_round
-        num_levels = len(ticks_a_round)
-        nearest = [min(ticks_a_round[level:]) for level in range(num_levels)]
-        ticks = rounds = in_place = lost = farthest = 0
-        for a, (s, t) in enumerate(zip(state, self.dst, strict=True)):
-            if self.is_masked[a] or s == t:
-                continue
-            partners, once = self.pricer.sizes[a] - 1, nearest[self.pricer.levels[a]]
-            if s == V:
-                ticks += partners * once
-                rounds += partners
-            elif s >= 0 and s not in self.axis_of:
-                in_place += partners * once
-                lost += partners
-                farthest = max(farthest, once)
-        # Digits are gathered where they are, or brought near in one round and gathered there.
-        return ticks + min(in_place, lost * nearest[0] + farthest), rounds + lost
+        """A bound on the paths of this graph; other plans may take less."""
+        return least_of_kept(self.pricer, state, self.dst, self.is_masked)

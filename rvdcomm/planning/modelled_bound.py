@@ -1,14 +1,16 @@
-"""Modelled bound: what no plan can beat, by formula, in time that grows with the ranks.
+"""Modelled bound: the lower bound of regular pairs by formula, in time that grows with the ranks.
 
-The bound is that of ``bound.py``. There masks say which homes have and want which elements; here,
-for regular pairs, a home is a value of the axes outside it, and what it has or wants is known from
-what those are bound to (tests/plans/test_modelled.py: both are equal where shards are). Where
-pieces are unequal all are taken to be as small as the smallest, which keeps it a bound.
+It is the bound of ``rvdcomm/cost/bound.py``, which counts elements with masks of all groups. Here
+a group (a *home*) is a value of the axes outside it, and the bindings of these axes tell what it
+has and wants. Both bounds are equal where shards are equal (tests/plans/test_modelled.py).
+Otherwise all pieces are taken to be as small as the smallest, which can only lower the bound.
+
+Source: docs/bound.md, "By formula".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -24,10 +26,10 @@ Counts = NDArray[np.int64]
 
 
 def modelled_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost | None:
-    """``lower_bound`` by formula; None where there is none.
+    """``lower_bound`` by formula; None where the formula does not hold.
 
-    There is one for regular pairs on one group, and for regular layouts on two groups whose ranks
-    are all equally far apart.
+    It holds for regular pairs on one group, and for regular layouts on two groups if all pairs of
+    ranks are equally far apart.
     """
     if src.span is not None and src.span == dst.span:
         levels = _in_group(src, dst, topology)
@@ -35,7 +37,7 @@ def modelled_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology
         levels = _between_groups(src, dst, topology)
     if levels is None:
         return None
-    shards = [prod(int(np.diff(cut).max(initial=0)) for cut in x.cuts) for x in (src, dst)]
+    shards = src.largest_shard, dst.largest_shard
     is_sum = src.span == dst.span and src.is_even and dst.is_even
     return cost_of_levels(levels, sum(shards) if is_sum else max(shards), item_bytes, topology)
 
@@ -47,9 +49,10 @@ def _least_elements(binding: Binding) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Outer:
-    """The axes of one side that tell the homes of a level apart, by what they are bound to.
+    """What the homes of a level have, or want, by the bindings of the axes outside them.
 
-    ``r`` homes have or want the same, ``v`` homes have a part each, ``size`` is what one has.
+    ``r`` homes have the same elements, ``v`` homes have one part each of the same elements, and
+    ``size`` is the number of elements of one home.
     """
 
     r: int
@@ -64,12 +67,6 @@ class _Outer:
         return cls(counts[R], counts[V], num_elements // counts[0])
 
 
-def _outer_axes(binding: Binding) -> list[list[int]]:
-    """For every level, the axes that tell its groups apart."""
-    axes = list(enumerate(binding.grid.axes))
-    return [[a for a, axis in axes if axis.stride >= block] for block in binding.grid.blocks]
-
-
 # --- one group ----------------------------------------------------------------------------------
 
 
@@ -79,7 +76,7 @@ def _in_group(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] 
         return None
     size = _least_elements(pair[0])
     levels = []
-    for axes, block in zip(_outer_axes(pair[0]), pair[0].grid.blocks, strict=True):
+    for axes, block in zip(pair[0].grid.outer_axes, pair[0].grid.blocks, strict=True):
         has, wants = (_Outer.of(binding, axes, size) for binding in pair)
         common = _common(*pair, axes, block, size)
         into = wants.size - (common if has.v == 1 else np.zeros_like(common))
@@ -106,8 +103,8 @@ def _in_group(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] 
     return levels
 
 
-def _common(src: Binding, dst: Binding, axes: list[int], block: int, size: int) -> Counts:
-    """[homes]: elements that a home both has some part of and wants."""
+def _common(src: Binding, dst: Binding, axes: Sequence[int], block: int, size: int) -> Counts:
+    """[homes]: the elements that a home wants and has some part of."""
     grid = src.grid
     position = np.arange(0, len(grid.ranks), block)
     holder = {src.targets[a]: a for a in axes if src.targets[a] >= 0}
@@ -122,8 +119,11 @@ def _common(src: Binding, dst: Binding, axes: list[int], block: int, size: int) 
     return np.where(is_met, size // share, 0)
 
 
-def _meeting_share(src: Binding, dst: Binding, axes: list[int]) -> int:
-    """One of how many elements may be had and wanted by one home: all digits of an axis agree."""
+def _meeting_share(src: Binding, dst: Binding, axes: Sequence[int]) -> int:
+    """For one element in how many there is a home that wants it and has some part of it.
+
+    Such an element has equal values in the two digits that an axis is bound to in src and in dst.
+    """
     root: dict[int, int] = {}
 
     def find(t: int) -> int:
@@ -153,7 +153,9 @@ def _between_groups(src: Layout, dst: Layout, topology: Topology) -> list[LevelB
     a, b = sides[0][0], sides[1][0]
     size = min(_least_elements(a), _least_elements(b))
     levels = []
-    for i, (src_axes, dst_axes) in enumerate(zip(_outer_axes(a), _outer_axes(b), strict=True)):
+    for i, (src_axes, dst_axes) in enumerate(
+        zip(a.grid.outer_axes, b.grid.outer_axes, strict=True)
+    ):
         if i >= distance:
             levels.append(LevelBound(0, 0, 0))
             continue

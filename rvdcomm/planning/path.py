@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from rvdcomm.cost import Traffic
 from rvdcomm.layout import Layout, Placement, Topology, ranges_text
 from rvdcomm.planning.binding import Binding
 from rvdcomm.planning.cells import cells_of
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.primitives import kind_of_rebind, product_groups
-
-Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Step:
     num_slices: int = 1
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> tuple[tuple[int, ...], ...]:
         """Ranks that communicate; each group ascending."""
         src, dst = self.src.source, (self.middle or self.dst).source
         if self.direct or isinstance(src, Layout) or isinstance(dst, Layout):
@@ -124,6 +124,16 @@ class Step:
                 exchange = self.exchange(leg, group[0], topology)
                 moves += [move for rank in group for move in exchange.into(rank)]
             found.append(tuple(sorted(moves)))
+        return found
+
+    def traffic(self, topology: Topology, item_bytes: int) -> list[Traffic]:
+        """The bytes of every leg."""
+        found: list[Traffic] = []
+        for moves in self.moves(topology):
+            sent: Counter[tuple[int, int]] = Counter()
+            for move in moves:
+                sent[move.src_rank, move.dst_rank] += move.box.num_elements * item_bytes
+            found.append(sent)
         return found
 
 

@@ -1,17 +1,16 @@
-"""Pipeline: how many slices a program is cut into, so that near and far transfers overlap.
+"""Pipeline: how many slices a program is cut into, so that near and far links work at once.
 
-Model: level L is busy for ``busy[leg][L]`` seconds in a leg, and a leg takes as long as its busiest
-level. One after another the legs take the sum of that. In k slices all levels work at once, but for
-the time in which the first slice comes in and the last one goes out, which is a k-th of what does
-not overlap; and every leg's latency is paid k times.
+Model: in each leg (exchange) of the path the busiest port of every level is busy for some seconds,
+and the leg takes as long as its busiest level. In one slice, legs follow each other: the time is
+the sum over legs. In k slices, all levels work at once, except while the first slice comes in and
+the last one goes out: that takes 1 / k of the time that does not overlap. Every leg's latency is
+paid k times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from rvdcomm.cost import PortSecs, busiest_bytes, farthest_level
 from rvdcomm.layout import ITEM_BYTES, Topology
-from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import Path
 
 NUM_SLICES = (1, 2, 4, 8, 16, 32)
@@ -19,19 +18,18 @@ NUM_SLICES = (1, 2, 4, 8, 16, 32)
 
 
 def best_num_slices(path: Path, dtype: str, topology: Topology) -> int:
-    """The number of slices that the cost model likes best; fewer where it makes no difference."""
-    legs = [moves for step in path.steps for moves in step.moves(topology)]
-    busy = [_busy_secs(moves, ITEM_BYTES[dtype], topology) for moves in legs]
-    latency = sum(
-        topology.levels[max(level for level, secs in enumerate(of_leg) if secs)].link.alpha_secs
-        for of_leg in busy
-        if any(of_leg)
-    )
+    """The number of slices with the least modelled time; of equal ones, the smallest."""
+    ports = PortSecs.of(topology)
+    traffic = [leg for step in path.steps for leg in step.traffic(topology, ITEM_BYTES[dtype])]
+    port_bytes = [busiest_bytes(leg, topology) for leg in traffic]
+    busy = [ports.busy(of_leg) for of_leg in port_bytes]
+    crossed = [level for of_leg in port_bytes if (level := farthest_level(of_leg)) is not None]
+    latency = sum(ports.a_round[level] for level in crossed)
     return min(NUM_SLICES, key=lambda k: (pipelined_secs(busy, latency, k), k))
 
 
 def pipelined_secs(busy: list[list[float]], latency_secs: float, num_slices: int) -> float:
-    """Modelled time of legs in so many slices.
+    """Modelled time of legs in so many slices; ``busy`` has seconds by leg and level.
 
     >>> pipelined_secs([[4.0, 0.0], [1.0, 6.0]], 0.1, 1)
     10.1
@@ -41,19 +39,3 @@ def pipelined_secs(busy: list[list[float]], latency_secs: float, num_slices: int
     in_turn = sum(max(of_leg) for of_leg in busy)
     at_once = max((sum(of_level) for of_level in zip(*busy, strict=True)), default=0.0)
     return at_once + (in_turn - at_once) / num_slices + latency_secs * num_slices
-
-
-def _busy_secs(moves: Iterable[Move], item_bytes: int, topology: Topology) -> list[float]:
-    """Seconds for which the busiest port of every level is busy."""
-    ports: list[dict[tuple[int, str], int]] = [{} for _ in topology.levels]
-    for move in moves:
-        num_bytes = move.box.num_elements * item_bytes
-        for level, home in enumerate(topology.homes):
-            a, b = home[move.src_rank], home[move.dst_rank]
-            if a != b:
-                for port in ((a, "out"), (b, "in")):
-                    ports[level][port] = ports[level].get(port, 0) + num_bytes
-    return [
-        max(port.values(), default=0) / level.link.bytes_per_sec
-        for port, level in zip(ports, topology.levels, strict=True)
-    ]

@@ -6,13 +6,14 @@ table for its name; the names only choose the best-known implementation of a pat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import cached_property, lru_cache
-from math import ceil, lcm, prod
+from functools import cached_property
+from math import prod
 
 import numpy as np
 
+from rvdcomm.cost import PortTicks
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Topology
 from rvdcomm.planning.binding import Binding, Grid, R, V
@@ -93,22 +94,19 @@ class RebindPricer:
     topology: Topology
     num_bytes: int
 
+    @property
+    def square(self) -> int:
+        """Bytes are counted in units of 1 / square, which makes all of them whole."""
+        return len(self.grid.ranks) ** 2
+
     @cached_property
-    def scale(self) -> Scale:
-        """Whole-number units of all costs on this grid."""
-        ticks_a_sec, ticks_a_byte, ticks_a_round = _link_ticks(self.topology)
-        # Bytes are counted in units of 1 / square, which makes all of them whole.
-        square = len(self.grid.ranks) ** 2
-        return Scale(
-            square=square,
-            ticks_a_sec=square * ticks_a_sec,
-            ticks_a_unit=ticks_a_byte,
-            ticks_a_round=tuple(square * ticks for ticks in ticks_a_round),
-        )
+    def ports(self) -> PortTicks:
+        """The time of these units."""
+        return PortTicks.of(self.topology, self.square)
 
     def secs(self, ticks: int) -> float:
         """A cost in seconds."""
-        return ticks / self.scale.ticks_a_sec
+        return ticks / self.ports.a_sec
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -119,19 +117,25 @@ class RebindPricer:
     def levels(self) -> tuple[int, ...]:
         """For every axis, the farthest level that a byte along it crosses."""
         return tuple(
-            sum(a in outer for outer in self.outer_axes) - 1 for a in range(len(self.sizes))
+            sum(a in outer for outer in self.grid.outer_axes) - 1 for a in range(len(self.sizes))
         )
 
-    @cached_property
-    def outer_axes(self) -> list[list[int]]:
-        """For every level, the axes that tell its groups apart."""
-        axes = list(enumerate(self.grid.axes))
-        return [[a for a, axis in axes if axis.stride >= block] for block in self.grid.blocks]
+    def missing(self, outer: Sequence[int], src: Targets, dst: Targets) -> int:
+        """One of how many pieces of its need a group has; 0 if it may have none.
+
+        ``outer`` are axes outside the group.
+        """
+        axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
+        missing = 1
+        for a in outer:
+            s = src[a]
+            if s != R and s != dst[a]:
+                missing *= self.sizes[a] if axis_of.get(s, -1) not in outer else 0
+        return missing
 
     def port_bytes(self, src: Targets, dst: Targets) -> list[int]:
-        """Bytes into the busiest group of every level, times the square of the rank count."""
+        """Units of bytes into the busiest group of every level."""
         sizes, num_ranks = self.sizes, len(self.grid.ranks)
-        axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         held = parts = 1
         for k, s, t in zip(sizes, src, dst, strict=True):
             if t >= 0:
@@ -140,12 +144,8 @@ class RebindPricer:
                 parts *= k
         shard = self.num_bytes * parts * (num_ranks // held)
         out = []
-        for outer, block in zip(self.outer_axes, self.grid.blocks, strict=True):
-            missing = 1
-            for a in outer:
-                s = src[a]
-                if s != R and s != dst[a]:
-                    missing *= sizes[a] if axis_of.get(s) not in outer else 0
+        for outer, block in zip(self.grid.outer_axes, self.grid.blocks, strict=True):
+            missing = self.missing(outer, src, dst)
             out.append(shard * block * (num_ranks - (num_ranks // missing if missing else 0)))
         return out
 
@@ -169,19 +169,9 @@ class RebindPricer:
             return 0, 0
         if any(t == V != s for s, t in zip(src, dst, strict=True)):
             raise LayoutError(f"no closed-form cost for {kind} into V; mask in a step of its own.")
-        busiest, farthest = self.busiest(self.port_bytes(src, dst))
-        if farthest is None:
-            return 0, 0
-        rounds = self._rounds(src, dst)
-        return busiest + rounds * self.scale.ticks_a_round[farthest], rounds
-
-    def busiest(self, port_bytes: list[int]) -> tuple[int, int | None]:
-        """Ticks of the busiest port, and the farthest level that is crossed."""
-        ticks, farthest = 0, None
-        for level, num in enumerate(port_bytes):
-            if num:
-                ticks, farthest = max(ticks, num * self.scale.ticks_a_unit[level]), level
-        return ticks, farthest
+        port_bytes = self.port_bytes(src, dst)
+        rounds = self._rounds(src, dst) if any(port_bytes) else 0
+        return self.ports.step(port_bytes, rounds), rounds
 
     def _rounds(self, src: Targets, dst: Targets) -> int:
         """Partners of the busiest rank: ranks that hold a piece it needs, less itself.
@@ -196,97 +186,3 @@ class RebindPricer:
             elif s >= 0 and axis_of[s] != a:
                 is_own = False
         return holders - is_own
-
-    def bound_ticks(self, src: Targets, dst: Targets) -> int:
-        """A lower bound on all paths from ``src`` to ``dst``; 0 only where nothing must move."""
-        busiest, farthest = self.busiest(self.union_bytes(src, dst))
-        if farthest is None:
-            return 0
-        # A message that must leave a group of this level may go any farther, if that is quicker.
-        return busiest + min(self.scale.ticks_a_round[farthest:])
-
-    def union_bytes(self, src: Targets, dst: Targets) -> list[int]:
-        """Bytes that must enter a group of every level, times the square of the rank count.
-
-        Source: docs/bound.md, with each group taken as one node; where parts are summed or made,
-        ``messages_an_element``.
-        """
-        sizes, square = self.sizes, self.scale.square
-        axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
-        out = []
-        for outer in self.outer_axes:
-            need = groups = missing = src_r = src_v = dst_r = dst_v = 1
-            for a in outer:
-                k, s, t = sizes[a], src[a], dst[a]
-                groups *= k
-                if t >= 0:
-                    need *= k
-                elif t == R:
-                    dst_r *= k
-                else:
-                    dst_v *= k
-                if s == R:
-                    src_r *= k
-                elif s == V:
-                    src_v *= k
-                elif s != t:
-                    missing *= k if axis_of.get(s) not in outer else 0
-            if src_v > 1 or dst_v > 1:
-                units = square // groups * messages_an_element(src_r, src_v, dst_r, dst_v)
-            else:
-                units = square // need - (square // (need * missing) if missing else 0)
-            out.append(self.num_bytes * units)
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Whole-number units of a search: see ``RebindPricer``. One entry a level."""
-
-    square: int
-    ticks_a_sec: int
-    ticks_a_unit: tuple[int, ...]
-    ticks_a_round: tuple[int, ...]
-
-
-MAX_EXACT_BITS = 72
-"""Denominators above this are rounded, so that costs fit in 128 bits."""
-
-BITS_OF_A_BYTE = 30
-"""What a rounded link keeps at least: an error below a billionth."""
-
-
-@lru_cache(maxsize=64)
-def _link_ticks(topology: Topology) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Ticks a second, and for every level ticks a byte and a round: whole numbers.
-
-    A link's figures are taken as the decimals that they print as. Decimals of few digits have a
-    small common denominator and are exact.
-    """
-    links = [level.link for level in topology.levels]
-    secs_a_byte = [_inverse(link.bytes_per_sec) for link in links]
-    alphas = [Fraction(repr(float(link.alpha_secs))) for link in links]
-    common = lcm(*(f.denominator for f in (*secs_a_byte, *alphas)))
-    if common.bit_length() > MAX_EXACT_BITS:
-        quickest = min((f for f in (*secs_a_byte, *alphas) if f), default=Fraction(1))
-        common = ceil(2**BITS_OF_A_BYTE / quickest)
-    ticks = [[round(f * common) for f in figures] for figures in (secs_a_byte, alphas)]
-    return common, tuple(ticks[0]), tuple(ticks[1])
-
-
-def _inverse(bytes_per_sec: float) -> Fraction:
-    if bytes_per_sec == float("inf"):
-        return Fraction(0)
-    return 1 / Fraction(repr(float(bytes_per_sec)))
-
-
-def messages_an_element(src_r: int, src_v: int, dst_r: int, dst_v: int) -> int:
-    """Fewest messages that one element needs when parts are summed or made, ranks being the same.
-
-    Source: docs/bound.md, "Messages in all". For ``dst_v > 1``: to merge ``src_v`` values into
-    ``dst_v`` takes a message for each that disappears; and the value of some part must reach
-    ``dst_r`` ranks, of which at most ``src_r`` have it.
-    """
-    if dst_v == 1:
-        return src_v + dst_r - 2
-    return max(src_v - dst_v, dst_r - src_r if src_v == 1 else 0, 0)

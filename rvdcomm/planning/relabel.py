@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import RVD, Layout, Topology, ranges_text
 
-Elements = NDArray[np.float64]
+ElementCounts = NDArray[np.float64]
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -76,7 +76,7 @@ def best_ranks(
     given = Layout(src.shape, dst_rvd, usable[: dst_rvd.num_ranks], cuts)
     if topology is not None:
         topology.check_ranks({*src.ranks, *usable})
-    cells = _Cells.of(src, given, usable, topology)
+    cells = _DstCells.of(src, given, usable, topology)
     candidates = [np.arange(len(cells.box)), _assigned(cells)]
     if cells.num_replicas > 1 and len(cells.levels) > 1:
         candidates.append(_bundled(cells))
@@ -89,7 +89,7 @@ def best_ranks(
 
 
 @dataclass(frozen=True)
-class _Level:
+class _LevelHoldings:
     """One level of the topology, of whose groups there is more than one.
 
     Attributes:
@@ -102,12 +102,12 @@ class _Level:
     group: Indices
     has: Mask
     is_whole: Mask
-    lacks: Elements
+    lacks: ElementCounts
 
     @classmethod
     def of(
-        cls, src: Layout, usable: Sequence[int], home: Mapping[int, int], overlap: Elements
-    ) -> _Level:
+        cls, src: Layout, usable: Sequence[int], home: Mapping[int, int], overlap: ElementCounts
+    ) -> _LevelHoldings:
         homes, group = np.unique([home[r] for r in (*usable, *src.ranks)], return_inverse=True)
         num_groups, num_boxes = len(homes), len(overlap)
         parts, position = np.zeros((num_groups, num_boxes), np.int32), np.arange(len(src.ranks))
@@ -122,7 +122,7 @@ class _Level:
 
 
 @dataclass(frozen=True)
-class _Cells:
+class _DstCells:
     """The cells of a dst, numbered as its ranks are, and what the usable ranks have of them.
 
     ``overlap`` [src boxes, dst boxes] counts common elements, in units of their greatest common
@@ -133,17 +133,17 @@ class _Cells:
     num_parts: int
     num_src_parts: int
     num_usable: int
-    overlap: Elements
-    levels: tuple[_Level, ...]
+    overlap: ElementCounts
+    levels: tuple[_LevelHoldings, ...]
 
     @classmethod
     def of(
         cls, src: Layout, dst: Layout, usable: Sequence[int], topology: Topology | None
-    ) -> _Cells:
+    ) -> _DstCells:
         overlap = _overlap(src, dst)
         homes = topology.homes if topology else ({r: r for r in {*src.ranks, *usable}},)
         levels = tuple(
-            _Level.of(src, usable, home, overlap)
+            _LevelHoldings.of(src, usable, home, overlap)
             for home in homes
             if len({home[rank] for rank in usable}) > 1
         )
@@ -163,7 +163,7 @@ class _Cells:
         """Elements that enter the groups of every level, outermost first, but for a constant."""
         return tuple(self._entering(level, order) for level in reversed(self.levels))
 
-    def _entering(self, level: _Level, order: Indices) -> float:
+    def _entering(self, level: _LevelHoldings, order: Indices) -> float:
         """As ``bound.py`` counts them: an element goes to every group that wants it and lacks it.
 
         Of an element that is still to be summed, all groups but one that has some part need it.
@@ -181,7 +181,7 @@ class _Cells:
         return float((self.overlap * some).sum())
 
 
-def _overlap(src: Layout, dst: Layout) -> Elements:
+def _overlap(src: Layout, dst: Layout) -> ElementCounts:
     """[src boxes, dst boxes]: the product over dims of what two pieces have in common."""
     out = np.ones((1, 1))
     for a, b in zip(src.cuts, dst.cuts, strict=True):
@@ -194,7 +194,7 @@ def _overlap(src: Layout, dst: Layout) -> Elements:
 # --- orders -------------------------------------------------------------------------------------
 
 
-def _assigned(cells: _Cells) -> Indices:
+def _assigned(cells: _DstCells) -> Indices:
     """The order in which the ranks' own cells lack least, outer levels counting first.
 
     A linear assignment. Among equals it moves the fewest ranks from where they were given.
@@ -206,7 +206,7 @@ def _assigned(cells: _Cells) -> Indices:
     return _least(cost)
 
 
-def _weights(cells: _Cells) -> list[float]:
+def _weights(cells: _DstCells) -> list[float]:
     """What an element weighs at each level, so that outer ones count first and ties last."""
     most = cells.overlap.sum() * cells.num_replicas * cells.num_parts + 1
     first = float(len(cells.box) + 1)
@@ -215,7 +215,7 @@ def _weights(cells: _Cells) -> list[float]:
     return [first * max(ratio, MIN_LEVEL_WEIGHT) ** i for i in range(len(cells.levels))]
 
 
-def _bundled(cells: _Cells) -> Indices:
+def _bundled(cells: _DstCells) -> Indices:
     """An order that keeps replicas together, level by level from the outermost in.
 
     In every group, bundles of equally many replicas of a cell are assigned to the groups inside,
@@ -238,7 +238,7 @@ def _bundled(cells: _Cells) -> Indices:
 
 
 def _shares(
-    cells: _Cells, level: _Level, mine: Indices, ranks: Indices
+    cells: _DstCells, level: _LevelHoldings, mine: Indices, ranks: Indices
 ) -> Iterator[tuple[float, Indices]]:
     """Ways to give cells to groups, by bundle size: what enters, and the group of every cell."""
     groups, room = np.unique(level.group[ranks], return_counts=True)
@@ -257,7 +257,7 @@ def _shares(
         yield float(entering), shares
 
 
-def _least(cost: Elements) -> Indices:
+def _least(cost: ElementCounts) -> Indices:
     """The column of every row in a cheapest assignment."""
     from scipy.optimize import linear_sum_assignment  # It takes half a second to import.
 

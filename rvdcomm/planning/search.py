@@ -1,13 +1,13 @@
 """Search: a low-cost sequence of rebinds between two bindings of one grid.
 
-State: a binding's targets, one for every axis. An edge is one step; its cost is exact (whole
-ticks), so that equal costs tie. Ties break by rounds, then by number of steps, then by the lesser
-state before, then by the order in which ``graph.py`` names a state's successors: the numbering of
-the axes decides, and nothing else. A*; the direct exchange from the start to the goal is always a
-step, so that a path always exists.
+The search is A*. A state is a binding's targets, one for every axis; an edge is one step. Costs are
+whole ticks, so that equal costs tie. Ties are broken by rounds, then by the number of steps, then
+by the smaller state before, then by the order of ``Graph.successors``. So the result depends on the
+numbering of the axes and on nothing else. The direct exchange from the start to the goal is always
+a step, so there always is a path.
 
-This is the definition; ``csrc/core/search.cpp`` finds the same path, only faster
-(tests/planning/test_search_native.py).
+This module is the definition. ``csrc/core/search.cpp`` finds the same path at the same cost, and is
+there for its speed (tests/planning/test_search_native.py compares the two).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ FEW_UNITS = 6
 """Up to this many axes (64 ranks and more) a search mostly runs to its end."""
 
 MAX_SUCCESSORS_OF_FEW, MAX_SUCCESSORS = 4000, 1200
-"""After this many the best path so far is taken: below 1 ms (bench/results/planning.json)."""
+"""States after which the best path so far is taken: below 1 ms (bench/results/planning.json)."""
 
 MAX_UNITS = 9
-"""Up to this many axes every set of them may move; beyond, alike axes move together."""
+"""Up to this many axes every set of them may move; beyond, only ``coarse_units`` move."""
 
 MAX_NATIVE_BITS = 120
-"""Costs below 2 to this many fit in the 128 bits of the native search, sums included."""
+"""Costs below 2 to this power, and their sums, fit in the 128 bits of the native search."""
 
-_Key = tuple[int, int, int]
-"""What a path costs: ticks, rounds, steps; compared in this order."""
+PathCost = tuple[int, int, int]
+"""(ticks, rounds, steps) of a path, compared in this order."""
 
 
 def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[int, list[Binding]]:
     """The path of least cost that the search finds: its ticks, and its bindings in order.
 
-    It is the cheapest of the graph's paths unless ``MAX_SUCCESSORS`` ends the search before; the
-    graph itself may leave steps out.
+    It is the cheapest path of the graph, unless ``MAX_SUCCESSORS`` ends the search before. The
+    graph may leave out steps (``LeanGraph``).
 
     >>> from rvdcomm.layout import Layout
     >>> from rvdcomm.layout import Topology
@@ -57,13 +57,13 @@ def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[
 
 
 def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, list[Targets]]:
-    """The path as targets: by the native search where there is one and the numbers fit."""
+    """The path as targets: by the native search if there is one and the numbers fit."""
     if src == dst:
         return 0, [src]
     graph = graph_between(src, dst, pricer)
     if native.core is None or not _fits(pricer):
         return search_states(src, graph)
-    grid, scale = pricer.grid, pricer.scale
+    grid, ports = pricer.grid, pricer.ports
     ticks, states = native.core.cheapest_rebinds(
         src,
         graph.start,
@@ -77,8 +77,8 @@ def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, 
         grid.blocks,
         len(grid.ranks),
         pricer.num_bytes,
-        scale.ticks_a_unit,
-        scale.ticks_a_round,
+        ports.a_unit,
+        ports.a_round,
         MAX_SUCCESSORS,
         _max_successors(graph.units),
     )
@@ -86,11 +86,11 @@ def find_states(src: Targets, dst: Targets, pricer: RebindPricer) -> tuple[int, 
 
 
 def _fits(pricer: RebindPricer) -> bool:
-    """Whether no cost of a path can leave 128 bits, and no target the native tables."""
-    grid, scale = pricer.grid, pricer.scale
+    """Whether every cost fits in 128 bits, and every target in the tables of the native search."""
+    grid, ports = pricer.grid, pricer.ports
     num_ranks = len(grid.ranks)
-    ticks = pricer.num_bytes * num_ranks**3 * max(scale.ticks_a_unit)
-    ticks += num_ranks * max(scale.ticks_a_round)
+    ticks = pricer.num_bytes * num_ranks**3 * max(ports.a_unit)
+    ticks += num_ranks * max(ports.a_round)
     num_axes, num_targets = len(grid.axes), len(grid.axes) + len(grid.digits)
     return (
         num_axes <= 16
@@ -117,7 +117,7 @@ def search_states(src: Targets, graph: Graph) -> tuple[int, list[Targets]]:
     return _key(states, pricer)[0], states
 
 
-def _key(states: list[Targets], pricer: RebindPricer) -> _Key:
+def _key(states: list[Targets], pricer: RebindPricer) -> PathCost:
     """What a path costs."""
     prices = [pricer.ticks(before, after) for before, after in pairwise(states)]
     return sum(ticks for ticks, _ in prices), sum(rounds for _, rounds in prices), len(prices)
@@ -127,11 +127,13 @@ def _max_successors(units: Units) -> int:
     return MAX_SUCCESSORS_OF_FEW if len(units) <= FEW_UNITS else MAX_SUCCESSORS
 
 
-def _found(graph: Graph, units: Units, known: _Key | None, max_successors: int) -> list[Targets]:
+def _found(
+    graph: Graph, units: Units, known: PathCost | None, max_successors: int
+) -> list[Targets]:
     """States of the cheapest path found from the start to a goal; none if ``known`` is better."""
     order = count()
     start = graph.start
-    best: dict[Targets, _Key] = {start: (0, 0, 0)}
+    best: dict[Targets, PathCost] = {start: (0, 0, 0)}
     parent: dict[Targets, Targets] = {}
     # Entries are (bound of a full path, deepest first, oldest first, key, state).
     heap = [((*graph.bound(start), 0), 0, next(order), best[start], start)]
@@ -170,7 +172,7 @@ def _found(graph: Graph, units: Units, known: _Key | None, max_successors: int) 
 
 
 def _split_steps(states: list[Targets], pricer: RebindPricer) -> None:
-    """Let one axis of a step move before or after the others, where that is cheaper."""
+    """Move one axis of a step before or after the other axes, where that is cheaper."""
     i = 0
     while i < len(states) - 1:
         before, after = states[i : i + 2]
@@ -190,7 +192,7 @@ def _split_steps(states: list[Targets], pricer: RebindPricer) -> None:
 
 
 def _join_steps(states: list[Targets], pricer: RebindPricer) -> None:
-    """Leave out states that save nothing: a slice joins the step after it, and so on."""
+    """Join two steps where one step costs no more: a slice and the step after it, for example."""
     i = 1
     while i < len(states) - 1:
         before, state, after = states[i - 1 : i + 2]
@@ -205,10 +207,10 @@ def _join_steps(states: list[Targets], pricer: RebindPricer) -> None:
 
 
 def _bindings(src: Binding, dst: Binding, states: list[Targets]) -> list[Binding]:
-    """The path's bindings, with one nesting of scratch cuts for all of them.
+    """The path's bindings; scratch cuts are nested in the same order in all of them.
 
-    Axes that leave their scratch digits last are cut outermost, so that what is gathered first is
-    contiguous.
+    An axis that leaves its scratch digit later is cut farther outside, so that the pieces that are
+    gathered first are contiguous.
     """
     grid = src.grid
     last_use = {

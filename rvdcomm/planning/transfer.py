@@ -1,8 +1,9 @@
-"""Transfer: what one exchange between two disjoint groups costs, in closed form.
+"""Transfer: the cost of one exchange between two disjoint groups, by formula.
 
-It applies where both sides are even and regular and all pairs of ranks are equally far apart. Then
-every holder of a piece sends equally much, every reader of a part receives equally much, and what
-is sent is known from the counts alone (tests/planning/test_transfer.py: it is what counting gives).
+The formula holds where both sides are even and regular and all pairs of ranks are equally far
+apart. Then all holders of a piece send the same number of bytes, all readers of a part receive the
+same number, and both follow from the counts (tests/planning/test_transfer.py compares with
+counting).
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from rvdcomm.cost import port_secs
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.planning.binding import Binding, R, V
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _EvenPlacement:
     """An even, regular placement over a run of ranks: counts, and pieces of every dim.
 
-    ``part_axes`` and ``replica_axes`` are (size, stride) of the axes that tell value parts, and
-    replicas, apart; outermost first.
+    ``part_axes`` and ``replica_axes`` are (size, stride) of the axes that are bound to V and to R;
+    outermost first.
     """
 
     span: range
@@ -40,7 +42,7 @@ class _Side:
         return part
 
     def replicas_within(self, block: int) -> int | None:
-        """Replicas of a piece in every run of ``block`` ranks; None if some runs have more."""
+        """Replicas of a piece in every run of ``block`` ranks; None if runs differ in it."""
         count = 1
         for size, stride in self.replica_axes:
             if stride % block == 0:
@@ -52,14 +54,14 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
-    """What one exchange between disjoint groups costs.
+class TransferCost:
+    """The cost of one exchange between disjoint groups.
 
     Attributes:
         secs, rounds: under the port model.
-        sent_bytes: by every src rank.
-        recv_bytes: by every dst rank, in the order of its ranks; one number if all receive as much.
-        distance: levels that every byte crosses.
+        sent_bytes: of every src rank.
+        recv_bytes: of every dst rank, in the order of the ranks; one number if all are equal.
+        distance: the levels that every byte crosses.
     """
 
     secs: float
@@ -79,12 +81,13 @@ def transfer_cost(
 
 def transfer(
     src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
-) -> Transfer | None:
-    """The exchange from ``src`` to ``dst`` by formula; None where none covers it.
+) -> TransferCost | None:
+    """The exchange from ``src`` to ``dst`` by formula; None where the formula does not hold.
 
-    Let R and V be the counts of either side, and a *need* what one reader takes of one holding.
-    A reader takes every part of what it holds; if dst keeps parts, they take the needs of a region
-    in turns. The needs of a holding are shared equally over the hosts of its R holders.
+    R and V are the counts of a side. A *need* is the region that one reader takes from one src
+    piece. Every reader takes its needs of all src parts; if dst has several parts, the src parts
+    are dealt out to them in turn. The R holders of a piece serve its needs in equal shares, first
+    divided over their hosts.
     """
     a, b = _side(src), _side(dst)
     if a is None or b is None or topology.runs is None:
@@ -108,8 +111,8 @@ def transfer(
     received: int | NDArray[np.int64] = taken[0] * need_size
     if needs % b.v:
         received = np.array(taken)[b.parts()] * need_size
-    busiest = 0.0
-    for run, level in zip(topology.runs[:distance], topology.levels, strict=False):
+    port_bytes = [0] * len(topology.levels)
+    for level, run in enumerate(topology.runs[:distance]):
         blocks = run.block(a.span), run.block(b.span)
         if blocks[0] is None or blocks[1] is None:
             return None
@@ -118,18 +121,17 @@ def transfer(
             if isinstance(received, np.ndarray)
             else received * blocks[1]
         )
-        port_bytes = max(sent * blocks[0], into) * item_bytes
-        busiest = max(busiest, port_bytes / level.link.bytes_per_sec)
+        port_bytes[level] = max(sent * blocks[0], into) * item_bytes
     if not need_size:
-        return Transfer(0.0, 0, 0, 0, distance)
-    secs = topology.levels[distance - 1].link.alpha_secs * rounds + busiest
-    return Transfer(secs, rounds, sent * item_bytes, received * item_bytes, distance)
+        return TransferCost(0.0, 0, 0, 0, distance)
+    secs = port_secs(port_bytes, rounds, topology)
+    return TransferCost(secs, rounds, sent * item_bytes, received * item_bytes, distance)
 
 
-def _senders(src: _Side, readers: int, topology: Topology) -> int | None:
-    """From how many holders of a piece each of its readers takes: one of every host, at most.
+def _senders(src: _EvenPlacement, readers: int, topology: Topology) -> int | None:
+    """How many holders of a piece each of its readers takes from: at most one of every host.
 
-    The holders stand host by host, and each reader has a run of them.
+    The holders are ordered by host, and each reader is served by a run of them.
     """
     run = src.r // readers
     if run <= 1:
@@ -145,7 +147,7 @@ def _senders(src: _Side, readers: int, topology: Topology) -> int | None:
 
 
 def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
-    """Levels that every byte crosses; None if the ranks are not all equally far apart."""
+    """The levels that every byte crosses; None if some pairs of ranks are farther apart."""
     for level, run in enumerate(topology.runs or ()):
         a, b = run.groups(src), run.groups(dst)
         if a.stop > b.start and b.stop > a.start:
@@ -153,13 +155,15 @@ def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
     return len(topology.levels)
 
 
-def _side(source: Layout | Binding) -> _Side | None:
+def _side(source: Layout | Binding) -> _EvenPlacement | None:
     if isinstance(source, Layout):
         if source.span is None:
             return None
         rvd = source.rvd
         parts = prod(rvd.d)
-        return _Side(source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, parts),), ((rvd.r, rvd.v * parts),))
+        return _EvenPlacement(
+            source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, parts),), ((rvd.r, rvd.v * parts),)
+        )
     grid, pieces = source.grid, _pieces(source)
     if grid.span is None or pieces is None:
         return None
@@ -167,19 +171,19 @@ def _side(source: Layout | Binding) -> _Side | None:
     part_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == V)
     replica_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == R)
     r, v = (prod(size for size, _ in axes) for axes in (replica_axes, part_axes))
-    return _Side(grid.span, r, v, pieces, part_axes, replica_axes)
+    return _EvenPlacement(grid.span, r, v, pieces, part_axes, replica_axes)
 
 
 def _pieces(binding: Binding) -> tuple[int, ...] | None:
-    """Pieces that every dim is cut in; None if some rank holds more than one box.
+    """The number of pieces of every dim; None if some rank holds more than one box.
 
-    Flat cuts of a box are cuts of its dims, outermost first, as far as their sizes divide.
+    A flat cut of a box cuts its dims, outermost first, as long as their sizes divide.
     """
     grid, bound = binding.grid, set(binding.targets)
     flat = prod(
         axis.size for a, axis in enumerate(grid.axes) if binding.targets[a] == grid.scratch(a)
     )
-    # Cuts inside those of an unbound scratch digit, or of a local digit, are strided.
+    # A cut is strided if it lies inside an unbound scratch digit or inside a local digit.
     is_bound = [grid.scratch(a) in bound for a in binding.scratch_order]
     is_outermost = is_bound == sorted(is_bound, reverse=True)
     if flat > 1 and not (is_outermost and all(i in bound for i in range(len(grid.digits)))):

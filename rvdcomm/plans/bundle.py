@@ -18,8 +18,8 @@ from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans import table
 from rvdcomm.plans.fill import Batch, filled
 from rvdcomm.plans.member import Member, Way, shard_sizes
-from rvdcomm.plans.planner import Islands, hosts_of, program_step_costs
-from rvdcomm.program import DST, SRC, Program
+from rvdcomm.plans.planner import hosts_of, program_step_costs
+from rvdcomm.program import DST, SRC, Islands, Program
 from rvdcomm.program.join import join
 from rvdcomm.program.lower import Lanes, lanes, together
 from rvdcomm.program.verify import verify

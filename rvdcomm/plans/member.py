@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import ceil, prod
 
-from rvdcomm.layout import ITEM_BYTES, Layout
+from rvdcomm.layout import ITEM_BYTES, Layout, widest_pieces
 from rvdcomm.planning.binding import Binding, R, V
 from rvdcomm.planning.path import State, Step
 from rvdcomm.plans.planner import Plan
@@ -48,7 +47,7 @@ class Way:
         found = []
         for name in (SRC, DST):
             layout = self.transition.layout(name)
-            size = largest_shard(layout) * ITEM_BYTES[self.transition.dtype(name)]
+            size = layout.largest_shard * ITEM_BYTES[self.transition.dtype(name)]
             found += [(rank, size) for rank in layout.ranks]
         return found
 
@@ -88,7 +87,7 @@ class Way:
                 found[rank] = found.get(rank, 0) + num_bytes
 
         if transition.src_dtype != self.dtype and transition.src.rvd.v > 1:
-            add(path.src.ranks, largest_shard(path.src), 1)
+            add(path.src.ranks, path.src.largest_shard, 1)
         legs = [(step, *leg) for step in path.steps for leg in step.legs]
         for i, (step, src, dst) in enumerate(legs):
             before, after = _largest_cell(src), _largest_cell(dst)
@@ -127,41 +126,21 @@ class Member:
 def shard_sizes(layout: Layout) -> dict[int, int]:
     """Elements of the shard of every rank."""
     if layout.is_even:
-        return dict.fromkeys(layout.ranks, largest_shard(layout))
+        return dict.fromkeys(layout.ranks, layout.largest_shard)
     return {rank: layout.cell(rank).box.num_elements for rank in layout.ranks}
-
-
-def largest_shard(layout: Layout) -> int:
-    """Elements of the largest shard."""
-    return prod(map(_largest_gap, layout.cuts))
-
-
-def _largest_gap(cut: tuple[int, ...]) -> int:
-    return max(high - low for low, high in pairwise(cut))
 
 
 def _largest_cell(state: State) -> int:
     """At least the elements that any rank holds in a state."""
     source = state.source
     if isinstance(source, Layout):
-        return largest_shard(source)
-    return _padded(source) // prod(source.grid.axes[a].size for a in _bound(source))
+        return source.largest_shard
+    return source.padded_elements // prod(source.grid.axes[a].size for a in _bound(source))
 
 
 def _bound(binding: Binding) -> list[int]:
     """The axes that cut the tensor."""
     return [a for a, target in enumerate(binding.targets) if target >= 0]
-
-
-def _padded(binding: Binding) -> int:
-    """Elements of the tensor if all its pieces, scratch pieces too, were as large as the largest.
-
-    Several pieces of a cell are written one after another, each cut by the same scratch digits.
-    """
-    grid = binding.grid
-    num_scratch = prod(grid.axes[a].size for a in binding.scratch_order)
-    largest = -(-prod(map(_largest_gap, grid.cuts)) // num_scratch) * num_scratch
-    return largest * prod(len(cut) - 1 for cut in grid.cuts)
 
 
 def _copies_and_parts(step: Step, src: State, dst: State) -> tuple[int, int]:
@@ -189,9 +168,9 @@ def _largest_message(step: Step, src: State, dst: State) -> int:
     if step.kind == "all_reduce":
         return _largest_cell(src)
     if isinstance(a, Layout) and isinstance(b, Layout):
-        gaps = zip(map(_largest_gap, a.cuts), map(_largest_gap, b.cuts), strict=True)
+        gaps = zip(widest_pieces(a.cuts), widest_pieces(b.cuts), strict=True)
         return prod(map(min, gaps))
     if step.changed is None or isinstance(a, Layout) or isinstance(b, Layout):
         return min(_largest_cell(src), _largest_cell(dst))
     digits = {x.targets[i]: x.grid.axes[i].size for x in (a, b) for i in _bound(x)}
-    return min(_padded(a), _padded(b)) // prod(digits.values())
+    return min(a.padded_elements, b.padded_elements) // prod(digits.values())

@@ -44,7 +44,7 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
 
     There is one for every rebind, and for transfers that ``transfer.py`` covers.
     """
-    steps = [_legs_of(step, item_bytes, topology) for step in path.steps]
+    steps = [legs_of(step, item_bytes, topology) for step in path.steps]
     legs = [leg for found in steps if found is not None for leg in found]
     if None in steps:
         return None
@@ -53,7 +53,7 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
 
 
 @dataclass(frozen=True, slots=True)
-class _Leg:
+class ModelledLeg:
     """One exchange of a step.
 
     Attributes:
@@ -76,7 +76,7 @@ class _Leg:
     crosses: bool = False
 
 
-def _step_cost(legs: Sequence[_Leg]) -> StepCost:
+def _step_cost(legs: Sequence[ModelledLeg]) -> StepCost:
     """Legs of a step run one after another."""
     recv_bytes: dict[int, int] = {}
     for leg in legs:
@@ -92,7 +92,7 @@ def _step_cost(legs: Sequence[_Leg]) -> StepCost:
     )
 
 
-def _legs_of(step: Step, item_bytes: int, topology: Topology) -> list[_Leg] | None:
+def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg] | None:
     if step.direct:
         leg = _transfer_leg(step, item_bytes, topology)
         return None if leg is None else [leg]
@@ -100,26 +100,18 @@ def _legs_of(step: Step, item_bytes: int, topology: Topology) -> list[_Leg] | No
     bindings = [source for source in sources if isinstance(source, Binding)]
     if len(bindings) < len(sources):
         return None
-    pricer = RebindPricer(bindings[0].grid, topology, _padded_bytes(bindings[0], item_bytes))
+    num_bytes = bindings[0].padded_elements * item_bytes
+    pricer = RebindPricer(bindings[0].grid, topology, num_bytes)
     changes = [(a.targets, b.targets) for a, b in pairwise(bindings)]
     if not all(pricer.is_priced(a, b) for a, b in changes):
         return None
     return [_rebind_leg(pricer, a, b) for a, b in changes]
 
 
-def _padded_bytes(binding: Binding, item_bytes: int) -> int:
-    """Bytes of the tensor if all its pieces, scratch pieces too, were as large as the largest."""
-    grid = binding.grid
-    largest = prod(int(np.diff(cut).max(initial=0)) for cut in grid.cuts)
-    num_scratch = prod(grid.axes[a].size for a in binding.scratch_order)
-    num_pieces = prod(len(cut) - 1 for cut in grid.cuts)
-    return -(-largest // num_scratch) * num_scratch * num_pieces * item_bytes
-
-
 # --- inside a group -----------------------------------------------------------------------------
 
 
-def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> _Leg:
+def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg:
     """A rebind; the formula is that of ``RebindPricer``, for every rank on its own."""
     grid, sizes = pricer.grid, pricer.sizes
     ticks, rounds = pricer.ticks(src, dst)
@@ -129,10 +121,10 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> _Leg:
     is_local = kind_of_rebind(src, dst) in MOVES_NOTHING
     entering = [
         np.zeros(len(grid.ranks), np.int64) if is_local else _entering(grid, src, dst, need, outer)
-        for outer in pricer.outer_axes
+        for outer in grid.outer_axes
     ]
     before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
-    return _Leg(
+    return ModelledLeg(
         pricer.secs(ticks), rounds, grid.ranks, entering,
         before, after=pricer.num_bytes // held, sent=max(before, need), received=need,
     )  # fmt: skip
@@ -164,7 +156,7 @@ def _entering(
 # --- between groups -----------------------------------------------------------------------------
 
 
-def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> _Leg | None:
+def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLeg | None:
     src, dst = step.src.source, step.dst.source
     if step.num_slices > 1 or not (src.is_even and dst.is_even):
         return None
@@ -175,7 +167,7 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> _Leg | Non
     nothing = np.zeros_like(received)
     entering = [received if i < found.distance else nothing for i in range(len(topology.levels))]
     before, after = (_shard_bytes(source, item_bytes) for source in (src, dst))
-    return _Leg(
+    return ModelledLeg(
         found.secs, found.rounds, step.dst.ranks, entering, before, after,
         sent=max(before, found.sent_bytes), received=int(received.max()), crosses=True,
     )  # fmt: skip
@@ -192,14 +184,14 @@ def _shard_bytes(source: Layout | Binding, item_bytes: int) -> int:
 # --- memory -------------------------------------------------------------------------------------
 
 
-def _peak_bytes(path: Path, legs: Sequence[_Leg], item_bytes: int) -> int:
+def _peak_bytes(path: Path, legs: Sequence[ModelledLeg], item_bytes: int) -> int:
     """What a rank may need: its src and dst shards and the buffers of a leg.
 
     Those are the state before it, what is left of the state before that, a pack, what arrives, and
     the state after it. The first state is src itself, the last is dst. Where a path leads to other
     ranks, the first group has no dst and the second no src.
     """
-    src, dst = (_largest_shard(layout, item_bytes) for layout in (path.src, path.dst))
+    src, dst = (layout.largest_shard * item_bytes for layout in (path.src, path.dst))
     crossing = next((i for i, leg in enumerate(legs) if leg.crosses), None)
     is_crossed = crossing is not None
     most = [src, dst] if is_crossed else [src + dst]
@@ -212,8 +204,3 @@ def _peak_bytes(path: Path, legs: Sequence[_Leg], item_bytes: int) -> int:
         else:
             most.append(shards + before + leg.sent + leg.received + after)
     return max(most) + NUM_BUFFERS * ALIGN_BYTES
-
-
-def _largest_shard(layout: Layout, item_bytes: int) -> int:
-    """Bytes of the largest shard."""
-    return prod(int(np.diff(cut).max(initial=0)) for cut in layout.cuts) * item_bytes

@@ -24,7 +24,7 @@ from rvdcomm.planning.modelled_bound import modelled_bound
 from rvdcomm.planning.path import Path
 from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.plans.modelled import ModelledCost, modelled_cost
-from rvdcomm.program import Collective, Copy, Program
+from rvdcomm.program import Collective, Copy, Islands, Program
 from rvdcomm.program.lower import lower, together
 from rvdcomm.program.verify import verify
 from rvdcomm.text import quoted
@@ -44,8 +44,6 @@ CACHED_BYTES = 512 << 10
 
 MAX_SLICES_OF_ALL = 128
 """Slices times ranks: each is lowered, and waited for."""
-
-Islands = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)

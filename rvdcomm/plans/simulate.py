@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from rvdcomm.errors import ShapeMismatchError
 from rvdcomm.layout import ITEM_BYTES, Box
 from rvdcomm.plans.planner import Plan
-from rvdcomm.program import SRC, Collective, Copy, Message, Program, Zero, is_src
+from rvdcomm.program import SRC, BufferKey, Collective, Copy, Message, Program, Zero, is_src
 
 Array = NDArray[Any]
-Home = tuple[str, int]
-"""(buffer, rank)."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ def simulate_program(program: Program, shards: Mapping[int, Array]) -> Simulatio
 
 
 def simulate_many(
-    program: Program, shards: Mapping[Home, Array]
-) -> tuple[dict[Home, Array], SimulationResult]:
+    program: Program, shards: Mapping[BufferKey, Array]
+) -> tuple[dict[BufferKey, Array], SimulationResult]:
     """Run a program of several tensors on ``{(buffer, rank): shard}``; returns the same for dst.
 
     Shards of dtypes that numpy does not have cannot be converted.
@@ -114,11 +112,11 @@ def _is_other(name: str, dtype: str) -> bool:
 class _Simulation:
     """Buffers of all ranks: shards as flat arrays of their own, staging in one arena a rank."""
 
-    def __init__(self, program: Program, shards: Mapping[Home, Array]) -> None:
+    def __init__(self, program: Program, shards: Mapping[BufferKey, Array]) -> None:
         self.program = program
         # Bits may stand for a dtype that numpy does not have.
         self.dtypes = {program.dtype_of(name): shard.dtype for (name, _), shard in shards.items()}
-        self.flat: dict[Home, Array] = {}
+        self.flat: dict[BufferKey, Array] = {}
         self.arena: dict[int, NDArray[np.uint8]] = {}
         self.recv = dict.fromkeys(program.ranks, 0)
         self.sent = dict.fromkeys(program.ranks, 0)
@@ -150,7 +148,7 @@ class _Simulation:
         for instruction in self.program.instructions:
             runners[type(instruction)](instruction)  # type: ignore[operator]
 
-    def results(self) -> dict[Home, Array]:
+    def results(self) -> dict[BufferKey, Array]:
         """Every dst shard, shaped as its box."""
         return {
             (name, rank): self.flat[name, rank].reshape(

@@ -3,6 +3,7 @@
 from rvdcomm.program.instructions import (
     NO_BUFFER,
     Buffer,
+    BufferKey,
     Collective,
     Copy,
     Entry,
@@ -13,6 +14,7 @@ from rvdcomm.program.instructions import (
 from rvdcomm.program.program import ALIGN_BYTES, Arena, Program
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
 from rvdcomm.program.text import MAX_CHARS
+from rvdcomm.program.traffic import Islands
 from rvdcomm.program.verify import verify
 
 __all__ = [
@@ -23,10 +25,12 @@ __all__ = [
     "SRC",
     "Arena",
     "Buffer",
+    "BufferKey",
     "Collective",
     "Copy",
     "Entry",
     "Instruction",
+    "Islands",
     "Message",
     "Program",
     "Transition",

@@ -16,6 +16,9 @@ NO_BUFFER = "-"
 UNKNOWN_BUFFER, UNKNOWN_PIECE = "?", -1
 """In the part of a program that some ranks run: the memory of ranks that are not among them."""
 
+BufferKey = tuple[str, int]
+"""(name, rank) of a buffer."""
+
 
 @dataclass(frozen=True)
 class Buffer:

@@ -17,6 +17,7 @@ from rvdcomm.program.instructions import (
     NO_BUFFER,
     UNKNOWN_BUFFER,
     Buffer,
+    BufferKey,
     Collective,
     Copy,
     Entry,
@@ -31,9 +32,6 @@ from rvdcomm.program.slices import interleaved
 
 Unit = tuple[int, int]
 """(tensor, lane)."""
-
-Home = tuple[str, int]
-"""(buffer, rank)."""
 
 _Phase = tuple[list[Instruction], list[Collective], list[Collective]]
 """Copies, then the collectives that stay alone, then those that may be joined."""
@@ -80,7 +78,7 @@ class _Joint:
         # collective know of it.
         self.num_joined: Counter[int] = Counter()
         # Where the pieces of a buffer that was joined with others are now.
-        self.moved: dict[Home, tuple[str, list[int]]] = {}
+        self.moved: dict[BufferKey, tuple[str, list[int]]] = {}
 
     def phases(self, units: Iterable[Unit], bucket: int) -> Iterator[_Phase]:
         """What the units do, phase by phase; the bucket's number is the step of the first."""
@@ -217,7 +215,9 @@ class _Joint:
                 self.made.append(Buffer(name, rank, tuple(pieces)))
         return tuple(names)
 
-    def _move(self, home: Home, entry: Entry, is_dst: bool, name: str, pieces: list[Box]) -> None:
+    def _move(
+        self, home: BufferKey, entry: Entry, is_dst: bool, name: str, pieces: list[Box]
+    ) -> None:
         """Give the entry's piece its place, unless a gather sends it to somebody else too."""
         _, found = self.moved.setdefault(home, (name, []))
         piece = entry.dst_piece if is_dst else entry.src_piece

@@ -24,7 +24,7 @@ from rvdcomm.layout import ITEM_BYTES, SUMMED_BY_BACKENDS, Box, Topology
 from rvdcomm.planning.cells import cells_of
 from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import Path, Step
-from rvdcomm.program.call import Call, Target
+from rvdcomm.program.group_moves import Destination, GroupMoves
 from rvdcomm.program.instructions import (
     UNKNOWN_BUFFER,
     Buffer,
@@ -33,7 +33,7 @@ from rvdcomm.program.instructions import (
     Instruction,
     Message,
 )
-from rvdcomm.program.memory import Arrival, Memory, Place
+from rvdcomm.program.memory import Arrival, LoweredMemory, Place
 from rvdcomm.program.program import Program
 from rvdcomm.program.regions import is_filled, window
 from rvdcomm.program.shards import DST, SRC, Transition
@@ -132,7 +132,7 @@ def lanes(
     dtype = wire_dtype(transition)
     members = None if ranks is None else together(ranks, islands)
     converted = {name for name in (SRC, DST) if transition.dtype(name) != dtype}
-    memory = Memory(frozenset(converted), staged)
+    memory = LoweredMemory(frozenset(converted), staged)
     here = path.ranks if members is None else members
     sides = {
         name: tuple(rank for rank in here if rank in layout)
@@ -170,7 +170,7 @@ class _Lane:
 
     path: Path
     dtype: str
-    memory: Memory
+    memory: LoweredMemory
     slicing: Slicing
     index: int
     islands: Islands
@@ -221,7 +221,7 @@ class _Lane:
 
     def _target(
         self, leg: Leg, moves: Iterable[Move], number: str, is_dst: bool, in_place: bool
-    ) -> Target:
+    ) -> Destination:
         is_dst = is_dst and DST not in self.memory.converted
         boxes: dict[int, tuple[Box, ...]] = {}
         for rank in self.here:
@@ -232,7 +232,7 @@ class _Lane:
         for move in moves:
             if move.dst_rank in arriving:
                 arriving[move.dst_rank].append(move)
-        return Target(
+        return Destination(
             name=DST if is_dst else f"x{number}",
             boxes=boxes,
             pieces={r: (self.path.dst.cell(r).box,) for r in boxes} if is_dst else boxes,
@@ -273,7 +273,7 @@ class _Lane:
         memory.where = where
 
     def _arrivals(
-        self, leg: Leg, moves: Iterable[Move], target: Target, number: str
+        self, leg: Leg, moves: Iterable[Move], target: Destination, number: str
     ) -> dict[int, list[Arrival]]:
         """Share inside islands, emit a call for every group; where all boxes lie, by rank."""
         near: list[Move] = []
@@ -293,7 +293,7 @@ class _Lane:
                 if move.dst_rank == members[0]:
                     received.setdefault(move.src_rank, []).append(move)
             is_gather = leg.is_gather(group, received)
-            call = Call(
+            call = GroupMoves(
                 self.memory, target, group, members, tuple(mine), self.fuse, is_gather, number
             )
             found += call.emit(leg.index)

@@ -33,7 +33,7 @@ class Arrival:
     place: Place
 
 
-class Memory:
+class LoweredMemory:
     """Buffers of all ranks, instructions in order, and the places of the current state.
 
     Invariant: for every rank, the boxes of its places are disjoint and make up its shard; a place

@@ -33,7 +33,7 @@ from rvdcomm.program.shards import (
     shard_index,
     shard_name,
 )
-from rvdcomm.program.text import Reader
+from rvdcomm.program.text import TextReader
 
 _T = TypeVar("_T")
 
@@ -251,4 +251,4 @@ class Program:
     @classmethod
     def parse(cls, text: str) -> Program:
         """Read the text that ``str`` writes."""
-        return cls(*Reader(text).read())
+        return cls(*TextReader(text).read())

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from rvdcomm.layout import Box
 from rvdcomm.planning.exchange import Move
-from rvdcomm.program.memory import Arrival, Memory, Place
+from rvdcomm.program.memory import Arrival, LoweredMemory, Place
 from rvdcomm.program.shards import DST, SRC
 
 
-def publish(memory: Memory, moves: Sequence[Move], name: str) -> list[Arrival]:
+def publish(memory: LoweredMemory, moves: Sequence[Move], name: str) -> list[Arrival]:
     """Put what ``moves`` need where other ranks can read it; returns where that is.
 
     A shard is private to its rank, so that its boxes are copied once, however many read them; what

@@ -28,7 +28,7 @@ MAX_BOXES = 1 << 20
 half as many. A ``Program`` that is made in Python has no limit."""
 
 
-class Reader:
+class TextReader:
     """Reads a program line by line; every error names the line.
 
     Memory and time are in proportion to the text, whoever wrote it: what is counted in it is

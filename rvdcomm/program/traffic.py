@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rvdcomm.layout import Layout, Topology
-from rvdcomm.planning.cells import Blocks, Cells
+from rvdcomm.planning.cells import Cells, CommonBlocks
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step
 
-Islands = Sequence[Sequence[int]]
+Islands = tuple[tuple[int, ...], ...]
 """Disjoint groups of ranks that can map each other's memory."""
 
 MAX_SEARCHED_RANKS = 64
@@ -134,7 +134,7 @@ class Leg:
         own = exchange.src if rank in exchange.src else exchange.dst
         found = {rank}
         for box in own.boxes(own.key(rank)):
-            block = Blocks(src.cuts, dst.cuts).around(box)
+            block = CommonBlocks(src.cuts, dst.cuts).around(box)
             for side in (exchange.src, exchange.dst):
                 named = (key for key in side.meeting(block) if side.boxes(key))
                 found.update(side.holders(key, 0)[0] for key in named)

@@ -21,7 +21,7 @@ from hashlib import sha256
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rvdcomm.errors import CommError, LayoutError
+from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
 from rvdcomm.layout import ranges_text
 from rvdcomm.text import quoted
 
@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from rvdcomm.run.world import World
 
 Post = dict[str, Any]
+"""What one process tells others: a JSON object."""
+
 _Result = TypeVar("_Result")
+
+_FAULTS = {error.__name__: error for error in (LayoutError, ShapeMismatchError)}
+"""Errors that the arguments of one rank may raise on all of them."""
 
 FIRST_PAUSE_SECS = 1e-4
 MAX_PAUSE_SECS_PER_RANK = 1e-3
@@ -56,15 +61,57 @@ def exchange_posts(
         raise
 
 
-def check_equal(posts: Mapping[int, Any], name: str, what: str) -> None:
-    """Raise a CommError, the same on all ranks, if two of them posted different ``name``."""
-    first, mine = next(iter(posts.items()))
-    for rank, post in posts.items():
-        if post[name] != mine[name]:
-            raise CommError(
-                f"{what}: rank {first} asks for {mine[name]} {name} and rank {rank} for "
-                f"{post[name]}; all must ask for the same."
-            )
+def compare_requests(
+    world: World,
+    members: tuple[int, ...],
+    asked: Mapping[str, Any],
+    what: str,
+    *,
+    fault: Exception | None = None,
+    **own: Any,
+) -> dict[int, Post]:
+    """Every member's ``own``, by rank, once it is sure that ``asked`` is equal on all members.
+
+    Requests may be long. So ranks compare digests, and exchange the requests only to say what
+    differs.
+
+    Args:
+        world, members, what: as of ``exchange_posts``.
+        asked: what all members must have been asked for, by the name that an error gives it.
+        fault: what is wrong with this rank's own arguments; it is then raised on all members.
+
+    Raises:
+        LayoutError, ShapeMismatchError: ``asked`` differs, or a member has a fault; the same on all
+            members.
+        CommError: as of ``exchange_posts``.
+    """
+    digest = sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    said = None if fault is None else [type(fault).__name__, str(fault)]
+    posts = exchange_posts(world, members, {"digest": digest, "fault": said, **own}, what)
+    for post in posts.values():
+        if post["fault"] is not None:
+            kind, text = post["fault"]
+            raise _FAULTS[kind](text)
+    if len({post["digest"] for post in posts.values()}) > 1:
+        texts = exchange_posts(world, members, {"asked": asked}, what)
+        check_equal({rank: text["asked"] for rank, text in texts.items()}, what)
+    return posts
+
+
+def check_equal(
+    asked: Mapping[int, Mapping[str, Any]], what: str, error: type[Exception] = LayoutError
+) -> None:
+    """Raise ``error``, the same on all ranks, if two ranks were asked for different things."""
+    first = min(asked)
+    for rank, theirs in asked.items():
+        for name in {**asked[first], **theirs}:
+            values = asked[first].get(name), theirs.get(name)
+            if values[0] != values[1]:
+                one, other = (v if isinstance(v, str) else quoted(v) for v in values)
+                raise error(
+                    f"{what}: ranks disagree about {name}: rank {first} asks for {one}, rank "
+                    f"{rank} for {other}."
+                )
 
 
 def generation_of(world: World, members: tuple[int, ...], what: str) -> str:
@@ -244,28 +291,6 @@ class _Agreement:
 def _failed(generation: str) -> str:
     """The key that holds why a rank gave up."""
     return f"{generation}/failed"
-
-
-def compare_requests(
-    world: World, members: tuple[int, ...], asked: Post, what: str, **own: Any
-) -> dict[int, Post]:
-    """Every member's post ``{**asked, **own}``, where ``asked`` must be equal on all members.
-
-    Raises:
-        LayoutError: it is not; on all members, and names two that differ.
-        CommError: as in ``exchange_posts``.
-    """
-    posts = exchange_posts(world, members, {**asked, **own}, what)
-    first = min(posts)
-    for rank, post in posts.items():
-        for name in asked:
-            if post.get(name) != posts[first].get(name):
-                raise LayoutError(
-                    f"{what}: ranks disagree about {name}: rank {first} asks for "
-                    f"{quoted(posts[first].get(name))}, rank {rank} for {quoted(post.get(name))}; "
-                    "all ranks must ask for the same."
-                )
-    return posts
 
 
 def read_post(data: bytes) -> Post:

@@ -15,8 +15,8 @@ from rvdcomm.layout import Topology, ranges_text
 from rvdcomm.native import core
 from rvdcomm.plans.bundle import Bundle, bundle_over
 from rvdcomm.plans.fill import Batch
-from rvdcomm.plans.planner import Islands, Plan, check_executor, hosts_of, plan_over, plan_with
-from rvdcomm.program import Program
+from rvdcomm.plans.planner import Plan, check_executor, hosts_of, plan_over, plan_with
+from rvdcomm.program import Islands, Program
 from rvdcomm.run.agree import exchange_posts
 from rvdcomm.run.rank_program import RankProgram
 from rvdcomm.run.shared_memory.rendezvous import islands

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rvdcomm.layout import Box
 from rvdcomm.program import Copy, Program, Zero, is_shard
-from rvdcomm.run.call import Call
+from rvdcomm.run.call_memory import CallMemory
 
 _ADD_AS = {
     # Two's complement: the sum of the bits is the same, signed or not.
@@ -38,12 +38,14 @@ def add_into(dst: Tensor, src: Tensor) -> None:
         dst.add_(src)
 
 
-def operation(program: Program, rank: int, instruction: Copy | Zero) -> Callable[[Call], None]:
+def operation(
+    program: Program, rank: int, instruction: Copy | Zero
+) -> Callable[[CallMemory], None]:
     """What runs ``instruction``, one tensor operation a box."""
     dst = [_view(program, rank, instruction.dst, e.dst_piece, e.box) for e in instruction.entries]
     if isinstance(instruction, Zero):
 
-        def zero(call: Call) -> None:
+        def zero(call: CallMemory) -> None:
             for view in dst:
                 view(call).zero_()
 
@@ -51,7 +53,7 @@ def operation(program: Program, rank: int, instruction: Copy | Zero) -> Callable
     src = [_view(program, rank, instruction.src, e.src_piece, e.box) for e in instruction.entries]
     is_copy = instruction.op == "copy"
 
-    def copy(call: Call) -> None:
+    def copy(call: CallMemory) -> None:
         for target, source in zip(dst, src, strict=True):
             if is_copy:
                 target(call).copy_(source(call))
@@ -61,7 +63,9 @@ def operation(program: Program, rank: int, instruction: Copy | Zero) -> Callable
     return copy
 
 
-def _view(program: Program, rank: int, name: str, piece: int, box: Box) -> Callable[[Call], Tensor]:
+def _view(
+    program: Program, rank: int, name: str, piece: int, box: Box
+) -> Callable[[CallMemory], Tensor]:
     """A strided view of ``box`` in a piece of a buffer."""
     buffer = program.buffer[name, rank]
     outer = buffer.pieces[piece]
@@ -76,7 +80,7 @@ def _view(program: Program, rank: int, name: str, piece: int, box: Box) -> Calla
     starts = (s.start * step for s, step in zip(box.slices_within(outer), stride, strict=True))
     start = call_offset(program, rank, name) + buffer.offset(piece) + sum(starts)
 
-    def get(call: Call) -> Tensor:
+    def get(call: CallMemory) -> Tensor:
         block = call.block(name)
         return block.as_strided(box.shape, stride, block.storage_offset() + start)
 

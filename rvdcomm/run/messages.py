@@ -12,22 +12,22 @@ from typing import Any
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.program import NO_BUFFER, Collective, Entry, Program
-from rvdcomm.run.call import Call
+from rvdcomm.run.call_memory import CallMemory
 from rvdcomm.run.local import call_offset
 from rvdcomm.run.world import MAX_TAG, World
 
-Run = tuple[str, int, int]
+ElementRun = tuple[str, int, int]
 """A contiguous run of memory: (buffer, first element in its block, number of elements)."""
 
-Begin = Callable[[Call], list[Any]]
+Begin = Callable[[CallMemory], list[Any]]
 """Starts a collective; returns what there is to wait for."""
 
 
-class Transfer:
+class CompiledCollective:
     """One collective, compiled for this rank; making it is collective over its group.
 
     ``tag`` tells apart the transfers of one call and group; all ranks of the group use equal tags.
-    Messages carry it together with ``Call.tag``, so that ranks in different calls never pair.
+    Messages carry it together with ``CallMemory.tag``, so that ranks in different calls never pair.
     """
 
     def __init__(self, program: Program, collective: Collective, world: World, tag: int) -> None:
@@ -40,7 +40,7 @@ class Transfer:
         what = f"{world.backend} {collective.kind} on group ({ranks}), rank {world.rank}"
         self._begin, self._what = begin, what
 
-    def start(self, call: Call) -> None:
+    def start(self, call: CallMemory) -> None:
         """Hand it to the backend; what it reads and writes must be left alone until it is done."""
         try:
             call.works[id(self)] = self._begin(call)
@@ -48,7 +48,7 @@ class Transfer:
             raise CommError(f"{self._what}: {error}") from None
         call.sent_bytes += self.sent_bytes
 
-    def finish(self, call: Call) -> None:
+    def finish(self, call: CallMemory) -> None:
         """Wait until it is done."""
         try:
             for work in call.works.pop(id(self)):
@@ -77,7 +77,7 @@ class Transfer:
         message = self.collective.by_pair.get((rank, peer))
         return () if message is None else message.entries
 
-    def _runs(self, name: str, entries: Iterable[tuple[Entry, ...]], side: str) -> list[Run]:
+    def _runs(self, name: str, entries: Iterable[tuple[Entry, ...]], side: str) -> list[ElementRun]:
         """Where each message lies; ``verify`` proves that it is one run of memory."""
         if name == NO_BUFFER:
             return [(name, 0, 0) for _ in entries]
@@ -96,7 +96,7 @@ class Transfer:
 
     # --- kinds ----------------------------------------------------------------------------------
 
-    def _swap(self, sends: list[Run], recvs: list[Run]) -> Begin:
+    def _swap(self, sends: list[ElementRun], recvs: list[ElementRun]) -> Begin:
         """Receive from and send to everybody who has something, all at once.
 
         Receives are posted before any send, so that nothing that arrives has to be kept elsewhere.
@@ -109,7 +109,7 @@ class Transfer:
         outgoing = [(sends[i], i) for i in others if sends[i][2]]
         own = (recvs[rank], sends[rank]) if recvs[rank][2] else None
 
-        def begin(call: Call) -> list[Any]:
+        def begin(call: CallMemory) -> list[Any]:
             number = (call.tag + tag) & MAX_TAG
             works = [group.recv(call.run(*run), i, number) for run, i in incoming]
             works += [group.send(call.run(*run), i, number) for run, i in outgoing]
@@ -119,11 +119,11 @@ class Transfer:
 
         return begin
 
-    def _all_gather(self, sends: list[Run], recvs: list[Run]) -> Begin:
+    def _all_gather(self, sends: list[ElementRun], recvs: list[ElementRun]) -> Begin:
         group, whole, own = self._group, _joined(recvs), sends[0]
         return lambda call: [group.all_gather(call.bytes(*whole), call.bytes(*own))]
 
-    def _all_to_all(self, sends: list[Run], recvs: list[Run]) -> Begin:
+    def _all_to_all(self, sends: list[ElementRun], recvs: list[ElementRun]) -> Begin:
         group, item = self._group, self.program.item_bytes
         src, dst = _joined(sends), _joined(recvs)
         src_splits, dst_splits = ([item * run[2] for run in runs] for runs in (sends, recvs))
@@ -137,7 +137,7 @@ class Transfer:
         return lambda call: [group.all_reduce(call.run(*run))]
 
 
-def _joined(runs: list[Run]) -> Run:
+def _joined(runs: list[ElementRun]) -> ElementRun:
     """Runs that follow each other in one buffer, as one."""
     filled = [run for run in runs if run[2]] or runs[:1]
     name, start, _ = filled[0]

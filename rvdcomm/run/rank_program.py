@@ -18,11 +18,11 @@ from torch import Tensor
 
 from rvdcomm.native import core
 from rvdcomm.program import Collective, Copy, Program
-from rvdcomm.run.call import Call
+from rvdcomm.run.call_memory import CallMemory
 from rvdcomm.run.cuda.staging import CudaStaging
 from rvdcomm.run.in_place import Copies, InPlace, without
 from rvdcomm.run.local import operation
-from rvdcomm.run.messages import Transfer
+from rvdcomm.run.messages import CompiledCollective
 from rvdcomm.run.pool import pool_here
 from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
 from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of, whole
@@ -30,7 +30,7 @@ from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
 from rvdcomm.run.world import World
 
 Shards = Sequence[Tensor]
-_Step = Callable[[Call], None]
+_CallStep = Callable[[CallMemory], None]
 _NO_ERROR: tuple[type[BaseException], ...] = ()
 _PEER_ERROR = _NO_ERROR if core is None else core.PeerError
 
@@ -67,7 +67,7 @@ class RankProgram:
         self._parts = list(_parts(found.actions))
         self._in_place = _in_place(program, self._staging)
         self._transfers = {
-            id(collective): Transfer(program, collective, world, tag)
+            id(collective): CompiledCollective(program, collective, world, tag)
             for tag, collective in _tagged(program.collectives)
             if world.rank in collective.ranks
         }
@@ -82,7 +82,7 @@ class RankProgram:
         # By the strides of shards, and by which ranks bring a source that is read in place.
         self._native: dict[tuple[ShardStrides, tuple[bool, ...]], _NativeSteps] = {}
         self._cuda: dict[ShardStrides, list[Any]] = {}
-        self._plain: list[_Step] | None = None
+        self._plain: list[_CallStep] | None = None
 
     @cached_property
     def direct(self) -> frozenset[str]:
@@ -170,8 +170,8 @@ class RankProgram:
         if location and self._in_place is not None:
             staging.wait_for(self._in_place.readers, self._totals)
 
-    def _call(self, shards: Shards, arena: Tensor) -> Call:
-        return Call(dict(zip(self.names, shards, strict=True)), arena, self._tag)
+    def _call(self, shards: Shards, arena: Tensor) -> CallMemory:
+        return CallMemory(dict(zip(self.names, shards, strict=True)), arena, self._tag)
 
     def _compile(self, strides: ShardStrides, in_place: tuple[bool, ...]) -> _NativeSteps:
         members = self._staging.ranks
@@ -191,7 +191,7 @@ class RankProgram:
             native.alone = native.stages[0]
         return native
 
-    def _transfer(self, part: Start | Finish) -> _Step:
+    def _transfer(self, part: Start | Finish) -> _CallStep:
         transfer = self._transfers[id(part.collective)]
         return transfer.start if isinstance(part, Start) else transfer.finish
 
@@ -241,7 +241,7 @@ class RankProgram:
             step(call)
         self.sent_bytes = call.sent_bytes
 
-    def _plain_steps(self) -> Iterator[_Step]:
+    def _plain_steps(self) -> Iterator[_CallStep]:
         for part in self._parts:
             if isinstance(part, Start | Finish):
                 yield self._transfer(part)

@@ -16,6 +16,7 @@ from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
 from rvdcomm.layout import RVD, Layout, Topology, dtype_name
 from rvdcomm.plans.adjoint import check_replica_grads
 from rvdcomm.plans.planner import Plan, plan
+from rvdcomm.run.agree import check_equal
 from rvdcomm.text import quoted
 
 
@@ -118,8 +119,7 @@ def resolve(
     for rank, request in sorted(requests.items()):
         if request.misuse is not None:
             raise LayoutError(f"{mine}: rank {rank}: {request.misuse}")
-    for name in COMMON:
-        _check_equal(requests, name)
+    _check_equal(requests, *COMMON)
     try:
         return _resolved(requests, src, dst, topology, group_size)
     except (LayoutError, ShapeMismatchError) as error:
@@ -159,7 +159,8 @@ def needs_grad(requests: Mapping[int, Request], made: Plan) -> bool:
             rank that gets no result did not ask for the scalar that stands for it.
     """
     known = {rank: r for rank, r in requests.items() if r.requires_grad is not None}
-    _check_equal(known, "requires_grad")
+    if known:
+        _check_equal(known, "requires_grad")
     if not any(request.requires_grad for request in known.values()):
         return False
     what = f"redistribute {made.src.rvd} -> {made.dst.rvd}"
@@ -231,15 +232,10 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
     return "None" if shape is None else str(list(shape))
 
 
-def _check_equal(requests: Mapping[int, Request], name: str) -> None:
-    """Raise if two ranks were asked for different things."""
-    first, mine = next(iter(requests.items()))
-    for rank, other in requests.items():
-        if getattr(other, name) != getattr(mine, name):
-            raise LayoutError(
-                f"redistribute: ranks disagree about {name}: rank {first} asks for "
-                f"{getattr(mine, name)}, rank {rank} for {getattr(other, name)}."
-            )
+def _check_equal(requests: Mapping[int, Request], *names: str) -> None:
+    """Raise a LayoutError if two ranks were asked for different things."""
+    asked = {r: {name: getattr(each, name) for name in names} for r, each in requests.items()}
+    check_equal(asked, "redistribute")
 
 
 def _common_dtype(requests: Mapping[int, Request]) -> str:

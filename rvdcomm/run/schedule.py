@@ -133,7 +133,7 @@ def _accesses(instruction: Instruction, rank: int) -> Iterator[_Access]:
 
 
 @dataclass(frozen=True)
-class _Memory:
+class _MemorySpans:
     """Where the buffers of one rank lie."""
 
     program: Program
@@ -169,7 +169,7 @@ class _Memory:
 
 # --- what waits for what ------------------------------------------------------------------------
 
-_Point = tuple[int, int]
+_ActionKey = tuple[int, int]
 """(rank, index in its actions): an action that some other rank waits for."""
 
 
@@ -178,13 +178,13 @@ class _Scheduler:
 
     def __init__(self, program: Program, group: tuple[int, ...]) -> None:
         self.program, self.group = program, group
-        self.memory = {rank: _Memory(program, rank) for rank in group}
+        self.memory = {rank: _MemorySpans(program, rank) for rank in group}
         self.actions: dict[int, list[Do | Start | Finish]] = {rank: [] for rank in group}
         # For every action, the points of other ranks that must come first.
-        self.needs: dict[_Point, set[_Point]] = {}
+        self.needs: dict[_ActionKey, set[_ActionKey]] = {}
         self._pending: dict[int, list[Collective]] = {rank: [] for rank in group}
-        self._last_write: dict[tuple[int, str], _Point] = {}
-        self._readers: dict[tuple[int, str], dict[int, _Point]] = {}
+        self._last_write: dict[tuple[int, str], _ActionKey] = {}
+        self._readers: dict[tuple[int, str], dict[int, _ActionKey]] = {}
         for instruction in program.instructions:
             self._place(instruction)
         for rank in group:
@@ -246,7 +246,7 @@ class _Scheduler:
                         self._last_write[rank, access.buffer] = point
 
     def _act(self, rank: int, action: Do | Start, instruction: Instruction) -> None:
-        needs: set[_Point] = set()
+        needs: set[_ActionKey] = set()
         if isinstance(instruction, Copy) and instruction.is_remote:
             written = self._last_write.get((instruction.src_rank, instruction.src))
             needs |= {written} if written is not None else set()
@@ -263,7 +263,7 @@ class _Scheduler:
             key = instruction.src_rank, instruction.src
             self._readers.setdefault(key, {})[rank] = point
 
-    def _readers_of(self, rank: int, buffer: str) -> set[_Point]:
+    def _readers_of(self, rank: int, buffer: str) -> set[_ActionKey]:
         """The last reads of other ranks from what ``buffer`` of ``rank`` overwrites."""
         memory = self.memory[rank]
         return {
@@ -273,7 +273,7 @@ class _Scheduler:
             for point in points.values()
         }
 
-    def _add(self, rank: int, action: Do | Start | Finish) -> _Point:
+    def _add(self, rank: int, action: Do | Start | Finish) -> _ActionKey:
         self.actions[rank].append(action)
         return rank, len(self.actions[rank]) - 1
 

@@ -24,7 +24,7 @@ COPY, AWAIT, ADVANCE = range(3)
 Strides = tuple[int, ...]
 ShardStrides = tuple[Strides | None, ...]
 """Of every shard of the rank; None if it is contiguous."""
-Side = tuple[int, str, int, Strides]
+StridedRun = tuple[int, str, int, Strides]
 """(buffer, dtype, element offset, element strides)."""
 
 
@@ -85,7 +85,7 @@ def _steps(memory: _Memory, actions: Sequence[Action]) -> Iterator[tuple[int, An
         for wait in waits:
             yield AWAIT, memory.island.index(wait.peer), wait.count
         if copies:
-            batch = _Batch(memory)
+            batch = _CopyOps(memory)
             for do in copies:
                 batch.add(do)
             # Others wait for what is staged: it must not go past the caches.
@@ -140,7 +140,7 @@ class _Memory:
         num_sources = len(self.island) if self.copies else 0
         return len(self.strides) + num_sources + self.island.index(owner)
 
-    def side(self, owner: int, name: str, piece: int, box: Box) -> Side:
+    def side(self, owner: int, name: str, piece: int, box: Box) -> StridedRun:
         """A box of a piece of a buffer of ``owner``."""
         if (owner, name) in self.copies:
             return self._shard(owner, SRC, self.source_of(owner), 0, box)
@@ -151,7 +151,7 @@ class _Memory:
         start += program.arena(owner).offsets[name] // program.item_bytes
         return self.arena_of(owner), program.dtype, start, strides
 
-    def _shard(self, owner: int, name: str, number: int, piece: int, box: Box) -> Side:
+    def _shard(self, owner: int, name: str, number: int, piece: int, box: Box) -> StridedRun:
         given = self.strides[number] if owner == self.rank else None
         strides = self._dims_of(name, given)
         start, strides = self._inside(owner, name, piece, box, strides)
@@ -175,11 +175,11 @@ class _Memory:
 
 
 @dataclass
-class _Batch:
+class _CopyOps:
     """Ops of one copy program."""
 
     memory: _Memory
-    ops: list[tuple[tuple[int, ...], Side, list[Side]]] = field(default_factory=list)
+    ops: list[tuple[tuple[int, ...], StridedRun, list[StridedRun]]] = field(default_factory=list)
     # For every buffer that this batch writes: piece, box and index of each op, in order.
     written: dict[str, list[tuple[int, Box, int]]] = field(default_factory=dict)
     # For every own buffer that it reads: the last op that does.

@@ -11,6 +11,7 @@ from rvdcomm.cost import lower_bound, step_cost, total_cost
 from rvdcomm.planning.binding import refine
 from rvdcomm.planning.path import State, exchange_step
 from rvdcomm.planning.primitives import RebindPricer
+from rvdcomm.planning.search_bound import least_of_any
 from tests.oracle import all_pairs, random_pair, random_topology
 
 SHAPE = (16, 24)
@@ -101,7 +102,7 @@ def closed_form(src: rv.Layout, dst: rv.Layout, topology: rv.Topology) -> float:
     if pair is None:
         return 0.0
     pricer = RebindPricer(pair[0].grid, topology, NUM_BYTES)
-    return pricer.secs(pricer.bound_ticks(pair[0].targets, pair[1].targets))
+    return pricer.secs(least_of_any(pricer, pair[0].targets, pair[1].targets))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
@@ -143,7 +144,7 @@ def test_closed_form_equals_the_counted_bound_on_one_host_without_parts() -> Non
 # --- known values -------------------------------------------------------------------------------
 
 
-# Source: ORACLES sections 7 and 8, in whole tensors received by the busiest rank.
+# Source: docs/bound.md, in whole tensors received by the busiest rank.
 @pytest.mark.parametrize(
     "src, dst, tensors",
     [
@@ -167,7 +168,7 @@ def test_bound_of_known_pairs_in_one_group(src: str, dst: str, tensors: float) -
 @pytest.mark.parametrize(
     "src, dst, tensors",
     [
-        # Source: ORACLES section 8, item 3: S (V_s + R_d - 2) in one group, one more if disjoint.
+        # Source: docs/bound.md, "Messages in all": one more than in one group.
         ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)", 7),
         ("R(1)V(4)D(1,1)", "R(1)V(1)D(4,1)", 4),
         ("R(1)V(2)D(2,1)", "R(2)V(1)D(1,2)", 3),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.api.pending import Pending, Side, drain
+from rvdcomm.api.pending import Pending, SideStream, drain
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
@@ -223,8 +223,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return log
 
 
-def started(log: list[str]) -> tuple[Side, Pending]:
-    side = Side(torch.device("cuda", 0))
+def started(log: list[str]) -> tuple[SideStream, Pending]:
+    side = SideStream(torch.device("cuda", 0))
 
     def job() -> Any:
         log.append(f"job on {torch.cuda.current_stream(None).name}")

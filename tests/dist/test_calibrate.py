@@ -80,7 +80,7 @@ def test_a_topology_of_other_ranks_is_rejected(worlds: Worlds) -> None:
 
 def die_in_the_middle(rank: int) -> Any:
     if rank == 2:
-        module._Run._repeated = lambda *args: os._exit(7)
+        module._Calibration._repeated = lambda *args: os._exit(7)
     return error_of(lambda: calibrate(effort=QUICK, executor="dist"))
 
 

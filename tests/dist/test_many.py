@@ -229,14 +229,17 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a layout": (
         {"dst": {"a": COLUMNS, "b": ROWS}},
-        r"LayoutError: redistribute_many: ranks disagree: rank 0 asks for tensor 'b': .*"
-        r"rank 1 for tensor 'b': .*",
+        r"LayoutError: redistribute_many: ranks disagree about tensor 2: rank 0 asks for "
+        r"'b': .*rank 1 for 'b': .*",
     ),
     "memory_limit": (
         {"memory_limit": 1 << 20},
-        r"LayoutError: .* rank 0 asks for memory_limit=None, rank 1 for memory_limit=1048576",
+        r"LayoutError: .* about memory_limit: rank 0 asks for None, rank 1 for 1048576",
     ),
-    "executor": ({"executor": "dist"}, r"LayoutError: .*executor=auto, rank 1 for executor=dist"),
+    "executor": (
+        {"executor": "dist"},
+        r"LayoutError: .* about executor: rank 0 asks for auto, rank 1 for dist",
+    ),
     "a shape": (
         {"tensors": {"a": torch.ones(4, 6), "b": torch.ones(4, 5)}},
         r"ShapeMismatchError: redistribute_many: tensor 'b': rank 1 passed \[4, 5\], its shard is "
@@ -261,7 +264,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a scale": (
         {"scale": {"a": 2.0}},
-        r"LayoutError: .*ranks disagree: rank 0 asks for tensor 'a'.* with a scale",
+        r"LayoutError: .*ranks disagree about tensor 1: rank 0 asks for 'a'.* with a scale",
     ),
 }
 

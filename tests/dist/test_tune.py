@@ -141,7 +141,6 @@ def test_ranks_that_disagree_all_hear_of_it(worlds: Worlds, tmp_path: Path) -> N
     for error in worlds(NUM_RANKS).run(tune_something_else_on_rank_2, str(tmp_path)):
         assert "tune R(1)V(2)D(2,1) -> R(2)V(1)D(1,2): ranks disagree about request" in str(error)
         assert ", rank 2 for " in str(error)
-        assert "all ranks must ask for the same" in str(error)
 
 
 def logged_race(rank: int, folder: str, secs: list[float]) -> tuple[list[str], tuple[Any, ...]]:

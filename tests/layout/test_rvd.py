@@ -58,7 +58,7 @@ def test_counts_are_in_the_order_of_the_rank_numbering() -> None:
 
 @pytest.mark.parametrize("exponent, num_dims", [(3, 2), (3, 3), (2, 1), (10, 3)])
 def test_number_of_rvds_of_a_power_of_two(exponent: int, num_dims: int) -> None:
-    # Source: ORACLES section 7; 8 ranks 2-d: 20, 1024 ranks 3-d: 1001.
+    # By hand: 8 ranks 2-d: 20, 1024 ranks 3-d: 1001.
     want = comb(exponent + num_dims + 1, num_dims + 1)
     assert len(set(all_rvds(2**exponent, num_dims))) == want
 

@@ -112,7 +112,7 @@ def test_parts_are_summed_before_and_replicas_made_after_the_transfer(
     ],
 )
 def test_one_copy_crosses_between_hosts(src: str, dst: str) -> None:
-    # Source: ORACLES section 8, cross-group: extra replicas and parts stay inside.
+    # Source: docs/bound.md: extra replicas and parts stay inside.
     assert apart(src, dst).cost.host_bytes == NUM_BYTES
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from rvdcomm.run.call import Call
 from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.native import core
 from rvdcomm.plans.planner import plan_over
 from rvdcomm.program import DST, SRC, Program
-from rvdcomm.run.call import Call
 from rvdcomm.run.local import operation
 from rvdcomm.run.schedule import Do, schedule
 from rvdcomm.run.shared_memory.staging import PrivateStaging

@@ -141,7 +141,7 @@ def test_busiest_rank_receives_what_the_bound_says_if_nothing_is_summed(
     ],
 )
 def test_volumes_of_known_pairs_are_reached(src: str, dst: str, tensors: float) -> None:
-    # Source: ORACLES section 7; in units of the whole tensor, received by the busiest rank.
+    # Source: docs/bound.md; in units of the whole tensor, received by the busiest rank.
     shape = (16, 24)
     topology = rv.Topology.single_host(8, alpha_secs=0, bytes_per_sec=1.0)
     plan = rv.plan(rv.Layout(shape, src), rv.Layout(shape, dst), topology=topology)

@@ -307,7 +307,7 @@ def all_reduce_of(num_elements: int, num_ranks: int) -> Collective:
 
 @pytest.mark.parametrize("num_elements, num_ranks", [(12, 4), (10, 4), (2, 3), (7, 2)])
 def test_all_reduce_counts_as_its_lower_bound(num_elements: int, num_ranks: int) -> None:
-    # Source: ORACLES section 8: 2 (p - 1) S in all.
+    # Source: docs/bound.md, "Messages in all": 2 (p - 1) S in all.
     total = sum(all_reduce_of(num_elements, num_ranks).traffic().values())
     assert total == 2 * (num_ranks - 1) * num_elements
 

@@ -26,19 +26,19 @@ using Targets = std::array<Target, kMaxAxes>;
 using Units = std::vector<std::uint32_t>;
 
 /// What a path or a step takes; compared in this order.
-struct Key {
+struct PathCost {
   Ticks ticks = 0;
   std::int64_t rounds = 0;
   std::int64_t steps = 0;
 };
 
-inline bool operator<(const Key& a, const Key& b) {
+inline bool operator<(const PathCost& a, const PathCost& b) {
   if (a.ticks != b.ticks) return a.ticks < b.ticks;
   if (a.rounds != b.rounds) return a.rounds < b.rounds;
   return a.steps < b.steps;
 }
 
-inline bool operator==(const Key& a, const Key& b) {
+inline bool operator==(const PathCost& a, const PathCost& b) {
   return a.ticks == b.ticks && a.rounds == b.rounds && a.steps == b.steps;
 }
 

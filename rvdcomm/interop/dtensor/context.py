@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from rvdcomm import LayoutError, ShapeMismatchError, Topology
 from rvdcomm.interop.dtensor import private
-from rvdcomm.interop.dtensor.move import Draft, Move, Options
+from rvdcomm.interop.dtensor.move import Draft, DTensorMove, Options
 from rvdcomm.interop.dtensor.placements import is_masked
 from rvdcomm.interop.dtensor.redistribute import redistribute
 from rvdcomm.run import World
@@ -108,7 +108,7 @@ def _instead_of_local(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return original(local_tensor, current_spec, target_spec, **kwargs)
         options = contexts[-1][1]
         found = _move_or_reason(local_tensor, current_spec, target_spec, options)
-        if isinstance(found, Move):
+        if isinstance(found, DTensorMove):
             for tally, _ in contexts:
                 tally.planned += 1
             return found(private.waited(local_tensor))
@@ -142,7 +142,7 @@ def _instead_of_redistribute(original: Callable[..., DTensor]) -> Callable[..., 
     return to_any_mesh
 
 
-def _move_or_reason(shard: Tensor, src: Any, dst: Any, options: Options) -> Move | str:
+def _move_or_reason(shard: Tensor, src: Any, dst: Any, options: Options) -> DTensorMove | str:
     """Our transition, or the reason why there is none; the same on all ranks."""
     if private.are_tracing():
         return "torch.compile is tracing"
@@ -154,16 +154,16 @@ def _move_or_reason(shard: Tensor, src: Any, dst: Any, options: Options) -> Move
         # Every call of an embedding has a mask of its own, which must not stay as a key.
         return f"{masked[0]!r} makes summands only when it is reduced"
 
-    def make() -> Move | str:
+    def make() -> DTensorMove | str:
         try:
             draft = Draft.of(src, dst, shard.dtype, options)
         except LayoutError as error:
             return str(error)
         try:
-            return Move(draft, tuple(shard.shape))
+            return DTensorMove(draft, tuple(shard.shape))
         except ShapeMismatchError as error:
             return str(error)
 
     key = ("dtensor", private.key_of(src), private.key_of(dst), shard.dtype, options)
-    found: Move | str = World.of().once(key, make)
+    found: DTensorMove | str = World.of().once(key, make)
     return found

@@ -17,7 +17,7 @@ from rvdcomm import (
     plan,
 )
 from rvdcomm.interop.dtensor.slabs import slices_of
-from rvdcomm.interop.dtensor.transition import Transition, shard_shape, transition_of
+from rvdcomm.interop.dtensor.transition import PlacementChange, shard_shape, transition_of
 from rvdcomm.layout import dtype_name
 from rvdcomm.run import World, compare_requests, executor_name
 
@@ -41,7 +41,7 @@ class Options:
 class Draft:
     """A transition with a plan for every slab, equal on all ranks that take part."""
 
-    transition: Transition
+    transition: PlacementChange
     plans: tuple[Plan, ...]
     dtype: torch.dtype
     options: Options
@@ -78,7 +78,7 @@ class Draft:
         return cls(transition, plans, dtype, options)
 
 
-class Move:
+class DTensorMove:
     """Takes this rank's shard under ``src`` to that under ``dst``; every call is collective.
 
     Making it is collective over the ranks of both meshes: they compare what they were asked for,
@@ -148,11 +148,10 @@ def _agree(world: World, draft: Draft, shape: tuple[int, ...]) -> None:
         "topology": repr(draft.options.topology),
         "executor": executor_name(draft.options.executor),
     }
-    posts = compare_requests(world, transition.members, asked, str(transition), shard=list(shape))
-    for rank, other in posts.items():
-        want = shard_shape(transition.src, rank)
-        if want is not None and other["shard"] != list(want):
-            raise ShapeMismatchError(
-                f"{transition}: rank {rank} passed a local tensor {other['shard']}, its shard is "
-                f"{list(want)}."
-            )
+    fault, want = None, shard_shape(transition.src, world.rank)
+    if want is not None and shape != want:
+        fault = ShapeMismatchError(
+            f"{transition}: rank {world.rank} passed a local tensor {list(shape)}, its shard is "
+            f"{list(want)}."
+        )
+    compare_requests(world, transition.members, asked, str(transition), fault=fault)

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from rvdcomm import LayoutError, Topology
 from rvdcomm.interop.dtensor import private
-from rvdcomm.interop.dtensor.move import Draft, Move, Options
+from rvdcomm.interop.dtensor.move import Draft, DTensorMove, Options
 from rvdcomm.interop.dtensor.placements import normalized, sharding_of_dtensor
 from rvdcomm.run import World
 
@@ -98,18 +98,18 @@ def placeholder(
     return made
 
 
-def move_of(src: Any, dst: Any, shard: Tensor, options: Options) -> Move:
+def move_of(src: Any, dst: Any, shard: Tensor, options: Options) -> DTensorMove:
     """The compiled transition between two specs; made once, by all ranks of it together."""
 
-    def make() -> Move:
-        return Move(Draft.of(src, dst, shard.dtype, options), tuple(shard.shape))
+    def make() -> DTensorMove:
+        return DTensorMove(Draft.of(src, dst, shard.dtype, options), tuple(shard.shape))
 
     key = ("dtensor", private.key_of(src), private.key_of(dst), shard.dtype, options)
-    made: Move = World.of().once(key, make)
+    made: DTensorMove = World.of().once(key, make)
     return made
 
 
-class _Redistribute(torch.autograd.Function):
+class _RedistributeDTensor(torch.autograd.Function):
     """``backward`` calls this function again, so that gradients have gradients too."""
 
     @staticmethod
@@ -132,7 +132,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 def _applied(dtensor: DTensor, src: Any, dst: Placed, options: Options) -> DTensor:
-    moved: DTensor = _Redistribute.apply(dtensor, src, dst, options)  # type: ignore[no-untyped-call]
+    moved: DTensor = _RedistributeDTensor.apply(dtensor, src, dst, options)  # type: ignore[no-untyped-call]
     return moved
 
 

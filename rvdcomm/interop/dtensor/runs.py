@@ -12,10 +12,10 @@ from itertools import pairwise
 
 from rvdcomm.layout import chunk_cuts
 
-Run = tuple[int, int]
+IndexRange = tuple[int, int]
 """Half-open range of indices, never empty."""
 
-Runs = tuple[Run, ...]
+Runs = tuple[IndexRange, ...]
 """Ascending, not adjacent; empty if the rank holds nothing."""
 
 Cutter = tuple[int, int]
@@ -53,14 +53,14 @@ def within(runs: Runs, start: int, stop: int) -> Runs:
 def _cut(runs: Runs, count: int, split_factor: int) -> Iterator[Runs]:
     blocks = [*pairwise(chunk_cuts(length(runs), split_factor))]
     for i in range(count):
-        chunks: list[Run] = []
+        chunks: list[IndexRange] = []
         for start, stop in blocks:
             cuts = chunk_cuts(stop - start, count)
             chunks += _slice(runs, start + cuts[i], start + cuts[i + 1])
         yield _joined(chunks)
 
 
-def _slice(runs: Runs, start: int, stop: int) -> Iterator[Run]:
+def _slice(runs: Runs, start: int, stop: int) -> Iterator[IndexRange]:
     """The ``start``-th to ``stop``-th of the indices held."""
     passed = 0
     for a, b in runs:
@@ -70,9 +70,9 @@ def _slice(runs: Runs, start: int, stop: int) -> Iterator[Run]:
         passed += b - a
 
 
-def _joined(runs: Sequence[Run]) -> Runs:
+def _joined(runs: Sequence[IndexRange]) -> Runs:
     """The same indices, with adjacent runs joined."""
-    out: list[Run] = []
+    out: list[IndexRange] = []
     for start, stop in runs:
         if out and out[-1][1] == start:
             out[-1] = (out[-1][0], stop)

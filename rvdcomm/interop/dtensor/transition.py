@@ -35,7 +35,7 @@ _IDEMPOTENT = ("avg", "min", "max")
 
 
 @dataclass(frozen=True)
-class Transition:
+class PlacementChange:
     """From ``src`` to ``dst``, both summed over their parts, then divided by ``divisor``."""
 
     src: Sharding
@@ -56,7 +56,7 @@ class Transition:
         return f"redistribute {self.src} -> {self.dst}"
 
 
-def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> Transition:
+def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> PlacementChange:
     """The transition from ``src`` to ``dst`` that ``rank`` takes part in.
 
     Args:
@@ -82,7 +82,7 @@ def transition_of(src: Any, dst: Any, dtype: torch.dtype, rank: int) -> Transiti
     whole = _not_summed(dst.placements, dst_sharding.parts, _IDEMPOTENT, "to make from replicas")
     parts = tuple(m for m in dst_sharding.parts if m not in whole)
     divisor = prod(src_sharding.mesh[m] for m in averaged)
-    return Transition(src_sharding, replace(dst_sharding, parts=parts), divisor)
+    return PlacementChange(src_sharding, replace(dst_sharding, parts=parts), divisor)
 
 
 def shard_shape(sharding: Sharding, rank: int) -> tuple[int, ...] | None:

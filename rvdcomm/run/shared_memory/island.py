@@ -16,9 +16,9 @@ from typing import Literal, TypeVar
 from rvdcomm import _C
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
-from rvdcomm.run.agree import check_equal, exchange_posts
+from rvdcomm.run.agree import Post, check_equal, exchange_posts
 from rvdcomm.run.pool import address_of, mapping_of, pool_here
-from rvdcomm.run.shared_memory.rendezvous import Listener, Message, Wire, islands, meet
+from rvdcomm.run.shared_memory.rendezvous import Listener, Wire, islands, meet
 from rvdcomm.run.shared_memory.segment import Segment, SharedMemoryError, reason_of, whole_pages
 from rvdcomm.run.world import World
 
@@ -69,7 +69,7 @@ class Island:
         ranks = tuple(ranks)
         what = f"sharing memory on ranks ({ranges_text(ranks)})"
         timeout_secs = world.timeout.total_seconds()
-        post: Message = {"refusal": "", "name": "", "key": ""}
+        post: Post = {"refusal": "", "name": "", "key": ""}
         with ExitStack() as undo, ExitStack() as done:
             try:
                 own = Segment.create()
@@ -85,7 +85,7 @@ class Island:
             fds = [own.fd] if pool is None or pool.fd < 0 else [own.fd, pool.fd]
             wires, segments = {}, {world.rank: own}
             pools: dict[int, mmap.mmap] = {}
-            verdict: Message = {"refusal": "", "lost": "", "maps_pools": False}
+            verdict: Post = {"refusal": "", "lost": "", "maps_pools": False}
             try:
                 # Half of the time, so that the others still wait for the verdict.
                 met = meet(world.rank, listener, posts, fds, timeout_secs / 2)
@@ -182,7 +182,7 @@ class Island:
         post = {"bytes": list(wanted.values()), "refusal": refusal}
         posts = exchange_posts(self._world, self.ranks, post, what)
         try:
-            check_equal(posts, "bytes", what)
+            check_equal({r: {"bytes": post["bytes"]} for r, post in posts.items()}, what, CommError)
         except CommError as error:
             self._world.fail(error)
             raise
@@ -261,7 +261,7 @@ class Island:
         self.pools.clear()
 
 
-def _raise_refusal(posts: Mapping[int, Message], what: str) -> None:
+def _raise_refusal(posts: Mapping[int, Post], what: str) -> None:
     """Raise for the first rank that the system refused something: on all ranks the same error."""
     for rank, post in posts.items():
         if post["refusal"]:

@@ -21,12 +21,9 @@ import time
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
 
-from rvdcomm.run.agree import exchange_posts, read_post
+from rvdcomm.run.agree import Post, exchange_posts, read_post
 from rvdcomm.run.world import World
-
-Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_FDS = 2
@@ -58,7 +55,7 @@ class Listener:
             raise
 
     @property
-    def post(self) -> Message:
+    def post(self) -> Post:
         """What other ranks need to connect, and to prove that they are ranks."""
         return {"name": self.name, "key": self.key}
 
@@ -172,7 +169,7 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
 
-    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+    def send(self, message: Post, fds: Sequence[int] = ()) -> None:
         """Hand over a message, which is kept until the other rank asks for it.
 
         Raises:
@@ -181,7 +178,7 @@ class Wire:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         self.socket.sendmsg([json.dumps(message).encode()], rights, socket.MSG_NOSIGNAL)
 
-    def receive(self, timeout_secs: float, max_fds: int = 0) -> tuple[Message, list[int]]:
+    def receive(self, timeout_secs: float, max_fds: int = 0) -> tuple[Post, list[int]]:
         """The next message, and the file descriptors that came with it.
 
         Raises:
@@ -232,7 +229,7 @@ def _close(fds: Iterable[int]) -> None:
 def meet(
     rank: int,
     listener: Listener,
-    posts: Mapping[int, Message],
+    posts: Mapping[int, Post],
     fds: Sequence[int],
     timeout_secs: float,
 ) -> dict[int, tuple[Wire, list[int]]]:
@@ -286,7 +283,7 @@ def meet(
 
 
 def _dial(
-    rank: int, peer: int, post: Message, fds: Sequence[int], deadline: float, undo: ExitStack
+    rank: int, peer: int, post: Post, fds: Sequence[int], deadline: float, undo: ExitStack
 ) -> Wire:
     """Connect to ``peer``, which wrote ``post``; without a descriptor this says "I give up"."""
     wire = Wire(undo.enter_context(unix_socket()))

@@ -1,4 +1,4 @@
-"""One call of the backend for one group: what is packed, sent, received, and where it lies then."""
+"""Group moves: the moves of one group become packs and one call of the backend."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rvdcomm.program.instructions import (
     Entry,
     Message,
 )
-from rvdcomm.program.memory import Arrival, Memory, Place
+from rvdcomm.program.memory import Arrival, LoweredMemory, Place
 from rvdcomm.program.regions import BoxIndex, is_run
 
-Pair = tuple[int, int]
+RankPair = tuple[int, int]
 """(src_rank, dst_rank)."""
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """The state that a leg makes of one slice: where it is written, and who has to add.
 
     ``boxes`` are what every rank holds of the slice, ``pieces`` the pieces of the buffer ``name``.
@@ -38,15 +38,15 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Call:
+class GroupMoves:
     """The moves of one group, about to become a collective.
 
     ``moves`` are those of ``members``: the ranks of the group whose instructions are made. What
     other ranks do to their own memory stays unknown. ``name`` ends the names of new buffers.
     """
 
-    memory: Memory
-    target: Target
+    memory: LoweredMemory
+    target: Destination
     group: tuple[int, ...]
     members: tuple[int, ...]
     moves: tuple[Move, ...]
@@ -55,9 +55,9 @@ class Call:
     name: str
 
     @cached_property
-    def by_pair(self) -> dict[Pair, list[Move]]:
+    def by_pair(self) -> dict[RankPair, list[Move]]:
         """Moves by (src, dst), in the order in which they travel."""
-        pairs: dict[Pair, list[Move]] = {}
+        pairs: dict[RankPair, list[Move]] = {}
         for move in self.moves:
             pairs.setdefault((move.src_rank, move.dst_rank), []).append(move)
         return pairs
@@ -77,8 +77,8 @@ class Call:
         """Add the packs and the collective; returns where the members' moves lie afterwards."""
         names: dict[int, tuple[str, str]] = {}
         arrivals: list[Arrival] = []
-        sent: dict[Pair, list[int]] = {}
-        received: dict[Pair, list[int]] = {}
+        sent: dict[RankPair, list[int]] = {}
+        received: dict[RankPair, list[int]] = {}
         has_own = {rank: self._has_own(rank) for rank in self.members}
         for rank in self.members:
             src, pieces = self._send(rank, has_own[rank])
@@ -109,15 +109,17 @@ class Call:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def _outgoing(self, rank: int, with_own: bool) -> Iterator[tuple[Pair, list[Move]]]:
+    def _outgoing(self, rank: int, with_own: bool) -> Iterator[tuple[RankPair, list[Move]]]:
         for peer in self.group:
             if (rank, peer) in self.by_pair and (with_own or peer != rank):
                 yield (rank, peer), self.by_pair[rank, peer]
 
-    def _run_to_send(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]] | None:
+    def _run_to_send(
+        self, rank: int, with_own: bool
+    ) -> tuple[str, dict[RankPair, list[int]]] | None:
         """The buffer and pieces to send from, if what is sent is one run of one buffer."""
         run: list[tuple[Place, Box]] = []
-        pieces: dict[Pair, list[int]] = {}
+        pieces: dict[RankPair, list[int]] = {}
         for pair, moves in self._outgoing(rank, with_own):
             places = [self.memory.find(rank, move.box) for move in moves]
             if any(len(found) != 1 or found[0][0].rank != rank for found in places):
@@ -134,14 +136,14 @@ class Call:
         in_order = is_run(memory, [(place.piece, box) for place, box in run])
         return (name, pieces) if in_order else None
 
-    def _send(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]]:
+    def _send(self, rank: int, with_own: bool) -> tuple[str, dict[RankPair, list[int]]]:
         """What ``rank`` sends from where; packed first if it is not one run already."""
         in_place = self.fuse and not self.memory.staged
         found = self._run_to_send(rank, with_own) if in_place else None
         if found is not None:
             return found
         packed: list[Box] = []
-        pieces: dict[Pair, list[int]] = {}
+        pieces: dict[RankPair, list[int]] = {}
         for pair, moves in self._outgoing(rank, with_own):
             start = 0 if self.is_gather else len(packed)
             pieces[pair] = [start + i for i in range(len(moves))]
@@ -160,19 +162,19 @@ class Call:
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def _incoming(self, rank: int, with_own: bool) -> Iterator[tuple[Pair, list[Move]]]:
+    def _incoming(self, rank: int, with_own: bool) -> Iterator[tuple[RankPair, list[Move]]]:
         for peer in self.group:
             if (peer, rank) in self.by_pair and (with_own or peer != rank):
                 yield (peer, rank), self.by_pair[peer, rank]
 
-    def _run_to_receive(self, rank: int, with_own: bool) -> dict[Pair, list[int]] | None:
+    def _run_to_receive(self, rank: int, with_own: bool) -> dict[RankPair, list[int]] | None:
         """Pieces of the new shard that the messages fill in order, if they are one run of it."""
         target = self.target
         if not target.in_place or rank not in target.pieces or target.needs_sum[rank]:
             return None
         shard = target.pieces[rank]
         index = BoxIndex(shard)
-        pieces: dict[Pair, list[int]] = {}
+        pieces: dict[RankPair, list[int]] = {}
         run: list[tuple[int, Box]] = []
         for pair, moves in self._incoming(rank, with_own):
             for move in moves:
@@ -183,7 +185,7 @@ class Call:
                 run.append((inside[0], move.box))
         return pieces if is_run(shard, run) else None
 
-    def _receive(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]]:
+    def _receive(self, rank: int, with_own: bool) -> tuple[str, dict[RankPair, list[int]]]:
         """Where ``rank`` receives: in the new shard's memory if it can, else in a buffer."""
         incoming = list(self._incoming(rank, with_own))
         if not incoming:
@@ -193,7 +195,7 @@ class Call:
             self.memory.add_buffer(self.target.name, rank, self.target.pieces[rank])
             return self.target.name, found
         boxes: list[Box] = []
-        pieces: dict[Pair, list[int]] = {}
+        pieces: dict[RankPair, list[int]] = {}
         for pair, moves in incoming:
             pieces[pair] = [len(boxes) + i for i in range(len(moves))]
             boxes += [move.box for move in moves]

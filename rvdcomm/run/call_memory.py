@@ -1,4 +1,4 @@
-"""Call: the memory of one run of a rank's program."""
+"""Call memory: the memory of one run of a rank's program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rvdcomm.program import is_shard
 
 
 @dataclass(slots=True)
-class Call:
+class CallMemory:
     """The caller's tensors by buffer, and the block of staging memory; ``arena`` holds elements.
 
     ``tag`` is the number that the messages of this call carry (``World.begin``).
