@@ -32,6 +32,7 @@ from rvdcomm.layout.topology import (
     Topology,
     blocks,
 )
+from rvdcomm.layout.view import View
 
 __all__ = [
     "CUT_RULES",
@@ -55,6 +56,7 @@ __all__ = [
     "Link",
     "Placement",
     "Topology",
+    "View",
     "balanced_cuts",
     "blocks",
     "check_summable",

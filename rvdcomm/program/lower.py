@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rvdcomm.layout import ITEM_BYTES, SUMMED_BY_BACKENDS, Box, Topology
-from rvdcomm.planning.cells import cells_of
+from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.program.call import Call, Target
@@ -66,7 +66,7 @@ def lower(
     Laws (tests/program/test_lower.py): the program of all ranks verifies, and gives the same data,
     for all options; that of some ranks is what the program of all ranks says about them.
     """
-    transition = Transition(path.src, path.dst, dtype, dtype)
+    transition = Transition(path.src, path.dst, dtype, dtype, path.view)
     found = lanes(
         path, transition, topology, ranks=ranks, islands=islands, num_slices=num_slices, fuse=fuse
     )
@@ -138,11 +138,11 @@ def lanes(
         name: tuple(rank for rank in here if rank in layout)
         for name, layout in ((SRC, path.src), (DST, path.dst))
     }
-    for name, layout in ((SRC, path.src), (DST, path.dst)):
-        for rank in sides[name]:
-            memory.add_buffer(name, rank, (layout.cell(rank).box,))
+    for name, mine in sides.items():
+        for rank in mine:
+            memory.add_buffer(name, rank, (transition.box(name, rank),))
     legs = [
-        Leg(index, number, step, topology, islands)
+        Leg(index, number, step, topology, islands, path.view)
         for index, step in enumerate(path.steps)
         for number in range(len(step.legs))
     ]
@@ -184,7 +184,7 @@ class _Lane:
         memory = self.memory
         memory.step = 0
         memory.where = {
-            rank: [Place(box, SRC, 0, rank) for box in self._slice([self.path.src.cell(rank).box])]
+            rank: [Place(box, SRC, 0, rank) for box in self._slice(memory.shard(SRC, rank))]
             for rank in self.sides[SRC]
         }
         if SRC in memory.converted and self.path.src.rvd.v > 1:
@@ -235,7 +235,7 @@ class _Lane:
         return Target(
             name=DST if is_dst else f"x{number}",
             boxes=boxes,
-            pieces={r: (self.path.dst.cell(r).box,) for r in boxes} if is_dst else boxes,
+            pieces={r: self.memory.shard(DST, r) for r in boxes} if is_dst else boxes,
             needs_sum={rank: _has_sum(found) for rank, found in arriving.items()},
             in_place=in_place,
         )
@@ -339,7 +339,7 @@ class _Lane:
         """
         if self.dtype not in SUMMED_BY_BACKENDS:
             return False
-        cells = cells_of(step.src.source, step.src.ranks[0])
+        cells = Cells(step.src.source)
         part = {rank: cells.part(rank) for rank in step.src.ranks}
         home = {rank: i for i, island in enumerate(self.islands) for rank in island}
         return all(
@@ -355,7 +355,7 @@ class _Lane:
         is_whole = self.slicing.num_slices == 1 and not memory.staged
         is_dst = is_last and is_whole and DST not in memory.converted
         name = DST if is_dst else f"x{number}"
-        cells = cells_of(step.dst.source, step.dst.ranks[0])
+        cells = Cells(step.dst.source, view=self.path.view)
         here = [rank for rank in self.here if rank in step]
         shards = {rank: self._slice(cells.boxes(cells.key(rank))) for rank in here}
         for group in sorted({step.group(rank) for rank in here}):

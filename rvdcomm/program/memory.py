@@ -72,6 +72,10 @@ class Memory:
             self.buffers[name, rank] = Buffer(name, rank, tuple(pieces))
         return self.buffers[name, rank]
 
+    def shard(self, name: str, rank: int) -> tuple[Box, ...]:
+        """The box of a shard."""
+        return self.buffers[name, rank].pieces
+
     def settle(self, name: str, rank: int, boxes: Sequence[Box]) -> None:
         """The current shard of ``rank`` is buffer ``name``, piece by piece."""
         self.where[rank] = [Place(box, name, i, rank) for i, box in enumerate(boxes)]

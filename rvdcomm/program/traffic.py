@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Layout, Topology, View
 from rvdcomm.planning.cells import Blocks, Cells
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step
@@ -37,6 +37,7 @@ class Leg:
     step: Step
     topology: Topology
     islands: Islands
+    view: View
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
 
     @property
@@ -57,7 +58,7 @@ class Leg:
         """The exchange in the group of ``rank``."""
         if rank not in self._exchanges:
             group = self.step.group(rank)
-            found = self.step.exchange(self.number, rank, self.topology)
+            found = self.step.exchange(self.number, rank, self.topology, self.view)
             self._exchanges.update(dict.fromkeys(group, found))
         return self._exchanges[rank]
 
@@ -103,8 +104,9 @@ class Leg:
         """Ranks that messages join with ``rank``, directly or not."""
         whole = self.step.group(rank)
         if not self.step.direct and self.step.kind in CONNECTED:
-            homes = {self.home.get(member, -1 - member) for member in whole}
-            return whole if len(homes) > 1 else (rank,)
+            island = self.home.get(rank)
+            is_near = island is not None and all(self.home.get(r) == island for r in whole)
+            return (rank,) if is_near else whole
         block = self._block(rank)
         if block is not None:
             return block
@@ -134,7 +136,7 @@ class Leg:
         own = exchange.src if rank in exchange.src else exchange.dst
         found = {rank}
         for box in own.boxes(own.key(rank)):
-            block = Blocks(src.cuts, dst.cuts).around(box)
+            block = Blocks(exchange.src.cuts, exchange.dst.cuts).around(box)
             for side in (exchange.src, exchange.dst):
                 named = (key for key in side.meeting(block) if side.boxes(key))
                 found.update(side.holders(key, 0)[0] for key in named)

@@ -19,7 +19,7 @@ from rvdcomm.program.shards import Transition, is_shard
 def check_form(program: Program) -> None:
     """Raise a ProgramError if the program names what does not exist.
 
-    Its layouts have one shape, and parts only of a dtype that has a sum; every buffer is declared
+    Its layouts have one shape, and shards are boxes of its view; parts only of a dtype that has a sum; every buffer is declared
     once, for a rank of the program, src and dst only for ranks of their layout; instructions name
     such buffers; boxes have the tensor's dims; no collective has two messages between the same
     ranks.
@@ -58,6 +58,8 @@ def _check_layouts(dtype: str, transition: Transition) -> None:
         raise ProgramError(str(error)) from None
     if src.shape != dst.shape:
         raise ProgramError(f"src has the shape {src.shape}, dst {dst.shape}.")
+    if transition.view is not None and transition.view.shape != src.shape:
+        raise ProgramError(f"the dims {transition.view} are none of the shape {src.shape}.")
 
 
 def _check_buffers(program: Program) -> None:

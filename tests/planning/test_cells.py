@@ -10,7 +10,7 @@ from hypothesis import given
 import rvdcomm as rv
 from rvdcomm.layout import Box
 from rvdcomm.planning.binding import Binding, refine
-from rvdcomm.planning.cells import Cells, cells_of
+from rvdcomm.planning.cells import Cells
 from tests.oracle import all_pairs, random_pair
 from tests.strategies import seeds
 
@@ -45,7 +45,7 @@ def faults(source: rv.Layout | Binding, cells: Cells, group: set[int]) -> list[s
 def test_cells_of_all_ranks_are_those_of_the_placement(seed: int) -> None:
     for source in sources(seed):
         ranks = set(source.placement.ranks)
-        assert faults(source, cells_of(source, min(ranks)), ranks) == []
+        assert faults(source, Cells(source, min(ranks)), ranks) == []
 
 
 @pytest.mark.parametrize("topology", [None, HOSTS], ids=["one host", "two hosts"])
@@ -61,7 +61,7 @@ def test_cells_of_a_group_are_those_of_the_placement_within_it(
         for binding in pair:
             for rank in range(8):
                 group = set(binding.grid.group(rank, free))
-                wrong += faults(binding, cells_of(binding, rank, free), group)
+                wrong += faults(binding, Cells(binding, rank, free), group)
     assert wrong == []
 
 
@@ -69,7 +69,7 @@ def test_cells_of_a_group_are_those_of_the_placement_within_it(
 def test_every_cell_that_meets_a_box_is_named(seed: int) -> None:
     rng = random.Random(seed)
     for source in sources(seed):
-        cells = cells_of(source, min(source.placement.ranks))
+        cells = Cells(source, min(source.placement.ranks))
         shape = source.placement.shape
         low = tuple(rng.randint(0, size) for size in shape)
         box = Box(low, tuple(rng.randint(a, size) for a, size in zip(low, shape, strict=True)))

@@ -11,7 +11,7 @@ from hypothesis import given
 
 import rvdcomm as rv
 from rvdcomm.layout import Box
-from rvdcomm.planning.cells import cells_of
+from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, exchange_step
 from tests.oracle import random_pair, sliced
@@ -205,7 +205,7 @@ def test_what_a_rank_gives_and_takes_is_known_to_it_alone(transition: Transition
     src, dst, topology = transition
     moves = moves_of(src, dst, topology)
     for rank in {*src.ranks, *dst.ranks}:
-        alone = Exchange(cells_of(src, rank), cells_of(dst, rank), topology)
+        alone = Exchange(Cells(src, rank), Cells(dst, rank), topology)
         assert alone.into(rank) == [move for move in moves if move.dst_rank == rank]
         assert alone.out_of(rank) == [
             move for move in moves if move.src_rank == rank != move.dst_rank
