@@ -39,7 +39,10 @@ class Box:
     @property
     def num_elements(self) -> int:
         """Number of elements; 1 for a scalar, 0 for an empty box."""
-        return prod(self.shape)
+        count = 1
+        for low, high in zip(self.lo, self.hi, strict=True):
+            count *= high - low
+        return count
 
     @property
     def is_empty(self) -> bool:

@@ -17,14 +17,14 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from math import prod
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rvdcomm.layout import MAX_DIMS, Box, Cuts, Layout, View, chunk_cuts
+from rvdcomm.layout import MAX_DIMS, Box, Cuts, Layout, View
 from rvdcomm.planning.binding import Axis, Binding, R, V
 
 Key = tuple[int, ...]
@@ -185,8 +185,7 @@ class Cells:
                 is_given = len(sizes) == 1 and num_pieces == len(cuts) - 1
                 own = cuts if is_given else range(0, size + 1, size // num_pieces)
                 self._dims.append(_Dim(part, own, number([axis for _, axis in part if axis])))
-        self._replica_offsets = [self._replicas.offset(n) for n in self._replicas.values]
-        self.num_replicas = len(self._replica_offsets)
+        self.num_replicas = len(self._replicas.values)
         self.parts = self._parts.values
         """The value parts that ranks of the group hold, ascending."""
 
@@ -227,7 +226,7 @@ class Cells:
         """The ranks of the group that hold this part of a cell, ascending."""
         first = self._offset(key) + self._parts.offset(part)
         ranks = self._source.ranks if isinstance(self._source, Layout) else self._source.grid.ranks
-        return tuple(sorted([ranks[first + more] for more in self._replica_offsets]))
+        return tuple(sorted([ranks[first + more] for more in self._replica_offsets.tolist()]))
 
     def overlaps(self, box: Box) -> Iterator[tuple[Key, Box]]:
         """Cells that meet ``box``, in ascending order, each with a common box."""
@@ -288,10 +287,13 @@ class Cells:
             positions = np.add.outer(positions, dim.number.offset(numbers)).ravel()
             counts = np.multiply.outer(counts, dim.extents(numbers, low, high)).ravel()
         positions, counts = positions[counts > 0], counts[counts > 0]
-        more = np.array(self._replica_offsets)
-        ranks = self._ranks[np.add.outer(positions, more).ravel()]
+        ranks = self._ranks[np.add.outer(positions, self._replica_offsets).ravel()]
         order = np.argsort(ranks, kind="stable")
-        return ranks[order], np.repeat(counts, len(more))[order]
+        return ranks[order], np.repeat(counts, self.num_replicas)[order]
+
+    @cached_property
+    def _replica_offsets(self) -> Ints:
+        return self._replicas.offset(np.array(self._replicas.values, np.int64))
 
     @cached_property
     def _ranks(self) -> Ints:
@@ -337,19 +339,18 @@ def view_of(sources: Sequence[Layout | Binding]) -> View:
     parts = []
     for d, size in enumerate(shape):
         wanted = sorted(found[d])
-        is_even = all(size and _is_even(size, _cuts(source)[d]) for source in sources)
         chain = sorted({*places[d], *wanted, size})
-        can_be = is_even and all(b % a == 0 for a in chain for b in wanted if a < b)
-        can_be = can_be and all(b % a == 0 for a in wanted for b in chain if a < b)
-        bounds = [1, *wanted, size] if can_be else [1, size]
-        parts.append(tuple(b // a for a, b in zip(bounds, bounds[1:], strict=False)))
+        nests = all(max(a, b) % min(a, b) == 0 for a in wanted for b in chain if size)
+        is_even = bool(wanted) and all(_is_even(size, _cuts(source)[d]) for source in sources)
+        bounds = [1, *wanted, size] if nests and is_even else [1, size]
+        parts.append(tuple(b // a for a, b in pairwise(bounds)))
     view = View(tuple(parts))
     return view if view.num_dims <= MAX_DIMS else View.whole(shape)
 
 
-def _is_even(size: int, cuts: Sequence[int]) -> bool:
+def _is_even(size: int, cuts: tuple[int, ...]) -> bool:
     count = len(cuts) - 1
-    return size % count == 0 and tuple(cuts) == chunk_cuts(size, count)
+    return size > 0 and size % count == 0 and cuts == tuple(range(0, size + 1, size // count))
 
 
 # --- sources ------------------------------------------------------------------------------------
@@ -402,7 +403,7 @@ def _even_cuts(shape: Sequence[int], cuts: Cuts, count: int) -> list[int] | None
     """Pieces of every dim into which a flat cut in ``count`` divides a finest box, or None."""
     found = []
     for size, cut in zip(shape, cuts, strict=True):
-        if not size or not _is_even(size, cut):
+        if not _is_even(size, cut):
             return None
         extent = size // (len(cut) - 1)
         own = min(count, extent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,6 +63,15 @@ class Call:
             pairs.setdefault((move.src_rank, move.dst_rank), []).append(move)
         return pairs
 
+    @cached_property
+    def _pairs_of(self) -> tuple[dict[int, list[Pair]], dict[int, list[Pair]]]:
+        """The pairs of every member as src, and as dst, in the order of the group's ranks."""
+        found: tuple[dict[int, list[Pair]], dict[int, list[Pair]]] = {}, {}
+        for pair in sorted(self.by_pair):
+            for side, rank in zip(found, pair, strict=True):
+                side.setdefault(rank, []).append(pair)
+        return found
+
     def _has_own(self, rank: int) -> bool:
         """Whether a member sends to itself too: in a gather, or if that keeps its runs whole."""
         if self.is_gather or not self.fuse or self.memory.staged:
@@ -99,20 +109,23 @@ class Call:
             unknown = [UNKNOWN_PIECE] * len(boxes)
             there, here = sent.get(pair, unknown), received.get(pair, unknown)
             messages.append(Message(*pair, tuple(map(Entry, boxes, there, here))))
-        others = UNKNOWN_BUFFER, UNKNOWN_BUFFER
-        src_names, dst_names = zip(*(names.get(rank, others) for rank in self.group), strict=True)
+        src_names = [UNKNOWN_BUFFER] * len(self.group)
+        dst_names = [UNKNOWN_BUFFER] * len(self.group)
+        for rank, (src, dst) in names.items():
+            place = bisect_left(self.group, rank)
+            src_names[place], dst_names[place] = src, dst
         kind = "all_gather" if self.is_gather else "all_to_all"
         self.memory.instructions.append(
-            Collective(kind, step, self.group, src_names, dst_names, tuple(messages))
+            Collective(kind, step, self.group, tuple(src_names), tuple(dst_names), tuple(messages))
         )
         return arrivals
 
     # --- sending --------------------------------------------------------------------------------
 
     def _outgoing(self, rank: int, with_own: bool) -> Iterator[tuple[Pair, list[Move]]]:
-        for peer in self.group:
-            if (rank, peer) in self.by_pair and (with_own or peer != rank):
-                yield (rank, peer), self.by_pair[rank, peer]
+        for pair in self._pairs_of[0].get(rank, ()):
+            if with_own or pair != (rank, rank):
+                yield pair, self.by_pair[pair]
 
     def _run_to_send(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]] | None:
         """The buffer and pieces to send from, if what is sent is one run of one buffer."""
@@ -161,9 +174,9 @@ class Call:
     # --- receiving ------------------------------------------------------------------------------
 
     def _incoming(self, rank: int, with_own: bool) -> Iterator[tuple[Pair, list[Move]]]:
-        for peer in self.group:
-            if (peer, rank) in self.by_pair and (with_own or peer != rank):
-                yield (peer, rank), self.by_pair[peer, rank]
+        for pair in self._pairs_of[1].get(rank, ()):
+            if with_own or pair != (rank, rank):
+                yield pair, self.by_pair[pair]
 
     def _run_to_receive(self, rank: int, with_own: bool) -> dict[Pair, list[int]] | None:
         """Pieces of the new shard that the messages fill in order, if they are one run of it."""

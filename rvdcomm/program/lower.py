@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rvdcomm.layout import ITEM_BYTES, SUMMED_BY_BACKENDS, Box, Topology
 from rvdcomm.planning.cells import Cells
@@ -339,14 +340,19 @@ class _Lane:
         """
         if self.dtype not in SUMMED_BY_BACKENDS:
             return False
-        cells = Cells(step.src.source)
-        part = {rank: cells.part(rank) for rank in step.src.ranks}
         home = {rank: i for i, island in enumerate(self.islands) for rank in island}
-        return all(
-            [part[rank] for rank in group] == sorted({part[rank] for rank in group})
-            and len({home.get(rank, -rank - 1) for rank in group}) == len(group)
-            for group in step.groups
-        )
+        if home and any(
+            len({home.get(rank, -rank - 1) for rank in group}) < len(group) for group in step.groups
+        ):
+            return False
+        # Axes of parts are in the order of the axes of ranks. So are parts, if ranks ascend.
+        ranks = step.src.ranks
+        if all(a < b for a, b in pairwise(ranks)):
+            return True
+        cells = Cells(step.src.source)
+        part = {rank: cells.part(rank) for rank in ranks}
+        in_group = ([part[rank] for rank in group] for group in step.groups)
+        return all(parts == sorted(set(parts)) for parts in in_group)
 
     def _all_reduce(self, index: int, step: Step, is_last: bool) -> None:
         """Copy the shard to where the result goes, and let the backend sum in place."""

@@ -129,24 +129,25 @@ class Memory:
     ) -> None:
         """Add what arrived, in ascending order of parts; the first to reach an element is copied.
 
-        ``written`` holds the boxes of ``buffer`` that have a value, and grows.
+        ``written`` holds the boxes of ``buffer`` that have a value, which are disjoint, and grows.
         """
         by_part: dict[int, list[Arrival]] = {}
         for arrival in arrivals:
             by_part.setdefault(arrival.move.part, []).append(arrival)
         pieces = self.pieces(buffer)
         for _, mine in sorted(by_part.items()):
-            adds, copies = [], []
+            adds, copies, first = [], [], []
             known = BoxIndex(list(written))
             for arrival in mine:
                 for piece, box in pieces.meeting(arrival.move.box):
                     fresh = known.uncovered(box)
+                    first += fresh
                     copies += [(arrival.place, new, piece) for new in fresh]
                     adds += [(arrival.place, old, piece) for old in uncovered([box], fresh)]
             # What was received in place is there already.
             self.copy("copy", rank, buffer.name, [c for c in copies if not c[0].is_in(buffer)])
             self.copy("add", rank, buffer.name, adds)
-            written += [arrival.move.box for arrival in mine]
+            written += first
 
     def zero_rest(
         self, rank: int, buffer: Buffer, boxes: Sequence[Box], written: Sequence[Box]

@@ -93,12 +93,13 @@ class Leg:
 
     def groups(self, ranks: Iterable[int]) -> list[tuple[int, ...]]:
         """The groups in which ``ranks`` call the backend, ascending; each of two ranks or more."""
-        found: dict[int, tuple[int, ...]] = {}
+        found: list[tuple[int, ...]] = []
+        done: set[int] = set()
         for rank in ranks:
-            if rank not in found:
-                group = self._group(rank)
-                found.update(dict.fromkeys(group, group))
-        return sorted({group for group in found.values() if len(group) > 1})
+            if rank not in done:
+                found.append(self._group(rank))
+                done.update(found[-1])
+        return sorted(group for group in found if len(group) > 1)
 
     def _group(self, rank: int) -> tuple[int, ...]:
         """Ranks that messages join with ``rank``, directly or not."""
@@ -151,12 +152,12 @@ class Leg:
             group: the ranks of the call.
             received: what one of them takes from every rank of the group.
         """
+        if len(received) < len(group):
+            return False
         if len({self.home.get(member, -1 - member) for member in group}) < len(group):
             return False
-        sizes = {
-            sum(move.box.num_elements for move in received.get(member, ())) for member in group
-        }
-        return len(sizes) == 1 and 0 not in sizes and self._gathers(group)
+        sizes = {sum(move.box.num_elements for move in moves) for moves in received.values()}
+        return len(sizes) == 1 and self._gathers(group)
 
     def _gathers(self, group: Sequence[int]) -> bool:
         """Whether every rank of the group is to hold all that the group holds, once."""
