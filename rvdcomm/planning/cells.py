@@ -188,6 +188,8 @@ class Cells:
         self.num_replicas = len(self._replicas.values)
         self.parts = self._parts.values
         """The value parts that ranks of the group hold, ascending."""
+        self.ranks = source.ranks if isinstance(source, Layout) else source.grid.ranks
+        """Of all groups, in the order of their positions."""
 
     def __contains__(self, rank: int) -> bool:
         source = self._source
@@ -225,7 +227,7 @@ class Cells:
     def holders(self, key: Key, part: int) -> tuple[int, ...]:
         """The ranks of the group that hold this part of a cell, ascending."""
         first = self._offset(key) + self._parts.offset(part)
-        ranks = self._source.ranks if isinstance(self._source, Layout) else self._source.grid.ranks
+        ranks = self.ranks
         return tuple(sorted([ranks[first + more] for more in self._replica_offsets.tolist()]))
 
     def overlaps(self, box: Box) -> Iterator[tuple[Key, Box]]:
@@ -275,6 +277,20 @@ class Cells:
         met = [dim.meeting(low, high) for dim, low, high in dims]
         return product(*met, *([self._flat.values] if self._flat.axes else []))
 
+    def equal_shares(self, box: Box) -> list[Sequence[int]] | None:
+        """The numbers of every dim of the cells that meet ``box``, if all have equally much of it.
+
+        Their products, in ascending order, are the cells.
+        """
+        found = []
+        for dim, low, high in zip(self._dims, box.lo, box.hi, strict=True):
+            numbers = dim.meeting(low, high)
+            extents = dim.extents(numbers, low, high)
+            if extents.min() < extents.max() or extents.min() == 0:
+                return None
+            found.append(numbers)
+        return found if self.is_regular else None
+
     def readers(self, box: Box, part: int) -> tuple[Ints, Ints]:
         """All ranks with this part of some of ``box``, ascending, and how much of it they have.
 
@@ -297,8 +313,7 @@ class Cells:
 
     @cached_property
     def _ranks(self) -> Ints:
-        ranks = self._source.ranks if isinstance(self._source, Layout) else self._source.grid.ranks
-        return np.array(ranks, np.int64)
+        return np.array(self.ranks, np.int64)
 
     def _offset(self, key: Key) -> int:
         """What the coordinates of a key, and no others, add to a position."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from heapq import heappop, heappush
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +20,7 @@ from rvdcomm.layout import Box, Topology
 from rvdcomm.planning.cells import Cells, Ints, Key
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Move:
+class Move(NamedTuple):
     """``dst_rank`` takes ``box`` of value part ``part`` from ``src_rank`` (maybe itself)."""
 
     src_rank: int
@@ -52,6 +52,7 @@ class Exchange:
     def __init__(self, src: Cells, dst: Cells, topology: Topology) -> None:
         self.src, self.dst, self.topology = src, dst, topology
         self._takers: dict[Key, dict[_Holding, int]] = {}
+        self._known_turns: dict[Key, list[Sequence[int]] | None] = {}
         self._needs: dict[_Holding, _Needs] = {}
 
     def into(self, rank: int) -> list[Move]:
@@ -112,9 +113,28 @@ class Exchange:
         parts = self.dst.parts
         if len(parts) == 1:
             return parts[0]
+        turns = self._turns(key)
+        if turns is not None:
+            turn = self.src.parts.index(holding[1])
+            for numbers, number in zip(turns, holding[0], strict=True):
+                turn = turn * len(numbers) + bisect_left(numbers, number)
+            return parts[turn % len(parts)]
         if key not in self._takers:
             self._takers[key] = self._assigned(key)
         return self._takers[key][holding]
+
+    def _turns(self, key: Key) -> list[Sequence[int]] | None:
+        """Of a cell whose parts take equal holdings in turn: the numbers of those, dim by dim."""
+        if key not in self._known_turns:
+            boxes = self.dst.boxes(key)
+            is_even = self._is_apart and len(boxes) == 1
+            self._known_turns[key] = self.src.equal_shares(boxes[0]) if is_even else None
+        return self._known_turns[key]
+
+    @cached_property
+    def _is_apart(self) -> bool:
+        """Whether no rank is on both sides."""
+        return set(self.src.ranks).isdisjoint(self.dst.ranks)
 
     def _assigned(self, key: Key) -> dict[_Holding, int]:
         """Each src holding goes to one dst part: most holders in common, then least taken."""

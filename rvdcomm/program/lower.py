@@ -36,7 +36,7 @@ from rvdcomm.program.instructions import (
 )
 from rvdcomm.program.memory import Arrival, Memory, Place
 from rvdcomm.program.program import Program
-from rvdcomm.program.regions import is_filled, window
+from rvdcomm.program.regions import BoxIndex, is_filled, window
 from rvdcomm.program.shards import DST, SRC, Transition
 from rvdcomm.program.share import publish
 from rvdcomm.program.slices import Slicing, interleaved, slicing_of
@@ -264,9 +264,9 @@ class _Lane:
                 continue
             if not is_whole:
                 buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
-                memory.accumulate(rank, buffer, mine, written=[])
-                if not _has_whole_part(boxes, mine):
-                    memory.zero_rest(rank, buffer, boxes, came)
+                written: list[Box] = []
+                memory.accumulate(rank, buffer, mine, written)
+                memory.zero_rest(rank, buffer, boxes, written)
             is_dst = target.name == DST
             where[rank] = [
                 Place(box, target.name, 0 if is_dst else i, rank) for i, box in enumerate(boxes)
@@ -386,26 +386,12 @@ class _Lane:
         buffer = memory.buffers[DST, rank]
         memory.copy_shard(rank, buffer)
         boxes = self._slice(buffer.pieces)
-        came = [place.box for place in memory.where.get(rank, [])]
-        if not is_filled(boxes, came):
-            memory.zero_rest(rank, buffer, boxes, came)
-
-
-def _has_whole_part(boxes: Iterable[Box], arrivals: Iterable[Arrival]) -> bool:
-    """Whether the boxes of some part alone, which are disjoint, leave no hole in ``boxes``."""
-    of_part: dict[int, list[Box]] = {}
-    for arrival in arrivals:
-        of_part.setdefault(arrival.move.part, []).append(arrival.move.box)
-    boxes = tuple(boxes)
-    return any(is_filled(boxes, mine) for mine in of_part.values())
+        memory.zero_rest(rank, buffer, boxes, [place.box for place in memory.where.get(rank, [])])
 
 
 def _has_sum(moves: list[Move]) -> bool:
-    """Whether an element arrives in more than one part."""
-    seen: list[Box] = []
-    for part in sorted({move.part for move in moves}):
-        mine = [move.box for move in moves if move.part == part]
-        if any(box.intersect(other) for box in mine for other in seen):
-            return True
-        seen += mine
-    return False
+    """Whether an element arrives in more than one part: boxes of one part are disjoint."""
+    if len({move.part for move in moves}) < 2:
+        return False
+    index = BoxIndex([move.box for move in moves])
+    return any(len(index.meeting(move.box)) > 1 for move in moves)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rvdcomm.layout import Box
 from rvdcomm.planning.exchange import Move
 from rvdcomm.program.instructions import Buffer, Copy, Entry, Instruction, Zero
-from rvdcomm.program.regions import BoxIndex, uncovered
+from rvdcomm.program.regions import BoxIndex, is_filled, uncovered
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """``box`` of the current state lies in a piece of a buffer of ``rank``."""
 
     box: Box
@@ -25,8 +24,7 @@ class Place:
         return (self.buffer, self.rank) == (buffer.name, buffer.rank)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """After a move, its dst rank finds its box (or a part of it) at ``place``."""
 
     move: Move
@@ -152,7 +150,9 @@ class Memory:
     def zero_rest(
         self, rank: int, buffer: Buffer, boxes: Sequence[Box], written: Sequence[Box]
     ) -> None:
-        """Fill with zeros what of ``boxes`` no part came for."""
+        """Fill with zeros what of ``boxes`` is not ``written``, which are disjoint boxes in them."""
+        if is_filled(boxes, written):
+            return
         pieces, known = self.pieces(buffer), BoxIndex(written)
         holes = tuple(
             Entry(hole, 0, i)
