@@ -26,11 +26,20 @@ class View:
     Every fourth row of a matrix of 12 rows is the box ``[0:3,1:2,0:5]`` of the view
     ``(3,4)(5)``. Row-major order is the same in a view as in the tensor.
 
-    Laws (tests/layout/test_view.py): ``box`` keeps the number of elements and their flat numbers;
-    ``strides`` address the same elements.
+    Laws (tests/layout/test_view.py): ``View.parse(str(x)) == x``; ``box`` has the same elements, in
+    the same order; ``strides`` find the same elements.
+
+    Raises:
+        LayoutError: there are too many dims, or an empty dim has parts.
     """
 
     parts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.num_dims > MAX_DIMS or any(len(s) > 1 and 0 in s for s in self.parts):
+            raise LayoutError(
+                f"dims {quoted(str(self))}: at most {MAX_DIMS}, and none of an empty dim in parts."
+            )
 
     @classmethod
     def whole(cls, shape: Iterable[int]) -> View:
@@ -68,7 +77,7 @@ class View:
         return Box(tuple(low for low, _ in found), tuple(high for _, high in found))
 
     def strides(self, strides: Sequence[int], box: Box) -> tuple[int, ...]:
-        """Strides of a shard of ``box`` of the tensor, given those of its dims."""
+        """Strides of a shard with ``box`` of the tensor in this view, given those of its dims."""
         found: list[int] = []
         for sizes, stride, low, high in zip(self.parts, strides, box.lo, box.hi, strict=True):
             of_dim = []

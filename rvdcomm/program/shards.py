@@ -58,7 +58,7 @@ class Transition:
     view: View | None = None
 
     def __post_init__(self) -> None:
-        if self.view is not None and self.view.is_whole:
+        if self.view == View.whole(self.src.shape):
             object.__setattr__(self, "view", None)
 
     @property

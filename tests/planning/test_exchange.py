@@ -264,3 +264,15 @@ def test_empty_tensor_moves_nothing() -> None:
 def test_scalar_moves_once() -> None:
     src, dst = rv.Layout((), "R(1)V(2)D()"), rv.Layout((), "R(1)V(1)D()", ranks=[1])
     assert moves_of(src, dst) == (Move(0, 1, 0, Box((), ())), Move(1, 1, 1, Box((), ())))
+
+
+@given(seeds)
+def test_taking_in_turn_is_taking_by_who_has_taken_least(seed: int) -> None:
+    """Where cells are equally large and no rank is on both sides, it is known without counting."""
+    rng = random.Random(seed)
+    src, dst = random_pair(rng)
+    cells = Cells(src), Cells(dst)
+    exchange = Exchange(*cells, rv.Topology.single_host(16, 0, 1.0))
+    for key in cells[1].keys():
+        for holding, taker in exchange._assigned(key).items():
+            assert exchange._taker(key, holding) == taker
