@@ -28,7 +28,7 @@ from rvdcomm.layout import MAX_DIMS, Box, Cuts, Layout, View
 from rvdcomm.planning.binding import Axis, Binding, R, V
 
 Key = tuple[int, ...]
-Run = tuple[int, int]
+Interval = tuple[int, int]
 Ints = NDArray[np.int64]
 _Count = TypeVar("_Count", int, Ints)
 
@@ -81,18 +81,18 @@ class _Dim:
         bound = [axis is not None for _, axis in digits]
         self._is_plain = bound == sorted(bound, reverse=True)
         self._num_local = prod(size for size, axis in digits if axis is None)
-        self._known: dict[int, list[Run]] = {}
+        self._known: dict[int, list[Interval]] = {}
 
-    def runs(self, number: int) -> list[Run]:
+    def runs(self, number: int) -> list[Interval]:
         """The intervals that a number stands for, none of them empty; neighbours are one."""
         if number not in self._known:
             self._known[number] = list(self._runs(number))
         return self._known[number]
 
-    def _runs(self, number: int) -> Iterator[Run]:
+    def _runs(self, number: int) -> Iterator[Interval]:
         cuts = self._cuts
         if self._is_plain:
-            pieces: Iterable[Run] = [(number * self._num_local, (number + 1) * self._num_local)]
+            pieces: Iterable[Interval] = [(number * self._num_local, (number + 1) * self._num_local)]
         else:
             pieces = [(piece, piece + 1) for piece in self._pieces(number)]
         begin = end = 0
@@ -481,7 +481,7 @@ def _pieces(cut: Sequence[int], low: int, high: int) -> range:
     )
 
 
-class Blocks:
+class CommonBlocks:
     """Blocks: boxes that no cell of either side crosses, so that no byte moves between them."""
 
     def __init__(self, src: Cuts, dst: Cuts) -> None:

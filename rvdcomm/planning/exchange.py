@@ -29,7 +29,7 @@ class Move(NamedTuple):
     box: Box
 
 
-_Holding = tuple[Key, int]
+_HoldingKey = tuple[Key, int]
 """(key, part): what the ranks of ``Cells.holders`` hold."""
 
 Share = tuple[int, int, int, int]
@@ -51,9 +51,9 @@ class Exchange:
 
     def __init__(self, src: Cells, dst: Cells, topology: Topology) -> None:
         self.src, self.dst, self.topology = src, dst, topology
-        self._takers: dict[Key, dict[_Holding, int]] = {}
+        self._takers: dict[Key, dict[_HoldingKey, int]] = {}
         self._known_turns: dict[Key, list[Sequence[int]] | None] = {}
-        self._needs: dict[_Holding, _Needs] = {}
+        self._needs: dict[_HoldingKey, _Needs] = {}
 
     def into(self, rank: int) -> list[Move]:
         """What ``rank`` takes, from itself too, sorted."""
@@ -62,7 +62,7 @@ class Exchange:
         key, own_part = self.dst.key(rank), self.dst.part(rank)
         own = (self.src.key(rank), self.src.part(rank)) if rank in self.src else None
         moves: list[Move] = []
-        shared: dict[_Holding, list[Box]] = {}
+        shared: dict[_HoldingKey, list[Box]] = {}
         for mine in self.dst.boxes(key):
             for theirs, box in self.src.overlaps(mine):
                 for part in self.src.parts:
@@ -108,7 +108,7 @@ class Exchange:
 
     # --- who takes what -------------------------------------------------------------------------
 
-    def _taker(self, key: Key, holding: _Holding) -> int:
+    def _taker(self, key: Key, holding: _HoldingKey) -> int:
         """The dst part of cell ``key`` that adds the src part of ``holding``."""
         parts = self.dst.parts
         if len(parts) == 1:
@@ -136,13 +136,13 @@ class Exchange:
         """Whether no rank is on both sides."""
         return set(self.src.ranks).isdisjoint(self.dst.ranks)
 
-    def _assigned(self, key: Key) -> dict[_Holding, int]:
+    def _assigned(self, key: Key) -> dict[_HoldingKey, int]:
         """Each src holding goes to one dst part: most holders in common, then least taken."""
         sizes: dict[Key, int] = {}
         for box in self.dst.boxes(key):
             for theirs, common in self.src.overlaps(box):
                 sizes[theirs] = sizes.get(theirs, 0) + common.num_elements
-        in_common: dict[_Holding, dict[int, int]] = {}
+        in_common: dict[_HoldingKey, dict[int, int]] = {}
         for part in self.dst.parts:
             for reader in self.dst.holders(key, part):
                 if reader in self.src:
@@ -151,7 +151,7 @@ class Exchange:
         num_taken = dict.fromkeys(self.dst.parts, 0)
         # Parts by what they have taken; an entry whose part has taken more since is out of date.
         least = [(0, part) for part in self.dst.parts]
-        out: dict[_Holding, int] = {}
+        out: dict[_HoldingKey, int] = {}
         for part in self.src.parts:
             for theirs, size in sorted(sizes.items()):
                 counts = in_common.get((theirs, part))
@@ -166,18 +166,18 @@ class Exchange:
                 out[theirs, part] = taker
         return out
 
-    def _held(self, rank: int) -> _Holding:
+    def _held(self, rank: int) -> _HoldingKey:
         return self.src.key(rank), self.src.part(rank)
 
     # --- who serves whom ------------------------------------------------------------------------
 
-    def _needs_of(self, holding: _Holding) -> _Needs:
+    def _needs_of(self, holding: _HoldingKey) -> _Needs:
         if holding not in self._needs:
             holders = self.src.holders(*holding)
             self._needs[holding] = _Needs(self._readers(holding), holders, self.topology)
         return self._needs[holding]
 
-    def _readers(self, holding: _Holding) -> tuple[Ints, Ints]:
+    def _readers(self, holding: _HoldingKey) -> tuple[Ints, Ints]:
         """Every reader of a holding, ascending, holders too, and how much of it each needs."""
         boxes = self.src.boxes(holding[0])
         if len(boxes) == len(self.dst.parts) == 1 and self.dst.is_regular:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rvdcomm.layout import Layout, Topology, View
-from rvdcomm.planning.cells import Blocks, Cells
+from rvdcomm.planning.cells import CommonBlocks, Cells
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step
 
@@ -137,7 +137,7 @@ class Leg:
         own = exchange.src if rank in exchange.src else exchange.dst
         found = {rank}
         for box in own.boxes(own.key(rank)):
-            block = Blocks(exchange.src.cuts, exchange.dst.cuts).around(box)
+            block = CommonBlocks(exchange.src.cuts, exchange.dst.cuts).around(box)
             for side in (exchange.src, exchange.dst):
                 named = (key for key in side.meeting(block) if side.boxes(key))
                 found.update(side.holders(key, 0)[0] for key in named)
