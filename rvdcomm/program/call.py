@@ -13,6 +13,7 @@ from rvdcomm.program.instructions import (
     NO_BUFFER,
     UNKNOWN_BUFFER,
     UNKNOWN_PIECE,
+    Buffer,
     Collective,
     Entry,
     Message,
@@ -129,23 +130,27 @@ class Call:
 
     def _run_to_send(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]] | None:
         """The buffer and pieces to send from, if what is sent is one run of one buffer."""
-        run: list[tuple[Place, Box]] = []
+        memory = self.memory
+        names: set[str] = set()
         pieces: dict[Pair, list[int]] = {}
-        for pair, moves in self._outgoing(rank, with_own):
-            places = [self.memory.find(rank, move.box) for move in moves]
-            if any(len(found) != 1 or found[0][0].rank != rank for found in places):
-                return None
-            pieces[pair] = [found[0][0].piece for found in places]
-            # A gather sends one list of boxes to all.
-            if not (self.is_gather and run):
-                run += [(found[0][0], m.box) for found, m in zip(places, moves, strict=True)]
-        names = {place.buffer for place, _ in run}
-        if len(names) != 1 or names & self.memory.converted:
-            return None
-        (name,) = names
-        memory = self.memory.buffers[name, rank].pieces
-        in_order = is_run(memory, [(place.piece, box) for place, box in run])
-        return (name, pieces) if in_order else None
+
+        def parts() -> Iterator[tuple[Buffer, int, Box] | None]:
+            for pair, moves in self._outgoing(rank, with_own):
+                if self.is_gather and pieces:
+                    # A gather sends one list of boxes to all.
+                    pieces[pair] = next(iter(pieces.values()))
+                    continue
+                pieces[pair] = []
+                for move in moves:
+                    found = memory.find(rank, move.box)
+                    place = found[0][0]
+                    if len(found) > 1 or place.rank != rank or place.buffer in memory.converted:
+                        yield None
+                    names.add(place.buffer)
+                    pieces[pair].append(place.piece)
+                    yield memory.buffers[place.buffer, rank], place.piece, move.box
+
+        return (names.pop(), pieces) if is_run(parts()) and names else None
 
     def _send(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]]:
         """What ``rank`` sends from where; packed first if it is not one run already."""
@@ -183,18 +188,20 @@ class Call:
         target = self.target
         if not target.in_place or rank not in target.pieces or target.needs_sum[rank]:
             return None
-        shard = target.pieces[rank]
-        index = BoxIndex(shard)
+        shard = Buffer(target.name, rank, target.pieces[rank])
+        index = BoxIndex(shard.pieces)
         pieces: dict[Pair, list[int]] = {}
-        run: list[tuple[int, Box]] = []
-        for pair, moves in self._incoming(rank, with_own):
-            for move in moves:
-                inside = [i for i, common in index.meeting(move.box) if common == move.box]
-                if not inside:
-                    return None
-                pieces.setdefault(pair, []).append(inside[0])
-                run.append((inside[0], move.box))
-        return pieces if is_run(shard, run) else None
+
+        def parts() -> Iterator[tuple[Buffer, int, Box] | None]:
+            for pair, moves in self._incoming(rank, with_own):
+                for move in moves:
+                    inside = [i for i, common in index.meeting(move.box) if common == move.box]
+                    if not inside:
+                        yield None
+                    pieces.setdefault(pair, []).append(inside[0])
+                    yield shard, inside[0], move.box
+
+        return pieces if is_run(parts()) else None
 
     def _receive(self, rank: int, with_own: bool) -> tuple[str, dict[Pair, list[int]]]:
         """Where ``rank`` receives: in the new shard's memory if it can, else in a buffer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rvdcomm.layout import Box
+from rvdcomm.layout import Box, merged
 from rvdcomm.planning.exchange import Move
 from rvdcomm.program.instructions import Buffer, Copy, Entry, Instruction, Zero
 from rvdcomm.program.regions import BoxIndex, is_filled, uncovered
@@ -153,7 +153,7 @@ class Memory:
         """Fill with zeros what of ``boxes`` is not ``written``, which are disjoint boxes in them."""
         if is_filled(boxes, written):
             return
-        pieces, known = self.pieces(buffer), BoxIndex(written)
+        pieces, known = self.pieces(buffer), BoxIndex(merged(written))
         holes = tuple(
             Entry(hole, 0, i)
             for box in boxes
