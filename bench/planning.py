@@ -1,4 +1,4 @@
-"""How long planning and lowering take, by the number of ranks, and what models of many tensors take.
+"""How long planning and lowering take: by the number of ranks, and for models of many tensors.
 
 Every sample is one `plan()` of a pair of layouts, or one rank's program of a plan, on one core.
 """
@@ -377,15 +377,17 @@ def main(argv: list[str] | None = None) -> int:
             results.append(measure(row, num_pairs, core, show))
             print(line_of(results[-1]), flush=True)
     native.core = native_core
-    print(f"\n{'lowering':16}  {'ranks':>6}  {'pairs':>6}  {'median ms':>9}  {'worst ms':>8}  entries")
+    print(
+        f"\n{'lowering':16}  {'ranks':>6}  {'pairs':>6}  {'median ms':>9}  {'worst ms':>8}  entries"
+    )
     lowering = []
     for num_ranks in LOWERED_RANKS:
         for is_between, executor in product((False, True), ("dist", "auto")):
             lowering.append(lowered(LoweredRow(num_ranks, is_between, executor)))
             print(lowered_line(lowering[-1]), flush=True)
     print(
-        f"\n{'model':8}  {'ranks':12} {'tensors':>7}  {'rank':>5}  {'plan, s':>7}  {'lower, s':>8}  "
-        f"{'peak, MiB':>9}  {'entries':>8}  {'print, s':>8}"
+        f"\n{'model':8}  {'ranks':12} {'tensors':>7}  {'rank':>5}  {'plan, s':>7}  "
+        f"{'lower, s':>8}  {'peak, MiB':>9}  {'entries':>8}  {'print, s':>8}"
     )
     models = []
     for model in MODEL_ROWS:

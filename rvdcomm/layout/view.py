@@ -101,7 +101,7 @@ class View:
 
 def _spans(sizes: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
     """A range of a dim as one range of every one of its parts."""
-    found = []
+    found: list[tuple[int, int]] = []
     for i in range(len(sizes)):
         inner = prod(sizes[i + 1 :])
         if i == len(sizes) - 1 or low % inner == high % inner == 0:

@@ -92,7 +92,9 @@ class _Dim:
     def _runs(self, number: int) -> Iterator[Interval]:
         cuts = self._cuts
         if self._is_plain:
-            pieces: Iterable[Interval] = [(number * self._num_local, (number + 1) * self._num_local)]
+            pieces: Iterable[Interval] = [
+                (number * self._num_local, (number + 1) * self._num_local)
+            ]
         else:
             pieces = [(piece, piece + 1) for piece in self._pieces(number)]
         begin = end = 0
@@ -254,7 +256,9 @@ class Cells:
     def cuts(self) -> Cuts:
         """Bounds of all boxes along every dim, of cells that are ``is_regular``."""
         return tuple(
-            tuple(sorted({bound for n in dim.number.values for run in dim.runs(n) for bound in run}))
+            tuple(
+                sorted({bound for n in dim.number.values for run in dim.runs(n) for bound in run})
+            )
             for dim in self._dims
         )
 
@@ -263,7 +267,7 @@ class Cells:
         """Cells of all groups."""
         return prod(dim.number.size for dim in self._dims) * self._flat.size
 
-    def keys(self) -> Iterator[Key]:
+    def all_keys(self) -> Iterator[Key]:
         """All cells of the group, ascending; some may be empty."""
         flat = [self._flat.values] if self._flat.axes else []
         return product(*(dim.number.values for dim in self._dims), *flat)
@@ -299,8 +303,9 @@ class Cells:
         positions = np.array([self._parts.offset(part)])
         counts = np.ones(1, np.int64)
         for dim, low, high in zip(self._dims, box.lo, box.hi, strict=True):
-            numbers = np.asarray(dim.meeting(low, high), np.int64)
-            positions = np.add.outer(positions, dim.number.offset(numbers)).ravel()
+            numbers = dim.meeting(low, high)
+            offsets = dim.number.offset(np.asarray(numbers, np.int64))
+            positions = np.add.outer(positions, offsets).ravel()
             counts = np.multiply.outer(counts, dim.extents(numbers, low, high)).ravel()
         positions, counts = positions[counts > 0], counts[counts > 0]
         ranks = self._ranks[np.add.outer(positions, self._replica_offsets).ravel()]

@@ -91,7 +91,7 @@ class Exchange:
         mine = self.src.boxes(holding[0])
         moves: list[Move] = []
         if self.src.num_replicas == 1:
-            for key, box in (found for box in mine for found in self.dst.overlaps(box)):
+            for key, box in (found for each in mine for found in self.dst.overlaps(each)):
                 for reader in self.dst.holders(key, self._taker(key, holding)):
                     if reader != rank:
                         moves.append(Move(rank, reader, holding[1], box))
@@ -154,7 +154,7 @@ class Exchange:
         out: dict[_HoldingKey, int] = {}
         for part in self.src.parts:
             for theirs, size in sorted(sizes.items()):
-                counts = in_common.get((theirs, part))
+                counts = in_common.get((theirs, part), {})
                 if counts:
                     taker = min(counts, key=lambda p: (-counts[p], num_taken[p], p))
                 else:
@@ -296,7 +296,9 @@ class Queue:
             # A reader's server is its own: place base + (i - first) * num_servers // num_readers.
             begin = first + -(-(places.start - base) * num_readers // num_servers)
             end = first + -(-(places.stop - base) * num_readers // num_servers)
-            for i in range(max(begin, readers.start, first), min(end, readers.stop, first + num_readers)):
+            for i in range(
+                max(begin, readers.start, first), min(end, readers.stop, first + num_readers)
+            ):
                 place = base + (i - first) * num_servers // num_readers
                 yield self._share(place, i, low, high)
             return
@@ -308,7 +310,8 @@ class Queue:
         begin = bisect_right(range(base + num_servers), a, lo=base, key=cut) - 1
         for place in range(max(begin, places.start), min(base + num_servers, places.stop)):
             a, b = cut(place), cut(place + 1)
-            if a >= self._ends[readers.stop]: break
+            if a >= self._ends[readers.stop]:
+                break
             i = max(bisect_right(self._ends, a) - 1, readers.start)
             while i < readers.stop and self._ends[i] < b:
                 yield self._share(place, i, a, b)

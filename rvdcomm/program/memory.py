@@ -150,7 +150,7 @@ class Memory:
     def zero_rest(
         self, rank: int, buffer: Buffer, boxes: Sequence[Box], written: Sequence[Box]
     ) -> None:
-        """Fill with zeros what of ``boxes`` is not ``written``, which are disjoint boxes in them."""
+        """Zero what of ``boxes`` is not ``written``, which are disjoint boxes inside them."""
         if is_filled(boxes, written):
             return
         pieces, known = self.pieces(buffer), BoxIndex(merged(written))

@@ -51,9 +51,9 @@ class Program:
     """Instructions of all ranks, in one global order; ``str`` and ``parse`` are inverses.
 
     Staging, and all that is sent, is of ``dtype``; a copy from or to a shard of another dtype
-    converts. Boxes are of a view of the tensor, whose dims may be parts of the tensor's; in a program
-    of several tensors the first dim of every box says which tensor it is of (``lift``), so that
-    boxes of two tensors never meet.
+    converts. Boxes are of a view of the tensor, whose dims may be parts of the tensor's; in a
+    program of several tensors the first dim of every box says which tensor it is of (``lift``), so
+    that boxes of two tensors never meet.
 
     ``members`` are the ranks whose instructions these are, None for all ranks; of other ranks'
     memory nothing is said then, and there is nothing to verify.

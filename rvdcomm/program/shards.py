@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from rvdcomm.layout import Box, Layout, View
 
-DIMS, SRC, DST = "dims", "src", "dst"
-"""How a view is written; and the buffers of the caller: a rank's shard under either layout; of tensor 2 of several, src2."""
+SRC, DST = "src", "dst"
+"""The buffers of the caller: a rank's shard under either layout; of tensor 2 of several, src2."""
+
+DIMS = "dims"
+"""The word before a view in a program's text."""
 
 
 def shard_name(side: str, index: int, num_tensors: int) -> str:

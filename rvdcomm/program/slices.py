@@ -81,7 +81,7 @@ def slicing_of(path: Path, num_slices: int) -> Slicing:
         cells = Cells(state.source, view=path.view)
         if cells.num_keys > MAX_FINEST_BOXES:
             return Slicing((), 1)
-        boxes.update(box for key in cells.keys() for box in cells.boxes(key))
+        boxes.update(box for key in cells.all_keys() for box in cells.boxes(key))
     return Slicing.of(boxes, num_slices)
 
 

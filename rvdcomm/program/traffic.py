@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from rvdcomm.layout import Layout, Topology, View
-from rvdcomm.planning.cells import CommonBlocks, Cells
+from rvdcomm.planning.cells import Cells, CommonBlocks
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step
 

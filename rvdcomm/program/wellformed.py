@@ -19,10 +19,10 @@ from rvdcomm.program.shards import DST, SRC, Transition, is_shard
 def check_form(program: Program) -> None:
     """Raise a ProgramError if the program names what does not exist.
 
-    Its layouts have one shape, and shards are boxes of its view; parts only of a dtype that has a sum; every buffer is declared
-    once, for a rank of the program, src and dst only for ranks of their layout; instructions name
-    such buffers; boxes have the tensor's dims; no collective has two messages between the same
-    ranks.
+    Its layouts have one shape, and parts only of a dtype that has a sum; shards are boxes of its
+    view; every buffer is declared once, for a rank of the program, src and dst only for ranks of
+    their layout; instructions name such buffers; boxes have the view's dims; no collective has two
+    messages between the same ranks.
     """
     for transition in program.transitions:
         _check_layouts(program.dtype, transition)

@@ -17,7 +17,9 @@ from tests.strategies import seeds
 
 def random_view(rng: random.Random) -> View:
     """Up to 3 dims of up to 3 parts each."""
-    sizes = [[rng.randint(1, 4) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(1, 3))]
+    sizes = [
+        [rng.randint(1, 4) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(1, 3))
+    ]
     return View(tuple(map(tuple, sizes)))
 
 
@@ -41,7 +43,9 @@ def test_a_box_of_a_view_has_the_same_elements_in_the_same_order(seed: int) -> N
     tensor = np.arange(prod(view.shape)).reshape(view.shape)
     viewed = tensor.reshape([size for sizes in view.parts for size in sizes])
     got = viewed[view.box(box).slices_within(Box.of_shape(viewed.shape))]
-    assert got.ravel().tolist() == tensor[box.slices_within(Box.of_shape(view.shape))].ravel().tolist()
+    assert (
+        got.ravel().tolist() == tensor[box.slices_within(Box.of_shape(view.shape))].ravel().tolist()
+    )
 
 
 @given(seeds)

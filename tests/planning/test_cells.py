@@ -120,7 +120,7 @@ def test_every_cell_of_an_even_path_is_one_box_of_its_view(topology: rv.Topology
         wrong += faults_in_view(plan)
         for source in states_of(plan):
             cells = Cells(source, view=plan.path.view)
-            wrong += [f"{source}" for key in cells.keys() if len(cells.boxes(key)) != 1]
+            wrong += [f"{source}" for key in cells.all_keys() if len(cells.boxes(key)) != 1]
     assert wrong == []
     assert num_views > 0
 

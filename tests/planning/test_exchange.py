@@ -273,6 +273,6 @@ def test_taking_in_turn_is_taking_by_who_has_taken_least(seed: int) -> None:
     src, dst = random_pair(rng)
     cells = Cells(src), Cells(dst)
     exchange = Exchange(*cells, rv.Topology.single_host(16, 0, 1.0))
-    for key in cells[1].keys():
+    for key in cells[1].all_keys():
         for holding, taker in exchange._assigned(key).items():
             assert exchange._taker(key, holding) == taker
