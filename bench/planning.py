@@ -1,25 +1,32 @@
-"""How long planning takes, by the number of ranks; the Python definition beside the native search.
+"""How long planning and lowering take: by the number of ranks, and for models of many tensors.
 
-Every sample is one `plan()` of a pair of layouts drawn at random, on one core.
+Every sample is one `plan()` of a pair of layouts, or one rank's program of a plan, on one core.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import random
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.cases import definitions
+from bench.models import sides
 from bench.run import environment
-from rvdcomm import Layout, Link, Topology, native, planner
+from rvdcomm import Layout, Link, Topology, native, plan_many
 from rvdcomm.layout import Level
+from rvdcomm.plans import planner
+from rvdcomm.program import Collective, Program
 
 DESCRIPTION = """\
 Measure how long planning takes. Counted: from the call of plan() to the Plan with its path, on
@@ -33,6 +40,15 @@ rows:
   n -> n/2       from the first n ranks to n/2 others, on three levels
   look-up        the same call again: found in the cache
   to the text    from plan() to a path that has been printed, in one group on three levels
+
+Then lowering: from a Plan to the program of one rank, plan.program_of(rank), in CPU time; of ranks
+0, n/2 - 1, n/2 and n - 1 the slowest. Pairs are the 6 categories of the RVD benchmark on a matrix,
+and random ones of the 3-d tensor. With executor="dist" a rank is lowered alone; with "auto" it is
+lowered together with the 7 others of its host, whose memory it reads. An entry is one box that is
+copied, sent or received.
+
+Last, models of many tensors, each rank in a process of its own: planning all tensors, lowering one
+rank, its peak memory with the layouts of all tensors, and printing the bundle with its costs.
 """
 
 EPILOG = """\
@@ -132,6 +148,141 @@ def measure(row: Row, num_pairs: int, core: Any, show: Callable[[float], None]) 
     }  # fmt: skip
 
 
+# --- lowering -----------------------------------------------------------------------------------
+
+LOWERED_RANKS = (1024, 16384)
+RANDOM_PAIRS = 6
+MATRIX = SHAPE[:2]
+
+
+@dataclass(frozen=True)
+class LoweredRow:
+    """What one row of the second table measures: in one group, or from one half to the other."""
+
+    num_ranks: int
+    is_between: bool
+    executor: str
+
+    @property
+    def name(self) -> str:
+        """As printed."""
+        return f"{'n/2 -> n/2' if self.is_between else 'in group':10} {self.executor}"
+
+    def pairs(self) -> Iterator[tuple[str, Layout, Layout]]:
+        """Name, src and dst: the categories of the RVD benchmark, then random pairs."""
+        rng = random.Random(SEED)
+        ranks = range(self.num_ranks)
+        n = self.num_ranks // 2 if self.is_between else self.num_ranks
+        src, dst = ranks[:n], ranks[-n:]
+        for name, texts in definitions()["categories"].items():
+            a, b = (text.format(n=n, m=n) for text in texts)
+            yield name, Layout(MATRIX, a, src), Layout(MATRIX, b, dst)
+        for _ in range(RANDOM_PAIRS):
+            a, b = rng.choice(rvds(n)), rng.choice(rvds(n))
+            yield "random", Layout(SHAPE, a, src), Layout(SHAPE, b, dst)
+
+
+def num_entries(program: Program) -> int:
+    """Boxes that instructions copy, send or receive."""
+    each = (i.messages if isinstance(i, Collective) else (i,) for i in program.instructions)
+    return sum(len(one.entries) for of_one in each for one in of_one)
+
+
+def lowered(row: LoweredRow) -> dict[str, Any]:
+    """For every pair, the slowest of some ranks: seconds of CPU time, and entries."""
+    world = topology(row.num_ranks, 3)
+    samples = []
+    for name, src, dst in row.pairs():
+        found = []
+        middle = row.num_ranks // 2
+        for rank in (0, middle - 1, middle, row.num_ranks - 1):
+            times = []
+            for _ in range(REPETITIONS):
+                planner.clear_cache()
+                plan = planner.plan(src, dst, "float32", world, executor=row.executor)
+                start = time.process_time()
+                program = plan.program_of(rank)
+                times.append(time.process_time() - start)
+            found.append((min(times), num_entries(program)))
+        secs, entries = max(found)
+        pair = f"{name}: {src.rvd} -> {dst.rvd}"
+        samples.append({"pair": pair, "secs": secs, "entries": entries})
+    return {"row": row.name, "ranks": row.num_ranks, "samples": samples}
+
+
+def lowered_line(result: dict[str, Any]) -> str:
+    """A row of the second table."""
+    ms = sorted(sample["secs"] * 1e3 for sample in result["samples"])
+    worst = max(result["samples"], key=lambda sample: sample["secs"])
+    return (
+        f"{result['row']:16}  {result['ranks']:6}  {len(ms):6}  {median(ms):9.3f}  {ms[-1]:8.3f}  "
+        f"{worst['entries']:7}  {worst['pair']}"
+    )
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A model on its way from ``num_src`` ranks in stages to ``num_dst`` others."""
+
+    name: str
+    num_src: int
+    num_stages: int
+    num_dst: int
+    tp: int
+
+
+MODEL_ROWS = (ModelRow("70b", 64, 4, 4, 4), ModelRow("moe-1t", 256, 8, 128, 8))
+
+
+def bundled(row: ModelRow, rank: int, is_printed: bool) -> dict[str, Any]:
+    """What one rank takes to plan and lower all tensors; run in a fresh process."""
+    readers = range(row.num_src, row.num_src + row.num_dst)
+    num_ranks = -(-readers.stop // HOST) * HOST
+    world = Topology.hosts([range(i, i + HOST) for i in range(0, num_ranks, HOST)], *LINKS[:2])
+    src, dst = sides(row.name, 1, range(row.num_src), readers, row.num_stages, row.tp)
+    start = time.process_time()
+    bundle = plan_many(src, dst, "bfloat16", topology=world)
+    planned = time.process_time()
+    programs = bundle.program_of(rank)
+    done = time.process_time()
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = {
+        "model": row.name, "src_ranks": row.num_src, "dst_ranks": row.num_dst, "rank": rank,
+        "tensors": len(src), "plan_secs": planned - start, "lower_secs": done - planned,
+        "peak_bytes": peak_bytes, "entries": sum(map(num_entries, programs)),
+    }  # fmt: skip
+    if is_printed:
+        str(bundle)
+        found["print_secs"] = time.process_time() - done
+    return found
+
+
+def bundles(row: ModelRow) -> Iterator[dict[str, Any]]:
+    """The first and the last rank of either side; the first prints the bundle too."""
+    context = multiprocessing.get_context("spawn")
+    last = row.num_src + row.num_dst - 1
+    for rank in (0, row.num_src - 1, row.num_src, last):
+        with context.Pool(1) as pool:
+            yield pool.apply(bundled, (row, rank, rank == 0))
+
+
+def bundle_line(result: dict[str, Any]) -> str:
+    """A row of the third table."""
+    printed = result.get("print_secs")
+    return (
+        f"{result['model']:8}  {result['src_ranks']:4} -> {result['dst_ranks']:<4} "
+        f"{result['tensors']:7}  {result['rank']:5}  {result['plan_secs']:7.2f}  "
+        f"{result['lower_secs']:8.2f}  {result['peak_bytes'] / 2**20:9.0f}  "
+        f"{result['entries']:8}  " + ("" if printed is None else f"{printed:8.2f}")
+    )
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
 def rows_of(all_ranks: list[int]) -> list[Row]:
     """Rows of the table."""
     return [
@@ -226,9 +377,27 @@ def main(argv: list[str] | None = None) -> int:
             results.append(measure(row, num_pairs, core, show))
             print(line_of(results[-1]), flush=True)
     native.core = native_core
+    print(
+        f"\n{'lowering':16}  {'ranks':>6}  {'pairs':>6}  {'median ms':>9}  {'worst ms':>8}  entries"
+    )
+    lowering = []
+    for num_ranks in LOWERED_RANKS:
+        for is_between, executor in product((False, True), ("dist", "auto")):
+            lowering.append(lowered(LoweredRow(num_ranks, is_between, executor)))
+            print(lowered_line(lowering[-1]), flush=True)
+    print(
+        f"\n{'model':8}  {'ranks':12} {'tensors':>7}  {'rank':>5}  {'plan, s':>7}  "
+        f"{'lower, s':>8}  {'peak, MiB':>9}  {'entries':>8}  {'print, s':>8}"
+    )
+    models = []
+    for model in MODEL_ROWS:
+        for result in bundles(model):
+            models.append(result)
+            print(bundle_line(result), flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m bench.planning", *(sys.argv[1:] if argv is None else argv)])
-    args.out.write_text(json.dumps({**environment(command), "rows": results}, indent=1) + "\n")
+    found = {"rows": results, "lowering": lowering, "models": models}
+    args.out.write_text(json.dumps({**environment(command), **found}, indent=1) + "\n")
     draw(results, args.out.with_suffix(".png"))
     print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
     return 0

@@ -33,6 +33,7 @@ from rvdcomm.layout.topology import (
     Topology,
     blocks,
 )
+from rvdcomm.layout.view import View
 
 __all__ = [
     "CUT_RULES",
@@ -56,6 +57,7 @@ __all__ = [
     "Link",
     "Placement",
     "Topology",
+    "View",
     "balanced_cuts",
     "blocks",
     "check_summable",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.text import MAX_DIGITS, MAX_INTEGER, quoted
@@ -17,8 +17,7 @@ _RANGE = f"[0-9]{{1,{MAX_DIGITS}}}:[0-9]{{1,{MAX_DIGITS}}}"
 _FORM = re.compile(rf"\[(?:{_RANGE}(?:,{_RANGE}){{0,{MAX_DIMS - 1}}})?\]")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Box:
+class Box(NamedTuple):
     """The half-open region ``[lo, hi)`` of a tensor, in elements; ``()`` and ``()`` for a scalar.
 
     Laws (tests/layout/test_box.py): ``Box.parse(str(x)) == x``; ``intersect`` is the set
@@ -39,7 +38,10 @@ class Box:
     @property
     def num_elements(self) -> int:
         """Number of elements; 1 for a scalar, 0 for an empty box."""
-        return prod(self.shape)
+        count = 1
+        for low, high in zip(self.lo, self.hi, strict=True):
+            count *= high - low
+        return count
 
     @property
     def is_empty(self) -> bool:

@@ -7,15 +7,20 @@ alone, in a time that grows with those moves; all moves are the union over all r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
 
 from rvdcomm.layout import Box, Topology
-from rvdcomm.planning.cells import Cells, Key
+from rvdcomm.planning.cells import Cells, Ints, Key
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Move:
+class Move(NamedTuple):
     """``dst_rank`` takes ``box`` of value part ``part`` from ``src_rank`` (maybe itself)."""
 
     src_rank: int
@@ -26,6 +31,9 @@ class Move:
 
 _HoldingKey = tuple[Key, int]
 """(key, part): what the ranks of ``Cells.holders`` hold."""
+
+Share = tuple[int, int, int, int]
+"""(server, reader, first, last): elements ``first`` to ``last`` of what the reader needs."""
 
 
 class Exchange:
@@ -44,27 +52,35 @@ class Exchange:
     def __init__(self, src: Cells, dst: Cells, topology: Topology) -> None:
         self.src, self.dst, self.topology = src, dst, topology
         self._takers: dict[Key, dict[_HoldingKey, int]] = {}
-        self._shares: dict[_HoldingKey, list[Move]] = {}
+        self._known_turns: dict[Key, list[Sequence[int]] | None] = {}
+        self._needs: dict[_HoldingKey, _Needs] = {}
 
     def into(self, rank: int) -> list[Move]:
         """What ``rank`` takes, from itself too, sorted."""
         if rank not in self.dst:
             return []
         key, own_part = self.dst.key(rank), self.dst.part(rank)
+        own = (self.src.key(rank), self.src.part(rank)) if rank in self.src else None
         moves: list[Move] = []
-        shared: set[_HoldingKey] = set()
-        for theirs, box in self._overlaps(self.src, self.dst.boxes(key)):
-            for part in self.src.parts:
-                if self._taker(key, (theirs, part)) != own_part:
-                    continue
-                holders = self.src.holders(theirs, part)
-                if rank in holders:
-                    moves.append(Move(rank, rank, part, box))
-                elif len(holders) == 1:
-                    moves.append(Move(holders[0], rank, part, box))
-                else:
-                    shared.add((theirs, part))
-        moves += [m for holding in shared for m in self._shared(holding) if m.dst_rank == rank]
+        shared: dict[_HoldingKey, list[Box]] = {}
+        for mine in self.dst.boxes(key):
+            for theirs, box in self.src.overlaps(mine):
+                for part in self.src.parts:
+                    holding = theirs, part
+                    if self._taker(key, holding) != own_part:
+                        continue
+                    if holding == own:
+                        moves.append(Move(rank, rank, part, box))
+                    elif self.src.num_replicas == 1:
+                        (holder,) = self.src.holders(theirs, part)
+                        moves.append(Move(holder, rank, part, box))
+                    else:
+                        shared.setdefault(holding, []).append(box)
+        for holding, boxes in shared.items():
+            boxes.sort()
+            for server, _, first, last in self._needs_of(holding).queue_to(rank).into(rank):
+                for box in _cut(boxes, first, last):
+                    moves.append(Move(server, rank, holding[1], box))
         return sorted(moves)
 
     def out_of(self, rank: int) -> list[Move]:
@@ -72,137 +88,248 @@ class Exchange:
         if rank not in self.src:
             return []
         holding = self.src.key(rank), self.src.part(rank)
-        if len(self.src.holders(*holding)) > 1:
-            return sorted(m for m in self._shared(holding) if m.src_rank == rank)
-        return sorted(
-            Move(rank, reader, holding[1], box)
-            for reader, box in self._needs(holding)
-            if reader != rank
-        )
+        mine = self.src.boxes(holding[0])
+        moves: list[Move] = []
+        if self.src.num_replicas == 1:
+            for key, box in (found for each in mine for found in self.dst.overlaps(each)):
+                for reader in self.dst.holders(key, self._taker(key, holding)):
+                    if reader != rank:
+                        moves.append(Move(rank, reader, holding[1], box))
+            return sorted(moves)
+        for queue in self._needs_of(holding).queues_from(rank):
+            for _, reader, first, last in queue.out_of(rank):
+                own = self.dst.boxes(self.dst.key(reader))
+                needed = sorted(
+                    common for a in mine for b in own if (common := a.intersect(b)) is not None
+                )
+                for box in _cut(needed, first, last):
+                    moves.append(Move(rank, reader, holding[1], box))
+        return sorted(moves)
 
     # --- who takes what -------------------------------------------------------------------------
-
-    @staticmethod
-    def _overlaps(cells: Cells, boxes: Sequence[Box]) -> Iterator[tuple[Key, Box]]:
-        """Cells that meet ``boxes``, each with a common box."""
-        for mine in boxes:
-            for key in cells.meeting(mine):
-                for theirs in cells.boxes(key):
-                    common = mine.intersect(theirs)
-                    if common is not None:
-                        yield key, common
-
-    def _needs(self, holding: _HoldingKey) -> Iterator[tuple[int, Box]]:
-        """Every reader of a holding, and what it takes; holders too, that have it already."""
-        for key, box in self._overlaps(self.dst, self.src.boxes(holding[0])):
-            for reader in self.dst.holders(key, self._taker(key, holding)):
-                yield reader, box
 
     def _taker(self, key: Key, holding: _HoldingKey) -> int:
         """The dst part of cell ``key`` that adds the src part of ``holding``."""
         parts = self.dst.parts
         if len(parts) == 1:
             return parts[0]
+        turns = self._turns(key)
+        if turns is not None:
+            turn = self.src.parts.index(holding[1])
+            for numbers, number in zip(turns, holding[0], strict=True):
+                turn = turn * len(numbers) + bisect_left(numbers, number)
+            return parts[turn % len(parts)]
         if key not in self._takers:
             self._takers[key] = self._assigned(key)
         return self._takers[key][holding]
 
+    def _turns(self, key: Key) -> list[Sequence[int]] | None:
+        """Of a cell whose parts take equal holdings in turn: the numbers of those, dim by dim."""
+        if key not in self._known_turns:
+            boxes = self.dst.boxes(key)
+            is_even = self._is_apart and len(boxes) == 1
+            self._known_turns[key] = self.src.equal_shares(boxes[0]) if is_even else None
+        return self._known_turns[key]
+
+    @cached_property
+    def _is_apart(self) -> bool:
+        """Whether no rank is on both sides."""
+        return set(self.src.ranks).isdisjoint(self.dst.ranks)
+
     def _assigned(self, key: Key) -> dict[_HoldingKey, int]:
         """Each src holding goes to one dst part: most holders in common, then least taken."""
         sizes: dict[Key, int] = {}
-        for theirs, box in self._overlaps(self.src, self.dst.boxes(key)):
-            sizes[theirs] = sizes.get(theirs, 0) + box.num_elements
-        readers = {part: set(self.dst.holders(key, part)) for part in self.dst.parts}
+        for box in self.dst.boxes(key):
+            for theirs, common in self.src.overlaps(box):
+                sizes[theirs] = sizes.get(theirs, 0) + common.num_elements
+        in_common: dict[_HoldingKey, dict[int, int]] = {}
+        for part in self.dst.parts:
+            for reader in self.dst.holders(key, part):
+                if reader in self.src:
+                    counts = in_common.setdefault(self._held(reader), {})
+                    counts[part] = counts.get(part, 0) + 1
         num_taken = dict.fromkeys(self.dst.parts, 0)
+        # Parts by what they have taken; an entry whose part has taken more since is out of date.
+        least = [(0, part) for part in self.dst.parts]
         out: dict[_HoldingKey, int] = {}
         for part in self.src.parts:
-            for theirs in sorted(sizes):
-                holders = set(self.src.holders(theirs, part))
-                taker = min(readers, key=lambda p: (len(readers[p] - holders), num_taken[p], p))
-                num_taken[taker] += sizes[theirs]
+            for theirs, size in sorted(sizes.items()):
+                counts = in_common.get((theirs, part), {})
+                if counts:
+                    taker = min(counts, key=lambda p: (-counts[p], num_taken[p], p))
+                else:
+                    while least[0][0] != num_taken[least[0][1]]:
+                        heappop(least)
+                    taker = least[0][1]
+                num_taken[taker] += size
+                heappush(least, (num_taken[taker], taker))
                 out[theirs, part] = taker
         return out
 
+    def _held(self, rank: int) -> _HoldingKey:
+        return self.src.key(rank), self.src.part(rank)
+
     # --- who serves whom ------------------------------------------------------------------------
 
-    def _shared(self, holding: _HoldingKey) -> list[Move]:
-        """Moves that serve the needs of one holding of several ranks."""
-        if holding not in self._shares:
-            self._shares[holding] = list(self._served(holding))
-        return self._shares[holding]
+    def _needs_of(self, holding: _HoldingKey) -> _Needs:
+        if holding not in self._needs:
+            holders = self.src.holders(*holding)
+            self._needs[holding] = _Needs(self._readers(holding), holders, self.topology)
+        return self._needs[holding]
 
-    def _served(self, holding: _HoldingKey) -> Iterator[Move]:
-        holders = self.src.holders(*holding)
-        own = frozenset(holders)
-        near = [
-            _by_home(holders, level, self.topology) for level in range(1, len(self.topology.levels))
-        ]
-        queues: dict[tuple[int, ...], list[tuple[int, Box]]] = {}
-        for reader, box in self._needs(holding):
-            if reader in own:
-                continue
-            found = (
-                homes.get(self.topology.home(level, reader)) for level, homes in enumerate(near, 1)
-            )
-            servers = next(filter(None, found), holders)
-            queues.setdefault(servers, []).append((reader, box))
-        for servers, queue in queues.items():
-            hosts = _by_home(servers, 1, self.topology).values() if near else [servers]
-            for server, reader, box in shared(sorted(hosts), sorted(queue)):
-                yield Move(server, reader, holding[1], box)
+    def _readers(self, holding: _HoldingKey) -> tuple[Ints, Ints]:
+        """Every reader of a holding, ascending, holders too, and how much of it each needs."""
+        boxes = self.src.boxes(holding[0])
+        if len(boxes) == len(self.dst.parts) == 1 and self.dst.is_regular:
+            return self.dst.readers(boxes[0], self.dst.parts[0])
+        sizes: dict[int, int] = {}
+        for key, box in (found for mine in boxes for found in self.dst.overlaps(mine)):
+            for reader in self.dst.holders(key, self._taker(key, holding)):
+                sizes[reader] = sizes.get(reader, 0) + box.num_elements
+        readers = sorted(sizes)
+        return np.array(readers, np.int64), np.array([sizes[r] for r in readers], np.int64)
 
 
-def _by_home(ranks: Sequence[int], level: int, topology: Topology) -> dict[int, tuple[int, ...]]:
-    """Ranks by the group of ``level`` that they are in."""
-    homes: dict[int, tuple[int, ...]] = {}
-    for rank in ranks:
-        home = topology.home(level, rank)
-        homes[home] = (*homes.get(home, ()), rank)
-    return homes
+class _Needs:
+    """What is needed of one holding of several ranks, in queues of those with the same servers."""
+
+    def __init__(
+        self, needs: tuple[Ints, Ints], holders: Sequence[int], topology: Topology
+    ) -> None:
+        self._holders, self._topology = np.array(holders, np.int64), topology
+        is_reader = np.isin(needs[0], self._holders, invert=True)
+        self._readers, self._sizes = needs[0][is_reader], needs[1][is_reader]
+        # The level in whose group a reader's servers are; the number of levels for all holders.
+        self._far = len(topology.levels)
+        self._level = np.full(len(self._readers), self._far)
+        for level in reversed(range(1, self._far)):
+            near = np.isin(self._homes(level, self._readers), self._homes(level, self._holders))
+            self._level[near] = level
+        self._queues: dict[tuple[int, int], Queue] = {}
+
+    def queue_to(self, reader: int) -> Queue:
+        """The queue in which ``reader`` is."""
+        level = int(self._level[np.searchsorted(self._readers, reader)])
+        return self._queue(level, reader)
+
+    def queues_from(self, server: int) -> list[Queue]:
+        """The queues that ``server`` serves."""
+        return [self._queue(int(level), server) for level in np.unique(self._level)]
+
+    def _queue(self, level: int, rank: int) -> Queue:
+        """Of those whose servers are in the group of ``level`` that ``rank`` is in."""
+        home = -1 if level == self._far else self._topology.home(level, rank)
+        if (level, home) not in self._queues:
+            servers, chosen = self._holders, self._level == level
+            if home >= 0:
+                servers = servers[self._homes(level, servers) == home]
+                chosen &= self._homes(level, self._readers) == home
+            hosts = [servers.tolist()] if self._far == 1 else self._hosts(servers)
+            queue = Queue(hosts, self._readers[chosen].tolist(), self._sizes[chosen].tolist())
+            self._queues[level, home] = queue
+        return self._queues[level, home]
+
+    def _hosts(self, servers: Ints) -> list[list[int]]:
+        """Servers by host; hosts by their first server."""
+        hosts: dict[int, list[int]] = {}
+        homes = self._homes(1, servers).tolist()
+        for server, home in zip(servers.tolist(), homes, strict=True):
+            hosts.setdefault(home, []).append(server)
+        return list(hosts.values())
+
+    def _homes(self, level: int, ranks: Ints) -> Ints:
+        runs = self._topology.runs
+        if runs is None:
+            home = self._topology.homes[level]
+            return np.array([home[rank] for rank in ranks.tolist()], np.int64)
+        found: Ints = (ranks - runs[level].first) // runs[level].size
+        return found
 
 
-_Share = tuple[int, int, Box]
-"""(server, reader, what it takes)."""
-
-
-def shared(hosts: Sequence[Sequence[int]], queue: Sequence[tuple[int, Box]]) -> Iterator[_Share]:
-    """Divide what readers take among the servers of some hosts.
+class Queue:
+    """Needs that have the same servers, laid end to end and divided among them.
 
     Every host gives as much of the queue as it has servers. Inside a host each reader has a server
-    of its own, if there are enough; else every server gives equally much.
+    of its own, if there are enough; else every server gives equally much. Readers ascend.
 
-    >>> [(server, reader) for server, reader, _ in shared([[0, 1], [2, 3]], [(7, Box((0,), (8,)))])]
+    >>> [(server, reader) for server, reader, *_ in Queue([[0, 1], [2, 3]], [7], [8])]
     [(0, 7), (2, 7)]
     """
-    num_servers = sum(map(len, hosts))
-    total = sum(box.num_elements for _, box in queue)
-    start = before = 0
-    for servers in hosts:
-        before += len(servers)
-        stop = before * total // num_servers
-        runs = list(_cut(queue, start, stop))
-        readers = list(dict.fromkeys(reader for reader, _ in runs))
-        if len(readers) <= len(servers):
-            place = {r: servers[i * len(servers) // len(readers)] for i, r in enumerate(readers)}
-            yield from ((place[reader], reader, box) for reader, box in runs)
-        else:
-            size = stop - start
-            for i, server in enumerate(servers):
-                low = start + i * size // len(servers)
-                high = start + (i + 1) * size // len(servers)
-                yield from ((server, reader, box) for reader, box in _cut(queue, low, high))
-        start = stop
+
+    def __init__(
+        self, hosts: Sequence[Sequence[int]], readers: Sequence[int], sizes: Sequence[int]
+    ) -> None:
+        self._servers = [server for host in hosts for server in host]
+        self._bounds = list(accumulate(map(len, hosts), initial=0))
+        self._readers, self._ends = readers, list(accumulate(sizes, initial=0))
+
+    def __iter__(self) -> Iterator[Share]:
+        for host in range(len(self._bounds) - 1):
+            yield from self._shares(host, range(len(self._servers)), range(len(self._readers)))
+
+    def into(self, reader: int) -> Iterator[Share]:
+        """What ``reader`` takes."""
+        i = bisect_left(self._readers, reader)
+        host = bisect_right(range(len(self._bounds)), self._ends[i], key=self._start) - 1
+        while host < len(self._bounds) - 1 and self._start(host) < self._ends[i + 1]:
+            yield from self._shares(host, range(len(self._servers)), range(i, i + 1))
+            host += 1
+
+    def out_of(self, server: int) -> Iterator[Share]:
+        """What ``server`` gives."""
+        place = self._servers.index(server)
+        host = bisect_right(self._bounds, place) - 1
+        return self._shares(host, range(place, place + 1), range(len(self._readers)))
+
+    def _start(self, host: int) -> int:
+        """Where the run of a host begins."""
+        return self._bounds[host] * self._ends[-1] // len(self._servers)
+
+    def _shares(self, host: int, places: range, readers: range) -> Iterator[Share]:
+        """Of the run of ``host``, what servers at ``places`` give to some ``readers``."""
+        low, high = self._start(host), self._start(host + 1)
+        base = self._bounds[host]
+        num_servers = self._bounds[host + 1] - base
+        first = bisect_right(self._ends, low) - 1
+        num_readers = bisect_left(self._ends, high) - first
+        if num_readers <= num_servers:
+            # A reader's server is its own: place base + (i - first) * num_servers // num_readers.
+            begin = first + -(-(places.start - base) * num_readers // num_servers)
+            end = first + -(-(places.stop - base) * num_readers // num_servers)
+            for i in range(
+                max(begin, readers.start, first), min(end, readers.stop, first + num_readers)
+            ):
+                place = base + (i - first) * num_servers // num_readers
+                yield self._share(place, i, low, high)
+            return
+
+        def cut(place: int) -> int:
+            return low + (place - base) * (high - low) // num_servers
+
+        a, b = max(low, self._ends[readers.start]), min(high, self._ends[readers.stop])
+        begin = bisect_right(range(base + num_servers), a, lo=base, key=cut) - 1
+        for place in range(max(begin, places.start), min(base + num_servers, places.stop)):
+            a, b = cut(place), cut(place + 1)
+            if a >= self._ends[readers.stop]:
+                break
+            i = max(bisect_right(self._ends, a) - 1, readers.start)
+            while i < readers.stop and self._ends[i] < b:
+                yield self._share(place, i, a, b)
+                i += 1
+
+    def _share(self, place: int, i: int, low: int, high: int) -> Share:
+        """What of ``low`` to ``high`` the i-th reader needs."""
+        begin, end = self._ends[i], self._ends[i + 1]
+        first, last = max(low, begin) - begin, min(high, end) - begin
+        return self._servers[place], self._readers[i], first, last
 
 
-def _cut(queue: Sequence[tuple[int, Box]], low: int, high: int) -> Iterator[tuple[int, Box]]:
+def _cut(boxes: Iterable[Box], low: int, high: int) -> Iterator[Box]:
     """Elements ``low`` to ``high`` of boxes that are laid end to end."""
     position = 0
-    for reader, box in queue:
+    for box in boxes:
         size = box.num_elements
         first, last = max(low - position, 0), min(high - position, size)
         if first < last:
-            for piece in box.flat_range(first, last):
-                yield reader, piece
+            yield from box.flat_range(first, last)
         position += size
-        if position >= high:
-            break

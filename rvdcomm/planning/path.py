@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import pairwise
 
 from rvdcomm.cost import Traffic
-from rvdcomm.layout import Layout, Placement, Topology, ranges_text
+from rvdcomm.layout import Layout, Placement, Topology, View, ranges_text
 from rvdcomm.planning.binding import Binding
-from rvdcomm.planning.cells import cells_of
+from rvdcomm.planning.cells import Cells, view_of
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.primitives import kind_of_rebind, product_groups
 
@@ -110,9 +110,11 @@ class Step:
         both = zip(src.targets, dst.targets, strict=True)
         return frozenset(a for a, (s, t) in enumerate(both) if s != t)
 
-    def exchange(self, leg: int, rank: int, topology: Topology) -> Exchange:
-        """The exchange of a leg in the group of ``rank``."""
-        src, dst = (cells_of(state.source, rank, self.changed) for state in self.legs[leg])
+    def exchange(
+        self, leg: int, rank: int, topology: Topology, view: View | None = None
+    ) -> Exchange:
+        """The exchange of a leg in the group of ``rank``, its boxes in ``view`` of the tensor."""
+        src, dst = (Cells(state.source, rank, self.changed, view) for state in self.legs[leg])
         return Exchange(src, dst, topology)
 
     def moves(self, topology: Topology) -> list[tuple[Move, ...]]:
@@ -152,6 +154,12 @@ class Path:
     def ranks(self) -> tuple[int, ...]:
         """All ranks that take part, ascending."""
         return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
+
+    @cached_property
+    def view(self) -> View:
+        """The view of the tensor in which cells are boxes; programs move boxes of this view."""
+        states = {id(s): s for step in self.steps for leg in step.legs for s in leg}
+        return view_of([self.src, *(state.source for state in states.values()), self.dst])
 
     def table(self, notes: Iterable[str] | None = None) -> list[str]:
         """Lines of a table; ``notes`` adds a column, one note a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Level, Link, Topology, dtype_name
@@ -58,7 +59,8 @@ def plan_many(
         if way is None:
             request = transition.src, transition.dst, wire_dtype(transition), shared
             try:
-                way = Way(transition, plan(*request, executor=executor))
+                made = plan(*request, executor=executor)
+                way = Way(replace(transition, view=made.path.view), made)
             except LayoutError as error:
                 raise LayoutError(f"tensor {name!r}: {error}") from None
             ways[transition] = way

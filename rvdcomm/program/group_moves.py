@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from rvdcomm.program.instructions import (
     NO_BUFFER,
     UNKNOWN_BUFFER,
     UNKNOWN_PIECE,
+    Buffer,
     Collective,
     Entry,
     Message,
@@ -62,6 +64,15 @@ class GroupMoves:
             pairs.setdefault((move.src_rank, move.dst_rank), []).append(move)
         return pairs
 
+    @cached_property
+    def _pairs_of(self) -> tuple[dict[int, list[RankPair]], dict[int, list[RankPair]]]:
+        """The pairs of every member as src, and as dst, in the order of the group's ranks."""
+        found: tuple[dict[int, list[RankPair]], dict[int, list[RankPair]]] = {}, {}
+        for pair in sorted(self.by_pair):
+            for side, rank in zip(found, pair, strict=True):
+                side.setdefault(rank, []).append(pair)
+        return found
+
     def _has_own(self, rank: int) -> bool:
         """Whether a member sends to itself too: in a gather, or if that keeps its runs whole."""
         if self.is_gather or not self.fuse or self.memory.staged:
@@ -99,42 +110,49 @@ class GroupMoves:
             unknown = [UNKNOWN_PIECE] * len(boxes)
             there, here = sent.get(pair, unknown), received.get(pair, unknown)
             messages.append(Message(*pair, tuple(map(Entry, boxes, there, here))))
-        others = UNKNOWN_BUFFER, UNKNOWN_BUFFER
-        src_names, dst_names = zip(*(names.get(rank, others) for rank in self.group), strict=True)
+        src_names = [UNKNOWN_BUFFER] * len(self.group)
+        dst_names = [UNKNOWN_BUFFER] * len(self.group)
+        for rank, (src, dst) in names.items():
+            place = bisect_left(self.group, rank)
+            src_names[place], dst_names[place] = src, dst
         kind = "all_gather" if self.is_gather else "all_to_all"
         self.memory.instructions.append(
-            Collective(kind, step, self.group, src_names, dst_names, tuple(messages))
+            Collective(kind, step, self.group, tuple(src_names), tuple(dst_names), tuple(messages))
         )
         return arrivals
 
     # --- sending --------------------------------------------------------------------------------
 
     def _outgoing(self, rank: int, with_own: bool) -> Iterator[tuple[RankPair, list[Move]]]:
-        for peer in self.group:
-            if (rank, peer) in self.by_pair and (with_own or peer != rank):
-                yield (rank, peer), self.by_pair[rank, peer]
+        for pair in self._pairs_of[0].get(rank, ()):
+            if with_own or pair != (rank, rank):
+                yield pair, self.by_pair[pair]
 
     def _run_to_send(
         self, rank: int, with_own: bool
     ) -> tuple[str, dict[RankPair, list[int]]] | None:
         """The buffer and pieces to send from, if what is sent is one run of one buffer."""
-        run: list[tuple[Place, Box]] = []
+        memory = self.memory
+        names: set[str] = set()
         pieces: dict[RankPair, list[int]] = {}
-        for pair, moves in self._outgoing(rank, with_own):
-            places = [self.memory.find(rank, move.box) for move in moves]
-            if any(len(found) != 1 or found[0][0].rank != rank for found in places):
-                return None
-            pieces[pair] = [found[0][0].piece for found in places]
-            # A gather sends one list of boxes to all.
-            if not (self.is_gather and run):
-                run += [(found[0][0], m.box) for found, m in zip(places, moves, strict=True)]
-        names = {place.buffer for place, _ in run}
-        if len(names) != 1 or names & self.memory.converted:
-            return None
-        (name,) = names
-        memory = self.memory.buffers[name, rank].pieces
-        in_order = is_run(memory, [(place.piece, box) for place, box in run])
-        return (name, pieces) if in_order else None
+
+        def parts() -> Iterator[tuple[Buffer, int, Box] | None]:
+            for pair, moves in self._outgoing(rank, with_own):
+                if self.is_gather and pieces:
+                    # A gather sends one list of boxes to all.
+                    pieces[pair] = next(iter(pieces.values()))
+                    continue
+                pieces[pair] = []
+                for move in moves:
+                    found = memory.find(rank, move.box)
+                    place = found[0][0]
+                    if len(found) > 1 or place.rank != rank or place.buffer in memory.converted:
+                        yield None
+                    names.add(place.buffer)
+                    pieces[pair].append(place.piece)
+                    yield memory.buffers[place.buffer, rank], place.piece, move.box
+
+        return (names.pop(), pieces) if is_run(parts()) and names else None
 
     def _send(self, rank: int, with_own: bool) -> tuple[str, dict[RankPair, list[int]]]:
         """What ``rank`` sends from where; packed first if it is not one run already."""
@@ -163,27 +181,29 @@ class GroupMoves:
     # --- receiving ------------------------------------------------------------------------------
 
     def _incoming(self, rank: int, with_own: bool) -> Iterator[tuple[RankPair, list[Move]]]:
-        for peer in self.group:
-            if (peer, rank) in self.by_pair and (with_own or peer != rank):
-                yield (peer, rank), self.by_pair[peer, rank]
+        for pair in self._pairs_of[1].get(rank, ()):
+            if with_own or pair != (rank, rank):
+                yield pair, self.by_pair[pair]
 
     def _run_to_receive(self, rank: int, with_own: bool) -> dict[RankPair, list[int]] | None:
         """Pieces of the new shard that the messages fill in order, if they are one run of it."""
         target = self.target
         if not target.in_place or rank not in target.pieces or target.needs_sum[rank]:
             return None
-        shard = target.pieces[rank]
-        index = BoxIndex(shard)
+        shard = Buffer(target.name, rank, target.pieces[rank])
+        index = BoxIndex(shard.pieces)
         pieces: dict[RankPair, list[int]] = {}
-        run: list[tuple[int, Box]] = []
-        for pair, moves in self._incoming(rank, with_own):
-            for move in moves:
-                inside = [i for i, common in index.meeting(move.box) if common == move.box]
-                if not inside:
-                    return None
-                pieces.setdefault(pair, []).append(inside[0])
-                run.append((inside[0], move.box))
-        return pieces if is_run(shard, run) else None
+
+        def parts() -> Iterator[tuple[Buffer, int, Box] | None]:
+            for pair, moves in self._incoming(rank, with_own):
+                for move in moves:
+                    inside = [i for i, common in index.meeting(move.box) if common == move.box]
+                    if not inside:
+                        yield None
+                    pieces.setdefault(pair, []).append(inside[0])
+                    yield shard, inside[0], move.box
+
+        return pieces if is_run(parts()) else None
 
     def _receive(self, rank: int, with_own: bool) -> tuple[str, dict[RankPair, list[int]]]:
         """Where ``rank`` receives: in the new shard's memory if it can, else in a buffer."""

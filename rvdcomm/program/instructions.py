@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 from rvdcomm.layout import Box, ranges_text
 
@@ -42,8 +43,7 @@ class Buffer:
         return tuple(accumulate((piece.num_elements for piece in self.pieces), initial=0))
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """``box`` lies in piece ``src_piece`` of one buffer and goes to ``dst_piece`` of another."""
 
     box: Box

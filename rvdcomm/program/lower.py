@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rvdcomm.layout import ITEM_BYTES, SUMMED_BY_BACKENDS, Box, Topology
-from rvdcomm.planning.cells import cells_of
+from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.program.group_moves import Destination, GroupMoves
@@ -35,7 +36,7 @@ from rvdcomm.program.instructions import (
 )
 from rvdcomm.program.memory import Arrival, LoweredMemory, Place
 from rvdcomm.program.program import Program
-from rvdcomm.program.regions import is_filled, window
+from rvdcomm.program.regions import BoxIndex, is_filled, window
 from rvdcomm.program.shards import DST, SRC, Transition
 from rvdcomm.program.share import publish
 from rvdcomm.program.slices import Slicing, interleaved, slicing_of
@@ -66,7 +67,7 @@ def lower(
     Laws (tests/program/test_lower.py): the program of all ranks verifies, and gives the same data,
     for all options; that of some ranks is what the program of all ranks says about them.
     """
-    transition = Transition(path.src, path.dst, dtype, dtype)
+    transition = Transition(path.src, path.dst, dtype, dtype, path.view)
     found = lanes(
         path, transition, topology, ranks=ranks, islands=islands, num_slices=num_slices, fuse=fuse
     )
@@ -138,11 +139,11 @@ def lanes(
         name: tuple(rank for rank in here if rank in layout)
         for name, layout in ((SRC, path.src), (DST, path.dst))
     }
-    for name, layout in ((SRC, path.src), (DST, path.dst)):
-        for rank in sides[name]:
-            memory.add_buffer(name, rank, (layout.cell(rank).box,))
+    for name, mine in sides.items():
+        for rank in mine:
+            memory.add_buffer(name, rank, (transition.box(name, rank),))
     legs = [
-        Leg(index, number, step, topology, islands)
+        Leg(index, number, step, topology, islands, path.view)
         for index, step in enumerate(path.steps)
         for number in range(len(step.legs))
     ]
@@ -184,7 +185,7 @@ class _Lane:
         memory = self.memory
         memory.step = 0
         memory.where = {
-            rank: [Place(box, SRC, 0, rank) for box in self._slice([self.path.src.cell(rank).box])]
+            rank: [Place(box, SRC, 0, rank) for box in self._slice(memory.shard(SRC, rank))]
             for rank in self.sides[SRC]
         }
         if SRC in memory.converted and self.path.src.rvd.v > 1:
@@ -235,7 +236,7 @@ class _Lane:
         return Destination(
             name=DST if is_dst else f"x{number}",
             boxes=boxes,
-            pieces={r: (self.path.dst.cell(r).box,) for r in boxes} if is_dst else boxes,
+            pieces={r: self.memory.shard(DST, r) for r in boxes} if is_dst else boxes,
             needs_sum={rank: _has_sum(found) for rank, found in arriving.items()},
             in_place=in_place,
         )
@@ -263,9 +264,9 @@ class _Lane:
                 continue
             if not is_whole:
                 buffer = memory.add_buffer(target.name, rank, target.pieces[rank])
-                memory.accumulate(rank, buffer, mine, written=[])
-                if not _has_whole_part(boxes, mine):
-                    memory.zero_rest(rank, buffer, boxes, came)
+                written: list[Box] = []
+                memory.accumulate(rank, buffer, mine, written)
+                memory.zero_rest(rank, buffer, boxes, written)
             is_dst = target.name == DST
             where[rank] = [
                 Place(box, target.name, 0 if is_dst else i, rank) for i, box in enumerate(boxes)
@@ -339,14 +340,19 @@ class _Lane:
         """
         if self.dtype not in SUMMED_BY_BACKENDS:
             return False
-        cells = cells_of(step.src.source, step.src.ranks[0])
-        part = {rank: cells.part(rank) for rank in step.src.ranks}
         home = {rank: i for i, island in enumerate(self.islands) for rank in island}
-        return all(
-            [part[rank] for rank in group] == sorted({part[rank] for rank in group})
-            and len({home.get(rank, -rank - 1) for rank in group}) == len(group)
-            for group in step.groups
-        )
+        if home and any(
+            len({home.get(rank, -rank - 1) for rank in group}) < len(group) for group in step.groups
+        ):
+            return False
+        # Axes of parts are in the order of the axes of ranks. So are parts, if ranks ascend.
+        ranks = step.src.ranks
+        if all(a < b for a, b in pairwise(ranks)):
+            return True
+        cells = Cells(step.src.source)
+        part = {rank: cells.part(rank) for rank in ranks}
+        in_group = ([part[rank] for rank in group] for group in step.groups)
+        return all(parts == sorted(set(parts)) for parts in in_group)
 
     def _all_reduce(self, index: int, step: Step, is_last: bool) -> None:
         """Copy the shard to where the result goes, and let the backend sum in place."""
@@ -355,7 +361,7 @@ class _Lane:
         is_whole = self.slicing.num_slices == 1 and not memory.staged
         is_dst = is_last and is_whole and DST not in memory.converted
         name = DST if is_dst else f"x{number}"
-        cells = cells_of(step.dst.source, step.dst.ranks[0])
+        cells = Cells(step.dst.source, view=self.path.view)
         here = [rank for rank in self.here if rank in step]
         shards = {rank: self._slice(cells.boxes(cells.key(rank))) for rank in here}
         for group in sorted({step.group(rank) for rank in here}):
@@ -380,26 +386,12 @@ class _Lane:
         buffer = memory.buffers[DST, rank]
         memory.copy_shard(rank, buffer)
         boxes = self._slice(buffer.pieces)
-        came = [place.box for place in memory.where.get(rank, [])]
-        if not is_filled(boxes, came):
-            memory.zero_rest(rank, buffer, boxes, came)
-
-
-def _has_whole_part(boxes: Iterable[Box], arrivals: Iterable[Arrival]) -> bool:
-    """Whether the boxes of some part alone, which are disjoint, leave no hole in ``boxes``."""
-    of_part: dict[int, list[Box]] = {}
-    for arrival in arrivals:
-        of_part.setdefault(arrival.move.part, []).append(arrival.move.box)
-    boxes = tuple(boxes)
-    return any(is_filled(boxes, mine) for mine in of_part.values())
+        memory.zero_rest(rank, buffer, boxes, [place.box for place in memory.where.get(rank, [])])
 
 
 def _has_sum(moves: list[Move]) -> bool:
-    """Whether an element arrives in more than one part."""
-    seen: list[Box] = []
-    for part in sorted({move.part for move in moves}):
-        mine = [move.box for move in moves if move.part == part]
-        if any(box.intersect(other) for box in mine for other in seen):
-            return True
-        seen += mine
-    return False
+    """Whether an element arrives in more than one part: boxes of one part are disjoint."""
+    if len({move.part for move in moves}) < 2:
+        return False
+    index = BoxIndex([move.box for move in moves])
+    return any(len(index.meeting(move.box)) > 1 for move in moves)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from rvdcomm.layout import Box
+from rvdcomm.layout import Box, merged
 from rvdcomm.planning.exchange import Move
 from rvdcomm.program.instructions import Buffer, Copy, Entry, Instruction, Zero
-from rvdcomm.program.regions import BoxIndex, uncovered
+from rvdcomm.program.regions import BoxIndex, is_filled, uncovered
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """``box`` of the current state lies in a piece of a buffer of ``rank``."""
 
     box: Box
@@ -25,8 +24,7 @@ class Place:
         return (self.buffer, self.rank) == (buffer.name, buffer.rank)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """After a move, its dst rank finds its box (or a part of it) at ``place``."""
 
     move: Move
@@ -71,6 +69,10 @@ class LoweredMemory:
         if (name, rank) not in self.buffers:
             self.buffers[name, rank] = Buffer(name, rank, tuple(pieces))
         return self.buffers[name, rank]
+
+    def shard(self, name: str, rank: int) -> tuple[Box, ...]:
+        """The box of a shard."""
+        return self.buffers[name, rank].pieces
 
     def settle(self, name: str, rank: int, boxes: Sequence[Box]) -> None:
         """The current shard of ``rank`` is buffer ``name``, piece by piece."""
@@ -125,30 +127,33 @@ class LoweredMemory:
     ) -> None:
         """Add what arrived, in ascending order of parts; the first to reach an element is copied.
 
-        ``written`` holds the boxes of ``buffer`` that have a value, and grows.
+        ``written`` holds the boxes of ``buffer`` that have a value, which are disjoint, and grows.
         """
         by_part: dict[int, list[Arrival]] = {}
         for arrival in arrivals:
             by_part.setdefault(arrival.move.part, []).append(arrival)
         pieces = self.pieces(buffer)
         for _, mine in sorted(by_part.items()):
-            adds, copies = [], []
+            adds, copies, first = [], [], []
             known = BoxIndex(list(written))
             for arrival in mine:
                 for piece, box in pieces.meeting(arrival.move.box):
                     fresh = known.uncovered(box)
+                    first += fresh
                     copies += [(arrival.place, new, piece) for new in fresh]
                     adds += [(arrival.place, old, piece) for old in uncovered([box], fresh)]
             # What was received in place is there already.
             self.copy("copy", rank, buffer.name, [c for c in copies if not c[0].is_in(buffer)])
             self.copy("add", rank, buffer.name, adds)
-            written += [arrival.move.box for arrival in mine]
+            written += first
 
     def zero_rest(
         self, rank: int, buffer: Buffer, boxes: Sequence[Box], written: Sequence[Box]
     ) -> None:
-        """Fill with zeros what of ``boxes`` no part came for."""
-        pieces, known = self.pieces(buffer), BoxIndex(written)
+        """Zero what of ``boxes`` is not ``written``, which are disjoint boxes inside them."""
+        if is_filled(boxes, written):
+            return
+        pieces, known = self.pieces(buffer), BoxIndex(merged(written))
         holes = tuple(
             Entry(hole, 0, i)
             for box in boxes

@@ -10,10 +10,9 @@ staging buffer, never a shard, which is private to its rank.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 from rvdcomm.layout import ITEM_BYTES, Box, Layout, ranges_text
 from rvdcomm.program.instructions import (
@@ -35,8 +34,6 @@ from rvdcomm.program.shards import (
 )
 from rvdcomm.program.text import TextReader
 
-_T = TypeVar("_T")
-
 ALIGN_BYTES = 64
 """Staging buffers start at multiples of a cache line, which every dtype and vector load allows."""
 
@@ -54,8 +51,9 @@ class Program:
     """Instructions of all ranks, in one global order; ``str`` and ``parse`` are inverses.
 
     Staging, and all that is sent, is of ``dtype``; a copy from or to a shard of another dtype
-    converts. Boxes are of the tensor; in a program of several tensors the first dim of every box
-    says which tensor it is of (``lift``), so that boxes of two tensors never meet.
+    converts. Boxes are of a view of the tensor, whose dims may be parts of the tensor's; in a
+    program of several tensors the first dim of every box says which tensor it is of (``lift``), so
+    that boxes of two tensors never meet.
 
     ``members`` are the ranks whose instructions these are, None for all ranks; of other ranks'
     memory nothing is said then, and there is nothing to verify.
@@ -93,9 +91,8 @@ class Program:
     @cached_property
     def num_dims(self) -> int:
         """Dims of every box."""
-        if len(self.transitions) == 1:
-            return len(self.src.shape)
-        return 1 + max(len(transition.src.shape) for transition in self.transitions)
+        dims = [transition.num_dims for transition in self.transitions]
+        return dims[0] if len(dims) == 1 else 1 + max(dims)
 
     @property
     def here(self) -> tuple[int, ...]:
@@ -133,13 +130,8 @@ class Program:
 
     def shard_box(self, name: str, rank: int) -> Box:
         """The box of the caller's buffer ``name`` of ``rank``, in the dims of the program."""
-        box = self.transition(name).layout(name).cell(rank).box
+        box = self.transition(name).box(name, rank)
         return box if len(self.transitions) == 1 else lift(box, shard_index(name), self.num_dims)
-
-    def tensor_dims(self, values: Sequence[_T], name: str) -> tuple[_T, ...]:
-        """Of one value a dim of the program, those for the dims of the shard ``name``."""
-        first = len(self.transitions) > 1
-        return tuple(values[first : first + len(self.transition(name).src.shape)])
 
     def dtype_of(self, name: str) -> str:
         """The dtype of a buffer."""

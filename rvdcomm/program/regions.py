@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 from rvdcomm.layout import Box
+from rvdcomm.program.instructions import Buffer
 
 
 class BoxIndex:
@@ -61,16 +61,25 @@ def is_filled(boxes: Iterable[Box], by: Iterable[Box]) -> bool:
     return sum(box.num_elements for box in by) == sum(box.num_elements for box in boxes)
 
 
-def is_run(pieces: Sequence[Box], parts: Iterable[tuple[int, Box]]) -> bool:
-    """Whether boxes, each in a piece, lie one after another in the memory of ``pieces``."""
-    offsets: list[int] = []
-    end: int | None = None
-    for i, box in parts:
-        offsets = offsets or [0, *accumulate(piece.num_elements for piece in pieces)]
-        inner = 0 if box == pieces[i] else box.flat_offset_within(pieces[i])
-        if inner is None or (end is not None and offsets[i] + inner != end):
+def is_run(parts: Iterable[tuple[Buffer, int, Box] | None]) -> bool:
+    """Whether boxes, each in a piece of a buffer, lie one after another in the same buffer.
+
+    They do not if one of them is None. No more parts are asked for than it takes.
+    """
+    home: Buffer | None = None
+    end = 0
+    for part in parts:
+        if part is None:
             return False
-        end = offsets[i] + inner + box.num_elements
+        buffer, piece, box = part
+        outer = buffer.pieces[piece]
+        inner = 0 if box == outer else box.flat_offset_within(outer)
+        if inner is None:
+            return False
+        begin = buffer.offset(piece) + inner
+        if home is not None and (buffer is not home or begin != end):
+            return False
+        home, end = buffer, begin + box.num_elements
     return True
 
 

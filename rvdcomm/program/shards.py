@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rvdcomm.layout import Box, Layout
+from rvdcomm.layout import Box, Layout, View
 
 SRC, DST = "src", "dst"
 """The buffers of the caller: a rank's shard under either layout; of tensor 2 of several, src2."""
+
+DIMS = "dims"
+"""The word before a view in a program's text."""
 
 
 def shard_name(side: str, index: int, num_tensors: int) -> str:
@@ -46,12 +49,30 @@ def lift(box: Box, index: int, num_dims: int) -> Box:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One tensor of a program: the layouts that it has and gets, and its dtype under each."""
+    """One tensor of a program: the layouts that it has and gets, and its dtype under each.
+
+    Boxes of the program are of ``view``; of the tensor itself if None.
+    """
 
     src: Layout
     dst: Layout
     src_dtype: str
     dst_dtype: str
+    view: View | None = None
+
+    def __post_init__(self) -> None:
+        if self.view == View.whole(self.src.shape):
+            object.__setattr__(self, "view", None)
+
+    @property
+    def num_dims(self) -> int:
+        """Dims of the boxes."""
+        return self.view.num_dims if self.view else len(self.src.shape)
+
+    def box(self, name: str, rank: int) -> Box:
+        """The shard of ``rank`` in the buffer ``name``, as a box of the program."""
+        box = self.layout(name).cell(rank).box
+        return self.view.box(box) if self.view else box
 
     def layout(self, name: str) -> Layout:
         """The layout of the buffer ``name``."""
@@ -63,7 +84,8 @@ class Transition:
 
     def lines(self, dtype: str) -> list[str]:
         """The text form in a program of ``dtype``."""
-        return [
+        dims = [f"{DIMS} {self.view}"] if self.view else []
+        return dims + [
             f"{side} {layout}" + (f" as {own}" if own != dtype else "")
             for side, layout, own in (
                 (SRC, self.src, self.src_dtype),

@@ -15,7 +15,8 @@ from functools import cached_property
 from itertools import pairwise, product
 from math import prod
 
-from rvdcomm.layout import Box, Cuts, Layout, merged
+from rvdcomm.layout import Box, Cuts, merged
+from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.path import Path
 from rvdcomm.program.instructions import Instruction
 
@@ -77,19 +78,10 @@ def slicing_of(path: Path, num_slices: int) -> Slicing:
         return Slicing((), 1)
     boxes: set[Box] = set()
     for state in {id(s): s for step in path.steps for leg in step.legs for s in leg}.values():
-        source = state.source
-        if isinstance(source, Layout):
-            num_boxes = prod(source.rvd.d)
-            made = (source.box(index) for index in product(*map(range, source.rvd.d)))
-        else:
-            sizes = [source.grid.axes[a].size for a, t in enumerate(source.targets) if t >= 0]
-            bound = [t for t in source.targets if t >= 0]
-            num_boxes = prod(sizes)
-            values = (dict(zip(bound, c, strict=True)) for c in product(*map(range, sizes)))
-            made = (box for value in values for box in source.boxes(value))
-        if num_boxes > MAX_FINEST_BOXES:
+        cells = Cells(state.source, view=path.view)
+        if cells.num_keys > MAX_FINEST_BOXES:
             return Slicing((), 1)
-        boxes.update(made)
+        boxes.update(box for key in cells.all_keys() for box in cells.boxes(key))
     return Slicing.of(boxes, num_slices)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rvdcomm.errors import ProgramError
-from rvdcomm.layout import MAX_RANKS, Box, Layout, dtype_name, parse_ranges
+from rvdcomm.layout import MAX_RANKS, Box, Layout, View, dtype_name, parse_ranges
 from rvdcomm.program.instructions import (
     UNKNOWN_BUFFER,
     UNKNOWN_PIECE,
@@ -17,7 +17,7 @@ from rvdcomm.program.instructions import (
     Message,
     Zero,
 )
-from rvdcomm.program.shards import DST, SRC, Transition
+from rvdcomm.program.shards import DIMS, DST, SRC, Transition
 from rvdcomm.text import integer, quoted
 
 MAX_CHARS = 1 << 26
@@ -64,7 +64,7 @@ class TextReader:
             dtype = dtype_name(name)
             members = parse_ranges(some) if is_part else None
             transitions = [self._transition(dtype)]
-            while self.at < len(self.lines) and self.lines[self.at].startswith(f"{SRC} "):
+            while self.at < len(self.lines) and self.lines[self.at].startswith((SRC, DIMS)):
                 transitions.append(self._transition(dtype))
             buffers, instructions = [], []
             while self.at < len(self.lines):
@@ -81,9 +81,11 @@ class TextReader:
         return tuple(transitions), dtype, tuple(buffers), tuple(instructions), members
 
     def _transition(self, dtype: str) -> Transition:
+        has_view = self.at < len(self.lines) and self.lines[self.at].startswith(DIMS)
+        view = View.parse(self._after(f"{DIMS} ")) if has_view else None
         src, src_dtype = self._side(SRC, dtype)
         dst, dst_dtype = self._side(DST, dtype)
-        return Transition(src, dst, src_dtype, dst_dtype)
+        return Transition(src, dst, src_dtype, dst_dtype, view)
 
     def _side(self, side: str, dtype: str) -> tuple[Layout, str]:
         layout, _, own = self._after(f"{side} ").partition(" as ")

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Layout, Topology, View
 from rvdcomm.planning.cells import Cells, CommonBlocks
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step
@@ -37,6 +37,7 @@ class Leg:
     step: Step
     topology: Topology
     islands: Islands
+    view: View
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
 
     @property
@@ -57,7 +58,7 @@ class Leg:
         """The exchange in the group of ``rank``."""
         if rank not in self._exchanges:
             group = self.step.group(rank)
-            found = self.step.exchange(self.number, rank, self.topology)
+            found = self.step.exchange(self.number, rank, self.topology, self.view)
             self._exchanges.update(dict.fromkeys(group, found))
         return self._exchanges[rank]
 
@@ -92,19 +93,21 @@ class Leg:
 
     def groups(self, ranks: Iterable[int]) -> list[tuple[int, ...]]:
         """The groups in which ``ranks`` call the backend, ascending; each of two ranks or more."""
-        found: dict[int, tuple[int, ...]] = {}
+        found: list[tuple[int, ...]] = []
+        done: set[int] = set()
         for rank in ranks:
-            if rank not in found:
-                group = self._group(rank)
-                found.update(dict.fromkeys(group, group))
-        return sorted({group for group in found.values() if len(group) > 1})
+            if rank not in done:
+                found.append(self._group(rank))
+                done.update(found[-1])
+        return sorted(group for group in found if len(group) > 1)
 
     def _group(self, rank: int) -> tuple[int, ...]:
         """Ranks that messages join with ``rank``, directly or not."""
         whole = self.step.group(rank)
         if not self.step.direct and self.step.kind in CONNECTED:
-            homes = {self.home.get(member, -1 - member) for member in whole}
-            return whole if len(homes) > 1 else (rank,)
+            island = self.home.get(rank)
+            is_near = island is not None and all(self.home.get(r) == island for r in whole)
+            return (rank,) if is_near else whole
         block = self._block(rank)
         if block is not None:
             return block
@@ -134,7 +137,7 @@ class Leg:
         own = exchange.src if rank in exchange.src else exchange.dst
         found = {rank}
         for box in own.boxes(own.key(rank)):
-            block = CommonBlocks(src.cuts, dst.cuts).around(box)
+            block = CommonBlocks(exchange.src.cuts, exchange.dst.cuts).around(box)
             for side in (exchange.src, exchange.dst):
                 named = (key for key in side.meeting(block) if side.boxes(key))
                 found.update(side.holders(key, 0)[0] for key in named)
@@ -149,12 +152,12 @@ class Leg:
             group: the ranks of the call.
             received: what one of them takes from every rank of the group.
         """
+        if len(received) < len(group):
+            return False
         if len({self.home.get(member, -1 - member) for member in group}) < len(group):
             return False
-        sizes = {
-            sum(move.box.num_elements for move in received.get(member, ())) for member in group
-        }
-        return len(sizes) == 1 and 0 not in sizes and self._gathers(group)
+        sizes = {sum(move.box.num_elements for move in moves) for moves in received.values()}
+        return len(sizes) == 1 and self._gathers(group)
 
     def _gathers(self, group: Sequence[int]) -> bool:
         """Whether every rank of the group is to hold all that the group holds, once."""

@@ -13,16 +13,16 @@ from rvdcomm.errors import LayoutError, ProgramError
 from rvdcomm.layout import Box, check_summable, dtype_name
 from rvdcomm.program.instructions import NO_BUFFER, Collective, Copy, Zero
 from rvdcomm.program.program import Program
-from rvdcomm.program.shards import Transition, is_shard
+from rvdcomm.program.shards import DST, SRC, Transition, is_shard
 
 
 def check_form(program: Program) -> None:
     """Raise a ProgramError if the program names what does not exist.
 
-    Its layouts have one shape, and parts only of a dtype that has a sum; every buffer is declared
-    once, for a rank of the program, src and dst only for ranks of their layout; instructions name
-    such buffers; boxes have the tensor's dims; no collective has two messages between the same
-    ranks.
+    Its layouts have one shape, and parts only of a dtype that has a sum; shards are boxes of its
+    view; every buffer is declared once, for a rank of the program, src and dst only for ranks of
+    their layout; instructions name such buffers; boxes have the view's dims; no collective has two
+    messages between the same ranks.
     """
     for transition in program.transitions:
         _check_layouts(program.dtype, transition)
@@ -58,6 +58,14 @@ def _check_layouts(dtype: str, transition: Transition) -> None:
         raise ProgramError(str(error)) from None
     if src.shape != dst.shape:
         raise ProgramError(f"src has the shape {src.shape}, dst {dst.shape}.")
+    if transition.view is not None and transition.view.shape != src.shape:
+        raise ProgramError(f"dims {transition.view} are not those of the shape {src.shape}.")
+    try:
+        for name, layout in ((SRC, src), (DST, dst)):
+            for rank in layout.ranks:
+                transition.box(name, rank)
+    except LayoutError as error:
+        raise ProgramError(f"a shard of {layout}: {error}") from None
 
 
 def _check_buffers(program: Program) -> None:

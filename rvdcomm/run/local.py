@@ -70,12 +70,10 @@ def _view(
     buffer = program.buffer[name, rank]
     outer = buffer.pieces[piece]
     if is_shard(name):
-        # The caller's tensor may be strided: it is sliced, never made contiguous for a copy.
-        # It gets the dims that it has not in a program of several tensors, of size 1 each.
+        # The caller's tensor may be strided: its dims are split, and it is sliced, but it is never
+        # made contiguous for a copy.
         within = box.slices_within(outer)
-        dims = set(program.tensor_dims(range(len(within)), name))
-        index = tuple(s if d in dims else None for d, s in enumerate(within))
-        return lambda call: call.shards[name][index]
+        return lambda call: call.shards[name].view(outer.shape)[within]
     stride = [prod(outer.shape[d + 1 :]) for d in range(len(outer.shape))]
     starts = (s.start * step for s, step in zip(box.slices_within(outer), stride, strict=True))
     start = call_offset(program, rank, name) + buffer.offset(piece) + sum(starts)

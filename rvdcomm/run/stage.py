@@ -169,7 +169,12 @@ class _Memory:
 
     def _dims_of(self, name: str, strides: Strides | None) -> Strides | None:
         """The strides of a tensor for the dims of the program."""
-        if strides is None or len(self.program.transitions) == 1:
+        if strides is None:
+            return None
+        transition = self.program.transition(name)
+        if transition.view:
+            strides = transition.view.strides(strides, transition.layout(name).cell(self.rank).box)
+        if len(self.program.transitions) == 1:
             return strides
         return (0, *strides, *(0,) * (self.program.num_dims - 1 - len(strides)))
 

@@ -238,8 +238,8 @@ def disagree(rank: int) -> tuple[str, str]:
 
 def test_ranks_that_reserve_different_sizes_break_the_island(worlds: Worlds) -> None:
     error = (
-        "CommError: reserving shared memory on ranks (0:4): ranks disagree about bytes: rank 0 asks "
-        "for [4096, 0, 0, 0], rank 2 for [8192, 0, 0, 0]."
+        "CommError: reserving shared memory on ranks (0:4): ranks disagree about bytes: rank 0 "
+        "asks for [4096, 0, 0, 0], rank 2 for [8192, 0, 0, 0]."
     )
     world = worlds(NUM_RANKS)
     results = world.run(disagree)

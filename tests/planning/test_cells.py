@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 
 import rvdcomm as rv
 from rvdcomm.layout import Box
 from rvdcomm.planning.binding import Binding, refine
-from rvdcomm.planning.cells import Cells, cells_of
-from tests.oracle import all_pairs, random_pair
+from rvdcomm.planning.cells import Cells
+from tests.oracle import all_pairs, random_pair, random_topology
 from tests.strategies import seeds
 
 SHAPE = (8, 24)
@@ -45,7 +46,7 @@ def faults(source: rv.Layout | Binding, cells: Cells, group: set[int]) -> list[s
 def test_cells_of_all_ranks_are_those_of_the_placement(seed: int) -> None:
     for source in sources(seed):
         ranks = set(source.placement.ranks)
-        assert faults(source, cells_of(source, min(ranks)), ranks) == []
+        assert faults(source, Cells(source, min(ranks)), ranks) == []
 
 
 @pytest.mark.parametrize("topology", [None, HOSTS], ids=["one host", "two hosts"])
@@ -61,7 +62,7 @@ def test_cells_of_a_group_are_those_of_the_placement_within_it(
         for binding in pair:
             for rank in range(8):
                 group = set(binding.grid.group(rank, free))
-                wrong += faults(binding, cells_of(binding, rank, free), group)
+                wrong += faults(binding, Cells(binding, rank, free), group)
     assert wrong == []
 
 
@@ -69,7 +70,7 @@ def test_cells_of_a_group_are_those_of_the_placement_within_it(
 def test_every_cell_that_meets_a_box_is_named(seed: int) -> None:
     rng = random.Random(seed)
     for source in sources(seed):
-        cells = cells_of(source, min(source.placement.ranks))
+        cells = Cells(source, min(source.placement.ranks))
         shape = source.placement.shape
         low = tuple(rng.randint(0, size) for size in shape)
         box = Box(low, tuple(rng.randint(a, size) for a, size in zip(low, shape, strict=True)))
@@ -80,3 +81,52 @@ def test_every_cell_that_meets_a_box_is_named(seed: int) -> None:
             if any(box.intersect(other) for other in holding.boxes)
         }
         assert met <= named
+
+
+# --- views --------------------------------------------------------------------------------------
+
+
+def elements(boxes: tuple[Box, ...], shape: tuple[int, ...]) -> list[int]:
+    """Flat numbers of the elements of some boxes of an array, ascending."""
+    flat = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    whole = Box.of_shape(shape)
+    return sorted(n for box in boxes for n in flat[box.slices_within(whole)].ravel().tolist())
+
+
+def states_of(plan: rv.Plan) -> list[rv.Layout | Binding]:
+    states = [state for step in plan.path.steps for leg in step.legs for state in leg]
+    return [plan.src, plan.dst, *(state.source for state in states)]
+
+
+def faults_in_view(plan: rv.Plan) -> list[str]:
+    """Cells whose boxes in the view of their path are other elements than the placement has."""
+    view, wrong = plan.path.view, []
+    dims = tuple(size for sizes in view.parts for size in sizes)
+    for source in states_of(plan):
+        cells = Cells(source, view=view)
+        for holding in source.placement.holdings:
+            boxes = cells.boxes(cells.key(holding.ranks[0]))
+            if elements(boxes, dims) != elements(holding.boxes, plan.src.shape):
+                wrong.append(f"{source} in {view}: {holding.boxes} are {boxes}")
+    return wrong
+
+
+@pytest.mark.parametrize("topology", [None, HOSTS], ids=["one host", "two hosts"])
+def test_every_cell_of_an_even_path_is_one_box_of_its_view(topology: rv.Topology | None) -> None:
+    wrong, num_views = [], 0
+    for src, dst in all_pairs(SHAPE, 8):
+        plan = rv.plan(src, dst, "int64", topology)
+        num_views += not plan.path.view.is_whole
+        wrong += faults_in_view(plan)
+        for source in states_of(plan):
+            cells = Cells(source, view=plan.path.view)
+            wrong += [f"{source}" for key in cells.all_keys() if len(cells.boxes(key)) != 1]
+    assert wrong == []
+    assert num_views > 0
+
+
+@given(seeds)
+def test_cells_in_the_view_of_any_path_have_the_elements_of_the_placement(seed: int) -> None:
+    rng = random.Random(seed)
+    src, dst = random_pair(rng)
+    assert faults_in_view(rv.plan(src, dst, "int64", random_topology(rng))) == []

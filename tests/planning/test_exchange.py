@@ -11,7 +11,7 @@ from hypothesis import given
 
 import rvdcomm as rv
 from rvdcomm.layout import Box
-from rvdcomm.planning.cells import cells_of
+from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, exchange_step
 from tests.oracle import random_pair, sliced
@@ -205,7 +205,7 @@ def test_what_a_rank_gives_and_takes_is_known_to_it_alone(transition: Transition
     src, dst, topology = transition
     moves = moves_of(src, dst, topology)
     for rank in {*src.ranks, *dst.ranks}:
-        alone = Exchange(cells_of(src, rank), cells_of(dst, rank), topology)
+        alone = Exchange(Cells(src, rank), Cells(dst, rank), topology)
         assert alone.into(rank) == [move for move in moves if move.dst_rank == rank]
         assert alone.out_of(rank) == [
             move for move in moves if move.src_rank == rank != move.dst_rank
@@ -264,3 +264,15 @@ def test_empty_tensor_moves_nothing() -> None:
 def test_scalar_moves_once() -> None:
     src, dst = rv.Layout((), "R(1)V(2)D()"), rv.Layout((), "R(1)V(1)D()", ranks=[1])
     assert moves_of(src, dst) == (Move(0, 1, 0, Box((), ())), Move(1, 1, 1, Box((), ())))
+
+
+@given(seeds)
+def test_taking_in_turn_is_taking_by_who_has_taken_least(seed: int) -> None:
+    """Where cells are equally large and no rank is on both sides, it is known without counting."""
+    rng = random.Random(seed)
+    src, dst = random_pair(rng)
+    cells = Cells(src), Cells(dst)
+    exchange = Exchange(*cells, rv.Topology.single_host(16, 0, 1.0))
+    for key in cells[1].all_keys():
+        for holding, taker in exchange._assigned(key).items():
+            assert exchange._taker(key, holding) == taker

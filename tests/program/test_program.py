@@ -24,6 +24,7 @@ from rvdcomm.program import (
     Transition,
     Zero,
 )
+from rvdcomm.program.verify import verify
 from tests.oracle import all_pairs, random_pair, random_topology
 
 # --- text ---------------------------------------------------------------------------------------
@@ -81,6 +82,22 @@ zero rank 1 dst: [2:3]@0>0 [3:4]@0>0
 
 def test_str_undoes_parse() -> None:
     assert str(Program.parse(TEXT)) == TEXT
+
+
+def test_strided_cells_are_boxes_of_a_view_that_the_text_names() -> None:
+    ends = rv.Layout((8, 6), "R(1)V(1)D(4,1)"), rv.Layout((8, 6), "R(4)V(1)D(1,1)")
+    hosts = rv.Topology.hosts([range(2), range(2, 4)], rv.Link(0, 100.0), rv.Link(0, 1.0))
+    program = rv.plan(*ends, "float32", hosts, executor="dist").program
+    assert "dims (2,4)(6)" in str(program).splitlines()
+    assert Program.parse(str(program)) == program
+    assert program.shard_box(SRC, 1) == Box((0, 2, 0), (1, 4, 6))
+    verify(program)
+
+
+@pytest.mark.parametrize("dims", ["(2,2)", "(5)", "(3,3)"])
+def test_dims_that_are_not_those_of_the_tensor_are_refused(dims: str) -> None:
+    with pytest.raises(rv.ProgramError, match="not those of the shape"):
+        verify(Program.parse(TEXT.replace("src R", f"dims {dims}(1)\nsrc R", 1)))
 
 
 def test_parse_reads_every_instruction() -> None:

@@ -1,0 +1,114 @@
+"""View: a tensor whose dims are written as several dims, so that strided regions are boxes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from rvdcomm.errors import LayoutError
+from rvdcomm.layout.box import MAX_DIMS, Box
+from rvdcomm.text import MAX_DIGITS, quoted
+
+MAX_CHARS = MAX_DIMS * (MAX_DIGITS + 2)
+"""Of a view's text."""
+
+_SIZE = f"[0-9]{{1,{MAX_DIGITS}}}"
+_FORM = re.compile(rf"(?:\({_SIZE}(?:,{_SIZE})*\))+")
+
+
+@dataclass(frozen=True)
+class View:
+    """The dims of a tensor, each as the product of ``parts[d]``, outermost first.
+
+    Every fourth row of a matrix of 12 rows is the box ``[0:3,1:2,0:5]`` of the view
+    ``(3,4)(5)``. Row-major order is the same in a view as in the tensor.
+
+    Laws (tests/layout/test_view.py): ``View.parse(str(x)) == x``; ``box`` has the same elements, in
+    the same order; ``strides`` find the same elements.
+
+    Raises:
+        LayoutError: there are too many dims, or an empty dim has parts.
+    """
+
+    parts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.num_dims > MAX_DIMS or any(len(s) > 1 and 0 in s for s in self.parts):
+            raise LayoutError(
+                f"dims {quoted(str(self))}: at most {MAX_DIMS}, and none of an empty dim in parts."
+            )
+
+    @classmethod
+    def whole(cls, shape: Iterable[int]) -> View:
+        """The view in which every dim is itself."""
+        return cls(tuple((size,) for size in shape))
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether every dim is itself."""
+        return all(len(sizes) == 1 for sizes in self.parts)
+
+    @property
+    def num_dims(self) -> int:
+        """Dims of the view."""
+        return sum(map(len, self.parts))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the tensor's dims."""
+        return tuple(map(prod, self.parts))
+
+    def box(self, box: Box) -> Box:
+        """A box of the tensor as a box of the view.
+
+        Raises:
+            LayoutError: the region is no box of the view.
+        """
+        if self.is_whole:
+            return box
+        found = [
+            span
+            for sizes, low, high in zip(self.parts, box.lo, box.hi, strict=True)
+            for span in _spans(sizes, low, high)
+        ]
+        return Box(tuple(low for low, _ in found), tuple(high for _, high in found))
+
+    def strides(self, strides: Sequence[int], box: Box) -> tuple[int, ...]:
+        """Strides of a shard with ``box`` of the tensor in this view, given those of its dims."""
+        found: list[int] = []
+        for sizes, stride, low, high in zip(self.parts, strides, box.lo, box.hi, strict=True):
+            of_dim = []
+            for first, last in reversed(_spans(sizes, low, high)):
+                of_dim.append(stride)
+                stride *= last - first
+            found += reversed(of_dim)
+        return tuple(found)
+
+    def __str__(self) -> str:
+        return "".join(f"({','.join(map(str, sizes))})" for sizes in self.parts)
+
+    @classmethod
+    def parse(cls, text: str) -> View:
+        """Read the text that ``str`` writes, such as ``(3,4)(5)``."""
+        if len(text) > MAX_CHARS or _FORM.fullmatch(text) is None:
+            raise LayoutError(f"cannot parse dims {quoted(text)}: expected the form '(3,4)(5)'.")
+        parts = (map(int, sizes.split(",")) for sizes in text[1:-1].split(")("))
+        return cls(tuple(map(tuple, parts)))
+
+
+def _spans(sizes: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
+    """A range of a dim as one range of every one of its parts."""
+    found: list[tuple[int, int]] = []
+    for i in range(len(sizes)):
+        inner = prod(sizes[i + 1 :])
+        if i == len(sizes) - 1 or low % inner == high % inner == 0:
+            return [*found, (low // inner, high // inner), *((0, n) for n in sizes[i + 1 :])]
+        index, low = divmod(low, inner)
+        high -= index * inner
+        if high > inner:
+            raise LayoutError(f"{low}:{high} is no box of the parts {tuple(sizes)}.")
+        found.append((index, index + 1))
+    return found
