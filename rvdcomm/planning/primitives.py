@@ -6,7 +6,7 @@ table for its name; the names only choose the best-known implementation of a pat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -36,6 +36,11 @@ MOVES_NOTHING = frozenset({"slice", "mask", "local"})
 
 KINDS = frozenset({*KIND_OF_CHANGE.values(), "permute", "exchange", "transfer", "local"})
 """All kinds of steps. ``transfer`` is an exchange between two rank sets, ``local`` a copy."""
+
+
+def axes_by_digit(targets: Targets) -> dict[int, int]:
+    """The axis that is bound to each digit."""
+    return {t: a for a, t in enumerate(targets) if t >= 0}
 
 
 def role(target: int) -> str:
@@ -120,17 +125,18 @@ class RebindPricer:
             sum(a in outer for outer in self.grid.outer_axes) - 1 for a in range(len(self.sizes))
         )
 
-    def missing(self, outer: Sequence[int], src: Targets, dst: Targets) -> int:
+    def missing(
+        self, outer: Sequence[int], src: Targets, dst: Targets, axis_of_dst: Mapping[int, int]
+    ) -> int:
         """One of how many pieces of its need a group has; 0 if it may have none.
 
-        ``outer`` are axes outside the group.
+        ``outer`` are the axes outside the group.
         """
-        axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         missing = 1
         for a in outer:
             s = src[a]
             if s != R and s != dst[a]:
-                missing *= self.sizes[a] if axis_of.get(s, -1) not in outer else 0
+                missing *= self.sizes[a] if axis_of_dst.get(s, -1) not in outer else 0
         return missing
 
     def port_bytes(self, src: Targets, dst: Targets) -> list[int]:
@@ -143,9 +149,9 @@ class RebindPricer:
             if s == V != t:
                 parts *= k
         shard = self.num_bytes * parts * (num_ranks // held)
-        out = []
+        axis_of, out = axes_by_digit(dst), []
         for outer, block in zip(self.grid.outer_axes, self.grid.blocks, strict=True):
-            missing = self.missing(outer, src, dst)
+            missing = self.missing(outer, src, dst, axis_of)
             out.append(shard * block * (num_ranks - (num_ranks // missing if missing else 0)))
         return out
 
@@ -178,7 +184,7 @@ class RebindPricer:
 
         At least: replicas that leave R may share a need, and then a rank has more partners.
         """
-        axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
+        axis_of = axes_by_digit(dst)
         holders, is_own = 1, True
         for a, (s, t) in enumerate(zip(src, dst, strict=True)):
             if s == V != t or (s >= 0 and s not in axis_of):
