@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from rvdcomm.layout import Topology
@@ -51,16 +52,20 @@ class PortTimes(ABC, Generic[Time]):
         farthest = farthest_level(port_bytes)
         if farthest is None:
             return latency
-        return max(self.busy(port_bytes)) + max(latency, self.quickest_round(farthest))
+        return max(self.busy(port_bytes)) + max(latency, self.nearest[farthest])
 
-    def quickest_round(self, level: int) -> Time:
-        """The least latency of a round that crosses ``level``, and maybe levels outside it."""
-        return min(self.a_round[level:])
+    @cached_property
+    def nearest(self) -> list[Time]:
+        """By level, the least latency of a round that crosses it, and maybe levels outside it."""
+        return [min(self.a_round[level:]) for level in range(len(self.a_round))]
 
 
 def farthest_level(port_bytes: Sequence[int]) -> int | None:
     """The outermost level whose ports bytes pass; None if nothing moves."""
-    return max((level for level, num_bytes in enumerate(port_bytes) if num_bytes), default=None)
+    for level in reversed(range(len(port_bytes))):
+        if port_bytes[level]:
+            return level
+    return None
 
 
 @dataclass(frozen=True)

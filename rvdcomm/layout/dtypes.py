@@ -1,4 +1,4 @@
-"""Element types by name, so that planning needs neither torch nor a numpy that knows them all."""
+"""Element types by name, since planning imports no torch and numpy does not have all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ITEM_BYTES = {
 """Bytes of one element of every dtype that can be moved."""
 
 NOT_SUMMED = frozenset({"bool", "float8_e8m0fnu"})
-"""Dtypes that have no sum, so that a layout with V > 1 means nothing."""
+"""Dtypes without a sum; layouts with V > 1 are not allowed for them."""
 
 SUMMED_BY_BACKENDS = frozenset(
     {"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"}

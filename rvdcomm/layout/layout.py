@@ -23,7 +23,7 @@ from rvdcomm.text import MAX_INTEGER, integer, quoted
 Cuts = tuple[tuple[int, ...], ...]
 
 MAX_RANKS = 1 << 20
-"""Of a layout, which holds a number for each: what a short text asks for has to fit in memory."""
+"""A layout stores a number for every rank. A short text must not ask for more than memory holds."""
 
 MAX_RANK = 2**31 - 1
 """The native core counts ranks in 32 bits."""
@@ -108,7 +108,7 @@ class Layout:
         object.__setattr__(self, "rvd", rvd)
         object.__setattr__(self, "cuts", all_cuts)
         object.__setattr__(self, "ranks", _canonical_ranks(rvd, given, all_cuts))
-        # What takes time in proportion to the ranks is done here: a plan starts from values.
+        # Work in proportion to the ranks is done once, here, and not in every plan.
         _ = self._hash, self.span, self.is_even
 
     @cached_property
@@ -158,7 +158,7 @@ class Layout:
         return self._position[rank] if self.span is None else rank - self.span.start
 
     def cell(self, rank: int) -> Cell:
-        """What ``rank`` holds. The single source from which all else derives."""
+        """What ``rank`` holds; tests, the simulator and the executors all derive from it."""
         index = []
         rest = self.position(rank)
         for count in reversed(self.rvd.counts):
@@ -176,7 +176,7 @@ class Layout:
 
     @cached_property
     def placement(self) -> Placement:
-        """The same as sets of holders, which forgets the numbering of replicas."""
+        """The layout as sets of holders, without the numbering of replicas."""
         array = np.array(self.ranks).reshape(self.rvd.r, self.rvd.v, -1)
         boxes = [self.box(index) for index in np.ndindex(*self.rvd.d)]
         holdings = tuple(
@@ -207,7 +207,7 @@ class Layout:
             raise _form_error(text)
         rvd, shape, ranks, cuts = found.groups()
         counts = RVD(rvd)
-        # Nothing is split into pieces before it is known that they are few.
+        # The text is split only after its pieces are counted.
         if shape.count(",") >= MAX_DIMS or (cuts or "").count(",") > MAX_RANKS:
             raise _form_error(text)
         rule: Any = cuts or "chunk"
@@ -340,7 +340,7 @@ def _canonical_ranks(rvd: RVD, ranks: tuple[int, ...], cuts: Cuts) -> tuple[int,
     if len(ranks) == prod(rvd.d) and not has_empty:
         return ranks
     array = np.array(ranks).reshape(rvd.r, rvd.v, -1)
-    # A rank with an empty box holds nothing: it may trade places with those whose box is equal.
+    # A rank with an empty box holds nothing, so ranks with equal empty boxes are interchangeable.
     for cells in _equal_empty_cells(rvd, cuts) if has_empty else ():
         idle = np.sort(array[:, :, cells].reshape(-1))
         array[:, :, cells] = idle.reshape(-1, rvd.v, rvd.r).transpose(2, 1, 0)

@@ -16,7 +16,7 @@ class Link:
     bytes_per_sec: float
 
     def __post_init__(self) -> None:
-        # Written so that NaN fails, too. A port may be free: infinitely fast.
+        # The comparisons are false for NaN, too. An infinite bandwidth is allowed.
         if not 0 <= self.alpha_secs < math.inf or not self.bytes_per_sec > 0:
             raise LayoutError(
                 f"link with alpha_secs={self.alpha_secs}, bytes_per_sec={self.bytes_per_sec}: "

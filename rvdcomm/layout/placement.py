@@ -1,7 +1,7 @@
-"""Placement: who holds which part of which boxes, with the numbering of layouts forgotten.
+"""Placement: which ranks hold which part of which boxes, without the numbering of a layout.
 
-Every state between two steps of a plan is a placement: a layout (one box a rank), or an
-intermediate whose ranks hold strided blocks (several boxes a rank).
+Every state between two steps of a plan is a placement: a layout (one box per rank), or an
+intermediate state whose ranks hold strided blocks (several boxes per rank).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Presets: the clusters that people have, as links of two or three levels.
+"""Presets: common clusters, as links of two or three levels.
 
-Vendors' figures, one direction, times what of it arrives as payload (about 0.85 on NVLink, 0.9 on
-InfiniBand and Ethernet). Alphas are typical times of small messages. ``rvdcomm calibrate`` measures
-the real ones.
+Bandwidths are the vendors' figures for one direction times the share that is payload (about 0.85 on
+NVLink, 0.9 on InfiniBand and Ethernet). Alphas are typical times of small messages. ``rvdcomm
+calibrate`` measures those of a real cluster.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Preset:
     """A cluster's levels, innermost first.
 
     Attributes:
-        names: of the levels.
-        links: the port of one group of each level: of a rank, of a host, of a pod of hosts.
-        ranks_per_host: as people buy it.
+        names: the names of the levels.
+        links: the port of one group of each level: a rank, a host, a pod of hosts.
+        ranks_per_host: the usual number.
     """
 
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ def preset_of(name: str) -> Preset:
     """The preset of a name.
 
     Raises:
-        LayoutError: there is none; names those that there are.
+        LayoutError: there is none. The message lists the presets.
     """
     if name not in PRESETS:
         raise LayoutError(f"no preset {name!r}; the presets are {', '.join(sorted(PRESETS))}.")

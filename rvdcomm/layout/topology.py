@@ -18,13 +18,13 @@ from rvdcomm.layout.presets import preset_of
 from rvdcomm.text import quoted
 
 FILE_VERSION = 1
-"""Of the JSON that ``Topology.save`` writes."""
+"""Version of the JSON that ``Topology.save`` writes."""
 
 MAX_FILE_BYTES = 8 << 20
-"""100,000 ranks on three levels take 5 MB; reading 8 MiB of the worst takes 3 s and 500 MB."""
+"""100,000 ranks on three levels take 5 MB; reading the worst 8 MiB takes 3 s and 500 MB."""
 
 MAX_FILE_LEVELS, MAX_NAME_LENGTH = 16, 64
-"""A topology that is read from a file has no more levels, and no longer names."""
+"""Limits for a topology that is read from a file."""
 
 MAX_RANK = 2**31 - 1
 """The native core counts ranks in 32 bits."""
@@ -41,7 +41,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class LevelRuns:
-    """A level whose groups are runs of ``size`` ranks one after another, from rank ``first``."""
+    """A level whose groups are runs of ``size`` consecutive ranks, from rank ``first`` on."""
 
     first: int
     size: int
@@ -84,8 +84,9 @@ def _run_of(groups: tuple[tuple[int, ...], ...]) -> LevelRuns | None:
 class Topology:
     """Levels from the innermost out: every rank's own port, then every host's shared NIC, ...
 
-    Bytes between two ranks pass the ports of every group that holds one but not the other. Ranks
-    of ``levels[0]`` are alone in their groups; the groups of each level tile those of the next.
+    Bytes between two ranks pass the port of every group that holds exactly one of them. In
+    ``levels[0]`` every rank is its own group. Each group of a level consists of whole groups of the
+    level below.
 
     Raises:
         LayoutError: the groups of a level do not hold the groups of the level below.
@@ -106,7 +107,7 @@ class Topology:
         for below, level in pairwise(self.levels):
             _check_tiles(below, level)
 
-        # What takes time in proportion to the ranks is done here: a plan starts from values.
+        # Work in proportion to the ranks is done once, here, and not in every plan.
         _ = self._hash, self.runs
 
     @classmethod
@@ -124,7 +125,7 @@ class Topology:
 
     @classmethod
     def preset(cls, name: str, *counts: int) -> Topology:
-        """A cluster that people have, its ranks numbered host by host.
+        """A common cluster; ranks are numbered host by host.
 
         >>> [len(level.groups) for level in Topology.preset("dgx-h100", 2, 32, 8).levels]
         [512, 64, 2]
@@ -132,8 +133,8 @@ class Topology:
         Args:
             name: one of ``PRESETS``.
             counts: ``(num_hosts, ranks_per_host)``, or with a third level
-                ``(num_pods, hosts_per_pod, ranks_per_host)``. ``(num_hosts,)`` alone are hosts as
-                people buy them.
+                ``(num_pods, hosts_per_pod, ranks_per_host)``. With ``(num_hosts,)`` alone, hosts
+                have the usual number of ranks.
 
         Raises:
             LayoutError: there is no such preset, or it has not so many levels.
@@ -170,7 +171,7 @@ class Topology:
 
     @cached_property
     def runs(self) -> tuple[LevelRuns, ...] | None:
-        """Every level as runs of ranks; None if the groups of a level are no equal runs."""
+        """Every level as runs of ranks; None if the groups of some level are not equal runs."""
         runs = tuple(_run_of(level.groups) for level in self.levels)
         return None if None in runs else tuple(run for run in runs if run is not None)
 
@@ -189,7 +190,7 @@ class Topology:
         return self._hash
 
     def __getstate__(self) -> dict[str, object]:
-        # Another process hashes texts differently: nothing that was cached may travel.
+        # Another process hashes texts differently, so cached hashes must not travel.
         return {"levels": self.levels}
 
     def check_ranks(self, ranks: Iterable[int]) -> None:
@@ -244,13 +245,13 @@ class Topology:
         """Read a topology that ``save`` wrote; entries that it does not know are for people.
 
         Raises:
-            LayoutError: the file is no topology, or one of another version; found out in bounded
-                time and memory, whatever is in it.
+            LayoutError: the file is no topology, or one of another version. Reading takes bounded
+                time and memory, whatever the file contains.
             OSError: it cannot be read.
         """
         try:
             values = read_json(path, MAX_FILE_BYTES)
-            # Files of the first release say no version.
+            # Files of the first release have no version.
             version = values.get("version", 1) if isinstance(values, dict) else 1
             if version != FILE_VERSION:
                 raise LayoutError(

@@ -2,11 +2,11 @@
 
 A rank's position is a mixed-radix number over *axes*; the index of a dim's pieces is a mixed-radix
 number over *digits*. ``refine`` finds the coarsest axes and digits in which two layouts and the
-hosts can all be written; a binding then says, for every axis, what it tells apart: replicas (R),
-value parts (V), or the values of one digit of the same size. Digits bound to no axis are local.
+hosts can all be written. A binding then says what each axis counts: replicas (R), value parts (V),
+or the values of one digit of equal size. A digit that is bound to no axis is local.
 
-Every axis also owns a *scratch* digit: it cuts each atom (a box with all digits fixed) flat, in
-row-major order. Partial sums are reduced over scratch digits without a pack, whatever the shape.
+Every axis also has a *scratch* digit, which cuts each atom (a box with all digits fixed) flat, in
+row-major order. Partial sums are reduced over scratch digits without a pack, for any shape.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Digit:
 
 @dataclass(frozen=True)
 class Grid:
-    """What the bindings of one group share: rank numbering, axes (outermost first) and digits.
+    """The common part of the bindings of one group: numbering, axes (outermost first) and digits.
 
     ``cuts`` are the cut points of the finest pieces of every dim; they need not be even.
     ``blocks[level]`` is the number of ranks in a group of that topology level. ``is_even`` says
-    that the finest pieces of every dim are equally large; ``span`` is ``ranks`` as a range, where
-    that is known.
+    that the finest pieces of every dim are equally large. ``span`` is ``ranks`` as a range, if they
+    are known to be one.
     """
 
     shape: tuple[int, ...]
@@ -272,10 +272,10 @@ def _mixed_radix(digits: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def refine(src: Layout, dst: Layout, topology: Topology) -> tuple[Binding, Binding] | None:
-    """Write two layouts of one rank set over common axes and digits; None if they have none.
+    """Two layouts of one rank set as bindings of one grid; None if the pair is *irregular*.
 
-    None means that the pair is *irregular*: ranks that do not factor, or cut points that do not
-    nest (2*3 against 3*2, or most ragged pairs).
+    A pair is irregular if the map of a layout has no factors, or if cut points do not nest (2*3
+    against 3*2, or most ragged pairs).
     """
     for numbering in numberings(src, dst, topology):
         found = _refine_numbered(src, dst, numbering, topology)

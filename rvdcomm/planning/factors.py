@@ -1,8 +1,8 @@
-"""Factors: the map from a layout's cells to rank positions, as (size : stride) a mode.
+"""Factors: the map from the cells of a layout to rank positions, as (size : stride) factors.
 
-A layout whose ranks ascend without gaps is row-major by construction, and a topology whose groups
-are runs of ranks cuts it at one stride a level: both are then known without a look at any rank.
-Every other order is counted out.
+If the ranks of a layout ascend without gaps, the map is row-major. If the groups of a topology are
+runs of ranks, each level cuts the numbering at one stride. Both are then known without reading the
+ranks. For any other order the map is computed rank by rank.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from rvdcomm.layout import Layout, Topology
 
 R, V = -1, -2
-"""Modes that are no dims. Mode d is dim d."""
+"""The mode of a factor is R, V, or the number of a dim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Axes with strides in ``[lo, hi)`` tell apart R, V or pieces of dim ``mode``.
+    """Axes with strides in ``[lo, hi)`` count replicas, value parts or pieces of dim ``mode``.
 
-    For a dim, ``place`` is the number of coarser pieces that the factor cuts further.
+    For a dim, the factor cuts each of ``place`` coarser pieces further.
     """
 
     mode: int
@@ -33,14 +33,14 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """An order of ranks; ``span`` is the same as a range, where that is known."""
+    """An order of ranks; ``span`` is the same as a range, if the ranks are known to be one."""
 
     ranks: tuple[int, ...]
     span: range | None = None
 
 
 def numberings(src: Layout, dst: Layout, topology: Topology) -> list[Numbering]:
-    """Orders of the common ranks in which both layouts may factor: by host first."""
+    """Orders of the common ranks in which both layouts may have factors; by host first."""
     if src.span is not None and dst.span is not None and topology.runs is not None:
         return [Numbering(src.ranks, src.span)] if src.span == dst.span else []
     if set(src.ranks) != set(dst.ranks):
@@ -50,7 +50,7 @@ def numberings(src: Layout, dst: Layout, topology: Topology) -> list[Numbering]:
 
 
 def level_blocks(numbering: Numbering, topology: Topology) -> tuple[int, ...] | None:
-    """Group sizes of every level in this numbering; None if its groups are no equal blocks."""
+    """Ranks in a group of each level; None if the groups are not equal blocks of the numbering."""
     span = numbering.span
     if span is None or topology.runs is None:
         return _counted_blocks(numbering.ranks, topology)
@@ -73,7 +73,7 @@ def _counted_blocks(numbering: tuple[int, ...], topology: Topology) -> tuple[int
 
 
 def factors_of(layout: Layout, numbering: Numbering) -> list[Factor] | None:
-    """Write the layout's map from cells to positions as factors; None if it is not additive."""
+    """The map from cells to positions as factors; None if it has none (it is not additive)."""
     if numbering.span is not None and numbering.span == layout.span:
         return _row_major(layout)
     return _counted(layout, numbering.ranks)

@@ -1,4 +1,4 @@
-"""Path: a plan for people: the steps from one layout to another, and the layouts between them."""
+"""Path: the form of a plan for people: its steps, and the layouts between them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from rvdcomm.planning.primitives import kind_of_rebind, product_groups
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A placement and how it is written: ``R(1)V(1)D(2,4)``, with ``*`` and ``F`` if strided.
+    """A placement and its text: ``R(1)V(1)D(2,4)``, with ``*`` and ``F`` if strided.
 
-    Equal if placement and text are. Both are made when they are asked for: a search needs neither.
+    States are equal if their placements and texts are equal. Both are computed on first use, since
+    a search needs neither.
     """
 
     source: Layout | Binding
@@ -64,9 +65,10 @@ class State:
 class Step:
     """One primitive: inside every group, ``src`` becomes ``dst``.
 
-    An all_reduce is a reduce_scatter to ``middle`` and an all_gather from it. A step over all ranks
-    in one group is ``direct``; others have the product groups of what they rebind. ``num_slices``
-    windows of an exchange run one after another, so that its staging buffers are smaller.
+    An all_reduce is a reduce_scatter to ``middle`` and an all_gather from it. A ``direct`` step is
+    an exchange among all ranks; other steps have the product groups of the axes that they rebind.
+    An exchange may run in ``num_slices`` windows one after another, which makes its staging buffers
+    smaller.
     """
 
     kind: str
@@ -86,7 +88,7 @@ class Step:
 
     @property
     def legs(self) -> tuple[tuple[State, State], ...]:
-        """The exchanges that this step is made of."""
+        """The exchanges of this step, one after another."""
         if self.middle is None:
             return ((self.src, self.dst),)
         return ((self.src, self.middle), (self.middle, self.dst))

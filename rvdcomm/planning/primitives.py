@@ -1,12 +1,12 @@
-"""Primitives: what one change of a binding is called, and what it costs in closed form.
+"""Primitives: the name of one change of a binding, and its cost by formula.
 
-A step *rebinds* some axes inside their product group. There is one formula for its bytes and one
-table for its name; the names only choose the best-known implementation of a pattern.
+A step *rebinds* some axes inside their product group. One formula gives its bytes and one table its
+name. The name chooses the best-known implementation of this pattern of rebinding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -29,17 +29,22 @@ KIND_OF_CHANGE = {
     ("R", "V"): "mask",
     ("digit", "V"): "mask",
 }
-"""Name of a step by what its changed axes were bound to and are bound to."""
+"""Name of a step, by the roles of its changed axes before and after it."""
 
 MOVES_NOTHING = frozenset({"slice", "mask", "local"})
-"""Kinds of steps that every rank does alone."""
+"""Kinds of steps that each rank does without the others."""
 
 KINDS = frozenset({*KIND_OF_CHANGE.values(), "permute", "exchange", "transfer", "local"})
 """All kinds of steps. ``transfer`` is an exchange between two rank sets, ``local`` a copy."""
 
 
+def axes_by_digit(targets: Targets) -> dict[int, int]:
+    """The axis that is bound to each digit."""
+    return {t: a for a, t in enumerate(targets) if t >= 0}
+
+
 def role(target: int) -> str:
-    """What a target is: ``R``, ``V`` or ``digit`` (a scratch digit is a digit)."""
+    """The role of a target: ``R``, ``V`` or ``digit``, scratch digits included."""
     return {R: "R", V: "V"}.get(target, "digit")
 
 
@@ -65,7 +70,7 @@ def kind_of_rebind(src: Targets, dst: Targets) -> str:
 
 
 def product_groups(src: Binding, dst: Binding) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks that differ only in the axes that change; each ascending."""
+    """Groups of ranks that differ only in the axes that change, each in ascending order."""
     grid = src.grid
     fixed = [a for a, (s, t) in enumerate(zip(src.targets, dst.targets, strict=True)) if s == t]
     changed = [a for a in range(len(grid.axes)) if a not in fixed]
@@ -79,15 +84,17 @@ def product_groups(src: Binding, dst: Binding) -> tuple[tuple[int, ...], ...]:
 class RebindPricer:
     """Integer costs of rebinds on ``grid`` of a tensor of ``num_bytes``.
 
-    One *tick* is ``secs_per_tick`` seconds, a rational chosen so that every cost is a whole number
-    of ticks: sums are exact, so that ties are ties and plans never depend on rounding.
+    Costs are whole ticks (``PortTicks``): sums are exact, and plans never depend on rounding.
 
     Formula (tests/planning/test_primitives.py compares it with counted bytes): let L be the bytes
-    of a shard under dst and v the number of parts that every element of it sums. A group of a level
-    needs ``group size * v * L`` bytes; of them its own ranks hold the fraction
-    ``prod(f(a) for axes a outside the group)``, where ``f(a)`` is 1 if a is bound to R, or to the
-    same target on both sides; ``1/k`` if a leaves V or its digit becomes local; and if its digit
-    moves to another axis b, ``1/k`` on average for b inside the group, 0 at worst for b outside.
+    of a shard under dst, and v the number of parts that are summed in each of its elements. A group
+    of a level needs ``group size * v * L`` bytes. Its own ranks hold the fraction
+    ``prod(f(a) for axes a outside the group)`` of them, where k is the size of a and ``f(a)`` is
+
+    - 1 if a is bound to R in src, or to the same target in src and dst;
+    - ``1/k`` if a leaves V, or if no axis is bound to its digit in dst;
+    - ``1/k`` if its digit goes to an axis inside the group;
+    - 0 in the worst group, if its digit goes to another axis outside the group.
     """
 
     grid: Grid
@@ -96,12 +103,12 @@ class RebindPricer:
 
     @property
     def square(self) -> int:
-        """Bytes are counted in units of 1 / square, which makes all of them whole."""
+        """Bytes are counted in units of ``1 / square`` of a byte, so that fractions are whole."""
         return len(self.grid.ranks) ** 2
 
     @cached_property
     def ports(self) -> PortTicks:
-        """The time of these units."""
+        """The ports of the topology, for these units."""
         return PortTicks.of(self.topology, self.square)
 
     def secs(self, ticks: int) -> float:
@@ -115,22 +122,23 @@ class RebindPricer:
 
     @cached_property
     def levels(self) -> tuple[int, ...]:
-        """For every axis, the farthest level that a byte along it crosses."""
+        """For every axis, the outermost level that a byte between its coordinates crosses."""
         return tuple(
             sum(a in outer for outer in self.grid.outer_axes) - 1 for a in range(len(self.sizes))
         )
 
-    def missing(self, outer: Sequence[int], src: Targets, dst: Targets) -> int:
-        """One of how many pieces of its need a group has; 0 if it may have none.
+    def missing(
+        self, outer: Sequence[int], src: Targets, dst: Targets, axis_of_dst: Mapping[int, int]
+    ) -> int:
+        """The n for which a group has one n-th of its need; 0 if it may have nothing of it.
 
-        ``outer`` are axes outside the group.
+        ``outer`` are the axes outside the group.
         """
-        axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
         missing = 1
         for a in outer:
             s = src[a]
             if s != R and s != dst[a]:
-                missing *= self.sizes[a] if axis_of.get(s, -1) not in outer else 0
+                missing *= self.sizes[a] if axis_of_dst.get(s, -1) not in outer else 0
         return missing
 
     def port_bytes(self, src: Targets, dst: Targets) -> list[int]:
@@ -143,9 +151,9 @@ class RebindPricer:
             if s == V != t:
                 parts *= k
         shard = self.num_bytes * parts * (num_ranks // held)
-        out = []
+        axis_of, out = axes_by_digit(dst), []
         for outer, block in zip(self.grid.outer_axes, self.grid.blocks, strict=True):
-            missing = self.missing(outer, src, dst)
+            missing = self.missing(outer, src, dst, axis_of)
             out.append(shard * block * (num_ranks - (num_ranks // missing if missing else 0)))
         return out
 
@@ -174,11 +182,11 @@ class RebindPricer:
         return self.ports.step(port_bytes, rounds), rounds
 
     def _rounds(self, src: Targets, dst: Targets) -> int:
-        """Partners of the busiest rank: ranks that hold a piece it needs, less itself.
+        """Partners of the busiest rank: the other ranks that hold a piece that it needs.
 
-        At least: replicas that leave R may share a need, and then a rank has more partners.
+        Replicas that leave R may share a need. A rank then has more partners than this.
         """
-        axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
+        axis_of = axes_by_digit(dst)
         holders, is_own = 1, True
         for a, (s, t) in enumerate(zip(src, dst, strict=True)):
             if s == V != t or (s >= 0 and s not in axis_of):

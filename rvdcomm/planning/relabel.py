@@ -1,15 +1,16 @@
 """Relabel: which rank should hold which dst cell, where the caller may choose.
 
-Let a *group* of a topology level (a rank, a host, a rack) *have* an element if some src rank in it
-holds the element; where src has value parts, if it holds all of them, or, of elements that no group
-has whole, any. The bytes that enter the groups of a level are counted with every element sent once
-into a group, however many of its ranks want it. What enters the outermost groups is made least
-first, then what enters the groups inside them, down to the ranks.
+A *group* of a topology level (a rank, a host, a rack) *has* an element if some src rank in it holds
+the element. If src has value parts, the group must hold all of them; if no group holds all parts of
+an element, any part will do. An element enters a group once, even if several of its ranks want it.
+The order of ranks is chosen that first minimizes the bytes into the outermost groups, then those
+into the groups inside them, down to the ranks.
 
-Exact: where every dst cell has one holder (no replicas, no value parts) all of this is a sum over
-ranks of what the cell of each lacks, and one linear assignment finds the least. Replicas that lie
-in one group share what enters it, which is no such sum: whole bundles of replicas are then assigned
-besides, and the best order of those made is taken. No order is worse than the one that was given.
+If every dst cell has one holder (no replicas, no value parts), the bytes are a sum over ranks of
+what the cell of each lacks, and a linear assignment finds the minimum. Otherwise this is a
+heuristic: replicas in one group share the bytes that enter it, which no such sum expresses. Bundles
+of replicas are then assigned as well, and the best order is taken. The result is never worse than
+the order that was given.
 """
 
 from __future__ import annotations

@@ -5,26 +5,25 @@ Derived in docs/bound.md, "In the search". Bytes are in the units of ``RebindPri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from rvdcomm.planning.factors import R, V
-from rvdcomm.planning.primitives import RebindPricer, Targets
-
-Axes = Sequence[int]
+from rvdcomm.planning.primitives import RebindPricer, Targets, axes_by_digit
 
 
 def least_of_any(pricer: RebindPricer, src: Targets, dst: Targets) -> int:
     """Ticks that any plan takes; 0 only where nothing must move."""
-    port_bytes = []
+    axis_of, port_bytes = axes_by_digit(dst), []
     for outer in pricer.grid.outer_axes:
-        src_v, dst_v = (_count(pricer, outer, targets, V) for targets in (src, dst))
+        src_r, src_v, _ = _counts(pricer, outer, src)
+        dst_r, dst_v, need = _counts(pricer, outer, dst)
         if src_v == dst_v == 1:
-            units = _entering(pricer, outer, src, dst)
+            missing = pricer.missing(outer, src, dst, axis_of)
+            units = _entering(pricer.square, need, missing)
         else:
-            src_r, dst_r = (_count(pricer, outer, targets, R) for targets in (src, dst))
             messages = messages_an_element(src_r, src_v, dst_r, dst_v)
-            units = pricer.square // _num_groups(pricer, outer) * messages
+            units = pricer.square // (dst_r * dst_v * need) * messages
         port_bytes.append(pricer.num_bytes * units)
     return pricer.ports.least(port_bytes, latency=0)
 
@@ -37,23 +36,22 @@ def least_of_kept(
     Axes that ``is_masked`` become V by the mask. Until then groups that only such axes tell apart
     may share what they need: they count as one group, over whose ports the bytes are spread.
     """
-    port_bytes = []
+    axis_of, port_bytes = axes_by_digit(dst), []
     for outer in pricer.grid.outer_axes:
         axes = [a for a in outer if not is_masked[a]]
-        sharing = prod(pricer.sizes[a] for a in outer if is_masked[a])
-        kept = prod(pricer.sizes[a] for a in axes if state[a] == dst[a] == V)
-        summed = _count(pricer, axes, state, V) // kept
+        dst_r, kept, need = _counts(pricer, axes, dst)
+        summed = _counts(pricer, axes, state)[1] // kept
         if summed == 1:
-            units = _entering(pricer, axes, state, dst)
+            missing = pricer.missing(axes, state, dst, axis_of)
+            units = _entering(pricer.square, need, missing)
         else:
             # No group has all parts, so each needs all that it wants.
-            messages = kept * messages_an_element(1, summed, _count(pricer, axes, dst, R), 1)
-            units = max(
-                pricer.square // _need(pricer, axes, dst),
-                pricer.square // _num_groups(pricer, axes) * messages,
-            )
+            messages = kept * messages_an_element(1, summed, dst_r, 1)
+            groups = dst_r * kept * need
+            units = max(pricer.square // need, pricer.square // groups * messages)
+        sharing = prod([pricer.sizes[a] for a in outer if is_masked[a]])
         port_bytes.append(pricer.num_bytes * (units // sharing))
-    ticks, rounds = _least_rounds(pricer, state, dst, is_masked)
+    ticks, rounds = _least_rounds(pricer, state, axis_of, dst, is_masked)
     return pricer.ports.least(port_bytes, latency=ticks), max(rounds, int(any(port_bytes)))
 
 
@@ -69,36 +67,37 @@ def messages_an_element(src_r: int, src_v: int, dst_r: int, dst_v: int) -> int:
     return max(src_v - dst_v, dst_r - src_r if src_v == 1 else 0, 0)
 
 
-def _count(pricer: RebindPricer, axes: Axes, targets: Targets, target: int) -> int:
-    """How many values the axes have together that are bound to ``target``."""
-    return prod(pricer.sizes[a] for a in axes if targets[a] == target)
+def _counts(pricer: RebindPricer, axes: Sequence[int], targets: Targets) -> tuple[int, int, int]:
+    """How many replicas, parts and pieces of the tensor these axes tell apart."""
+    r = v = pieces = 1
+    for a in axes:
+        if targets[a] >= 0:
+            pieces *= pricer.sizes[a]
+        elif targets[a] == R:
+            r *= pricer.sizes[a]
+        else:
+            v *= pricer.sizes[a]
+    return r, v, pieces
 
 
-def _num_groups(pricer: RebindPricer, axes: Axes) -> int:
-    """How many groups these axes tell apart."""
-    return prod(pricer.sizes[a] for a in axes)
-
-
-def _need(pricer: RebindPricer, axes: Axes, dst: Targets) -> int:
-    """Of how many equal pieces of the tensor each group wants one."""
-    return prod(pricer.sizes[a] for a in axes if dst[a] >= 0)
-
-
-def _entering(pricer: RebindPricer, axes: Axes, src: Targets, dst: Targets) -> int:
-    """Units that must enter the group that has the least of what it wants."""
-    need, missing = _need(pricer, axes, dst), pricer.missing(axes, src, dst)
-    return pricer.square // need - (pricer.square // (need * missing) if missing else 0)
+def _entering(square: int, need: int, missing: int) -> int:
+    """Units of one piece of ``need`` that enter the group that has the least of it."""
+    return square // need - (square // (need * missing) if missing else 0)
 
 
 def _least_rounds(
-    pricer: RebindPricer, state: Targets, dst: Targets, is_masked: Sequence[bool]
+    pricer: RebindPricer,
+    state: Targets,
+    axis_of: Mapping[int, int],
+    dst: Targets,
+    is_masked: Sequence[bool],
 ) -> tuple[int, int]:
     """Ticks of the rounds that are needed, whatever the bytes, and how many there are.
 
     Axes that leave V, and digits that nobody is to hold, have a partner a round: a step that
     takes several of them has at least as many rounds as steps that take one each.
     """
-    nearest = [pricer.ports.quickest_round(level) for level in range(len(pricer.grid.blocks))]
+    nearest = pricer.ports.nearest
     ticks = rounds = in_place = lost = farthest = 0
     for a, (s, t) in enumerate(zip(state, dst, strict=True)):
         if is_masked[a] or s == t:
@@ -107,7 +106,7 @@ def _least_rounds(
         if s == V:
             ticks += partners * once
             rounds += partners
-        elif s >= 0 and s not in dst:
+        elif s >= 0 and s not in axis_of:
             in_place += partners * once
             lost += partners
             farthest = max(farthest, once)

@@ -21,7 +21,13 @@ from rvdcomm.cost import Cost, StepCost, total_cost
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.planning.binding import Binding, Grid, R, V
 from rvdcomm.planning.path import Path, Step
-from rvdcomm.planning.primitives import MOVES_NOTHING, RebindPricer, Targets, kind_of_rebind
+from rvdcomm.planning.primitives import (
+    MOVES_NOTHING,
+    RebindPricer,
+    Targets,
+    axes_by_digit,
+    kind_of_rebind,
+)
 from rvdcomm.planning.transfer import transfer
 from rvdcomm.program import ALIGN_BYTES
 
@@ -139,7 +145,7 @@ def _entering(
     is to hold, one of k; of an axis whose digit goes to another, all or nothing.
     """
     position = np.arange(len(grid.ranks))
-    axis_of = {t: a for a, t in enumerate(dst) if t >= 0}
+    axis_of = axes_by_digit(dst)
     share, is_met = 1, np.ones(len(position), np.bool_)
     for a in outer_axes:
         if src[a] == R or src[a] == dst[a]:
