@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from rvdcomm.layout import Box, Topology
-from rvdcomm.planning.cells import Cells, Ints, Key
+from rvdcomm.planning.cells import Cells, Key
+from rvdcomm.planning.numbers import Ints
 
 
 class Move(NamedTuple):

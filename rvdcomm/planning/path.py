@@ -11,7 +11,8 @@ from itertools import pairwise
 from rvdcomm.cost import Traffic
 from rvdcomm.layout import Layout, Placement, Topology, View, ranges_text
 from rvdcomm.planning.binding import Binding
-from rvdcomm.planning.cells import Cells, view_of
+from rvdcomm.planning.cells import Cells
+from rvdcomm.planning.digits import view_of
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.primitives import kind_of_rebind, product_groups
 

@@ -625,6 +625,23 @@ def test_redistributor_takes_strides_out_and_async(worlds: Worlds) -> None:
     assert faults_of([result for _, result in seen], src, dst) == []
 
 
+@pytest.mark.parametrize("executor", ["dist", "auto"])
+@pytest.mark.parametrize(
+    "src_rvd, dst_rvd",
+    [("R(1)V(1)D(4,1)", "R(4)V(1)D(1,1)"), ("R(1)V(4)D(1,1)", "R(1)V(1)D(1,4)")],
+)
+def test_tensors_may_have_any_strides_where_a_plan_cuts_in_strides(
+    worlds: Worlds, src_rvd: str, dst_rvd: str, executor: str
+) -> None:
+    src, dst = rv.Layout((8, 12), src_rvd), rv.Layout((8, 12), dst_rvd)
+    hosts = rv.Topology.hosts([(0, 1), (2, 3)], rv.Link(0, 100.0), rv.Link(0, 1.0))
+    plan = rv.plan(src, dst, topology=hosts, executor=executor)
+    assert not plan.path.view.is_whole
+    seen = worlds(4).run(call_redistributor_with_everything, plan)
+    assert [is_out for is_out, _ in seen] == [True] * 4
+    assert faults_of([result for _, result in seen], src, dst) == []
+
+
 def call_redistributor_outside(rank: int, plan: rv.Plan) -> Any:
     result = rv.Redistributor(plan)(shard_of(rank, plan.src))
     return None if result is None else result.numpy()

@@ -1,0 +1,146 @@
+"""Digits: a layout or a binding as numbers over axes of a rank's position, and views for them.
+
+A rank's position is a mixed-radix number over axes. Its value part, its replica, and the piece that
+it holds along every dim are numbers over some of these axes each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import prod
+
+from rvdcomm.layout import MAX_DIMS, Cuts, Layout, View
+from rvdcomm.planning.binding import Axis, Binding, R, V
+
+Digits = list[tuple[int, Axis | None]]
+"""Sizes of a dim's digits, coarsest first, with the axes that they are bound to."""
+
+
+def view_of(sources: Sequence[Layout | Binding]) -> View:
+    """The view with the fewest dims in which every cell of every source is one box.
+
+    A dim is cut where some source has a local digit before a bound one, if its pieces are even and
+    all sources have digits that end there, or may be cut there. If not, it stays whole.
+    """
+    shape = shape_of(sources[0])
+    found: list[set[int]] = [set() for _ in shape]
+    places: list[set[int]] = [set() for _ in shape]
+    for source in sources:
+        *_, digits, flat = numbers_of(source)
+        if flat:
+            return View.whole(shape)
+        for d, of_dim in enumerate(digits):
+            place, was_local = 1, False
+            for size, axis in of_dim:
+                if axis is not None and was_local:
+                    found[d].add(place)
+                was_local = axis is None
+                place *= size
+                places[d].add(place)
+    parts = []
+    for d, size in enumerate(shape):
+        wanted = sorted(found[d])
+        chain = sorted({*places[d], *wanted, size})
+        nests = all(max(a, b) % min(a, b) == 0 for a in wanted for b in chain if size)
+        is_even = bool(wanted) and all(_is_even(size, cuts_of(source)[d]) for source in sources)
+        bounds = [1, *wanted, size] if nests and is_even else [1, size]
+        parts.append(tuple(b // a for a, b in pairwise(bounds)))
+    view = View(tuple(parts))
+    return view if view.num_dims <= MAX_DIMS else View.whole(shape)
+
+
+def _is_even(size: int, cuts: tuple[int, ...]) -> bool:
+    count = len(cuts) - 1
+    return size > 0 and size % count == 0 and cuts == tuple(range(0, size + 1, size // count))
+
+
+def shape_of(source: Layout | Binding) -> tuple[int, ...]:
+    return source.shape if isinstance(source, Layout) else source.grid.shape
+
+
+def cuts_of(source: Layout | Binding) -> Cuts:
+    return source.cuts if isinstance(source, Layout) else source.grid.cuts
+
+
+def numbers_of(
+    source: Layout | Binding,
+) -> tuple[list[Axis], list[Axis], list[Digits], list[Axis]]:
+    """The axes of replicas and of parts, the digits of every dim, and the axes of flat cuts.
+
+    Scratch digits are digits of the dims, after all others, where they cut the finest pieces
+    evenly. Where they do not, all of them are flat cuts.
+    """
+    if isinstance(source, Layout):
+        stride = len(source.ranks)
+        axes = []
+        for count in source.rvd.counts:
+            stride //= count
+            axes.append(Axis(count, stride))
+        return axes[:1], axes[1:2], [[(axis.size, axis)] for axis in axes[2:]], []
+    grid, targets = source.grid, source.targets
+    axis_of = {t: axis for axis, t in zip(grid.axes, targets, strict=True) if t >= 0}
+    replicas, parts = (
+        [axis for axis, t in zip(grid.axes, targets, strict=True) if t == mode] for mode in (R, V)
+    )
+    digits = [
+        [(grid.digits[i].size, axis_of.get(i)) for i in grid.digit_values(d)]
+        for d in range(len(grid.shape))
+    ]
+    scratch = [(grid.axes[a].size, axis_of.get(grid.scratch(a))) for a in source.scratch_order]
+    bound = [axis for _, axis in scratch if axis is not None]
+    if not bound:
+        return replicas, parts, digits, []
+    sizes = _even_cuts(grid.shape, grid.cuts, prod(size for size, _ in scratch))
+    if sizes is None or not _nests(scratch, sizes):
+        return replicas, parts, digits, bound
+    both = zip(digits, segments(scratch, [*sizes, 1]), strict=False)
+    return replicas, parts, [[*own, *more] for own, more in both], []
+
+
+def _even_cuts(shape: Sequence[int], cuts: Cuts, count: int) -> list[int] | None:
+    """Pieces of every dim into which a flat cut in ``count`` divides a finest box, or None."""
+    found = []
+    for size, cut in zip(shape, cuts, strict=True):
+        if not _is_even(size, cut):
+            return None
+        extent = size // (len(cut) - 1)
+        own = min(count, extent)
+        if count % own or extent % own:
+            return None
+        found.append(own)
+        count //= own
+    return found if count == 1 else None
+
+
+def _nests(digits: Digits, sizes: Iterable[int]) -> bool:
+    """Whether every part of a view has whole factors of the digits."""
+    place, bounds = 1, set[int]()
+    for size in sizes:
+        place *= size
+        bounds.add(place)
+    place = 1
+    for size, _ in digits:
+        inside = [b for b in bounds if place < b < place * size]
+        if any(b % place or place * size % b for b in inside):
+            return False
+        place *= size
+    return True
+
+
+def segments(digits: Digits, sizes: Sequence[int]) -> list[Digits]:
+    """The digits of a dim in the parts of a view; a digit that crosses their bounds is cut."""
+    todo = digits[::-1]
+    found = []
+    for room in sizes[:-1]:
+        segment: Digits = []
+        while room > 1 and todo:
+            size, axis = todo.pop()
+            if size > room:
+                inner = size // room
+                todo.append((inner, axis and Axis(inner, axis.stride)))
+                size, axis = room, axis and Axis(room, axis.stride * inner)
+            segment.append((size, axis))
+            room //= size
+        found.append(segment)
+    return [*found, todo[::-1]]

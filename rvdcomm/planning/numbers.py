@@ -1,0 +1,140 @@
+"""Numbers: mixed-radix numbers over axes of a rank's position, and the pieces they stand for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.planning.binding import Axis
+from rvdcomm.planning.digits import Digits
+
+Interval = tuple[int, int]
+Ints = NDArray[np.int64]
+_Count = TypeVar("_Count", int, Ints)
+
+
+class Number:
+    """A mixed-radix number over axes of a rank's position, most significant axis first.
+
+    ``fixed`` are the values of axes on which all ranks of the group agree.
+    """
+
+    def __init__(self, axes: Sequence[Axis], fixed: Sequence[int | None]) -> None:
+        self.axes = axes
+        self.size = prod(axis.size for axis in axes)
+        self.values: Sequence[int] = range(self.size)
+        if any(value is not None for value in fixed):
+            values = [0]
+            for axis, value in zip(axes, fixed, strict=True):
+                own = range(axis.size) if value is None else (value,)
+                values = [n * axis.size + v for n in values for v in own]
+            self.values = values
+
+    def at(self, position: int) -> int:
+        """The number of the rank at ``position``."""
+        number = 0
+        for axis in self.axes:
+            number = number * axis.size + position // axis.stride % axis.size
+        return number
+
+    def offset(self, number: _Count) -> _Count:
+        """What the axes of a number add to a position."""
+        found = number * 0
+        for axis in reversed(self.axes):
+            found = found + number % axis.size * axis.stride
+            number = number // axis.size
+        return found
+
+
+class Dim:
+    """A dim of the view: which pieces of it each number stands for.
+
+    ``cuts`` are the cut points of its finest pieces. If all bound digits are coarser than the local
+    ones, a number stands for ``num_local`` pieces side by side; else it has several runs of pieces.
+    """
+
+    def __init__(self, digits: Digits, cuts: Sequence[int], number: Number) -> None:
+        self.number, self._cuts, self._digits = number, cuts, digits
+        bound = [axis is not None for _, axis in digits]
+        self._is_plain = bound == sorted(bound, reverse=True)
+        self._num_local = prod(size for size, axis in digits if axis is None)
+        self._known: dict[int, list[Interval]] = {}
+
+    def runs(self, number: int) -> list[Interval]:
+        """The intervals that a number stands for, none of them empty; neighbours are one."""
+        if number not in self._known:
+            self._known[number] = list(self._runs(number))
+        return self._known[number]
+
+    def _runs(self, number: int) -> Iterator[Interval]:
+        cuts = self._cuts
+        if self._is_plain:
+            pieces: Iterable[Interval] = [
+                (number * self._num_local, (number + 1) * self._num_local)
+            ]
+        else:
+            pieces = [(piece, piece + 1) for piece in self._pieces(number)]
+        begin = end = 0
+        for first, last in pieces:
+            if cuts[first] != end:
+                if begin < end:
+                    yield begin, end
+                begin = cuts[first]
+            end = cuts[last]
+        if begin < end:
+            yield begin, end
+
+    def _pieces(self, number: int) -> list[int]:
+        """Finest pieces whose bound digits make ``number``, ascending."""
+        pieces, weight = [0], self.number.size
+        for size, axis in self._digits:
+            values: Iterable[int] = range(size)
+            if axis is not None:
+                weight //= size
+                values = (number // weight % size,)
+            pieces = [piece * size + value for piece in pieces for value in values]
+        return pieces
+
+    def meeting(self, low: int, high: int) -> Sequence[int]:
+        """Numbers whose pieces meet ``[low, high)``, ascending; some of them may be empty."""
+        near = _pieces(self._cuts, low, high)
+        values = self.number.values
+        if not self._is_plain:
+            met = set(map(self._number_of, near))
+            return [value for value in values if value in met]
+        first, last = near.start // self._num_local, -(-near.stop // self._num_local)
+        return values[bisect_left(values, first) : bisect_left(values, last)]
+
+    def _number_of(self, piece: int) -> int:
+        number, weight = 0, 1
+        for size, axis in reversed(self._digits):
+            piece, value = divmod(piece, size)
+            if axis is not None:
+                number += value * weight
+                weight *= size
+        return number
+
+    def extents(self, numbers: Sequence[int], low: int, high: int) -> Ints:
+        """How much of ``[low, high)`` every number has."""
+        if not self._is_plain:
+            clipped = [[min(b, high) - max(a, low) for a, b in self.runs(n)] for n in numbers]
+            return np.array([sum(e for e in of_run if e > 0) for of_run in clipped], np.int64)
+        first = np.asarray(numbers, np.int64) * self._num_local
+        cuts = np.asarray(self._cuts, np.int64)
+        begin, end = cuts[first], cuts[first + self._num_local]
+        found: Ints = np.maximum(np.minimum(end, high) - np.maximum(begin, low), 0)
+        return found
+
+
+def _pieces(cut: Sequence[int], low: int, high: int) -> range:
+    """Indices of the pieces between ``cut`` points that may meet ``[low, high)``."""
+    return (
+        range(max(bisect_right(cut, low) - 1, 0), bisect_left(cut, high))
+        if low < high
+        else range(0)
+    )
