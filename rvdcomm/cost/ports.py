@@ -6,7 +6,7 @@ all groups of the step running at once; ports are full duplex, so the busier dir
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rvdcomm.layout import Topology
@@ -53,12 +53,11 @@ def step_cost(traffic: Traffic, topology: Topology, rounds: int | None = None) -
     port_bytes: list[dict[tuple[int, str], int]] = [{} for _ in range(num_levels)]
     partners: dict[tuple[int, str], int] = {}
     recv_bytes: dict[int, int] = {}
-    farthest = wire_bytes = host_bytes = 0
+    wire_bytes = host_bytes = 0
     for (src, dst), num_bytes in traffic.items():
         if src == dst or num_bytes == 0:
             continue
         distance = topology.distance(src, dst)
-        farthest = max(farthest, distance)
         wire_bytes += num_bytes
         host_bytes += num_bytes if distance > 1 else 0
         recv_bytes[dst] = recv_bytes.get(dst, 0) + num_bytes
@@ -71,13 +70,22 @@ def step_cost(traffic: Traffic, topology: Topology, rounds: int | None = None) -
     if not wire_bytes:
         return StepCost(0.0, 0, 0, 0, {})
     rounds = max(partners.values()) if rounds is None else rounds
-    busiest = max(
-        max(ports.values()) / level.link.bytes_per_sec
-        for level, ports in zip(topology.levels, port_bytes, strict=True)
-        if ports
-    )
-    alpha_secs = topology.levels[farthest - 1].link.alpha_secs
-    return StepCost(alpha_secs * rounds + busiest, wire_bytes, host_bytes, rounds, recv_bytes)
+    secs = port_secs([max(ports.values(), default=0) for ports in port_bytes], rounds, topology)
+    return StepCost(secs, wire_bytes, host_bytes, rounds, recv_bytes)
+
+
+def port_secs(busiest_bytes: Sequence[int], rounds: int, topology: Topology) -> float:
+    """The time of what happens at once: of its rounds, and of the busiest port of any level.
+
+    Args:
+        busiest_bytes: through the busiest port of every level.
+        rounds: messages one after another, each with the latency of the farthest level in use.
+    """
+    links = [level.link for level, used in zip(topology.levels, busiest_bytes, strict=True) if used]
+    if not links:
+        return 0.0
+    busy = zip(filter(None, busiest_bytes), links, strict=True)
+    return links[-1].alpha_secs * rounds + max(n / link.bytes_per_sec for n, link in busy)
 
 
 def total_cost(steps: Iterable[StepCost], peak_bytes: int) -> Cost:

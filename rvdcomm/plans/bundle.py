@@ -17,6 +17,7 @@ from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans import table
 from rvdcomm.plans.fill import Batch, filled
+from rvdcomm.plans.load import Ports, beat_costs
 from rvdcomm.plans.member import Member, Way, shard_sizes
 from rvdcomm.plans.planner import Islands, hosts_of, program_step_costs
 from rvdcomm.program import DST, SRC, Program
@@ -203,16 +204,19 @@ class Bundle:
     def is_counted(self) -> bool:
         """Whether costs are counted in the programs of all ranks.
 
-        Those of larger bundles are modelled: each tensor costs what its own plan says, tensors run
-        one after another, and staging is its bound.
+        Of larger bundles no program is made: what every beat of a program puts through every port
+        is computed from the paths, and staging is its bound.
         """
         return len(self.members) * len(self.ranks) <= MAX_COUNTED
 
     @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
-        """What the steps of all programs cost, one after another."""
+        """What the steps of all programs cost, one after another.
+
+        Law (tests/plans/test_load.py): the modelled bytes of each step are the counted ones.
+        """
         if not self.is_counted:
-            return tuple(cost for member in self.members for cost in member.plan.step_costs)
+            return tuple(self._modelled_costs())
         return tuple(
             cost
             for program in self.programs
@@ -220,6 +224,16 @@ class Bundle:
                 program, 1 + max((step for step, *_ in program.traffic()), default=0), self.topology
             )
         )
+
+    def _modelled_costs(self) -> Iterator[StepCost]:
+        ports = Ports(self.topology)
+        loads = {
+            way: ports.loads(way.plan.path, ITEM_BYTES[way.dtype])
+            for way in {member.way: None for member in self.members}
+        }
+        for batch in self.batches:
+            ways = [self.members[i].way for i in batch.members]
+            yield from beat_costs(ways, batch, loads.__getitem__, ports)
 
     @cached_property
     def cost(self) -> Cost:

@@ -44,7 +44,7 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
 
     There is one for every rebind, and for transfers that ``transfer.py`` covers.
     """
-    steps = [_legs_of(step, item_bytes, topology) for step in path.steps]
+    steps = [legs_of(step, item_bytes, topology) for step in path.steps]
     legs = [leg for found in steps if found is not None for leg in found]
     if None in steps:
         return None
@@ -53,13 +53,15 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
 
 
 @dataclass(frozen=True, slots=True)
-class _Leg:
+class ModelledLeg:
     """One exchange of a step.
 
     Attributes:
         secs, rounds: under the port model.
         ranks: those that receive.
         entering: for every level, bytes that each of them receives from outside its group.
+        senders: those that send.
+        leaving: for every level, bytes that each of them sends out of its group.
         before, after: bytes of a shard.
         sent, received: the most that a rank may have to pack, its own share included, or unpack.
         crosses: whether it goes from the src group to another.
@@ -69,6 +71,8 @@ class _Leg:
     rounds: int
     ranks: Sequence[int]
     entering: list[Counts]
+    senders: Sequence[int]
+    leaving: list[Counts]
     before: int
     after: int
     sent: int
@@ -76,7 +80,7 @@ class _Leg:
     crosses: bool = False
 
 
-def _step_cost(legs: Sequence[_Leg]) -> StepCost:
+def _step_cost(legs: Sequence[ModelledLeg]) -> StepCost:
     """Legs of a step run one after another."""
     recv_bytes: dict[int, int] = {}
     for leg in legs:
@@ -92,7 +96,8 @@ def _step_cost(legs: Sequence[_Leg]) -> StepCost:
     )
 
 
-def _legs_of(step: Step, item_bytes: int, topology: Topology) -> list[_Leg] | None:
+def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg] | None:
+    """The exchanges of a step, by formula; None where there is none."""
     if step.direct:
         leg = _transfer_leg(step, item_bytes, topology)
         return None if leg is None else [leg]
@@ -119,8 +124,11 @@ def _padded_bytes(binding: Binding, item_bytes: int) -> int:
 # --- inside a group -----------------------------------------------------------------------------
 
 
-def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> _Leg:
-    """A rebind; the formula is that of ``RebindPricer``, for every rank on its own."""
+def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg:
+    """A rebind; the formula is that of ``RebindPricer``, for every rank on its own.
+
+    All ranks give as much as they take, their own share included: what leaves one is what enters it.
+    """
     grid, sizes = pricer.grid, pricer.sizes
     ticks, rounds = pricer.ticks(src, dst)
     held = prod(k for k, t in zip(sizes, dst, strict=True) if t >= 0)
@@ -132,8 +140,8 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> _Leg:
         for outer in pricer.outer_axes
     ]
     before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
-    return _Leg(
-        pricer.secs(ticks), rounds, grid.ranks, entering,
+    return ModelledLeg(
+        pricer.secs(ticks), rounds, grid.ranks, entering, grid.ranks, entering,
         before, after=pricer.num_bytes // held, sent=max(before, need), received=need,
     )  # fmt: skip
 
@@ -164,7 +172,7 @@ def _entering(
 # --- between groups -----------------------------------------------------------------------------
 
 
-def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> _Leg | None:
+def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLeg | None:
     src, dst = step.src.source, step.dst.source
     if step.num_slices > 1 or not (src.is_even and dst.is_even):
         return None
@@ -172,11 +180,14 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> _Leg | Non
     if found is None:
         return None
     received = np.broadcast_to(found.recv_bytes, len(step.dst.ranks)).astype(np.int64)
-    nothing = np.zeros_like(received)
-    entering = [received if i < found.distance else nothing for i in range(len(topology.levels))]
+    sent = np.full(len(step.src.ranks), found.sent_bytes)
+    entering, leaving = (
+        [mine * (level < found.distance) for level in range(len(topology.levels))]
+        for mine in (received, sent)
+    )
     before, after = (_shard_bytes(source, item_bytes) for source in (src, dst))
-    return _Leg(
-        found.secs, found.rounds, step.dst.ranks, entering, before, after,
+    return ModelledLeg(
+        found.secs, found.rounds, step.dst.ranks, entering, step.src.ranks, leaving, before, after,
         sent=max(before, found.sent_bytes), received=int(received.max()), crosses=True,
     )  # fmt: skip
 
@@ -192,7 +203,7 @@ def _shard_bytes(source: Layout | Binding, item_bytes: int) -> int:
 # --- memory -------------------------------------------------------------------------------------
 
 
-def _peak_bytes(path: Path, legs: Sequence[_Leg], item_bytes: int) -> int:
+def _peak_bytes(path: Path, legs: Sequence[ModelledLeg], item_bytes: int) -> int:
     """What a rank may need: its src and dst shards and the buffers of a leg.
 
     Those are the state before it, what is left of the state before that, a pack, what arrives, and

@@ -70,7 +70,7 @@ def _calls_text(bundle: Bundle) -> str:
     """The collectives, if they are counted, or else the buckets in which tensors are joined."""
     if not bundle.is_counted:
         num_buckets = sum(len(batch.buckets) for batch in bundle.batches)
-        return f"{len(bundle.batches)} programs of {num_buckets} buckets, modelled one by one"
+        return f"{len(bundle.batches)} programs of {num_buckets} buckets, modelled"
     num_calls = sum(len(program.collectives) for program in bundle.programs)
     alone = sum(len(member.plan.program.collectives) for member in bundle.members)
     steps = len(bundle.step_costs)
