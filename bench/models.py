@@ -1,4 +1,4 @@
-"""Llama-shaped state dicts: names, shapes and Megatron-style layouts of their weights."""
+"""State dicts of models: names and shapes of weights, in layouts as people train and serve them."""
 
 from __future__ import annotations
 
@@ -55,10 +55,75 @@ class Model:
         yield "lm_head.weight", (self.vocab, self.hidden), self.num_layers, 0
 
 
+@dataclass(frozen=True)
+class MoeModel:
+    """Sizes of a mixture-of-experts model with latent attention, in elements."""
+
+    num_layers: int
+    hidden: int
+    intermediate: int
+    num_experts: int
+    num_heads: int
+    q_rank: int
+    kv_rank: int
+
+    def dense(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """(name, shape, the dim that tensor parallelism cuts) of what all tokens use of a layer."""
+        heads = self.num_heads
+        yield "q_a_proj", (self.q_rank, self.hidden), 0
+        yield "q_b_proj", (heads * 192, self.q_rank), 0
+        yield "kv_a_proj", (self.kv_rank + 64, self.hidden), 0
+        yield "kv_b_proj", (heads * 256, self.kv_rank), 0
+        yield "o_proj", (self.hidden, heads * 128), 1
+        yield "router", (self.num_experts, self.hidden), 0
+
+    def experts(self) -> Iterator[tuple[str, tuple[int, ...], int]]:
+        """(name, shape, expert) of the experts of a layer."""
+        for e in range(self.num_experts):
+            yield f"experts.{e}.gate_proj", (self.intermediate, self.hidden), e
+            yield f"experts.{e}.up_proj", (self.intermediate, self.hidden), e
+            yield f"experts.{e}.down_proj", (self.hidden, self.intermediate), e
+
+    def trainer(self, ranks: Sequence[int], num_stages: int) -> dict[str, rv.Layout]:
+        """Stages of layers; a stage's ranks share each dense weight, and have experts each."""
+        size = len(ranks) // num_stages
+        found = {}
+        for i in range(self.num_layers):
+            first = i * num_stages // self.num_layers * size
+            stage = ranks[first : first + size]
+            for name, shape, _ in self.dense():
+                found[f"layers.{i}.{name}"] = rv.Layout(shape, f"R(1)V(1)D({size},1)", stage)
+            for name, shape, e in self.experts():
+                found[f"layers.{i}.{name}"] = self._whole(shape, e, stage)
+        return found
+
+    def server(self, ranks: Sequence[int], tp: int) -> dict[str, rv.Layout]:
+        """Replicas of ``tp`` ranks have the dense weights; every rank has experts."""
+        found = {}
+        for i in range(self.num_layers):
+            for name, shape, dim in self.dense():
+                cut = f"{tp},1" if dim == 0 else f"1,{tp}"
+                text = f"R({len(ranks) // tp})V(1)D({cut})"
+                found[f"layers.{i}.{name}"] = rv.Layout(shape, text, ranks)
+            for name, shape, e in self.experts():
+                found[f"layers.{i}.{name}"] = self._whole(shape, e, ranks)
+        return found
+
+    def _whole(self, shape: tuple[int, ...], expert: int, ranks: Sequence[int]) -> rv.Layout:
+        home = ranks[expert * len(ranks) // self.num_experts]
+        return rv.Layout(shape, "R(1)V(1)D(1,1)", (home,))
+
+
 MODELS = {
     "7b": Model(32, 4096, 11008, 32, 32, 32000),
     "70b": Model(80, 8192, 28672, 64, 8, 32000),
 }
+
+MOE_MODELS = {
+    "moe-1t": MoeModel(61, 7168, 2048, 384, 64, 1536, 512),
+    "moe-small": MoeModel(4, 1024, 768, 12, 4, 128, 64),
+}
+"""Of 1 T parameters, and one of the same shape for an emulated cluster."""
 
 
 def layouts(
@@ -76,3 +141,15 @@ def layouts(
         text = f"R({r})V(1)D({','.join(map(str, counts))})"
         found[name] = rv.Layout(shape, text, ranks=stage)
     return found
+
+
+def sides(
+    name: str, divisor: int, trainers: Sequence[int], readers: Sequence[int], stages: int, tp: int
+) -> tuple[Mapping[str, rv.Layout], Mapping[str, rv.Layout]]:
+    """How trainers and readers hold a model; ``divisor`` makes Llamas narrower."""
+    if name in MOE_MODELS:
+        moe = MOE_MODELS[name]
+        return moe.trainer(trainers, stages), moe.server(readers, tp)
+    model = MODELS[name].scaled(divisor)
+    trained = layouts(model, trainers, len(trainers) // stages, stages)
+    return trained, layouts(model, readers, tp, dp=len(readers) // tp)

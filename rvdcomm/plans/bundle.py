@@ -17,7 +17,7 @@ from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans import table
 from rvdcomm.plans.fill import Batch, filled
-from rvdcomm.plans.load import Ports, beat_costs
+from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, Way, shard_sizes
 from rvdcomm.plans.planner import Islands, hosts_of, program_step_costs
 from rvdcomm.program import DST, SRC, Program
@@ -226,14 +226,30 @@ class Bundle:
         )
 
     def _modelled_costs(self) -> Iterator[StepCost]:
-        ports = Ports(self.topology)
-        loads = {
-            way: ports.loads(way.plan.path, ITEM_BYTES[way.dtype])
-            for way in {member.way: None for member in self.members}
-        }
         for batch in self.batches:
             ways = [self.members[i].way for i in batch.members]
-            yield from beat_costs(ways, batch, loads.__getitem__, ports)
+            yield from beat_costs(ways, batch, self._loads, self._ports)
+
+    @cached_property
+    def _ports(self) -> Ports:
+        return Ports(self.topology)
+
+    @cached_property
+    def _loads(self) -> dict[Way, list[Load]]:
+        """What a tensor of every way puts through ports, exchange by exchange."""
+        ways = {member.way: None for member in self.members}
+        return {way: self._ports.loads(way.plan.path, ITEM_BYTES[way.dtype]) for way in ways}
+
+    @cached_property
+    def busiest_bytes(self) -> tuple[int, ...]:
+        """Bytes of all tensors through the busiest port of every level.
+
+        Whatever the order of tensors, the time that these bytes take is a lower bound for paths
+        that are given.
+        """
+        counts = Counter(member.way for member in self.members)
+        loads = ((load, n) for way, n in counts.items() for load in self._loads[way])
+        return self._ports.busiest_bytes(loads)
 
     @cached_property
     def cost(self) -> Cost:

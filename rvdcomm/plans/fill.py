@@ -3,9 +3,8 @@
 All of it follows from names, sizes and layouts. So every rank derives the same batches alone.
 
 Tensors that the same ranks send to the same ranks are a *class*. The classes take turns, so that
-after any part of the order every class has sent about that part of its bytes. Then every port, which
-carries the sum of some classes, is used evenly from the beginning to the end. docs/many.md has the
-bounds.
+after any part of the order every class has sent about that part of its bytes. A port carries the
+sum of some classes, so it is used evenly from beginning to end (docs/many.md).
 """
 
 from __future__ import annotations

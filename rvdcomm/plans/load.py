@@ -6,7 +6,7 @@ and their time is that of the busiest port, whichever tensors keep it busy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,11 +94,11 @@ class Ports:
                 np.add.at(through, into[is_outside], num_bytes[is_outside])
             pairs = np.array(sorted(set(zip(*ends, strict=True))), np.int64).reshape(-1, 2)
             partners = [np.unique(pairs[:, way], return_counts=True)[1] for way in (OUT, IN)]
-            yield self._load(through, max((int(n.max(initial=0)) for n in partners)), call)
+            yield self._load(through, max(int(n.max(initial=0)) for n in partners), call)
 
     def _of(self, level: int, ranks: Sequence[int], way: int) -> Counts:
-        home = self.topology.homes[level]
-        return self.starts[level] + 2 * np.array([home[r] for r in ranks], np.int64) + way
+        home, start = self.topology.homes[level], int(self.starts[level])
+        return np.array([start + 2 * home[rank] + way for rank in ranks], np.int64)
 
     def _load(self, through: Counts, rounds: int, call: object) -> Load:
         ports = np.flatnonzero(through)
@@ -121,16 +121,28 @@ class Ports:
         # Whole numbers below 2**53: their sums as floats are exact.
         weights = np.concatenate([num_bytes for _, num_bytes, _ in loads])
         found = np.bincount(ports, weights, self.starts[-1]).astype(np.int64)
-        levels = [found[a:b] for a, b in zip(self.starts, self.starts[1:], strict=False)]
-        into = [level[IN::2] for level in levels]
+        into = [level[IN::2] for level in self._by_level(found)]
         rounds = self._rounds(loads)
         return StepCost(
-            port_secs([int(level.max()) for level in levels], rounds, self.topology),
+            port_secs(self._busiest(found), rounds, self.topology),
             wire_bytes=int(into[0].sum()),
             host_bytes=int(into[1].sum()) if len(into) > 1 else 0,
             rounds=rounds,
             recv_bytes={self.ranks[i]: int(into[0][i]) for i in np.flatnonzero(into[0])},
         )
+
+    def busiest_bytes(self, loads: Iterable[tuple[Load, int]]) -> tuple[int, ...]:
+        """Bytes through the busiest port of every level, of loads that come so many times."""
+        found = np.zeros(self.starts[-1], np.int64)
+        for load, count in loads:
+            found[load.ports] += load.num_bytes * count
+        return self._busiest(found)
+
+    def _busiest(self, through: Counts) -> tuple[int, ...]:
+        return tuple(int(level.max()) for level in self._by_level(through))
+
+    def _by_level(self, through: Counts) -> list[Counts]:
+        return [through[a:b] for a, b in zip(self.starts, self.starts[1:], strict=False)]
 
     def _rounds(self, loads: Iterable[tuple[Load, Counts, bool]]) -> int:
         """Messages of the busiest rank; a joined collective has those of its largest load."""
@@ -146,7 +158,7 @@ class Ports:
 
 
 def beat_costs(
-    ways: Sequence[Way], batch: Batch, loads_of: Callable[[Way], Sequence[Load]], ports: Ports
+    ways: Sequence[Way], batch: Batch, loads: Mapping[Way, Sequence[Load]], ports: Ports
 ) -> Iterator[StepCost]:
     """What every beat of the batch's program costs.
 
@@ -158,7 +170,7 @@ def beat_costs(
     for first, bucket in enumerate(batch.buckets):
         for tensor, lane in bucket:
             way = ways[tensor]
-            for beat, load in enumerate(loads_of(way), first):
+            for beat, load in enumerate(loads[way], first):
                 part = load.part(lane, num_lanes[tensor])
                 beats.setdefault(beat, []).append((load, part, way.is_small))
     for beat in sorted(beats):

@@ -127,7 +127,8 @@ def _padded_bytes(binding: Binding, item_bytes: int) -> int:
 def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg:
     """A rebind; the formula is that of ``RebindPricer``, for every rank on its own.
 
-    All ranks give as much as they take, their own share included: what leaves one is what enters it.
+    All ranks give as much as they take, and keep the same share of both: as much leaves a rank as
+    enters it.
     """
     grid, sizes = pricer.grid, pricer.sizes
     ticks, rounds = pricer.ticks(src, dst)
