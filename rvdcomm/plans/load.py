@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from rvdcomm.cost import StepCost, port_secs
 from rvdcomm.layout import Topology
-from rvdcomm.planning.estimate import MAX_COUNTED_RANKS
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.plans.fill import Batch
 from rvdcomm.plans.member import Way
@@ -23,6 +22,9 @@ from rvdcomm.plans.modelled import legs_of
 Counts = NDArray[np.int64]
 
 OUT, IN = 0, 1
+
+MAX_COUNTED_RANKS = 512
+"""Ranks of both sides; in larger worlds counting takes more than some tenths of a second a step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,17 +62,17 @@ class Ports:
         self.ranks = [rank for (rank,) in topology.levels[0].groups]
 
     def loads(self, path: Path, item_bytes: int) -> list[Load]:
-        """The load of every exchange of ``path``: by formula, or counted where there is none.
+        """The load of every exchange of ``path``: counted, or in large worlds by formula.
 
-        In small worlds unequal shards are counted too: the formula takes all for the largest.
+        Laws (tests/plans/test_load.py): by formula, as much enters every port of equal shards, and
+        as much leaves all ports of a level together.
         """
         return [load for step in path.steps for load in self._of_step(step, item_bytes)]
 
     def _of_step(self, step: Step, item_bytes: int) -> Iterator[Load]:
         call = step.kind, step.groups
-        is_equal = step.src.source.is_even and step.dst.source.is_even
-        has_formula = is_equal or len(step.src.ranks) + len(step.dst.ranks) > MAX_COUNTED_RANKS
-        legs = legs_of(step, item_bytes, self.topology) if has_formula else None
+        is_large = len(step.src.ranks) + len(step.dst.ranks) > MAX_COUNTED_RANKS
+        legs = legs_of(step, item_bytes, self.topology) if is_large else None
         if legs is None:
             yield from self._counted(step, item_bytes, call)
             return

@@ -61,7 +61,7 @@ class ModelledLeg:
         ranks: those that receive.
         entering: for every level, bytes that each of them receives from outside its group.
         senders: those that send.
-        leaving: for every level, bytes that each of them sends out of its group.
+        leaving: for every level, bytes that each of them sends out of its group, on average.
         before, after: bytes of a shard.
         sent, received: the most that a rank may have to pack, its own share included, or unpack.
         crosses: whether it goes from the src group to another.
@@ -127,8 +127,7 @@ def _padded_bytes(binding: Binding, item_bytes: int) -> int:
 def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg:
     """A rebind; the formula is that of ``RebindPricer``, for every rank on its own.
 
-    All ranks give as much as they take, and keep the same share of both: as much leaves a rank as
-    enters it.
+    All ranks are taken to give as much as they take; where replicas leave R, some give more.
     """
     grid, sizes = pricer.grid, pricer.sizes
     ticks, rounds = pricer.ticks(src, dst)

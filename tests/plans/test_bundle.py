@@ -335,7 +335,7 @@ def test_a_large_bundle_is_planned_and_printed_without_the_programs_of_all_ranks
         "rvdcomm.plans.bundle.lanes",
         lambda *args, **options: lowered.append(options["ranks"]) or lanes(*args, **options),
     )
-    assert "modelled one by one" in str(bundle)
+    assert "buckets, modelled" in str(bundle)
     assert bundle.cost.wire_bytes == 40 * bundle.members[0].plan.cost.wire_bytes
     assert lowered == []
     programs = bundle.program_of(130)
