@@ -237,8 +237,7 @@ class Bundle:
     @cached_property
     def _loads(self) -> dict[Way, list[Load]]:
         """What a tensor of every way puts through ports, exchange by exchange."""
-        ways = {member.way: None for member in self.members}
-        return {way: self._ports.loads(way.plan.path, ITEM_BYTES[way.dtype]) for way in ways}
+        return {way: self._ports.loads(way) for way in {m.way: None for m in self.members}}
 
     @cached_property
     def busiest_bytes(self) -> tuple[int, ...]:

@@ -10,10 +10,10 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.cost import StepCost
 from rvdcomm.plans.load import IN, OUT, Load, Ports
+from rvdcomm.plans.member import Way
+from rvdcomm.program import Transition
 from tests.plans.test_bundle import random_bundle
 from tests.plans.test_modelled import World, plans_of, worlds
-
-ITEM_BYTES = 4
 
 seeds = pytest.mark.parametrize("seed", range(24))
 
@@ -39,10 +39,11 @@ def test_by_formula_as_much_enters_every_port_and_leaves_all_of_a_level(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = [plan for plan in plans_of(world) if plan.modelled is not None]
+    ways = [Way(Transition(x.src, x.dst, x.dtype, x.dtype), x) for x in plans]
     ports = Ports(world[-1])
-    counted = [load for plan in plans for load in ports.loads(plan.path, ITEM_BYTES)]
+    counted = [load for way in ways for load in ports.loads(way)]
     monkeypatch.setattr("rvdcomm.plans.load.MAX_COUNTED_RANKS", 0)
-    modelled = [load for plan in plans for load in ports.loads(plan.path, ITEM_BYTES)]
+    modelled = [load for way in ways for load in ports.loads(way)]
     assert len(modelled) == len(counted) > len(plans)
     for ours, theirs in zip(modelled, counted, strict=True):
         assert entering(ours) == entering(theirs)
@@ -88,8 +89,8 @@ def test_slices_send_the_modelled_bytes(seed: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 64])
 def test_slices_of_a_load_add_up_to_it(count: int) -> None:
     nothing = np.zeros(0, np.int64)
-    load = Load(nothing, np.array([0, 1, 5, 63, 1 << 40]), nothing, 1, None)
-    parts = [load.part(i, count) for i in range(count)]
+    load = Load(nothing, np.array([0, 1, 5, 63, 1 << 40]), nothing, 1)
+    parts = [load.slice(i, count).num_bytes for i in range(count)]
     assert np.array_equal(sum(parts), load.num_bytes)
     assert all(np.all(abs(part - load.num_bytes / count) < 1) for part in parts)
 
