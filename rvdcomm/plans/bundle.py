@@ -104,8 +104,8 @@ class Bundle:
     def _fit(self) -> tuple[tuple[Batch, ...] | None, int]:
         """Batches that fit the memory limit, or else None and the least memory that was found.
 
-        The limit is kept by the bound on staging if that is possible; if not, by the programs of
-        all ranks.
+        The limit is kept by the bound on staging if that is possible, in small bundles also by the
+        programs of all ranks; if not, by these alone.
         """
         shards = max(self._shard_bytes.values())
         share = max(BUCKET_BYTES, shards // SHARE_OF_SHARDS)
@@ -117,10 +117,10 @@ class Bundle:
         peaks = []
         for has_bound in (True, False):
             for made in self._ever_smaller(share):
-                if has_bound:
-                    peaks.append(shards + max(batch.staging_bound for batch in made))
-                else:
-                    peaks.append(self._peak_bytes(self._joined(made, None)))
+                peaks.append(shards + max(batch.staging_bound for batch in made))
+                # A bound does not know of holes between buffers.
+                if not has_bound or (self.is_counted and peaks[-1] <= self.memory_limit):
+                    peaks[-1] = self._peak_bytes(self._joined(made, None))
                 if peaks[-1] <= self.memory_limit:
                     return made, peaks[-1]
         return None, min(peaks)
