@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,16 +18,23 @@ from typing import Any
 from bench import stream
 from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
 from bench.local import run_here
-from bench.models import MODELS
+from bench.models import MODELS, MOE_MODELS
 from bench.run import ALPHA_SECS, environment
-from rvdcomm import Link, Topology
+from rvdcomm import Topology
 from rvdcomm.units import bytes_text
 
+NUM_STREAMS = 3
+
 DESCRIPTION = """\
-Send a Llama-shaped state dict (bfloat16, tensor parallel on both sides) from trainer ranks to
-other, inference ranks, and back. Columns: redistribute_many (many), one redistribute a tensor
-(each), and what people write by hand: gather every tensor, broadcast it, cut it (gather). All
-methods alternate in one run; every result is checked bit for bit; times are the slowest rank's.
+Send the weights of a model (bfloat16) from trainer ranks to other, inference ranks, and back: a
+Llama, tensor parallel on both sides, or a mixture of experts, whose dense weights are sharded over
+a pipeline stage and become tensor parallel, and whose experts go from one rank to another.
+
+Columns: redistribute_many (many), one redistribute a tensor (each), and what people write by hand:
+gather every tensor, broadcast it, cut it (gather). All methods alternate in one run; every result
+is checked bit for bit; times are the slowest rank's. On an emulated cluster, also the time that the
+bytes of the busiest host's link take, and the time that the plan predicts on links that
+``rvdcomm calibrate`` measured just before.
 """
 
 EPILOG = """\
@@ -34,6 +42,7 @@ examples:
   python -m bench.weights                                  # 4 trainers, 2 readers, 7b / 16
   python -m bench.weights --executor dist --methods many,each
   python -m bench.weights --cluster 2x4 --rate 200mbit --methods many      # needs root
+  python -m bench.weights --model moe-small --cluster 4x2 --readers-tp 2 --methods many
 """
 
 
@@ -45,9 +54,12 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", choices=sorted(MODELS), default="7b")
+    parser.add_argument("--model", choices=[*MODELS, *MOE_MODELS], default="7b")
     parser.add_argument("--divisor", type=int, default=16, help="of the width (default 16)")
     parser.add_argument("--trainers", type=int, default=4, help="ranks that train (default 4)")
+    parser.add_argument(
+        "--stages", type=int, default=1, help="of the trainers' pipeline (default 1)"
+    )
     parser.add_argument("--readers", type=int, default=2, help="ranks that infer (default 2)")
     parser.add_argument(
         "--readers-tp", type=int, help="tensor-parallel ranks of them (default all)"
@@ -61,7 +73,9 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--executor", default="auto", help="auto, dist or peer (default auto)")
     parser.add_argument("--methods", default="many,each,gather", help="default: %(default)s")
     parser.add_argument("--repetitions", type=int, default=7, help="default 7")
-    parser.add_argument("--cluster", metavar="2xR", help="emulate two hosts of R ranks each")
+    parser.add_argument(
+        "--cluster", metavar="HxR", help="emulate H hosts of R ranks; the first half of them train"
+    )
     parser.add_argument("--rate", default="200mbit", help="of a host's link (default 200mbit)")
     parser.add_argument("--out", type=Path, help="result file (default: none)")
     return parser.parse_args(argv)
@@ -90,19 +104,25 @@ def _here(args: argparse.Namespace) -> dict[str, Any]:
         topology,
         lambda command, timeout_secs: run_here(size, command, timeout_secs=timeout_secs),
     )
-    return _result(args, f"{size} processes on this machine", rows, None)
+    return _result(args, f"{size} processes on this machine", rows, None, topology)
 
 
 def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
     hosts, ranks_per_host = (int(number) for number in args.cluster.split("x"))
-    if hosts != 2:
-        raise SystemExit("bench: trainers are on one host, readers on the other: --cluster 2xR")
-    args.trainers = args.readers = ranks_per_host
-    with Cluster(hosts, ranks_per_host, parse_rate(args.rate)) as cluster:
-        bytes_per_sec = cluster.measure_stream(1.0)
-        intra = Link(ALPHA_SECS, max(stream.loopback_stream(0.5) / ranks_per_host, bytes_per_sec))
-        blocks = [range(h * ranks_per_host, (h + 1) * ranks_per_host) for h in range(hosts)]
-        topology = Topology.hosts(blocks, intra, Link(ALPHA_SECS, bytes_per_sec))
+    if hosts % 2:
+        raise SystemExit("bench: half of the hosts train, half of them read: --cluster needs both")
+    args.trainers = args.readers = ranks_per_host * hosts // 2
+    args.stages = hosts // 2 if args.model in MOE_MODELS else 1
+    with (
+        Cluster(hosts, ranks_per_host, parse_rate(args.rate)) as cluster,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        # The best of some streams: on a busy machine one of them may not fill the link.
+        bytes_per_sec = max(cluster.measure_stream(1.0) for _ in range(NUM_STREAMS))
+        calibrated = Path(folder, "calibrated.json")
+        calibrate = [sys.executable, "-m", "rvdcomm", "calibrate", "--out", str(calibrated)]
+        cluster.run([*calibrate, "--executor", args.executor], timeout_secs=600, echo=False)
+        topology = Topology.load(calibrated)
         rows = _measure(
             args,
             topology,
@@ -111,7 +131,7 @@ def _on_cluster(args: argparse.Namespace) -> dict[str, Any]:
     title = (
         f"{hosts} hosts x {ranks_per_host} ranks, {args.rate}, one stream {bytes_per_sec:.3g} B/s"
     )
-    return _result(args, title, rows, bytes_per_sec)
+    return _result(args, title, rows, bytes_per_sec, topology)
 
 
 def _measure(args: argparse.Namespace, topology: Topology, start: Any) -> list[dict[str, Any]]:
@@ -123,6 +143,7 @@ def _measure(args: argparse.Namespace, topology: Topology, start: Any) -> list[d
             "divisor": args.divisor,
             "trainers": args.trainers,
             "readers": args.readers,
+            "stages": args.stages,
             "readers_tp": args.readers_tp or args.readers,
             "memory_limit": args.memory_limit,
             "executor": args.executor,
@@ -137,16 +158,22 @@ def _measure(args: argparse.Namespace, topology: Topology, start: Any) -> list[d
 
 
 def _result(
-    args: argparse.Namespace, where: str, rows: list[dict[str, Any]], bytes_per_sec: float | None
+    args: argparse.Namespace,
+    where: str,
+    rows: list[dict[str, Any]],
+    bytes_per_sec: float | None,
+    topology: Topology,
 ) -> dict[str, Any]:
     for row in rows:
-        row["limit_secs"] = bytes_per_sec and row["model_bytes"] / bytes_per_sec
+        row["limit_secs"] = bytes_per_sec and row["host_bytes"] / bytes_per_sec
+    size = args.model if args.model in MOE_MODELS else f"llama {args.model} / {args.divisor}"
     title = (
-        f"Weight sync: llama {args.model} / {args.divisor}, {args.trainers} trainers -> "
+        f"Weight sync: {size}, {args.trainers} trainers -> "
         f"{args.readers} readers, {args.executor}; {where}"
     )
     command = " ".join(["python -m bench.weights", *sys.argv[1:]])
-    return {"title": title, **environment(command), "rows": rows}
+    links = {level.name: asdict(level.link) for level in topology.levels}
+    return {"title": title, **environment(command), "links": links, "rows": rows}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -161,6 +188,8 @@ def table(result: dict[str, Any]) -> str:
         if row["limit_secs"]:
             texts.append(f"limit {1e3 * row['limit_secs']:.1f} ms")
             texts.append(f"many / limit {times['many'] / row['limit_secs']:.2f}")
+            error = row["predicted_secs"] / times["many"] - 1
+            texts.append(f"predicted {1e3 * row['predicted_secs']:.1f} ms ({error:+.0%})")
         peak = max(row["peak_bytes"])
         lines.append(f"{row['direction']:<6} {', '.join(texts)}")
         lines.append(

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from bench.models import MODELS, layouts
+from bench.models import sides
 
 TIMEOUT = timedelta(seconds=300)
 DTYPE = torch.bfloat16
@@ -39,11 +39,10 @@ def main(argv: list[str]) -> None:
     config = json.loads(Path(argv[0]).read_text())
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    model = MODELS[config["model"]].scaled(config["divisor"])
-    num_trainers, num_readers = config["trainers"], config["readers"]
-    trainer = layouts(model, range(num_trainers), num_trainers)
-    world = range(num_trainers, num_trainers + num_readers)
-    reader = layouts(model, world, config["readers_tp"], dp=num_readers // config["readers_tp"])
+    trainers = range(config["trainers"])
+    readers = range(len(trainers), len(trainers) + config["readers"])
+    stages, tp = config["stages"], config["readers_tp"]
+    trainer, reader = sides(config["model"], config["divisor"], trainers, readers, stages, tp)
     for direction, src, dst in (("there", trainer, reader), ("back", reader, trainer)):
         row = {"direction": direction, **_run(config, src, dst)}
         if dist.get_rank() == 0:
@@ -95,10 +94,13 @@ def _run(config: dict[str, Any], src: Layouts, dst: Layouts) -> dict[str, Any]:
             wrong = [n for n, out in outs.items() if not torch.equal(out, _shard(n, dst[n], rank))]
             if wrong:
                 raise SystemExit(f"{name}: rank {rank} has wrong results: {wrong[:3]}")
+    bundle = rv.plan_many(src, dst, "bfloat16", memory_limit=limit, **options)
     sizes = [_shard_bytes(side, r) for side in (src, dst) for r in range(dist.get_world_size())]
     return {
         "samples": samples,
         "first_secs": first,
+        "predicted_secs": bundle.cost.secs,
+        "host_bytes": bundle.busiest_bytes[-1],
         "model_bytes": sum(prod(layout.shape) for layout in src.values()) * DTYPE.itemsize,
         "largest_shards_bytes": max(sizes),
         "peak_bytes": peak,

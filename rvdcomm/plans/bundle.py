@@ -17,6 +17,7 @@ from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans import table
 from rvdcomm.plans.fill import Batch, filled
+from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, Way, shard_sizes
 from rvdcomm.plans.planner import hosts_of, program_step_costs
 from rvdcomm.program import DST, SRC, Islands, Program
@@ -103,8 +104,8 @@ class Bundle:
     def _fit(self) -> tuple[tuple[Batch, ...] | None, int]:
         """Batches that fit the memory limit, or else None and the least memory that was found.
 
-        The limit is kept by the bound on staging if that is possible; if not, by the programs of
-        all ranks.
+        The limit is kept by the bound on staging if that is possible, in small bundles also by the
+        programs of all ranks; if not, by these alone.
         """
         shards = max(self._shard_bytes.values())
         share = max(BUCKET_BYTES, shards // SHARE_OF_SHARDS)
@@ -116,10 +117,10 @@ class Bundle:
         peaks = []
         for has_bound in (True, False):
             for made in self._ever_smaller(share):
-                if has_bound:
-                    peaks.append(shards + max(batch.staging_bound for batch in made))
-                else:
-                    peaks.append(self._peak_bytes(self._joined(made, None)))
+                peaks.append(shards + max(batch.staging_bound for batch in made))
+                # A bound does not know of holes between buffers.
+                if not has_bound or (self.is_counted and peaks[-1] <= self.memory_limit):
+                    peaks[-1] = self._peak_bytes(self._joined(made, None))
                 if peaks[-1] <= self.memory_limit:
                     return made, peaks[-1]
         return None, min(peaks)
@@ -203,16 +204,19 @@ class Bundle:
     def is_counted(self) -> bool:
         """Whether costs are counted in the programs of all ranks.
 
-        Those of larger bundles are modelled: each tensor costs what its own plan says, tensors run
-        one after another, and staging is its bound.
+        Of larger bundles no program is made: what every beat of a program puts through every port
+        is computed from the paths, and staging is its bound.
         """
         return len(self.members) * len(self.ranks) <= MAX_COUNTED
 
     @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
-        """What the steps of all programs cost, one after another."""
+        """What the steps of all programs cost, one after another.
+
+        Law (tests/plans/test_load.py): the modelled bytes of each step are the counted ones.
+        """
         if not self.is_counted:
-            return tuple(cost for member in self.members for cost in member.plan.step_costs)
+            return tuple(self._modelled_costs())
         return tuple(
             cost
             for program in self.programs
@@ -220,6 +224,31 @@ class Bundle:
                 program, 1 + max((step for step, *_ in program.traffic()), default=0), self.topology
             )
         )
+
+    def _modelled_costs(self) -> Iterator[StepCost]:
+        for batch in self.batches:
+            ways = [self.members[i].way for i in batch.members]
+            yield from beat_costs(ways, batch, self._loads, self._ports)
+
+    @cached_property
+    def _ports(self) -> Ports:
+        return Ports(self.topology)
+
+    @cached_property
+    def _loads(self) -> dict[Way, list[Load]]:
+        """What a tensor of every way puts through ports, exchange by exchange."""
+        return {way: self._ports.loads(way) for way in {m.way: None for m in self.members}}
+
+    @cached_property
+    def busiest_bytes(self) -> tuple[int, ...]:
+        """Bytes of all tensors through the busiest port of every level.
+
+        Whatever the order of tensors, the time that these bytes take is a lower bound for paths
+        that are given.
+        """
+        counts = Counter(member.way for member in self.members)
+        loads = ((load, n) for way, n in counts.items() for load in self._loads[way])
+        return self._ports.busiest_bytes(loads)
 
     @cached_property
     def cost(self) -> Cost:

@@ -1,6 +1,10 @@
 """Fill: in which programs, slices and buckets the tensors of a bundle travel.
 
 All of it follows from names, sizes and layouts. So every rank derives the same batches alone.
+
+Tensors that the same ranks send to the same ranks are a *class*. The classes take turns, so that
+after any part of the order every class has sent about that part of its bytes. A port carries the
+sum of some classes, so it is used evenly from beginning to end (docs/many.md).
 """
 
 from __future__ import annotations
@@ -20,6 +24,10 @@ BATCH_BYTES = 256 << 20
 
 BUCKETS_OF_BATCH = 16
 """A program has more shards than that if buckets are large: its first and last run alone."""
+
+OPEN_BUCKETS = 4
+"""A unit goes to the first of so many buckets in which all its ranks have room. With one, a rank
+without room would close the bucket of all others; with more, looking takes longer than it gains."""
 
 NUM_SLICES = (1, 2, 4, 8, 16, 32, 64)
 """Into how many slices a tensor is cut whose staging is larger than a bucket."""
@@ -70,12 +78,8 @@ def _batch(
         count, num_lanes, sizes = known[way, cap]
         num_slices.append(count)
         staging |= {(t, lane): sizes for lane in range(num_lanes)}
-    order = _in_turn(list(staging), lambda unit: ways[unit[0]])
-    buckets, fullest = [], 0
-    for bucket, most in _buckets(order, staging, cap):
-        buckets.append(tuple(bucket))
-        fullest = max(fullest, most)
-    return Batch(batch, tuple(num_slices), tuple(buckets), fullest * min(depth, len(buckets)))
+    buckets, fullest = _buckets(in_turn(list(staging), lambda unit: ways[unit[0]]), staging, cap)
+    return Batch(batch, tuple(num_slices), buckets, fullest * min(depth, len(buckets)))
 
 
 def _fitting(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
@@ -87,38 +91,57 @@ def _fitting(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
     return num_slices, way.num_lanes(num_slices), sizes
 
 
-def _in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
-    """Items in such an order that all ranks that have some give all the time.
+def in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
+    """Items in an order in which all classes send all the time; those of a class keep theirs.
 
-    Stages of a pipeline hold tensors of their own: theirs come in turn.
+    An item's place is the middle of what it has of the bytes of its class, 0 being their beginning
+    and 1 their end.
+
+    Law (tests/plans/test_fill.py): a class has sent, before any place, that share of its bytes,
+    give or take half an item.
     """
-    total: dict[tuple[int, ...], int] = {}
+    classes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    known: dict[Way, int] = {}
+    total: list[int] = []
     middles = []
     for item in items:
-        layout = way_of(item).transition.src
-        size = prod(layout.shape) + 1
-        total[layout.ranks] = total.get(layout.ranks, 0) + size
-        middles.append((total[layout.ranks] - size / 2, layout.ranks))
-    places = [middle / total[ranks] for middle, ranks in middles]
+        way = way_of(item)
+        if way not in known:
+            ends = way.transition.src.ranks, way.transition.dst.ranks
+            known[way] = classes.setdefault(ends, len(classes))
+            total += [0] * (len(classes) - len(total))
+        # Empty tensors have a place too.
+        size = prod(way.transition.src.shape) + 1
+        total[known[way]] += size
+        middles.append((total[known[way]] - size / 2, known[way]))
+    places = [middle / total[one] for middle, one in middles]
     return [items[i] for i in sorted(range(len(items)), key=places.__getitem__)]
 
 
 def _buckets(
     units: Iterable[Unit], staging: Mapping[Unit, Mapping[int, int]], cap: int
-) -> Iterator[tuple[list[Unit], int]]:
-    """Runs of units of which no rank stages more than ``cap``, or single ones; and how much."""
-    bucket: list[Unit] = []
-    filled: dict[int, int] = {}
+) -> tuple[tuple[tuple[Unit, ...], ...], int]:
+    """Units in buckets of which no rank stages more than ``cap``; and the most that one stages.
+
+    A unit that needs more is in a bucket in which its ranks have nothing else.
+    """
+    buckets: list[list[Unit]] = []
+    filled: list[dict[int, int]] = []
     for unit in units:
         sizes = staging[unit]
-        if bucket and any(filled.get(rank, 0) + size > cap for rank, size in sizes.items()):
-            yield bucket, max(filled.values(), default=0)
-            bucket, filled = [], {}
-        bucket.append(unit)
+        for i in range(max(0, len(buckets) - OPEN_BUCKETS), len(buckets)):
+            held = filled[i]
+            if not any(rank in held and held[rank] + size > cap for rank, size in sizes.items()):
+                break
+        else:
+            i = len(buckets)
+            buckets.append([])
+            filled.append({})
+        buckets[i].append(unit)
         for rank, size in sizes.items():
-            filled[rank] = filled.get(rank, 0) + size
-    if bucket:
-        yield bucket, max(filled.values(), default=0)
+            filled[i][rank] = filled[i].get(rank, 0) + size
+    fullest = max((size for held in filled for size in held.values()), default=0)
+    return tuple(map(tuple, buckets)), fullest
 
 
 def _batches(members: Sequence[Member], share: int) -> Iterator[tuple[int, ...]]:
@@ -130,7 +153,7 @@ def _batches(members: Sequence[Member], share: int) -> Iterator[tuple[int, ...]]
     for alike in by_dtype.values():
         batch: list[int] = []
         sizes: dict[int, int] = {}
-        for i in _in_turn(alike, lambda i: members[i].way):
+        for i in in_turn(alike, lambda i: members[i].way):
             added = members[i].way.shard_bounds
             if batch and any(sizes.get(rank, 0) + size > most for rank, size in added):
                 yield tuple(batch)

@@ -66,6 +66,8 @@ class ModelledLeg:
         secs, rounds: under the port model.
         ranks: those that receive.
         entering: for every level, bytes that each of them receives from outside its group.
+        senders: those that send.
+        leaving: for every level, bytes that each of them sends out of its group, on average.
         before, after: bytes of a shard.
         sent, received: the most that a rank may have to pack, its own share included, or unpack.
         crosses: whether it goes from the src group to another.
@@ -75,6 +77,8 @@ class ModelledLeg:
     rounds: int
     ranks: Sequence[int]
     entering: list[Counts]
+    senders: Sequence[int]
+    leaving: list[Counts]
     before: int
     after: int
     sent: int
@@ -99,6 +103,7 @@ def _step_cost(legs: Sequence[ModelledLeg]) -> StepCost:
 
 
 def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg] | None:
+    """The exchanges of a step, by formula; None where there is none."""
     if step.direct:
         leg = _transfer_leg(step, item_bytes, topology)
         return None if leg is None else [leg]
@@ -118,7 +123,10 @@ def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg
 
 
 def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg:
-    """A rebind; the formula is that of ``RebindPricer``, for every rank on its own."""
+    """A rebind; the formula is that of ``RebindPricer``, for every rank on its own.
+
+    All ranks are taken to give as much as they take; where replicas leave R, some give more.
+    """
     grid, sizes = pricer.grid, pricer.sizes
     ticks, rounds = pricer.ticks(src, dst)
     held = prod(k for k, t in zip(sizes, dst, strict=True) if t >= 0)
@@ -131,7 +139,7 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg
     ]
     before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
     return ModelledLeg(
-        pricer.secs(ticks), rounds, grid.ranks, entering,
+        pricer.secs(ticks), rounds, grid.ranks, entering, grid.ranks, entering,
         before, after=pricer.num_bytes // held, sent=max(before, need), received=need,
     )  # fmt: skip
 
@@ -170,11 +178,14 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLe
     if found is None:
         return None
     received = np.broadcast_to(found.recv_bytes, len(step.dst.ranks)).astype(np.int64)
-    nothing = np.zeros_like(received)
-    entering = [received if i < found.distance else nothing for i in range(len(topology.levels))]
+    sent = np.full(len(step.src.ranks), found.sent_bytes)
+    entering, leaving = (
+        [mine * (level < found.distance) for level in range(len(topology.levels))]
+        for mine in (received, sent)
+    )
     before, after = (_shard_bytes(source, item_bytes) for source in (src, dst))
     return ModelledLeg(
-        found.secs, found.rounds, step.dst.ranks, entering, before, after,
+        found.secs, found.rounds, step.dst.ranks, entering, step.src.ranks, leaving, before, after,
         sent=max(before, found.sent_bytes), received=int(received.max()), crosses=True,
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rvdcomm.cost import port_secs
 from rvdcomm.units import bytes_text, secs_text
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def _figures(way: Way) -> tuple[str, ...]:
 
 
 def totals(bundle: Bundle) -> Iterator[str]:
-    """What the call sends, in how many collectives, how long, and the peak of a rank."""
+    """What the call sends, in how many collectives, how long, and the peak of a rank.
+
+    The time is compared with that of the busiest port, whose bytes no order of tensors can lessen.
+    """
     cost = bundle.cost
     shards = max(bundle.shard_bytes(rank) for rank in bundle.ranks)
     ways = {(m.transition.src_dtype, m.transition.dst_dtype): None for m in bundle.members}
@@ -59,7 +63,9 @@ def totals(bundle: Bundle) -> Iterator[str]:
         f"total  {len(bundle.members)} tensors ({dtypes}) on {len(bundle.ranks)} ranks: "
         f"{bytes_text(cost.wire_bytes)} sent ({bytes_text(cost.host_bytes)} between hosts)"
     )
-    yield (f"       {_calls_text(bundle)}, {secs_text(cost.secs)}")
+    busy_secs = port_secs(bundle.busiest_bytes, 0, bundle.topology)
+    gap = f" ({cost.secs / busy_secs:.3g}x the busiest port)" if busy_secs else ""
+    yield (f"       {_calls_text(bundle)}, {secs_text(cost.secs)}{gap}")
     yield (
         f"       peak {bytes_text(cost.peak_bytes)} per rank: shards {bytes_text(shards)}, "
         f"staging {'' if bundle.is_counted else 'at most '}{bytes_text(bundle.staging_bytes)}"
@@ -70,7 +76,7 @@ def _calls_text(bundle: Bundle) -> str:
     """The collectives, if they are counted, or else the buckets in which tensors are joined."""
     if not bundle.is_counted:
         num_buckets = sum(len(batch.buckets) for batch in bundle.batches)
-        return f"{len(bundle.batches)} programs of {num_buckets} buckets, modelled one by one"
+        return f"{len(bundle.batches)} programs of {num_buckets} buckets, modelled"
     num_calls = sum(len(program.collectives) for program in bundle.programs)
     alone = sum(len(member.plan.program.collectives) for member in bundle.members)
     steps = len(bundle.step_costs)

@@ -10,9 +10,11 @@ staging buffer, never a shard, which is private to its rank.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
 
 from rvdcomm.layout import ITEM_BYTES, Box, Layout, ranges_text
 from rvdcomm.program.instructions import (
@@ -37,6 +39,9 @@ from rvdcomm.program.text import TextReader
 ALIGN_BYTES = 64
 """Staging buffers start at multiples of a cache line, which every dtype and vector load allows."""
 
+MAX_SORTED_BY_SIZE = 1024
+"""Staging buffers of a rank that are placed a second time to fill holes: it takes their square."""
+
 
 @dataclass(frozen=True, slots=True)
 class Arena:
@@ -44,6 +49,43 @@ class Arena:
 
     offsets: dict[str, int]
     num_bytes: int
+
+
+class _Staged(NamedTuple):
+    """A staging buffer: the first and last instruction that uses it, its name and size."""
+
+    first: int
+    last: int
+    name: str
+    num_bytes: int
+
+
+def _first_fit(staged: Sequence[_Staged], *, is_by_birth: bool) -> Arena:
+    """Each buffer at the lowest place that is free for its lifetime, one after another."""
+    placed: list[tuple[int, int, _Staged]] = []
+    offsets: dict[str, int] = {}
+    num_bytes = 0
+    for mine in staged:
+        if is_by_birth:
+            # Those that died before this birth are in nobody's way any more.
+            placed = [other for other in placed if other[2].last >= mine.first]
+        start = 0
+        for low, end, other in placed:
+            is_alive = other.first <= mine.last and mine.first <= other.last
+            if is_alive and low < start + mine.num_bytes and start < end:
+                start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+        offsets[mine.name] = start
+        insort(placed, (start, start + mine.num_bytes, mine))
+        num_bytes = max(num_bytes, start + mine.num_bytes)
+    return Arena(offsets, num_bytes)
+
+
+def _most_alive(staged: Sequence[_Staged]) -> int:
+    """The most bytes that are alive at once, of aligned buffers: more than that are holes."""
+    sizes = [-(-x.num_bytes // ALIGN_BYTES) * ALIGN_BYTES for x in staged]
+    changes = [(x.first, size) for x, size in zip(staged, sizes, strict=True)]
+    changes += [(x.last + 1, -size) for x, size in zip(staged, sizes, strict=True)]
+    return max(accumulate((change for _, change in sorted(changes)), initial=0))
 
 
 @dataclass(frozen=True)
@@ -188,7 +230,8 @@ class Program:
     def arena(self, rank: int) -> Arena:
         """Where the staging buffers of ``rank`` lie: those alive at once never overlap.
 
-        First fit in the order of birth. Offsets are in bytes and aligned for any vector load.
+        First fit in the order of birth; if that leaves holes, the better of that and first fit of
+        the largest first. Offsets are in bytes and aligned for any vector load.
         """
         if rank not in self._arenas:
             self._arenas[rank] = self._arena(rank)
@@ -199,22 +242,17 @@ class Program:
         return {}
 
     def _arena(self, rank: int) -> Arena:
-        placed: list[tuple[int, int, int]] = []
-        offsets: dict[str, int] = {}
-        num_bytes = 0
         lifetimes = self._staging_lifetimes.get(rank, {})
-        for name, (first, last) in sorted(lifetimes.items(), key=lambda x: (x[1], x[0])):
-            size = self.buffer[name, rank].num_elements * self.item_bytes
-            # Those that died before this birth are in nobody's way any more.
-            placed = [other for other in placed if other[2] >= first]
-            start = 0
-            for other, end, _ in placed:
-                if other < start + size and start < end:
-                    start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
-            offsets[name] = start
-            insort(placed, (start, start + size, last))
-            num_bytes = max(num_bytes, start + size)
-        return Arena(offsets, num_bytes)
+        staged = [
+            _Staged(*lifetime, name, self.buffer[name, rank].num_elements * self.item_bytes)
+            for name, lifetime in lifetimes.items()
+        ]
+        found = _first_fit(sorted(staged), is_by_birth=True)
+        if len(staged) <= MAX_SORTED_BY_SIZE and found.num_bytes > _most_alive(staged):
+            largest_first = sorted(staged, key=lambda x: (-x.num_bytes, x))
+            again = _first_fit(largest_first, is_by_birth=False)
+            found = min(found, again, key=lambda arena: arena.num_bytes)
+        return found
 
     def peak_bytes(self, rank: int) -> int:
         """Bytes that ``rank`` needs at once: its src and dst shards and its arena."""

@@ -1,0 +1,175 @@
+"""Load: the bytes that the exchanges of tensors put through the ports of a topology.
+
+Tensors that travel at once share ports. So the load of all of them is the sum of the loads of each,
+and their time is that of the busiest port, whichever tensors keep it busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rvdcomm.cost import StepCost, port_secs
+from rvdcomm.layout import ITEM_BYTES, Topology
+from rvdcomm.planning.path import Step
+from rvdcomm.plans.fill import Batch
+from rvdcomm.plans.member import Way
+from rvdcomm.plans.modelled import legs_of
+
+Counts = NDArray[np.int64]
+
+OUT, IN = 0, 1
+"""The directions of a port."""
+
+MAX_COUNTED_RANKS = 512
+"""Ranks of both sides; in larger worlds counting takes more than some tenths of a second a step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """What one exchange puts through ports.
+
+    Attributes:
+        ports: their numbers, each once.
+        num_bytes: through each of them.
+        ranks: numbers of the ranks that send or receive.
+        rounds: messages one after another on the busiest of them.
+        call: loads that have the same one are joined in one collective; None stays alone.
+    """
+
+    ports: Counts
+    num_bytes: Counts
+    ranks: Counts
+    rounds: int
+    call: object = None
+
+    def slice(self, index: int, count: int) -> Load:
+        """The load of one slice of ``count``; the bytes of all slices add up to those of all."""
+        if count == 1:
+            return self
+        low, high = (self.num_bytes * i // count for i in (index, index + 1))
+        return replace(self, num_bytes=high - low)
+
+
+class Ports:
+    """The ports of a topology in one row: level by level, group by group, its way out and in."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        sizes = [2 * len(level.groups) for level in topology.levels]
+        self.starts = np.cumsum([0, *sizes])
+        self.ranks = [rank for (rank,) in topology.levels[0].groups]
+
+    # --- loads ----------------------------------------------------------------------------------
+
+    def loads(self, way: Way) -> list[Load]:
+        """The load of every exchange of a tensor: counted, or in large worlds by formula.
+
+        Laws (tests/plans/test_load.py): by formula, as much enters every port of equal shards, and
+        as much leaves all ports of a level together.
+        """
+        item_bytes, steps = ITEM_BYTES[way.dtype], way.plan.path.steps
+        return [
+            replace(load, call=(step.kind, step.groups)) if way.is_small else load
+            for step in steps
+            for load in self._of_step(step, item_bytes)
+        ]
+
+    def _of_step(self, step: Step, item_bytes: int) -> Iterator[Load]:
+        is_large = len(step.src.ranks) + len(step.dst.ranks) > MAX_COUNTED_RANKS
+        legs = legs_of(step, item_bytes, self.topology) if is_large else None
+        if legs is None:
+            yield from self._counted(step, item_bytes)
+            return
+        for leg in legs:
+            through = np.zeros(self.starts[-1], np.int64)
+            for level in range(len(self.topology.levels)):
+                np.add.at(through, self._of(level, leg.senders, OUT), leg.leaving[level])
+                np.add.at(through, self._of(level, leg.ranks, IN), leg.entering[level])
+            yield self._load(through, leg.rounds)
+
+    def _counted(self, step: Step, item_bytes: int) -> Iterator[Load]:
+        for moves in step.moves(self.topology):
+            sent = [move for move in moves if move.src_rank != move.dst_rank]
+            ends = [move.src_rank for move in sent], [move.dst_rank for move in sent]
+            num_bytes = np.array([move.box.num_elements for move in sent], np.int64) * item_bytes
+            through = np.zeros(self.starts[-1], np.int64)
+            for level in range(len(self.topology.levels)):
+                src, dst = (self._of(level, ranks, OUT) for ranks in ends)
+                leaves = src != dst
+                np.add.at(through, src[leaves], num_bytes[leaves])
+                np.add.at(through, dst[leaves] + IN, num_bytes[leaves])
+            pairs = np.array(sorted(set(zip(*ends, strict=True))), np.int64).reshape(-1, 2)
+            partners = [np.unique(pairs[:, end], return_counts=True)[1] for end in (0, 1)]
+            yield self._load(through, max(int(n.max(initial=0)) for n in partners))
+
+    def _of(self, level: int, ranks: Sequence[int], direction: int) -> Counts:
+        """The ports of ``level`` through which each of ``ranks`` speaks."""
+        home, start = self.topology.homes[level], int(self.starts[level])
+        return np.array([start + 2 * home[rank] + direction for rank in ranks], np.int64)
+
+    def _load(self, through: Counts, rounds: int) -> Load:
+        ports = np.flatnonzero(through)
+        ranks = np.unique(ports[ports < self.starts[1]] // 2)
+        return Load(ports, through[ports], ranks, rounds)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def busiest_bytes(self, loads: Iterable[tuple[Load, int]]) -> tuple[int, ...]:
+        """Bytes through the busiest port of every level, of loads that come so many times."""
+        through = np.zeros(self.starts[-1], np.int64)
+        for load, count in loads:
+            through[load.ports] += load.num_bytes * count
+        return tuple(int(level.max()) for level in self._by_level(through))
+
+    def cost(self, loads: Sequence[Load]) -> StepCost:
+        """What loads cost that run at once."""
+        ports = np.concatenate([load.ports for load in loads])
+        # Whole numbers below 2**53: their sums as floats are exact.
+        weights = np.concatenate([load.num_bytes for load in loads])
+        through = np.bincount(ports, weights, self.starts[-1]).astype(np.int64)
+        levels, rounds = self._by_level(through), self._rounds(loads)
+        into = [level[IN::2] for level in levels]
+        return StepCost(
+            port_secs([int(level.max()) for level in levels], rounds, self.topology),
+            wire_bytes=int(into[0].sum()),
+            host_bytes=int(into[1].sum()) if len(into) > 1 else 0,
+            rounds=rounds,
+            recv_bytes={self.ranks[i]: int(into[0][i]) for i in np.flatnonzero(into[0])},
+        )
+
+    def _by_level(self, through: Counts) -> list[Counts]:
+        return np.split(through, self.starts[1:-1])
+
+    def _rounds(self, loads: Iterable[Load]) -> int:
+        """Messages of the busiest rank; a joined collective has those of its largest load."""
+        of_rank = np.zeros(len(self.ranks), np.int64)
+        joined: dict[object, Counts] = {}
+        for load in loads:
+            if load.call is None:
+                of_rank[load.ranks] += load.rounds
+            else:
+                mine = joined.setdefault(load.call, np.zeros_like(of_rank))
+                mine[load.ranks] = np.maximum(mine[load.ranks], load.rounds)
+        return int(sum(joined.values(), of_rank).max())
+
+
+def beat_costs(
+    ways: Sequence[Way], batch: Batch, loads: Mapping[Way, Sequence[Load]], ports: Ports
+) -> Iterator[StepCost]:
+    """What every beat of the batch's program costs; ``ways`` are those of its tensors.
+
+    A bucket begins one beat after the bucket before it, and is one exchange farther in every beat.
+    All that happens in a beat happens at once, as in the program (``program/slices.interleaved``).
+    """
+    beats: dict[int, list[Load]] = {}
+    num_lanes = [way.num_lanes(n) for way, n in zip(ways, batch.num_slices, strict=True)]
+    for first, bucket in enumerate(batch.buckets):
+        for tensor, lane in bucket:
+            for beat, load in enumerate(loads[ways[tensor]], first):
+                beats.setdefault(beat, []).append(load.slice(lane, num_lanes[tensor]))
+    for beat in sorted(beats):
+        yield ports.cost(beats[beat])
