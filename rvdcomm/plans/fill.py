@@ -53,7 +53,8 @@ class Batch:
 def filled(members: Sequence[Member], share: int) -> tuple[Batch, ...]:
     """All members, in buckets that together fill ``share`` bytes of staging of a rank.
 
-    A unit that needs more, even as one of many slices, has a bucket of its own.
+    A unit that needs more, even as one of many slices, is in a bucket where its ranks have nothing
+    else.
     """
     known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]] = {}
     return tuple(_batch(members, batch, share, known) for batch in _batches(members, share))
@@ -126,21 +127,21 @@ def _buckets(
     A unit that needs more is in a bucket in which its ranks have nothing else.
     """
     buckets: list[list[Unit]] = []
-    filled: list[dict[int, int]] = []
+    staged: list[dict[int, int]] = []
     for unit in units:
         sizes = staging[unit]
         for i in range(max(0, len(buckets) - OPEN_BUCKETS), len(buckets)):
-            held = filled[i]
+            held = staged[i]
             if not any(rank in held and held[rank] + size > cap for rank, size in sizes.items()):
                 break
         else:
             i = len(buckets)
             buckets.append([])
-            filled.append({})
+            staged.append({})
         buckets[i].append(unit)
         for rank, size in sizes.items():
-            filled[i][rank] = filled[i].get(rank, 0) + size
-    fullest = max((size for held in filled for size in held.values()), default=0)
+            staged[i][rank] = staged[i].get(rank, 0) + size
+    fullest = max((size for held in staged for size in held.values()), default=0)
     return tuple(map(tuple, buckets)), fullest
 
 
