@@ -32,6 +32,9 @@ MIN_BYTES = 1 << 20
 MAX_KEPT_BYTES = 1 << 30
 """Of blocks that nobody uses; the least recently used go first."""
 
+MAX_CAPACITY = 1 << 38
+"""Of address space: a process maps the pools of all ranks of its machine."""
+
 _MAP_NORESERVE = 0x4000
 _FORK_SECS = 60.0
 """How long a process that forks waits for its child to copy what lives in the pool."""
@@ -187,7 +190,7 @@ _is_made = False
 
 
 def _made() -> Pool | None:
-    capacity = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    capacity = min(os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE, MAX_CAPACITY)
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
         capacity = min(capacity, address_space // 8 // mmap.PAGESIZE * mmap.PAGESIZE)
@@ -198,12 +201,24 @@ def _made() -> Pool | None:
 
 
 def mapping_of(fd: int) -> mmap.mmap | None:
-    """Another process's pool, to be read alone; None if the system refuses that."""
-    size, flags = os.fstat(fd).st_size, mmap.MAP_SHARED | _MAP_NORESERVE
+    """Another process's pool, to be read alone; None if the system refuses that.
+
+    It is mapped once, however many groups the process is in.
+    """
+    status, flags = os.fstat(fd), mmap.MAP_SHARED | _MAP_NORESERVE
+    known = _mapped.get(status.st_ino)
+    if known is not None:
+        return known
     try:
-        return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ)
+        made = mmap.mmap(fd, status.st_size, flags=flags, prot=mmap.PROT_READ)
     except (OSError, ValueError):
         return None
+    _mapped[status.st_ino] = made
+    return made
+
+
+_mapped: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
+"""By the number of the file, which no other file has as long as it is mapped."""
 
 
 def address_of(memory: mmap.mmap) -> int:

@@ -152,6 +152,7 @@ def test_others_read_what_is_at_a_location() -> None:
     view[:3] = b"abc"
     theirs = mapping_of(pool.fd)
     assert theirs is not None
+    assert mapping_of(pool.fd) is theirs
     address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
     start = pool.location(address, MIN_BYTES) - 1
     assert theirs[start : start + 3] == b"abc"
