@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 from rvdcomm.checkpoint import open_checkpoint, reshard
-from rvdcomm.checkpoint.inert import Call, Global, Persistent, inert
+from rvdcomm.checkpoint.inert import Global, Persistent, PickledCall, inert
 from rvdcomm.checkpoint.safetensors_file import header_bytes
 from tests.checkpoint.models import make, model
 
@@ -273,7 +273,7 @@ def test_a_pickle_reads_as_what_it_says(protocol: int) -> None:
     assert (key, pair) == ("a", (1, (2, 3, 4)))
     assert values[:4] == value["a"][:4]
     assert values[5:] == [None, True]
-    assert isinstance(record, Call)
+    assert isinstance(record, PickledCall)
     assert record.state.texts() == {"value": 7}
 
 

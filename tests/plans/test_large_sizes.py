@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from rvdcomm.run.call import Call
 from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.native import core
 from rvdcomm.plans.planner import plan_over
 from rvdcomm.program import DST, SRC, Program
+from rvdcomm.run.call_memory import CallMemory
 from rvdcomm.run.local import operation
 from rvdcomm.run.schedule import Do, schedule
 from rvdcomm.run.shared_memory.staging import PrivateStaging
@@ -190,7 +190,7 @@ def ramp(count: int) -> Tensor:
 
 
 def run_torch(program: Program, src: Tensor, dst: Tensor) -> None:
-    call = Call({SRC: src, DST: dst}, torch.empty(0, dtype=torch.uint8))
+    call = CallMemory({SRC: src, DST: dst}, torch.empty(0, dtype=torch.uint8))
     for instruction in program.instructions:
         operation(program, 0, instruction)(call)
 
