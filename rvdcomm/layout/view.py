@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 from rvdcomm.errors import LayoutError
@@ -75,6 +76,12 @@ class View:
             for span in _spans(sizes, low, high)
         ]
         return Box(tuple(low for low, _ in found), tuple(high for _, high in found))
+
+    def check_cuts(self, cuts: Sequence[Sequence[int]]) -> None:
+        """Raise a LayoutError if a piece between cut points of the tensor is no box of the view."""
+        for sizes, cut in zip(self.parts, cuts, strict=True):
+            for low, high in pairwise(cut):
+                _spans(sizes, low, high)
 
     def strides(self, strides: Sequence[int], box: Box) -> tuple[int, ...]:
         """Strides of a shard with ``box`` of the tensor in this view, given those of its dims."""

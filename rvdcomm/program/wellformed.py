@@ -13,7 +13,7 @@ from rvdcomm.errors import LayoutError, ProgramError
 from rvdcomm.layout import Box, check_summable, dtype_name
 from rvdcomm.program.instructions import NO_BUFFER, Collective, Copy, Zero
 from rvdcomm.program.program import Program
-from rvdcomm.program.shards import DST, SRC, Transition, is_shard
+from rvdcomm.program.shards import Transition, is_shard
 
 
 def check_form(program: Program) -> None:
@@ -58,14 +58,16 @@ def _check_layouts(dtype: str, transition: Transition) -> None:
         raise ProgramError(str(error)) from None
     if src.shape != dst.shape:
         raise ProgramError(f"src has the shape {src.shape}, dst {dst.shape}.")
-    if transition.view is not None and transition.view.shape != src.shape:
-        raise ProgramError(f"dims {transition.view} are not those of the shape {src.shape}.")
-    try:
-        for name, layout in ((SRC, src), (DST, dst)):
-            for rank in layout.ranks:
-                transition.box(name, rank)
-    except LayoutError as error:
-        raise ProgramError(f"a shard of {layout}: {error}") from None
+    view = transition.view
+    if view is None:
+        return
+    if view.shape != src.shape:
+        raise ProgramError(f"dims {view} are not those of the shape {src.shape}.")
+    for layout in (src, dst):
+        try:
+            view.check_cuts(layout.cuts)
+        except LayoutError as error:
+            raise ProgramError(f"a shard of {layout}: {error}") from None
 
 
 def _check_buffers(program: Program) -> None:
