@@ -38,8 +38,8 @@ enum class Fault : uint32_t {
 /// the first failure that the owner met. Fields that change for different reasons are on lines of
 /// their own, so that a rank that spins on `count` disturbs nobody. `history[n % kNumKept]` is the
 /// digest of the calls up to number n; it is written before `num_calls` becomes n, and kept until
-/// no rank can ask for it. `locations` holds a word of the owner's for each of the same calls: where
-/// its source lies in memory that the others map, or 0.
+/// no rank can ask for it. `locations` holds a word of the owner's for each of the same calls:
+/// where its source lies in memory that the others map, or 0.
 struct SignalHeader {
   static constexpr size_t kLineBytes = 64;
   static constexpr size_t kNumKept = 7;  // What fills the line of `num_calls`.
