@@ -9,10 +9,10 @@ from typing import Any
 
 METHODS = ("ours", "pool", "peer", "dist", "p2p", "dtensor")
 TIMES = (*METHODS[:-1], "DTensor", "limit")
-COLUMNS = ("case", "groups", *TIMES, "x limit", "pool x", "x DTensor", "plan")
+COLUMNS = ("case", "groups", *TIMES, "ours x", "pool x", "DT x", "plan")
 LEGEND = """\
 ours: as called; pool: the same with the source in the pool; peer, dist: compiled, into out.
-x limit: ours / limit; pool x: pool / limit; x DTensor: DTensor / ours.
+ours x: ours / limit; pool x: pool / limit; DT x: DTensor / ours.
 plan: ag all_gather, ar all_reduce, rs reduce_scatter, a2a all_to_all, ex exchange, tr transfer."""
 
 
