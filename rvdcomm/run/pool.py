@@ -261,8 +261,11 @@ def _after_fork_in_parent() -> None:
         while _waiting:
             ours, theirs = _waiting.pop()
             os.close(theirs)
-            # The child closes its end when it has a copy, or dies.
-            select.select([ours], [], [], _FORK_SECS)
+            # The child closes its end when it has a copy, or dies. Numbers of descriptors may be
+            # larger than ``select`` takes.
+            poller = select.poll()
+            poller.register(ours, select.POLLIN)
+            poller.poll(_FORK_SECS * 1e3)
             os.close(ours)
     finally:
         _lock.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import mmap
 import os
@@ -165,7 +166,24 @@ def test_what_is_elsewhere_has_no_location(pool: Pool) -> None:
     assert pool.location(other.data_ptr(), other.nbytes) == 0
 
 
-def test_a_forked_child_has_tensors_of_its_own(pool: Pool) -> None:
+@pytest.mark.parametrize("least_fd", [0, 1100])
+def test_a_forked_child_has_tensors_of_its_own(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, least_fd: int
+) -> None:
+    pipe = os.pipe
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft <= least_fd + 2:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, least_fd + 100), hard))
+
+    def pipe_from() -> tuple[int, int]:
+        ends = pipe()
+        moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, least_fd) for fd in ends]
+        for fd in ends:
+            os.close(fd)
+        return moved[0], moved[1]
+
+    monkeypatch.setattr(os, "pipe", pipe_from)
+    before = len(os.listdir("/proc/self/fd"))
     made = empty((MIN_BYTES,), torch.float32, CPU)
     # A child may not use torch's threads, which it does not have.
     array = made.numpy()
@@ -192,6 +210,8 @@ def test_a_forked_child_has_tensors_of_its_own(pool: Pool) -> None:
     assert bool((array == 3.0).all())
     for fd in (*go, *done):
         os.close(fd)
+    assert len(os.listdir("/proc/self/fd")) == before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_where_shared_memory_is_refused_the_pool_is_private(
