@@ -13,7 +13,6 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,10 @@ from bench import methods
 from bench.cases import IN_GROUP, Case
 
 TIMEOUT = timedelta(seconds=300)
-# Ranks leave a barrier some milliseconds apart where they are more than the cores, which would be
-# most of the time of a short call: so several are made in a row.
-MAX_CALLS, LONG_BYTES = 20, 16 << 20
+# A program calls again and again. So one sample is a row of calls, behind one more that is not timed:
+# ranks leave a barrier some milliseconds apart where they are more than the cores, and a call in
+# which they meet again would be charged with that, where a copy of one rank alone is not.
+MAX_CALLS, ROW_SECS = 50, 0.05
 MODULUS = 1021
 """Values are small integers, so that sums of parts are exact whatever their order."""
 
@@ -96,15 +96,17 @@ def _run_case(case: Case, config: Config, meshes: dict[tuple[int, ...], Any]) ->
         "dtensor": methods.dtensor(meshes[src.ranks], src, dst) if src.ranks in meshes else None,
     }
     ways = {name: way for name, way in found.items() if way is not None and name in config.methods}
-    num_calls = max(1, min(MAX_CALLS, LONG_BYTES // (4 * prod(src.shape))))
+    num_calls = dict.fromkeys(ways, 1)
     samples: dict[str, list[float]] = {name: [] for name in ways}
     started = time.perf_counter()
     for repetition in range(config.max_repetitions + 1):
         for name, way in ways.items():
-            secs, result = _timed(way, shard, is_member, num_calls)
+            secs, result = _timed(way, shard, is_member, num_calls[name])
             if repetition:
                 samples[name].append(secs)
-            elif result is not None:
+                continue
+            num_calls[name] = max(1, min(MAX_CALLS, int(ROW_SECS / secs)))
+            if result is not None:
                 _check(result, dst, src.rvd.v, rank, f"{case.name}, {name}")
         enough = time.perf_counter() - started > config.secs_a_case
         if repetition >= config.min_repetitions and _all(enough):
@@ -132,10 +134,10 @@ def _all(flag: bool) -> bool:
 def _timed(
     way: methods.Method, shard: Tensor | None, is_member: bool, num_calls: int
 ) -> tuple[float, Any]:
-    """Seconds a call that the slowest rank took, and this rank's result."""
+    """Seconds a call that the slowest rank took, and this rank's result; equal on all ranks."""
     dist.barrier()
+    result = way(shard) if is_member else None
     start = time.perf_counter()
-    result = None
     for _ in range(num_calls if is_member else 0):
         result = way(shard)
     secs = torch.tensor([(time.perf_counter() - start) / num_calls], dtype=torch.float64)

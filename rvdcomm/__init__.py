@@ -79,4 +79,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'rvdcomm' has no attribute {name!r}")
     from rvdcomm import api
 
-    return getattr(api, name)
+    # The next look-up finds it in the module itself.
+    found = globals()[name] = getattr(api, name)
+    return found
