@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from math import prod
 from typing import TypeVar
 
@@ -89,6 +90,10 @@ class Dim:
         if begin < end:
             yield begin, end
 
+    @cached_property
+    def _bounds(self) -> Ints:
+        return np.asarray(self._cuts, np.int64)
+
     def _pieces(self, number: int) -> list[int]:
         """Finest pieces whose bound digits make ``number``, ascending."""
         pieces, weight = [0], self.number.size
@@ -125,8 +130,7 @@ class Dim:
             clipped = [[min(b, high) - max(a, low) for a, b in self.runs(n)] for n in numbers]
             return np.array([sum(e for e in of_run if e > 0) for of_run in clipped], np.int64)
         first = np.asarray(numbers, np.int64) * self._num_local
-        cuts = np.asarray(self._cuts, np.int64)
-        begin, end = cuts[first], cuts[first + self._num_local]
+        begin, end = self._bounds[first], self._bounds[first + self._num_local]
         found: Ints = np.maximum(np.minimum(end, high) - np.maximum(begin, low), 0)
         return found
 
