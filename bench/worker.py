@@ -26,9 +26,9 @@ from bench import methods
 from bench.cases import IN_GROUP, Case
 
 TIMEOUT = timedelta(seconds=300)
-# A program calls again and again. So one sample is a row of calls, behind one more that is not timed:
-# ranks leave a barrier some milliseconds apart where they are more than the cores, and a call in
-# which they meet again would be charged with that, where a copy of one rank alone is not.
+# A program calls again and again. So one sample is a row of calls, after one that is not timed.
+# Where ranks are more than the cores they leave a barrier some milliseconds apart. The first call,
+# in which they meet again, would be charged with that, and a copy of one rank alone would not.
 MAX_CALLS, ROW_SECS = 50, 0.05
 MODULUS = 1021
 """Values are small integers, so that sums of parts are exact whatever their order."""
