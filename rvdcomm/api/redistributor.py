@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -215,23 +215,20 @@ class Redistributor:
     def _moved(
         self, program: RankProgram, tensor: Tensor | None, out: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        given = () if tensor is None else (resolved(tensor),)
-        if self._dst_shape is None:
-            self._ran(program, given, device)
-            return None
-        if out is not None and out.is_contiguous():
-            self._ran(program, (*given, out), device)
-            return written(out)
-        result = self._empty(device)
-        self._ran(program, (*given, result), device)
-        if out is None:
-            return result
-        self.peak_bytes += out.nbytes
-        return out.copy_(result)
-
-    def _ran(self, program: RankProgram, shards: Sequence[Tensor], device: torch.device) -> None:
+        shards = [] if tensor is None else [resolved(tensor)]
+        is_direct = out is not None and out.is_contiguous()
+        if self._dst_shape is not None:
+            shards.append(out if out is not None and is_direct else self._empty(device))
         program.run(shards, device)
         self.peak_bytes = program.peak_bytes
+        if self._dst_shape is None:
+            return None
+        if out is None:
+            return shards[-1]
+        if is_direct:
+            return written(out)
+        self.peak_bytes += out.nbytes
+        return out.copy_(shards[-1])
 
     def _empty(self, device: torch.device) -> Tensor:
         assert self._dst_shape is not None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.native import core
 from rvdcomm.program import Collective, Copy, Program
 from rvdcomm.run.call_memory import CallMemory
@@ -55,6 +56,7 @@ class RankProgram:
         self._identity = int.from_bytes(sha256(identity.encode()).digest()[:8], "little")
         self._tag = 0
         self._dtype: torch.dtype = getattr(torch, program.dtype)
+        self._members = program.ranks
         self.names = program.shard_names(world.rank)
         group = next((group for group in program.peer_groups if world.rank in group), None)
         self._staging = staging_of(world, group)
@@ -72,7 +74,10 @@ class RankProgram:
             if world.rank in collective.ranks
         }
         self.peak_bytes = 0
-        self._staging_bytes = program.arena(world.rank).num_bytes
+        self._contiguous: ShardStrides = (None,) * len(self.names)
+        self._held_bytes = program.arena(world.rank).num_bytes + sum(
+            map(self._num_bytes, self.names)
+        )
         # What others read here is known beforehand; what is sent is counted as it is handed over.
         self._read_bytes = program.item_bytes * sum(
             i.num_elements
@@ -101,21 +106,19 @@ class RankProgram:
         Raises:
             CommError: a peer is dead, late or gave up.
         """
-        held = self._staging_bytes
-        for name, shard in zip(self.names, shards, strict=True):
-            # The backend needs what it reads in one piece.
-            is_copied = name in self.direct and not shard.is_contiguous()
-            held += shard.nbytes * (1 + is_copied)
-        self.peak_bytes = held
         world, staging = self._world, self._staging
+        strides = tuple([None if shard.is_contiguous() else shard.stride() for shard in shards])
+        self.peak_bytes = self._held_bytes
+        if strides != self._contiguous:
+            self.peak_bytes += self._copied_bytes(strides)
         location = self._location(shards, device)
-        self._tag = world.begin(self.program.ranks, self._identity)
+        self._tag = world.begin(self._members, self._identity)
         try:
             staging.begin_call(self._identity, location)
             if core is not None and device.type == "cpu":
-                self._run_native(shards, location)
+                self._run_native(shards, strides, location)
             elif core is not None and device.type == "cuda" and core.has_cuda:
-                self._run_cuda(shards, device)
+                self._run_cuda(shards, strides, device)
             else:
                 self._run_plain(shards, device)
             staging.end_call(self._totals)
@@ -127,6 +130,16 @@ class RankProgram:
             world.fail(error)
             raise
 
+    def _num_bytes(self, name: str) -> int:
+        """Of a shard of this rank."""
+        num_elements = self.program.buffer[name, self.rank].num_elements
+        return num_elements * ITEM_BYTES[self.program.dtype_of(name)]
+
+    def _copied_bytes(self, strides: ShardStrides) -> int:
+        """Of shards that are copied first: the backend needs what it reads in one piece."""
+        shards = zip(self.names, strides, strict=True)
+        return sum(self._num_bytes(name) for name, one in shards if one and name in self.direct)
+
     # --- native ---------------------------------------------------------------------------------
 
     def _location(self, shards: Shards, device: Any) -> int:
@@ -137,8 +150,7 @@ class RankProgram:
         pool = pool_here() if source.is_contiguous() else None
         return 0 if pool is None else pool.location(source.data_ptr(), source.nbytes)
 
-    def _run_native(self, shards: Shards, location: int) -> None:
-        strides = _strides(shards)
+    def _run_native(self, shards: Shards, strides: ShardStrides, location: int) -> None:
         staging = self._staging
         assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
         sources: tuple[int, ...] = ()
@@ -197,9 +209,8 @@ class RankProgram:
 
     # --- CUDA -----------------------------------------------------------------------------------
 
-    def _run_cuda(self, shards: Shards, device: torch.device) -> None:
+    def _run_cuda(self, shards: Shards, strides: ShardStrides, device: torch.device) -> None:
         """Queue all work on the caller's stream; nothing here waits for the GPU."""
-        strides = _strides(shards)
         if strides not in self._cuda:
             self._cuda[strides] = [self._cuda_step(part, strides) for part in self._parts]
         staging, stream = self._staging, torch.cuda.current_stream(device)
@@ -266,10 +277,6 @@ def _tagged(collectives: Sequence[Collective]) -> Iterator[tuple[int, Collective
         tag = counts.get(collective.ranks, 0)
         counts[collective.ranks] = tag + 1
         yield tag, collective
-
-
-def _strides(shards: Shards) -> ShardStrides:
-    return tuple([None if shard.is_contiguous() else shard.stride() for shard in shards])
 
 
 class _NativeSteps:
