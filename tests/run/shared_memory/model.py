@@ -1,4 +1,4 @@
-"""A model of the protocol of csrc/core/signal.cpp: words, steps, and all their interleavings.
+"""A model of the protocol of csrc/signal/signal.cpp: words, steps, and all their interleavings.
 
 Every step reads or writes one word of shared memory, as the code does, and names are the code's:
 ``num_calls``, ``history``, ``count``, ``failure``; ``begin``, ``location``, ``wait``, ``advance``,

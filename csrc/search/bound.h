@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "pricer.h"
 #include "rvdcomm/search.h"
-#include "search_pricer.h"
 
 namespace rvdcomm {
 

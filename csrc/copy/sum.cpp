@@ -1,8 +1,8 @@
-#include "copy_sum.h"
+#include "sum.h"
 
 #include <algorithm>
 
-#include "copy_plane.h"
+#include "plane.h"
 
 namespace rvdcomm {
 namespace {

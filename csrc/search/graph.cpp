@@ -1,4 +1,4 @@
-#include "search_graph.h"
+#include "graph.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "search_bound.h"
+#include "bound.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // Moves: ops whose bytes go to dst as they are.
 #pragma once
 
-#include "copy_plane.h"
+#include "plane.h"
 #include "rvdcomm/copy_plan.h"
 
 namespace rvdcomm {

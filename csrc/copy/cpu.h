@@ -5,8 +5,8 @@
 #include <variant>
 #include <vector>
 
-#include "copy_move.h"
-#include "copy_sum.h"
+#include "move.h"
+#include "sum.h"
 
 namespace rvdcomm {
 

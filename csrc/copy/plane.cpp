@@ -1,4 +1,4 @@
-#include "copy_plane.h"
+#include "plane.h"
 
 #include <cstring>
 

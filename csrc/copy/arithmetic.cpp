@@ -1,4 +1,4 @@
-#include "copy_arithmetic.h"
+#include "arithmetic.h"
 
 #include <cstring>
 #include <type_traits>

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "copy_arithmetic.h"
+#include "arithmetic.h"
 #include "rvdcomm/copy_plan.h"
 
 namespace rvdcomm {

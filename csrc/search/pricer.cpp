@@ -1,4 +1,4 @@
-#include "search_pricer.h"
+#include "pricer.h"
 
 namespace rvdcomm {
 

@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "search_graph.h"
-#include "search_pricer.h"
+#include "graph.h"
+#include "pricer.h"
 
 namespace rvdcomm {
 namespace {

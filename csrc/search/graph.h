@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
+#include "bound.h"
+#include "pricer.h"
 #include "rvdcomm/search.h"
-#include "search_bound.h"
-#include "search_pricer.h"
 
 namespace rvdcomm {
 

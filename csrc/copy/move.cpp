@@ -1,4 +1,4 @@
-#include "copy_move.h"
+#include "move.h"
 
 #include <algorithm>
 #include <cstdlib>

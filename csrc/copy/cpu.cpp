@@ -1,4 +1,4 @@
-#include "copy_cpu.h"
+#include "cpu.h"
 
 #include <algorithm>
 

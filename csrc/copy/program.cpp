@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "copy_cpu.h"
+#include "cpu.h"
 #include "rvdcomm/copy_plan.h"
 
 namespace rvdcomm {
