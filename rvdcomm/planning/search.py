@@ -6,8 +6,8 @@ by the smaller state before, then by the order of ``Graph.successors``. So the r
 numbering of the axes and on nothing else. The direct exchange from the start to the goal is always
 a step, so there always is a path.
 
-This module is the definition. ``csrc/search/search.cpp`` finds the same path at the same cost, and is
-there for its speed (tests/planning/test_search_native.py compares the two).
+This module is the definition. ``csrc/search/search.cpp`` finds the same path at the same cost, and
+is there for its speed (tests/planning/test_search_native.py compares the two).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import rvdcomm as rv
 from superscaler_core.errors import AnnotationError, CaptureError, PlanError
 from superscaler_core.schedules import ScheduleError
 
-OK, NOT_VALID, BAD_REQUEST = 0, 1, 2
+OK, NOT_VALID, BAD_REQUEST, INTERRUPTED = 0, 1, 2, 130
 """Exit statuses."""
 
 

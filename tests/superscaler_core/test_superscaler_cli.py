@@ -111,6 +111,23 @@ def test_examples_of_the_help_are_command_lines(
 # --- commands -----------------------------------------------------------------------------------
 
 
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"superscaler {rv.__version__}\n"
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(parser: object, words: Sequence[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("superscaler_core.cli.arguments.Parser.parse_args", interrupted)
+    assert main(["plan", "gpt", "megatron"]) == 130
+    assert capsys.readouterr() == ("", "superscaler: interrupted\n")
+
+
 def test_plan_reports_and_writes_a_file_a_rank(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
