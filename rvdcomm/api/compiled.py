@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,14 +24,35 @@ from rvdcomm.api.gradient import base_of
 from rvdcomm.errors import CommError, LayoutError
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.adjoint import adjoint
+from rvdcomm.plans.planner import Plan
 from rvdcomm.run.request import known_shape, layout_meant
 from rvdcomm.run.world import World
 
-if TYPE_CHECKING:
-    from rvdcomm.api.redistributor import Redistributor
-
 Operator = tuple[str, list[int]]
 """What the operator is told besides its tensor: what to do, and the shape of the result."""
+
+
+class CompiledPlan(Protocol):
+    """A plan that was compiled for one rank, to be called; a ``Redistributor`` is one."""
+
+    plan: Plan
+    group: Any
+    executor: str
+    replica_grads: str
+
+    @property
+    def adjoint(self) -> Any:
+        """What carries the gradient back; collective when it is first read."""
+
+    def __call__(
+        self,
+        tensor: Tensor | None,
+        *,
+        out: Tensor | None = None,
+        async_op: bool = False,
+        requires_grad: bool | None = None,
+    ) -> Any:
+        """Run the plan; collective."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +169,7 @@ def call(
 
 
 def call_redistributor(
-    redistributor: Redistributor,
+    redistributor: CompiledPlan,
     tensor: Tensor | None,
     out: Tensor | None,
     async_op: bool,
@@ -226,7 +247,7 @@ def _run(
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _operator_of_redistributor(redistributor: Redistributor) -> Operator | None:
+def _operator_of_redistributor(redistributor: CompiledPlan) -> Operator | None:
     plan = redistributor.plan
     steps = (f"{step.kind}/{step.num_slices}" for step in plan.path.steps)
     options = plan.topology, redistributor.executor, plan.memory_limit, *steps

@@ -7,18 +7,44 @@ all of them take part in the backward pass, which is collective too (docs/gradie
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rvdcomm.errors import LayoutError
 
-if TYPE_CHECKING:
-    from rvdcomm.api.redistributor import Redistributor
+
+class WithAdjoint(Protocol):
+    """What a node needs of the call that it stands for; a ``Redistributor`` has it."""
+
+    what: str
+    dtype: torch.dtype
+
+    @property
+    def adjoint(self) -> Any:
+        """What carries the gradient back, which is one of these, too."""
+
+    @property
+    def spans_groups(self) -> bool:
+        """Whether some ranks have a tensor on one side only."""
+
+    @property
+    def is_in_src(self) -> bool:
+        """Whether this rank passes a tensor."""
+
+    @property
+    def is_in_dst(self) -> bool:
+        """Whether this rank gets a result."""
+
+    def check(self, tensor: Any, out: Any) -> None:
+        """Raise for a tensor that this rank cannot pass."""
+
+    def running(self, tensor: Tensor | None) -> Callable[[], Tensor | None]:
+        """A function that makes the call."""
 
 
-def with_grad(tensor: Tensor | None, run: Callable[[], Tensor | None], there: Redistributor) -> Any:
+def with_grad(tensor: Tensor | None, run: Callable[[], Tensor | None], there: WithAdjoint) -> Any:
     """The result of ``run``, which is a call of ``there``, as a node of the autograd graph.
 
     On a rank whose tensor does not require grad, the input of the node is a new leaf that the
@@ -39,8 +65,8 @@ class Redistribute(torch.autograd.Function):
         ctx: Any,
         tensor: Tensor,
         run: Callable[[], Tensor | None],
-        there: Redistributor,
-        back: Redistributor,
+        there: WithAdjoint,
+        back: WithAdjoint,
     ) -> Tensor:
         ctx.there, ctx.back = there, back
         result = run()

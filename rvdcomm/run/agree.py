@@ -17,19 +17,47 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import timedelta
 from hashlib import sha256
 from threading import Thread
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rvdcomm.errors import CommError, LayoutError, ShapeMismatchError
 from rvdcomm.layout import ranges_text
 from rvdcomm.text import quoted
 
-if TYPE_CHECKING:
-    from rvdcomm.run.world import World
-
 Post = dict[str, Any]
 """What one process tells others: a JSON object."""
+
+Members = tuple[int, ...]
+"""Ranks of a group that agree among themselves."""
+
+
+class Group(Protocol):
+    """What an agreement needs of a process group; a ``World`` has it.
+
+    ``generations`` and ``num_agreements`` are the agreement's own notes, kept as long as the group.
+    """
+
+    name: str
+    rank: int
+    timeout: timedelta
+    generations: dict[Members, str]
+    num_agreements: dict[Members, int]
+
+    @property
+    def store(self) -> Any:
+        """The key-value store that all ranks of the job reach."""
+
+    def check(self) -> None:
+        """Raise a CommError if the group cannot be used any more."""
+
+    def fail(self, error: BaseException) -> None:
+        """Break the group for good because of ``error``."""
+
+    def watch(self, members: Members, what: str, is_done: Callable[[], bool]) -> None:
+        """Raise a CommError if a member is known to be lost before ``is_done``."""
+
 
 _Result = TypeVar("_Result")
 
@@ -44,9 +72,7 @@ GRACE_SECS = 1.0
 """What a store that still answers needs beyond the group's timeout."""
 
 
-def exchange_posts(
-    world: World, members: tuple[int, ...], post: Post, what: str
-) -> dict[int, Post]:
+def exchange_posts(world: Group, members: Members, post: Post, what: str) -> dict[int, Post]:
     """Every member's post, by rank; collective over ``members``; ``what`` names it in errors.
 
     Raises:
@@ -62,8 +88,8 @@ def exchange_posts(
 
 
 def compare_requests(
-    world: World,
-    members: tuple[int, ...],
+    world: Group,
+    members: Members,
     asked: Mapping[str, Any],
     what: str,
     *,
@@ -114,7 +140,7 @@ def check_equal(
                 )
 
 
-def generation_of(world: World, members: tuple[int, ...], what: str) -> str:
+def generation_of(world: Group, members: Members, what: str) -> str:
     """A name that these members of this group share, and no earlier or later group of their ranks.
 
     What an earlier group of the same name left in the store is never taken for this group's.
@@ -130,7 +156,7 @@ def generation_of(world: World, members: tuple[int, ...], what: str) -> str:
         raise
 
 
-def tell_failure(world: World, text: str) -> None:
+def tell_failure(world: Group, text: str) -> None:
     """Let members that wait for this rank in an agreement, now or later, raise ``text``."""
     keys = [_failed(generation) for generation in world.generations.values()]
     if keys:
@@ -161,7 +187,7 @@ def bounded(function: Callable[[], _Result], timeout_secs: float) -> _Result:
 class _Agreement:
     """One meeting of some members of a group in the store."""
 
-    def __init__(self, world: World, members: tuple[int, ...], what: str) -> None:
+    def __init__(self, world: Group, members: Members, what: str) -> None:
         self.world, self.members, self.what = world, members, what
         self.timeout_secs = world.timeout.total_seconds()
         self.deadline = time.monotonic() + self.timeout_secs
