@@ -16,8 +16,8 @@ import numpy as np
 
 import rvdcomm as rv
 from rvdcomm.layout import Box
-from rvdcomm.plans.simulate import simulate_program
-from rvdcomm.program import Collective, Entry, Instruction, Message, Program
+from rvdcomm.plans.simulate import SimulationResult, _Simulation, simulate_program
+from rvdcomm.program import BufferKey, Collective, Entry, Instruction, Message, Program
 
 Array = np.ndarray
 
@@ -72,6 +72,18 @@ def shards_of(layout: rv.Layout, parts: Sequence[Array]) -> dict[int, Array]:
     """What every rank holds, by the definition of a cell."""
     cells = {rank: layout.cell(rank) for rank in layout.ranks}
     return {rank: sliced(parts[cell.part], cell.box).copy() for rank, cell in cells.items()}
+
+
+def simulate_many(
+    program: Program, shards: Mapping[BufferKey, Array]
+) -> tuple[dict[BufferKey, Array], SimulationResult]:
+    """Run a program of several tensors on ``{(buffer, rank): shard}``; returns the same for dst.
+
+    Shards of dtypes that numpy does not have cannot be converted.
+    """
+    done = _Simulation(program, shards)
+    done.run()
+    return done.results(), SimulationResult({}, done.recv, done.sent, done.peak)
 
 
 def reassembled(layout: rv.Layout, shards: Mapping[int, Array]) -> Array:

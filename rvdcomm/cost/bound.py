@@ -1,8 +1,9 @@
 """Bound: a lower bound on the cost of every plan, under the port model (derived in docs/bound.md).
 
-The bytes into a group of ranks (one rank, one host, one rack) are at least those that its ranks
-need and none of them has. Where parts are summed, each element takes at least a known number of
-messages. The time of a plan is at least the time that its busiest port takes for these bytes.
+A *home* is one group of a topology level: a rank, a host or a rack. Its ranks need some bytes that
+none of them has, and these bytes must enter the home. Where parts are summed, each element needs a
+minimum number of messages between homes. The time of a plan is at least the time that the busiest
+port takes for these bytes.
 """
 
 from __future__ import annotations
@@ -11,13 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rvdcomm.cost.ports import Cost, PortSecs
-from rvdcomm.layout import Layout, Placement, Topology
-
-Mask = NDArray[np.bool_]
-Counts = NDArray[np.int64]
+from rvdcomm.layout import Ints, Layout, Mask, Placement, Topology
 
 
 def lower_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost:
@@ -52,7 +49,7 @@ class LevelBound:
     total: int
 
     @classmethod
-    def of(cls, into: Counts, out_of: Counts, messages: int, num_homes: int) -> LevelBound:
+    def of(cls, into: Ints, out_of: Ints, messages: int, num_homes: int) -> LevelBound:
         """From the elements that must enter and leave each home, and the messages of all homes."""
         # The busiest port has at least the average: at best, messages are spread over all ports.
         busiest_in = max(int(into.max()), -(-messages // num_homes))
@@ -79,7 +76,7 @@ def cost_of_levels(
 class _Atoms:
     """The coarsest boxes that no cut of either layout divides: their sizes and their holders."""
 
-    sizes: NDArray[np.int64]
+    sizes: Ints
     cuts: tuple[tuple[int, ...], ...]
 
     @classmethod
@@ -121,42 +118,42 @@ def _level_bound(
     return LevelBound.of(into, out_of, messages, len(used))
 
 
-def _into(has: Mask, wants: Mask) -> Counts:
+def _into(has: Mask, wants: Mask) -> Ints:
     """[homes, atoms]: 1 where an element must enter a home."""
     if wants.shape[0] > 1:
         # Each src part may go to any part of dst, so no single home must be entered.
         return np.zeros(has.shape[1:], dtype=np.int64)
-    missing: Counts = (wants[0] & ~has.all(axis=0)).astype(np.int64)
+    missing: Ints = (wants[0] & ~has.all(axis=0)).astype(np.int64)
     return missing
 
 
-def _out_of(has: Mask, wants: Mask) -> Counts:
-    """[homes, atoms]: 1 where an element must leave a home, which alone has a part of it."""
+def _out_of(has: Mask, wants: Mask) -> Ints:
+    """[homes, atoms]: 1 where an element must leave a home, since no other home has its part."""
     if wants.shape[0] > 1:
         return np.zeros(has.shape[1:], dtype=np.int64)
     alone = (has & (has.sum(axis=1, keepdims=True) == 1)).any(axis=0)
     wanted_elsewhere = wants[0].sum(axis=0)[None] - wants[0] > 0
-    leaving: Counts = (alone & wanted_elsewhere).astype(np.int64)
+    leaving: Ints = (alone & wanted_elsewhere).astype(np.int64)
     return leaving
 
 
-def _messages(has: Mask, wants: Mask) -> Counts:
+def _messages(has: Mask, wants: Mask) -> Ints:
     """[atoms]: a lower bound on the messages between homes for one element."""
     num_src_parts, num_dst_parts = has.shape[0], wants.shape[0]
     if num_src_parts == 1:
         # Some part of dst takes the element, and each of its holders must have it.
-        missing: Counts = (wants & ~has[0][None]).sum(axis=1).min(axis=0)
+        missing: Ints = (wants & ~has[0][None]).sum(axis=1).min(axis=0)
         return missing
-    # Each home has at most so many parts; the homes that have all parts together must meet.
+    # No home has more than `brought` parts, so at least `meeting` homes must join their parts.
     brought = np.maximum(has.sum(axis=0).max(axis=0), 1)
-    meeting: Counts = -(-num_src_parts // brought)
+    meeting: Ints = -(-num_src_parts // brought)
     if num_dst_parts > 1:
-        merged: Counts = np.maximum(meeting - num_dst_parts, 0)
+        merged: Ints = np.maximum(meeting - num_dst_parts, 0)
         return merged
     readers = wants[0].sum(axis=0)
     complete = has.all(axis=0)
     apart = ~(has.any(axis=0) & wants[0]).any(axis=0)
-    summed: Counts = meeting - 1 + readers - 1 + apart
+    summed: Ints = meeting - 1 + readers - 1 + apart
     # Where some home has all parts from the start, each of the others needs one message.
-    needed: Counts = np.where(complete.any(axis=0), (wants[0] & ~complete).sum(axis=0), summed)
+    needed: Ints = np.where(complete.any(axis=0), (wants[0] & ~complete).sum(axis=0), summed)
     return needed

@@ -107,7 +107,7 @@ def busiest_bytes(traffic: Traffic, topology: Topology) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a plan takes; also a lower bound, field by field.
+    """The cost of a plan, or a lower bound on every field of that cost.
 
     Attributes:
         secs: time under the port model, in seconds.

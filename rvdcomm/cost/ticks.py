@@ -1,4 +1,4 @@
-"""Ticks: the port model in whole numbers: sums are exact in any order, so that equal costs tie."""
+"""Ticks: the port model in whole numbers. Sums are exact in any order, so equal costs tie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_EXACT_BITS = 72
 """Denominators above this are rounded, so that costs fit in 128 bits."""
 
 BITS_OF_A_BYTE = 30
-"""What a rounded link keeps at least: an error below a billionth."""
+"""Bits that a rounded figure of a link keeps at least: its error is below a billionth."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Who holds what: boxes, counts, layouts, and the hosts on which ranks run."""
 
+from rvdcomm.layout.arrays import Ints, Mask
 from rvdcomm.layout.box import MAX_DIMS, Box, merged
 from rvdcomm.layout.dtypes import (
     ITEM_BYTES,
@@ -52,9 +53,11 @@ __all__ = [
     "Cell",
     "Cuts",
     "Holding",
+    "Ints",
     "Layout",
     "Level",
     "Link",
+    "Mask",
     "Placement",
     "Topology",
     "View",

@@ -24,7 +24,7 @@ NOT_SUMMED = frozenset({"bool", "float8_e8m0fnu"})
 SUMMED_BY_BACKENDS = frozenset(
     {"uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 )
-"""Dtypes that gloo and NCCL both sum in an all_reduce; other sums are exchanged and added here."""
+"""Dtypes that gloo and NCCL both sum in an all_reduce. rvdcomm adds all others itself."""
 
 
 def dtype_name(dtype: Any) -> str:

@@ -23,7 +23,7 @@ from rvdcomm.text import MAX_INTEGER, integer, quoted
 Cuts = tuple[tuple[int, ...], ...]
 
 MAX_RANKS = 1 << 20
-"""A layout stores a number for every rank. A short text must not ask for more than memory holds."""
+"""A layout stores a number per rank. A short text must not ask for more than memory holds."""
 
 MAX_RANK = 2**31 - 1
 """The native core counts ranks in 32 bits."""
@@ -151,7 +151,7 @@ class Layout:
         """Where ``rank`` stands in ``ranks``.
 
         Raises:
-            LayoutError: it holds nothing.
+            LayoutError: ``rank`` holds nothing.
         """
         if rank not in self:
             raise LayoutError(f"rank {rank} is not in {self}.")
@@ -351,7 +351,7 @@ def _canonical_ranks(rvd: RVD, ranks: tuple[int, ...], cuts: Cuts) -> tuple[int,
 
 
 def _equal_empty_cells(rvd: RVD, cuts: Cuts) -> Iterator[np.ndarray]:
-    """Indices of cells whose boxes are equal and empty, ascending: a group a box."""
+    """Ascending indices of cells with empty boxes: one group of cells per distinct empty box."""
     box = np.zeros(rvd.d, dtype=np.int64)
     is_empty = np.zeros(rvd.d, dtype=bool)
     for d, cut in enumerate(cuts):

@@ -10,7 +10,7 @@ from rvdcomm.errors import LayoutError
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A full-duplex port: ``alpha_secs`` a round of messages, ``bytes_per_sec`` each way."""
+    """A full-duplex port: ``alpha_secs`` per round of messages, ``bytes_per_sec`` each way."""
 
     alpha_secs: float
     bytes_per_sec: float

@@ -1,4 +1,4 @@
-"""Placement: which ranks hold which part of which boxes, without the numbering of a layout.
+"""Placement: which ranks hold which part of which boxes. Replicas are not numbered.
 
 Every state between two steps of a plan is a placement: a layout (one box per rank), or an
 intermediate state whose ranks hold strided blocks (several boxes per rank).
@@ -47,11 +47,7 @@ class Placement:
         """All ranks that take part, ascending."""
         return tuple(sorted(self.by_rank))
 
-    def boxes(self, rank: int) -> tuple[Box, ...]:
-        """Boxes of ``rank`` in memory order; none for a rank outside the placement."""
-        holding = self.by_rank.get(rank)
-        return holding.boxes if holding else ()
-
     def num_elements(self, rank: int) -> int:
-        """Elements that ``rank`` holds."""
-        return sum(box.num_elements for box in self.boxes(rank))
+        """Elements that ``rank`` holds; 0 for a rank outside the placement."""
+        holding = self.by_rank.get(rank)
+        return holding.num_elements if holding else 0

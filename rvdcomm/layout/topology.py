@@ -13,6 +13,7 @@ from typing import Any
 
 from rvdcomm.errors import LayoutError
 from rvdcomm.json_file import entry, read_json, write_json
+from rvdcomm.layout.layout import MAX_RANK
 from rvdcomm.layout.link import Link
 from rvdcomm.layout.presets import preset_of
 from rvdcomm.text import quoted
@@ -25,9 +26,6 @@ MAX_FILE_BYTES = 8 << 20
 
 MAX_FILE_LEVELS, MAX_NAME_LENGTH = 16, 64
 """Limits for a topology that is read from a file."""
-
-MAX_RANK = 2**31 - 1
-"""The native core counts ranks in 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ class Topology:
                 have the usual number of ranks.
 
         Raises:
-            LayoutError: there is no such preset, or it has not so many levels.
+            LayoutError: there is no such preset, or it has fewer levels than ``counts``.
         """
         found = preset_of(name)
         if len(counts) == 1:
@@ -235,19 +233,19 @@ class Topology:
         """Write this topology as JSON, which ``load`` reads; ``notes`` are entries for people.
 
         Raises:
-            LayoutError: a port is infinitely fast, which JSON cannot say.
-            OSError: the file cannot be written; what was there is as before.
+            LayoutError: a port has an infinite bandwidth, which JSON cannot express.
+            OSError: the file cannot be written. An existing file stays as it was.
         """
         write_json(path, {**self.to_json(), **(notes or {})})
 
     @classmethod
     def load(cls, path: str | FilePath) -> Topology:
-        """Read a topology that ``save`` wrote; entries that it does not know are for people.
+        """Read a topology that ``save`` wrote; entries with other names are ignored.
 
         Raises:
-            LayoutError: the file is no topology, or one of another version. Reading takes bounded
+            LayoutError: the file is not a topology, or has another version. Reading takes bounded
                 time and memory, whatever the file contains.
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         try:
             values = read_json(path, MAX_FILE_BYTES)

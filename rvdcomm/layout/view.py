@@ -13,8 +13,8 @@ from rvdcomm.errors import LayoutError
 from rvdcomm.layout.box import MAX_DIMS, Box
 from rvdcomm.text import MAX_DIGITS, quoted
 
-MAX_CHARS = MAX_DIMS * (MAX_DIGITS + 2)
-"""Of a view's text."""
+MAX_VIEW_CHARS = MAX_DIMS * (MAX_DIGITS + 2)
+"""The longest text of a view."""
 
 _SIZE = f"[0-9]{{1,{MAX_DIGITS}}}"
 _FORM = re.compile(rf"(?:\({_SIZE}(?:,{_SIZE})*\))+")
@@ -28,10 +28,10 @@ class View:
     ``(3,4)(5)``. Row-major order is the same in a view as in the tensor.
 
     Laws (tests/layout/test_view.py): ``View.parse(str(x)) == x``; ``box`` has the same elements, in
-    the same order; ``strides`` find the same elements.
+    the same order; ``strides`` address the same elements.
 
     Raises:
-        LayoutError: there are too many dims, or an empty dim has parts.
+        LayoutError: the view has too many dims, or several parts for a dim of size 0.
     """
 
     parts: tuple[tuple[int, ...], ...]
@@ -66,7 +66,7 @@ class View:
         """A box of the tensor as a box of the view.
 
         Raises:
-            LayoutError: the region is no box of the view.
+            LayoutError: the region is not one box of the view.
         """
         if self.is_whole:
             return box
@@ -100,14 +100,14 @@ class View:
     @classmethod
     def parse(cls, text: str) -> View:
         """Read the text that ``str`` writes, such as ``(3,4)(5)``."""
-        if len(text) > MAX_CHARS or _FORM.fullmatch(text) is None:
+        if len(text) > MAX_VIEW_CHARS or _FORM.fullmatch(text) is None:
             raise LayoutError(f"cannot parse dims {quoted(text)}: expected the form '(3,4)(5)'.")
         parts = (map(int, sizes.split(",")) for sizes in text[1:-1].split(")("))
         return cls(tuple(map(tuple, parts)))
 
 
 def _spans(sizes: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
-    """A range of a dim as one range of every one of its parts."""
+    """A range of a dim, written as one range per part of the dim."""
     found: list[tuple[int, int]] = []
     for i in range(len(sizes)):
         inner = prod(sizes[i + 1 :])

@@ -68,7 +68,7 @@ class _Scene:
     @cached_property
     def states(self) -> tuple[State, ...]:
         """The placements before, between and after the steps."""
-        return State.of(self.plan.src), *(step.dst for step in self.plan.path.steps)
+        return State(self.plan.src), *(step.dst for step in self.plan.path.steps)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:

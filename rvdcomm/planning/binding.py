@@ -1,33 +1,26 @@
-"""Bindings: rank axes bound to R, to V or to digits of the tensor's index (DESIGN section 5).
+"""Bindings: rank axes bound to R, to V or to digits of the tensor's index (docs/primitives.md).
 
-A rank's position is a mixed-radix number over *axes*; the index of a dim's pieces is a mixed-radix
-number over *digits*. ``refine`` finds the coarsest axes and digits in which two layouts and the
-hosts can all be written. A binding then says what each axis counts: replicas (R), value parts (V),
-or the values of one digit of equal size. A digit that is bound to no axis is local.
+A rank's position is a mixed-radix number over *axes*. The index of a piece of a dim is a
+mixed-radix number over *digits*. ``refine`` finds the coarsest axes and digits that can express
+both layouts and the groups of the topology. A binding then says what each axis counts: replicas
+(R), value parts (V), or the values of one digit of equal size. A digit without an axis is local:
+each rank holds all its values.
 
-Every axis also has a *scratch* digit, which cuts each atom (a box with all digits fixed) flat, in
-row-major order. Partial sums are reduced over scratch digits without a pack, for any shape.
+Every axis also has a *scratch* digit. It cuts each atom (a box with all digits fixed) *flat*: into
+runs of the row-major order. So a reduce-scatter is possible for any shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
 
-from rvdcomm.layout import (
-    Box,
-    Cuts,
-    Holding,
-    Layout,
-    Placement,
-    Topology,
-    balanced_cuts,
-    merged,
-    widest_pieces,
-)
+import numpy as np
+
+from rvdcomm.layout import Cuts, Layout, Topology, widest_pieces
 from rvdcomm.planning.factors import (
     Factor,
     Numbering,
@@ -39,7 +32,7 @@ from rvdcomm.planning.factors import (
     numberings,
 )
 
-__all__ = ["Axis", "Binding", "Digit", "Grid", "R", "V", "refine"]
+__all__ = ["Axis", "Binding", "Digit", "Grid", "R", "Source", "V", "refine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +58,8 @@ class Grid:
 
     ``cuts`` are the cut points of the finest pieces of every dim; they need not be even.
     ``blocks[level]`` is the number of ranks in a group of that topology level. ``is_even`` says
-    that the finest pieces of every dim are equally large. ``span`` is ``ranks`` as a range, if they
-    are known to be one.
+    that the finest pieces of every dim are equally large. ``span`` is ``ranks`` as a range, if
+    they are known to be consecutive.
     """
 
     shape: tuple[int, ...]
@@ -82,13 +75,9 @@ class Grid:
         """The target that stands for the scratch digit of ``axis``."""
         return len(self.digits) + axis
 
-    def holds(self, rank: int) -> bool:
-        """Whether ``rank`` is one of the ranks."""
-        return rank in (self._positions if self.span is None else self.span)
-
     def position(self, rank: int) -> int:
         """Where ``rank`` stands in the numbering."""
-        return self._positions[rank] if self.span is None else rank - self.span.start
+        return self.positions[rank] if self.span is None else rank - self.span.start
 
     def group(self, rank: int, free: Iterable[int]) -> tuple[int, ...]:
         """Ranks that differ from ``rank`` in the ``free`` axes alone, ascending."""
@@ -100,6 +89,13 @@ class Grid:
             positions = [p + step for p in positions for step in steps]
         return tuple(sorted([self.ranks[p] for p in positions]))
 
+    def groups(self, free: Collection[int]) -> tuple[tuple[int, ...], ...]:
+        """All groups of ranks that differ in the ``free`` axes alone, each ascending, sorted."""
+        order = sorted(range(len(self.axes)), key=lambda a: (a in free, a))
+        ranks = np.array(self.ranks).reshape([axis.size for axis in self.axes]).transpose(order)
+        groups = np.sort(ranks.reshape(-1, prod(self.axes[a].size for a in free)), axis=1)
+        return tuple(sorted(map(tuple, groups.tolist())))
+
     @cached_property
     def outer_axes(self) -> tuple[tuple[int, ...], ...]:
         """For every level of the topology, the axes that tell its groups apart."""
@@ -107,15 +103,12 @@ class Grid:
         return tuple(tuple(a for a, axis in axes if axis.stride >= block) for block in self.blocks)
 
     @cached_property
-    def _positions(self) -> dict[int, int]:
+    def positions(self) -> dict[int, int]:
+        """Where every rank stands in the numbering."""
         return {rank: i for i, rank in enumerate(self.ranks)}
 
-    def coordinates(self, position: int) -> tuple[int, ...]:
-        """The axes' coordinates of a rank position."""
-        return tuple(position // axis.stride % axis.size for axis in self.axes)
-
     def digit_values(self, dim: int) -> list[int]:
-        """Digits of ``dim``, most significant first, as targets."""
+        """The digits of ``dim`` as targets, most significant first."""
         found = [i for i, digit in enumerate(self.digits) if digit.dim == dim]
         return sorted(found, key=lambda i: self.digits[i].place)
 
@@ -126,7 +119,9 @@ class Binding:
 
     Digit i of the grid is target i; ``R`` and ``V`` are negative.
 
-    ``scratch_order`` lists the axes whose scratch digits the whole path uses, outermost cut first.
+    ``scratch_order`` lists the axes whose scratch digits are used anywhere in the path; the first
+    one cuts outermost.
+
     Laws (tests/planning/test_binding.py): ``refine(src, dst)`` gives bindings with the placements
     of ``src`` and ``dst``; every part's boxes tile the tensor.
     """
@@ -135,26 +130,32 @@ class Binding:
     targets: tuple[int, ...]
     scratch_order: tuple[int, ...] = ()
 
-    @cached_property
-    def placement(self) -> Placement:
-        """Who holds what. Parts are numbered by the coordinates of the V axes."""
-        grid = self.grid
-        members: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-        for position, rank in enumerate(grid.ranks):
-            coords = grid.coordinates(position)
-            part = tuple(c for c, t in zip(coords, self.targets, strict=True) if t == V)
-            cell = tuple(c if t >= 0 else -1 for c, t in zip(coords, self.targets, strict=True))
-            members.setdefault((part, cell), []).append(rank)
-        part_sizes = [a.size for a, t in zip(grid.axes, self.targets, strict=True) if t == V]
-        boxes_of = {
-            cell: self.boxes({t: c for t, c in zip(self.targets, cell, strict=True) if t >= 0})
-            for cell in {cell for _, cell in members}
-        }
-        holdings = tuple(
-            Holding(_mixed_radix(part, part_sizes), boxes_of[cell], tuple(sorted(ranks)))
-            for (part, cell), ranks in members.items()
-        )
-        return Placement(grid.shape, prod(part_sizes), holdings)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the tensor."""
+        return self.grid.shape
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of the group, in the order of their positions."""
+        return self.grid.ranks
+
+    @property
+    def cuts(self) -> Cuts:
+        """Cut points of the finest pieces of every dim."""
+        return self.grid.cuts
+
+    @property
+    def span(self) -> range | None:
+        """The ranks as a range, if they are known to be consecutive."""
+        return self.grid.span
+
+    def __contains__(self, rank: int) -> bool:
+        return rank in (self.grid.positions if self.grid.span is None else self.grid.span)
+
+    def position(self, rank: int) -> int:
+        """Where ``rank`` stands in ``ranks``."""
+        return self.grid.position(rank)
 
     @property
     def is_even(self) -> bool:
@@ -168,74 +169,17 @@ class Binding:
     def padded_elements(self) -> int:
         """Elements of the tensor if all pieces, scratch pieces too, were as large as the largest.
 
-        Several pieces of a cell are written one after another, each cut by the same scratch digits.
+        If a rank holds several pieces, each of them is cut by the same scratch digits.
         """
         num_scratch = prod(self.grid.axes[a].size for a in self.scratch_order)
         largest = -(-prod(widest_pieces(self.grid.cuts)) // num_scratch) * num_scratch
         return largest * prod(len(cut) - 1 for cut in self.grid.cuts)
 
-    def boxes(self, value: Mapping[int, int]) -> tuple[Box, ...]:
-        """The boxes whose bound digits have these values, merged, none of them empty."""
-        runs = [self._runs(d, value) for d in range(len(self.grid.shape))]
-        found = (
-            Box(tuple([low for low, _ in chosen]), tuple([high for _, high in chosen]))
-            for chosen in product(*runs)
-        )
-        if not any(self.grid.scratch(a) in value for a in self.scratch_order):
-            return tuple(found)
-        # A scratch digit cuts every atom, not the runs of atoms that are merged above.
-        atoms = (
-            Box(
-                tuple(cut[p] for cut, p in zip(self.grid.cuts, index, strict=True)),
-                tuple(cut[p + 1] for cut, p in zip(self.grid.cuts, index, strict=True)),
-            )
-            for index in product(*(self._pieces(d, value) for d in range(len(runs))))
-        )
-        return merged(box for atom in atoms for box in self._scratch_boxes(atom, value))
-
-    def _pieces(self, d: int, value: Mapping[int, int]) -> list[int]:
-        """Finest pieces of dim ``d`` whose bound digits have these values, ascending."""
-        pieces = [0]
-        for i in self.grid.digit_values(d):
-            size = self.grid.digits[i].size
-            values: Iterable[int] = [value[i]] if i in value else range(size)
-            pieces = [piece * size + v for piece in pieces for v in values]
-        return pieces
-
-    def _runs(self, d: int, value: Mapping[int, int]) -> list[tuple[int, int]]:
-        """The same as intervals; neighbours are one."""
-        bound = tuple(value.get(i, -1) for i in self.grid.digit_values(d))
-        found = self._known_runs.get((d, bound))
-        if found is None:
-            cut = self.grid.cuts[d]
-            found = []
-            for piece in self._pieces(d, value):
-                low, high = cut[piece], cut[piece + 1]
-                if low == high:
-                    continue
-                if found and found[-1][1] == low:
-                    found[-1] = (found[-1][0], high)
-                else:
-                    found.append((low, high))
-            self._known_runs[d, bound] = found
-        return found
-
-    @cached_property
-    def _known_runs(self) -> dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]]:
-        return {}
-
-    def _scratch_boxes(self, atom: Box, value: Mapping[int, int]) -> Iterable[Box]:
-        """What the scratch digits leave of ``atom``."""
-        if not any(self.grid.scratch(a) in value for a in self.scratch_order):
-            return [atom]
-        sizes = [self.grid.axes[a].size for a in self.scratch_order]
-        cuts = balanced_cuts(atom.num_elements, prod(sizes))
-        choices = [
-            [value[self.grid.scratch(a)]] if self.grid.scratch(a) in value else range(size)
-            for a, size in zip(self.scratch_order, sizes, strict=True)
-        ]
-        indices = (_mixed_radix(index, sizes) for index in product(*choices))
-        return [box for i in indices for box in atom.flat_range(cuts[i], cuts[i + 1])]
+    @property
+    def largest_shard(self) -> int:
+        """At least the elements of the largest shard; exact if the binding ``is_even``."""
+        axes = zip(self.grid.axes, self.targets, strict=True)
+        return self.padded_elements // prod(axis.size for axis, target in axes if target >= 0)
 
     def __str__(self) -> str:
         """Counts as in RVD; ``*n`` is a strided cut, ``F(n)`` a flat cut of every box."""
@@ -261,11 +205,8 @@ class Binding:
         return f"{text}F({flat})" if flat > 1 else text
 
 
-def _mixed_radix(digits: Sequence[int], sizes: Sequence[int]) -> int:
-    number = 0
-    for digit, size in zip(digits, sizes, strict=True):
-        number = number * size + digit
-    return number
+Source = Layout | Binding
+"""What a state is computed from. Both have a shape, ranks, cuts, positions and a largest shard."""
 
 
 # --- refinement ---------------------------------------------------------------------------------

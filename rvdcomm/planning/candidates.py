@@ -4,10 +4,10 @@ Regular pairs over one rank set are searched as bindings (``search.py``). For al
 that do not nest, groups that differ, overlap in part or are disjoint) one exchange leads from the
 src group to the dst group, with these choices:
 
-- before it, the src group sums its parts over flat pieces;
-- after it, the dst group, which received flat pieces, gathers its replicas;
-- where only the cuts differ, the smaller group first takes the cuts of the larger one, so that each
-  rank exchanges with few ranks of the other group.
+- before it, the src group may sum its parts (reduce-scatter into flat pieces);
+- after it, the dst group may gather its replicas from flat pieces (all-gather);
+- if neither side has replicas or parts, the smaller group may first change to the cuts of the
+  larger one, so that each rank exchanges with few ranks of the other group.
 
 The direct exchange is always a candidate, so every pair has a plan.
 """
@@ -29,7 +29,7 @@ from rvdcomm.planning.search import cheapest_rebinds
 def candidate_paths(
     src: Layout, dst: Layout, item_bytes: int, topology: Topology
 ) -> Iterator[Path]:
-    """Paths from ``src`` to ``dst``; one alone where the search's costs are exact."""
+    """Paths from ``src`` to ``dst``; a single one where the costs of the search are exact."""
     if src == dst:
         yield Path(src, dst, ())
         return
@@ -46,7 +46,7 @@ def candidate_paths(
 
 def direct_path(src: Layout, dst: Layout, num_slices: int = 1) -> Path:
     """One exchange, in ``num_slices`` windows."""
-    return Path(src, dst, (exchange_step(State.of(src), State.of(dst), num_slices),))
+    return Path(src, dst, (exchange_step(State(src), State(dst), num_slices),))
 
 
 # --- two planes ---------------------------------------------------------------------------------
@@ -72,8 +72,7 @@ def _recut(
 ) -> Iterator[tuple[_PlanePath, _PlanePath]]:
     """The smaller group changes to the other group's cuts, before or after the exchange.
 
-    As many bytes cross between the groups, but in a few large messages instead of one for every
-    pair of ranks.
+    The same bytes cross between the groups, but in fewer and larger messages.
     """
     if src.rvd.v * src.rvd.r * dst.rvd.v * dst.rvd.r > 1 or not (src.is_even and dst.is_even):
         return
@@ -102,7 +101,7 @@ def _cut_as(pattern: Layout, layout: Layout) -> Layout | None:
 
 
 def _stay(layout: Layout) -> _PlanePath:
-    return _PlanePath(State.of(layout), State.of(layout), ())
+    return _PlanePath(State(layout), State(layout), ())
 
 
 def _heads(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_PlanePath]:
@@ -128,7 +127,7 @@ def _tails(layout: Layout, num_bytes: int, topology: Topology) -> Iterator[_Plan
 def _plane_path(src: Binding, dst: Binding, num_bytes: int, topology: Topology) -> _PlanePath:
     _, bindings = cheapest_rebinds(src, dst, RebindPricer(src.grid, topology, num_bytes))
     steps = tuple(steps_of_bindings(bindings))
-    return _PlanePath(State.of(bindings[0]), State.of(bindings[-1]), steps)
+    return _PlanePath(State(bindings[0]), State(bindings[-1]), steps)
 
 
 def _scratched(binding: Binding, choices: list[tuple[int, ...]]) -> Iterator[Targets]:

@@ -1,17 +1,16 @@
-"""Cells: who holds what, asked about one rank or one box and answered by arithmetic.
+"""Cells: what one rank holds, and which ranks hold part of a box, computed by arithmetic.
 
-A placement lists what every rank holds. Here the same facts of a layout or of a binding are
-computed for what is asked: the time does not grow with the number of ranks. Ranks are those of one
-group: all ranks, or those that differ from a given rank only in some *free* axes of a binding.
+A placement lists what every rank holds. ``Cells`` computes the same facts of a layout or a binding
+for one rank or one box, in a time that does not grow with the number of ranks. It covers one group
+of ranks: all ranks, or those that differ from a given rank only in some *free* axes of a binding.
 
 A *key* has one number for every dim (``numbers.py``); ranks with equal keys hold the same boxes.
-Boxes are of a *view* of the tensor: a cell that is strided in the tensor is one box of a view whose
-dims are the digits that it fixes, and those that it does not.
+Boxes are of a *view* of the tensor. A view splits dims into digits, so that a region that is
+strided in the tensor is one box of the view (docs/program.md).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import product
@@ -19,31 +18,35 @@ from math import prod
 
 import numpy as np
 
-from rvdcomm.layout import Box, Cuts, Layout, View
-from rvdcomm.planning.binding import Axis, Binding
-from rvdcomm.planning.digits import cuts_of, numbers_of, segments, shape_of
-from rvdcomm.planning.numbers import Dim, Ints, Number
+from rvdcomm.layout import Box, Ints, Layout, View, balanced_cuts, merged
+from rvdcomm.planning.binding import Axis, Binding, Source
+from rvdcomm.planning.digits import numbers_of, segments
+from rvdcomm.planning.numbers import Dim, Number
 
 Key = tuple[int, ...]
 
 
 class Cells:
-    """The cells of the group of ``base``: ranks that differ from it in the ``free`` axes alone.
+    """The cells of one group: the ranks that differ from ``base`` in the ``free`` axes alone.
 
     All ranks are one group if ``free`` is None. Boxes are of ``view``, or of the tensor.
 
-    Law (tests/planning/test_cells.py): they are those of the placement, within the group.
+    Law (tests/planning/test_cells.py): within the group they are the cells of the placement.
     """
 
     def __init__(
         self,
-        source: Layout | Binding,
+        source: Source,
         base: int = 0,
         free: frozenset[int] | None = None,
         view: View | None = None,
     ) -> None:
         self._source = source
-        view = view or View.whole(shape_of(source))
+        self.ranks = source.ranks
+        """Of all groups, in the order of their positions."""
+        self.position = source.position
+        """Where a rank stands in ``ranks``."""
+        view = view or View.whole(source.shape)
         replicas, parts, digits, flat = numbers_of(source)
         at = 0 if free is None else self.position(base)
         strides = _free_strides(source, free)
@@ -59,7 +62,7 @@ class Cells:
         self._parts, self._replicas = number(parts), number(replicas)
         self._flat = number(flat)
         self._dims = []
-        for of_dim, sizes, cuts in zip(digits, view.parts, cuts_of(source), strict=True):
+        for of_dim, sizes, cuts in zip(digits, view.parts, source.cuts, strict=True):
             for part, size in zip(segments(of_dim, sizes), sizes, strict=True):
                 num_pieces = prod(count for count, _ in part)
                 is_given = len(sizes) == 1 and num_pieces == len(cuts) - 1
@@ -68,22 +71,14 @@ class Cells:
         self.num_replicas = len(self._replicas.values)
         self.parts = self._parts.values
         """The value parts that ranks of the group hold, ascending."""
-        self.ranks = source.ranks if isinstance(source, Layout) else source.grid.ranks
-        """Of all groups, in the order of their positions."""
 
     def __contains__(self, rank: int) -> bool:
-        source = self._source
-        return rank in source if isinstance(source, Layout) else source.grid.holds(rank)
+        return rank in self._source
 
     @property
     def is_regular(self) -> bool:
         """Whether every dim is cut on its own."""
         return not self._flat.axes
-
-    def position(self, rank: int) -> int:
-        """Where ``rank`` stands in the numbering."""
-        source = self._source
-        return (source if isinstance(source, Layout) else source.grid).position(rank)
 
     def key(self, rank: int) -> Key:
         """Which boxes ``rank`` holds."""
@@ -130,16 +125,6 @@ class Cells:
             numbers, lo, hi = zip(*chosen, strict=True) if chosen else ((), (), ())
             yield numbers, Box(lo, hi)
 
-    @cached_property
-    def cuts(self) -> Cuts:
-        """Bounds of all boxes along every dim, of cells that are ``is_regular``."""
-        return tuple(
-            tuple(
-                sorted({bound for n in dim.number.values for run in dim.runs(n) for bound in run})
-            )
-            for dim in self._dims
-        )
-
     @property
     def num_keys(self) -> int:
         """Cells of all groups."""
@@ -151,18 +136,15 @@ class Cells:
         return product(*(dim.number.values for dim in self._dims), *flat)
 
     def meeting(self, box: Box) -> Iterator[Key]:
-        """All cells that have elements of ``box``, and maybe others, in ascending order.
-
-        Some of the others may be empty.
-        """
+        """A superset of the cells that have elements of ``box``, ascending; some may be empty."""
         dims = zip(self._dims, box.lo, box.hi, strict=True)
         met = [dim.meeting(low, high) for dim, low, high in dims]
         return product(*met, *([self._flat.values] if self._flat.axes else []))
 
     def equal_shares(self, box: Box) -> list[Sequence[int]] | None:
-        """The numbers of every dim of the cells that meet ``box``, if all have equally much of it.
+        """The cells that meet ``box``, as numbers of every dim, if all have equally much of it.
 
-        Their products, in ascending order, are the cells.
+        The cells are all combinations of these numbers, in ascending order.
         """
         found = []
         for dim, low, high in zip(self._dims, box.lo, box.hi, strict=True):
@@ -199,37 +181,29 @@ class Cells:
         return np.array(self.ranks, np.int64)
 
     def _offset(self, key: Key) -> int:
-        """What the coordinates of a key, and no others, add to a position."""
+        """The position of a rank with this key whose other coordinates are all 0."""
         found = sum(dim.number.offset(n) for dim, n in zip(self._dims, key, strict=False))
         return found + self._flat.offset(key[-1]) if self._flat.axes else found
 
     def _flat_boxes(self, key: Key) -> tuple[Box, ...]:
-        assert isinstance(self._source, Binding), "a layout has no scratch digits"
-        grid, targets = self._source.grid, self._source.targets
-        at = grid.coordinates(self._offset(key))
-        return self._source.boxes({t: c for t, c in zip(targets, at, strict=True) if t >= 0})
+        """As ``boxes``, where scratch digits cut every finest box in row-major order."""
+        source = self._source
+        assert isinstance(source, Binding), "a layout has no scratch digits"
+        bound, position = set(self._flat.axes), self._flat.offset(key[-1])
+        axes = [source.grid.axes[a] for a in source.scratch_order]
+        own = [position // axis.stride % axis.size if axis in bound else None for axis in axes]
+        scratch = Number(axes, own)
+        found = []
+        for spans in product(*(dim.finest(n) for dim, n in zip(self._dims, key, strict=False))):
+            atom = Box(tuple(low for low, _ in spans), tuple(high for _, high in spans))
+            cuts = balanced_cuts(atom.num_elements, scratch.size)
+            found += [box for i in scratch.values for box in atom.flat_range(cuts[i], cuts[i + 1])]
+        return merged(found)
 
 
-def _free_strides(
-    source: Layout | Binding, free: frozenset[int] | None
-) -> list[tuple[int, int]] | None:
+def _free_strides(source: Source, free: frozenset[int] | None) -> list[tuple[int, int]] | None:
     """Ranges of strides of the free axes; None if all are free."""
     if free is None or isinstance(source, Layout):
         return None
     axes = [source.grid.axes[a] for a in free]
     return [(axis.stride, axis.stride * axis.size) for axis in axes]
-
-
-class CommonBlocks:
-    """Blocks: boxes that no cell of either side crosses, so that no byte moves between them."""
-
-    def __init__(self, src: Cuts, dst: Cuts) -> None:
-        self.cuts = tuple(sorted({*a} & {*b}) for a, b in zip(src, dst, strict=True))
-
-    def around(self, box: Box) -> Box:
-        """The block that holds ``box``, which is not empty."""
-        spans = [
-            (cut[bisect_right(cut, low) - 1], cut[bisect_left(cut, high)])
-            for cut, low, high in zip(self.cuts, box.lo, box.hi, strict=True)
-        ]
-        return Box(tuple(low for low, _ in spans), tuple(high for _, high in spans))

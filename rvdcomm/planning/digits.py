@@ -1,4 +1,4 @@
-"""Digits: a layout or a binding as numbers over axes of a rank's position, and views for them.
+"""Digits: layouts and bindings as mixed-radix numbers, and the views in which cells are boxes.
 
 A rank's position is a mixed-radix number over axes. Its value part, its replica, and the piece that
 it holds along every dim are numbers over some of these axes each.
@@ -11,19 +11,20 @@ from itertools import pairwise
 from math import prod
 
 from rvdcomm.layout import MAX_DIMS, Cuts, Layout, View
-from rvdcomm.planning.binding import Axis, Binding, R, V
+from rvdcomm.planning.binding import Axis, R, Source, V
 
 Digits = list[tuple[int, Axis | None]]
 """Sizes of a dim's digits, coarsest first, with the axes that they are bound to."""
 
 
-def view_of(sources: Sequence[Layout | Binding]) -> View:
+def view_of(sources: Sequence[Source]) -> View:
     """The view with the fewest dims in which every cell of every source is one box.
 
-    A dim is cut where some source has a local digit before a bound one, if its pieces are even and
-    all sources have digits that end there, or may be cut there. If not, it stays whole.
+    A dim is split where some source has a local digit before a bound one, provided that its pieces
+    are even and that the digits of all sources end there or can be split there. Otherwise the dim
+    stays whole.
     """
-    shape = shape_of(sources[0])
+    shape = sources[0].shape
     found: list[set[int]] = [set() for _ in shape]
     places: list[set[int]] = [set() for _ in shape]
     for source in sources:
@@ -43,7 +44,7 @@ def view_of(sources: Sequence[Layout | Binding]) -> View:
         wanted = sorted(found[d])
         chain = sorted({*places[d], *wanted, size})
         nests = all(max(a, b) % min(a, b) == 0 for a in wanted for b in chain if size)
-        is_even = bool(wanted) and all(_is_even(size, cuts_of(source)[d]) for source in sources)
+        is_even = bool(wanted) and all(_is_even(size, source.cuts[d]) for source in sources)
         bounds = [1, *wanted, size] if nests and is_even else [1, size]
         parts.append(tuple(b // a for a, b in pairwise(bounds)))
     view = View(tuple(parts))
@@ -55,21 +56,11 @@ def _is_even(size: int, cuts: tuple[int, ...]) -> bool:
     return size > 0 and size % count == 0 and cuts == tuple(range(0, size + 1, size // count))
 
 
-def shape_of(source: Layout | Binding) -> tuple[int, ...]:
-    return source.shape if isinstance(source, Layout) else source.grid.shape
-
-
-def cuts_of(source: Layout | Binding) -> Cuts:
-    return source.cuts if isinstance(source, Layout) else source.grid.cuts
-
-
-def numbers_of(
-    source: Layout | Binding,
-) -> tuple[list[Axis], list[Axis], list[Digits], list[Axis]]:
+def numbers_of(source: Source) -> tuple[list[Axis], list[Axis], list[Digits], list[Axis]]:
     """The axes of replicas and of parts, the digits of every dim, and the axes of flat cuts.
 
-    Scratch digits are digits of the dims, after all others, where they cut the finest pieces
-    evenly. Where they do not, all of them are flat cuts.
+    If scratch digits cut the finest pieces evenly, they count as the last digits of the dims.
+    Otherwise all of them are flat cuts.
     """
     if isinstance(source, Layout):
         stride = len(source.ranks)

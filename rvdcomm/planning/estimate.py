@@ -1,7 +1,7 @@
-"""Estimate: the time of candidate paths before any of them is lowered.
+"""Estimate: compare the times of candidate paths before any of them is lowered.
 
-Steps between equal shards have a formula, for any number of ranks. Other steps are counted move by
-move, which gives the bytes of the program without lowering it.
+Steps between equal shards have a formula, for any number of ranks. Of other steps the moves are
+counted, which gives the bytes of the program without lowering it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rvdcomm.layout import Layout, Topology
 from rvdcomm.planning.binding import Binding, Grid
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.planning.primitives import RebindPricer
-from rvdcomm.planning.transfer import transfer_cost
+from rvdcomm.planning.transfer import transfer
 
 MAX_COUNTED_RANKS = 64
 """On more ranks, counting the moves of one exchange takes seconds."""
 
 SIGNIFICANT_DIGITS = 9
-"""Times that differ by less than a billionth tie."""
+"""Times are rounded to this many digits, so that rounding errors break no tie."""
 
 
 class Estimator:
@@ -28,13 +28,13 @@ class Estimator:
 
     def __init__(self, topology: Topology, item_bytes: int) -> None:
         self.topology, self.item_bytes = topology, item_bytes
-        # Keys are identities: comparing two steps takes as long as pricing one. Each value holds
-        # its step or grid, so that no identity is used again while it is a key.
+        # Keys are ids, since comparing two steps takes as long as pricing one. Each value holds its
+        # step or grid, so that no id is reused while it is a key.
         self._costs: dict[int, tuple[Step, tuple[float, int] | None]] = {}
         self._pricers: dict[int, RebindPricer] = {}
 
     def cheapest_first(self, paths: list[Path]) -> list[Path]:
-        """Candidates by time, rounds and steps; equal ones stay in the order given.
+        """Candidates by time, rounds and steps; ties keep the given order.
 
         On many ranks, candidates without a formula are not counted. They come last; if no candidate
         has a formula, those without a direct exchange come first.
@@ -68,7 +68,8 @@ class Estimator:
         if not (src.is_even and dst.is_even):
             return None
         if step.direct:
-            return transfer_cost(src, dst, self.item_bytes, self.topology)
+            found = transfer(src, dst, self.item_bytes, self.topology)
+            return None if found is None else (found.secs, found.rounds)
         if isinstance(src, Layout) or isinstance(dst, Layout):
             return None
         middle = [step.middle.source] if step.middle else []
@@ -84,6 +85,7 @@ class Estimator:
         return self._pricers[id(grid)]
 
     def counted(self, step: Step) -> tuple[float, int]:
+        """Seconds and rounds of the moves of a step."""
         traffic = step.traffic(self.topology, self.item_bytes)
         costs = [step_cost(leg, self.topology) for leg in traffic]
         return sum(cost.secs for cost in costs), sum(cost.rounds for cost in costs)

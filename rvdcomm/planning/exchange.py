@@ -1,8 +1,9 @@
-"""Exchange: the exact overlaps that take a tensor from any placement to any other.
+"""Exchange: the moves that take a tensor from any placement to any other (docs/exchange.md).
 
-This is the meaning of every step. A rank's need is served from its own memory first, then by ranks
-of its own host, then by all holders. The moves of one rank are computed from the two placements
-alone, in a time that grows with those moves; all moves are the union over all ranks.
+Every step of a path is defined as such moves. What a rank needs is served from its own memory
+first, then by ranks of its own host, then by all holders. The moves of one rank are computed from
+the two placements alone, in a time that grows with the number of these moves. The whole exchange is
+the union over all ranks.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rvdcomm.layout import Box, Topology
+from rvdcomm.layout import Box, Ints, Topology
 from rvdcomm.planning.cells import Cells, Key
-from rvdcomm.planning.numbers import Ints
 
 
 class Move(NamedTuple):
@@ -41,10 +41,10 @@ Share = tuple[int, int, int, int]
 class Exchange:
     """The moves from ``src`` to ``dst`` inside one group of ranks.
 
-    Who may serve a need shares it: the needs of a holding are laid end to end, and every holder
-    gives an equal run of them. Inside a host a reader then takes its run from one holder where
-    there are enough: among readers that have the same servers no port is busier than with equal
-    shares, and there are fewer messages (docs/exchange.md).
+    All holders that may serve a need share it. The needs of a holding form a queue, and every host
+    gives a run of it in proportion to its holders. Inside a host each reader has one server if
+    there are enough of them. Compared with equal shares of all holders, no port of this queue is
+    busier, and there are fewer messages (docs/exchange.md).
 
     Laws (tests/planning/test_exchange.py): every element of every dst shard gets every part once;
     with one part the busiest rank receives no more than it lacks; on one host no holder sends more
@@ -128,7 +128,7 @@ class Exchange:
         return self._takers[key][holding]
 
     def _turns(self, key: Key) -> list[Sequence[int]] | None:
-        """Of a cell whose parts take equal holdings in turn: the numbers of those, dim by dim."""
+        """The holdings of a cell as numbers per dim, if its parts take equal holdings in turn."""
         if key not in self._known_turns:
             boxes = self.dst.boxes(key)
             is_even = self._is_apart and len(boxes) == 1
@@ -141,7 +141,7 @@ class Exchange:
         return set(self.src.ranks).isdisjoint(self.dst.ranks)
 
     def _assigned(self, key: Key) -> dict[_HoldingKey, int]:
-        """Each src holding goes to one dst part: most holders in common, then least taken."""
+        """The dst part of each src holding: with most holders in common, then with least taken."""
         sizes: dict[Key, int] = {}
         for box in self.dst.boxes(key):
             for theirs, common in self.src.overlaps(box):
@@ -153,7 +153,7 @@ class Exchange:
                     counts = in_common.setdefault(self._held(reader), {})
                     counts[part] = counts.get(part, 0) + 1
         num_taken = dict.fromkeys(self.dst.parts, 0)
-        # Parts by what they have taken; an entry whose part has taken more since is out of date.
+        # A heap of parts by what they have taken. Entries whose part took more since are skipped.
         least = [(0, part) for part in self.dst.parts]
         out: dict[_HoldingKey, int] = {}
         for part in self.src.parts:
@@ -199,7 +199,7 @@ class Exchange:
 
 
 class _Needs:
-    """What is needed of one holding of several ranks, in queues of those with the same servers."""
+    """The needs of one holding that several ranks hold: one queue per set of servers."""
 
     def __init__(
         self, needs: tuple[Ints, Ints], holders: Sequence[int], topology: Topology
@@ -207,7 +207,7 @@ class _Needs:
         self._holders, self._topology = np.array(holders, np.int64), topology
         is_reader = ~_among(needs[0], self._holders)
         self._readers, self._sizes = needs[0][is_reader], needs[1][is_reader]
-        # The level in whose group a reader's servers are; the number of levels for all holders.
+        # The level of the group that a reader shares with its servers; `far` if all holders serve.
         self._far = len(topology.levels)
         self._level = np.full(len(self._readers), self._far)
         for level in reversed(range(1, self._far)):
@@ -225,7 +225,7 @@ class _Needs:
         return [self._queue(int(level), server) for level in np.unique(self._level)]
 
     def _queue(self, level: int, rank: int) -> Queue:
-        """Of those whose servers are in the group of ``level`` that ``rank`` is in."""
+        """The queue whose servers are in the group of ``level`` that ``rank`` is in."""
         home = -1 if level == self._far else self._topology.home(level, rank)
         if (level, home) not in self._queues:
             servers, chosen = self._holders, self._level == level
@@ -301,7 +301,7 @@ class Queue:
         return self._bounds[host] * self._ends[-1] // len(self._servers)
 
     def _shares(self, host: int, places: range, readers: range) -> Iterator[Share]:
-        """Of the run of ``host``, what servers at ``places`` give to some ``readers``."""
+        """What the servers of ``host`` at ``places`` give to some ``readers``."""
         low, high = self._start(host), self._start(host + 1)
         base = self._bounds[host]
         num_servers = self._bounds[host + 1] - base
@@ -333,7 +333,7 @@ class Queue:
                 i += 1
 
     def _share(self, place: int, i: int, low: int, high: int) -> Share:
-        """What of ``low`` to ``high`` the i-th reader needs."""
+        """The part of ``low`` to ``high`` that the i-th reader needs."""
         begin, end = self._ends[i], self._ends[i + 1]
         first, last = max(low, begin) - begin, min(high, end) - begin
         return self._servers[place], self._readers[i], first, last

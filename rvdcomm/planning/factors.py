@@ -1,8 +1,8 @@
 """Factors: the map from the cells of a layout to rank positions, as (size : stride) factors.
 
-If the ranks of a layout ascend without gaps, the map is row-major. If the groups of a topology are
-runs of ranks, each level cuts the numbering at one stride. Both are then known without reading the
-ranks. For any other order the map is computed rank by rank.
+Two cases need no look at single ranks. If the ranks of a layout are consecutive, the map is
+row-major. If the groups of a topology are runs of ranks, each level cuts the numbering at one
+stride. In all other cases the map is computed rank by rank.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """An order of ranks; ``span`` is the same as a range, if the ranks are known to be one."""
+    """An order of ranks; ``span`` is the same as a range, if they are known to be consecutive."""
 
     ranks: tuple[int, ...]
     span: range | None = None
@@ -73,7 +73,7 @@ def _counted_blocks(numbering: tuple[int, ...], topology: Topology) -> tuple[int
 
 
 def factors_of(layout: Layout, numbering: Numbering) -> list[Factor] | None:
-    """The map from cells to positions as factors; None if it has none (it is not additive)."""
+    """The map from cells to positions as factors; None if it is no sum of one term per factor."""
     if numbering.span is not None and numbering.span == layout.span:
         return _row_major(layout)
     return _counted(layout, numbering.ranks)

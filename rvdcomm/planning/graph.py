@@ -1,4 +1,4 @@
-"""Graphs of the search: which bindings are one step away from a state, and a bound on the rest.
+"""Graphs of the search: the states one step away from a state, and a bound on the rest.
 
 A state is a binding's targets. There are two graphs:
 
@@ -9,7 +9,8 @@ path costs more than the cheapest.
 ``LeanGraph`` is for all other pairs, and is a heuristic: it leaves out steps that are seldom needed
 (ADR 8 has a pair whose path costs 3.3 times as much for that reason). Free steps are taken at once.
 An axis whose goal is V may end in any state, since a mask from there is free. With fewer paths, the
-bound on the rest of a path is higher, and the search visits fewer states (docs/bound.md).
+bound on the rest of a path is higher, and the search visits fewer states (docs/bound.md, "In the
+search").
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def graph_between(src: Targets, dst: Targets, pricer: RebindPricer) -> Graph:
     free = [
         a
         for a, (s, t) in enumerate(zip(src, dst, strict=True))
-        # An axis that keeps its digit need not move. A replica may take a share of the work in
-        # between. Where there are few axes, parts may be summed on a near level and masked again.
+        # An axis that keeps its digit need not move. An axis that stays R may share the work of a
+        # sum in between. With few axes, parts may be summed on a near level and masked again.
         if s != t or s == R or (s == V and len(src) <= MAX_THOROUGH_AXES)
     ]
     if len(free) <= MAX_THOROUGH_AXES:

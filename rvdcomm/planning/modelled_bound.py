@@ -1,9 +1,10 @@
-"""Modelled bound: the lower bound of regular pairs by formula, in time that grows with the ranks.
+"""Modelled bound: the lower bound of regular pairs by formula, in time linear in the ranks.
 
-It is the bound of ``rvdcomm/cost/bound.py``, which counts elements with masks of all groups. Here
-a group (a *home*) is a value of the axes outside it, and the bindings of these axes tell what it
-has and wants. Both bounds are equal where shards are equal (tests/plans/test_modelled.py).
-Otherwise all pieces are taken to be as small as the smallest, which can only lower the bound.
+It is the bound of ``rvdcomm/cost/bound.py``, which counts elements with masks of all homes. Here a
+home is identified by its coordinates on the axes outside it, and the bindings of these axes say
+what it has and wants. Both bounds are equal where shards are equal
+(tests/plans/test_modelled.py). Otherwise all pieces count as large as the smallest one, which can
+only lower the bound.
 
 Source: docs/bound.md, "By formula".
 """
@@ -15,14 +16,11 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rvdcomm.cost import Cost, LevelBound, cost_of_levels
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Ints, Layout, Topology
 from rvdcomm.planning.binding import Binding, R, V, refine
 from rvdcomm.planning.transfer import equal_distance
-
-Counts = NDArray[np.int64]
 
 
 def modelled_bound(src: Layout, dst: Layout, item_bytes: int, topology: Topology) -> Cost | None:
@@ -49,10 +47,10 @@ def _least_elements(binding: Binding) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Outer:
-    """What the homes of a level have, or want, by the bindings of the axes outside them.
+    """What the homes of a level have, or want, by the binding of the axes outside them.
 
-    ``r`` homes have the same elements, ``v`` homes have one part each of the same elements, and
-    ``size`` is the number of elements of one home.
+    ``r`` homes have equal elements, ``v`` homes have one part each of the same elements, and one
+    home has ``size`` elements.
     """
 
     r: int
@@ -103,7 +101,7 @@ def _in_group(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] 
     return levels
 
 
-def _common(src: Binding, dst: Binding, axes: Sequence[int], block: int, size: int) -> Counts:
+def _common(src: Binding, dst: Binding, axes: Sequence[int], block: int, size: int) -> Ints:
     """[homes]: the elements that a home wants and has some part of."""
     grid = src.grid
     position = np.arange(0, len(grid.ranks), block)
@@ -120,7 +118,7 @@ def _common(src: Binding, dst: Binding, axes: Sequence[int], block: int, size: i
 
 
 def _meeting_share(src: Binding, dst: Binding, axes: Sequence[int]) -> int:
-    """For one element in how many there is a home that wants it and has some part of it.
+    """The n for which one element in n has a home that wants it and has some part of it.
 
     Such an element has equal values in the two digits that an axis is bound to in src and in dst.
     """

@@ -9,13 +9,12 @@ from math import prod
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rvdcomm.layout import Ints
 from rvdcomm.planning.binding import Axis
 from rvdcomm.planning.digits import Digits
 
 Interval = tuple[int, int]
-Ints = NDArray[np.int64]
 _Count = TypeVar("_Count", int, Ints)
 
 
@@ -53,10 +52,10 @@ class Number:
 
 
 class Dim:
-    """A dim of the view: which pieces of it each number stands for.
+    """A dim of the view, and the pieces of it that each number stands for.
 
     ``cuts`` are the cut points of its finest pieces. If all bound digits are coarser than the local
-    ones, a number stands for ``num_local`` pieces side by side; else it has several runs of pieces.
+    ones, a number stands for one run of neighbouring pieces, otherwise for several runs.
     """
 
     def __init__(self, digits: Digits, cuts: Sequence[int], number: Number) -> None:
@@ -73,20 +72,15 @@ class Dim:
         return self._known[number]
 
     def _runs(self, number: int) -> Iterator[Interval]:
-        cuts = self._cuts
-        if self._is_plain:
-            pieces: Iterable[Interval] = [
-                (number * self._num_local, (number + 1) * self._num_local)
-            ]
-        else:
-            pieces = [(piece, piece + 1) for piece in self._pieces(number)]
+        first, last = number * self._num_local, (number + 1) * self._num_local
+        pieces = [(self._cuts[first], self._cuts[last])] if self._is_plain else self.finest(number)
         begin = end = 0
-        for first, last in pieces:
-            if cuts[first] != end:
+        for low, high in pieces:
+            if low != end:
                 if begin < end:
                     yield begin, end
-                begin = cuts[first]
-            end = cuts[last]
+                begin = low
+            end = high
         if begin < end:
             yield begin, end
 
@@ -94,8 +88,8 @@ class Dim:
     def _bounds(self) -> Ints:
         return np.asarray(self._cuts, np.int64)
 
-    def _pieces(self, number: int) -> list[int]:
-        """Finest pieces whose bound digits make ``number``, ascending."""
+    def finest(self, number: int) -> list[Interval]:
+        """The finest pieces that a number stands for, ascending; some may be empty."""
         pieces, weight = [0], self.number.size
         for size, axis in self._digits:
             values: Iterable[int] = range(size)
@@ -103,11 +97,14 @@ class Dim:
                 weight //= size
                 values = (number // weight % size,)
             pieces = [piece * size + value for piece in pieces for value in values]
-        return pieces
+        return [(self._cuts[piece], self._cuts[piece + 1]) for piece in pieces]
 
     def meeting(self, low: int, high: int) -> Sequence[int]:
         """Numbers whose pieces meet ``[low, high)``, ascending; some of them may be empty."""
-        near = _pieces(self._cuts, low, high)
+        near = range(0)
+        if low < high:
+            first = max(bisect_right(self._cuts, low) - 1, 0)
+            near = range(first, bisect_left(self._cuts, high))
         values = self.number.values
         if not self._is_plain:
             met = set(map(self._number_of, near))
@@ -133,12 +130,3 @@ class Dim:
         begin, end = self._bounds[first], self._bounds[first + self._num_local]
         found: Ints = np.maximum(np.minimum(end, high) - np.maximum(begin, low), 0)
         return found
-
-
-def _pieces(cut: Sequence[int], low: int, high: int) -> range:
-    """Indices of the pieces between ``cut`` points that may meet ``[low, high)``."""
-    return (
-        range(max(bisect_right(cut, low) - 1, 0), bisect_left(cut, high))
-        if low < high
-        else range(0)
-    )

@@ -1,4 +1,4 @@
-"""Path: the form of a plan for people: its steps, and the layouts between them."""
+"""Path: a plan as steps and the states between them. People read it as a table."""
 
 from __future__ import annotations
 
@@ -9,33 +9,39 @@ from functools import cached_property
 from itertools import pairwise
 
 from rvdcomm.cost import Traffic
-from rvdcomm.layout import Layout, Placement, Topology, View, ranges_text
-from rvdcomm.planning.binding import Binding
-from rvdcomm.planning.cells import Cells
+from rvdcomm.layout import Holding, Layout, Placement, Topology, View, ranges_text
+from rvdcomm.planning.binding import Binding, Source
+from rvdcomm.planning.cells import Cells, Key
 from rvdcomm.planning.digits import view_of
 from rvdcomm.planning.exchange import Exchange, Move
-from rvdcomm.planning.primitives import kind_of_rebind, product_groups
+from rvdcomm.planning.primitives import kind_of_rebind
 
 
 @dataclass(frozen=True, eq=False)
 class State:
     """A placement and its text: ``R(1)V(1)D(2,4)``, with ``*`` and ``F`` if strided.
 
-    States are equal if their placements and texts are equal. Both are computed on first use, since
-    a search needs neither.
+    States are equal if their placements and texts are equal. Both are computed on first use: the
+    search does not need them.
     """
 
-    source: Layout | Binding
+    source: Source
 
-    @classmethod
-    def of(cls, source: Layout | Binding) -> State:
-        """The state of a layout or of a binding."""
-        return cls(source)
-
-    @property
+    @cached_property
     def placement(self) -> Placement:
         """Who holds what."""
-        return self.source.placement
+        source = self.source
+        if isinstance(source, Layout):
+            return source.placement
+        cells = Cells(source)
+        members: dict[tuple[int, Key], list[int]] = {}
+        for rank in source.ranks:
+            members.setdefault((cells.part(rank), cells.key(rank)), []).append(rank)
+        holdings = tuple(
+            Holding(part, cells.boxes(key), tuple(sorted(ranks)))
+            for (part, key), ranks in members.items()
+        )
+        return Placement(source.shape, len(cells.parts), holdings)
 
     @cached_property
     def text(self) -> str:
@@ -45,11 +51,10 @@ class State:
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that hold something, in the source's order."""
-        return self.source.ranks if isinstance(self.source, Layout) else self.source.grid.ranks
+        return self.source.ranks
 
     def __contains__(self, rank: int) -> bool:
-        source = self.source
-        return rank in source if isinstance(source, Layout) else source.grid.holds(rank)
+        return rank in self.source
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -82,10 +87,10 @@ class Step:
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Ranks that communicate; each group ascending."""
-        src, dst = self.src.source, (self.middle or self.dst).source
-        if self.direct or isinstance(src, Layout) or isinstance(dst, Layout):
+        source = self.src.source
+        if self.changed is None or not isinstance(source, Binding):
             return (tuple(sorted({*self.src.ranks, *self.dst.ranks})),)
-        return product_groups(src, dst)
+        return source.grid.groups(self.changed)
 
     @property
     def legs(self) -> tuple[tuple[State, State], ...]:
@@ -98,7 +103,7 @@ class Step:
         return rank in self.src or rank in self.dst
 
     def group(self, rank: int) -> tuple[int, ...]:
-        """The one of ``groups`` that ``rank`` is in."""
+        """The group in ``groups`` that ``rank`` is in."""
         src = self.src.source
         if self.changed is None or not isinstance(src, Binding):
             return self.groups[0]
@@ -188,21 +193,19 @@ class Path:
 def steps_of_bindings(bindings: list[Binding]) -> list[Step]:
     """One step for every change; a reduce_scatter and its all_gather become an all_reduce."""
     steps: list[Step] = []
-    states = [State(binding) for binding in bindings]
-    last_changed: set[int] = set()
-    for (before, after), (src, dst) in zip(pairwise(bindings), pairwise(states), strict=True):
+    for (before, after), (src, dst) in zip(
+        pairwise(bindings), pairwise(map(State, bindings)), strict=True
+    ):
         kind = kind_of_rebind(before.targets, after.targets)
-        both = enumerate(zip(before.targets, after.targets, strict=True))
-        changed = {a for a, (s, t) in both if s != t}
-        last = steps[-1] if steps else None
-        is_pair = last is not None and (last.kind, kind) == ("reduce_scatter", "all_gather")
-        if last is not None and is_pair and changed == last_changed:
+        # V to R in one step: all ranks send everything they have to all others.
+        step = Step("exchange" if kind == "all_reduce" else kind, src, dst)
+        last = steps[-1] if steps else step
+        is_pair = (last.kind, kind) == ("reduce_scatter", "all_gather")
+        if is_pair and last.changed == step.changed:
             # The same ranks sum the pieces and gather them again: that is an all_reduce.
             steps[-1] = Step("all_reduce", last.src, dst, middle=last.dst)
         else:
-            # V to R without a middle is the one-shot form: all ranks send all they have to all.
-            steps.append(Step("exchange" if kind == "all_reduce" else kind, src, dst))
-        last_changed = changed
+            steps.append(step)
     return steps
 
 
@@ -213,11 +216,11 @@ def exchange_step(src: State, dst: State, num_slices: int = 1) -> Step:
 
 
 MAX_RUNS = 16
-"""Runs of ranks that a table writes out."""
+"""A table writes out at most this many runs of ranks."""
 
 
 def groups_text(groups: Sequence[Sequence[int]]) -> str:
-    """Groups in a few characters: ``4x(0,2)``, the first group and how many there are like it.
+    """Groups in a few characters: ``4x(0,2)`` is the first of 4 groups.
 
     >>> groups_text(((0, 2), (1, 3)))
     '2x(0,2)'
@@ -229,7 +232,7 @@ def groups_text(groups: Sequence[Sequence[int]]) -> str:
 
 
 def _short_ranges(ranks: Sequence[int]) -> str:
-    """As ``ranges_text``; of many runs, as ``start:stop:stride``, or the first of them."""
+    """As ``ranges_text``; many runs are ``start:stop:stride`` if possible, or else cut short."""
     runs = ranges_text(ranks).split(",")
     if len(runs) <= MAX_RUNS:
         return ",".join(runs)

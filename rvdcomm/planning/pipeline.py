@@ -1,9 +1,9 @@
-"""Pipeline: how many slices a program is cut into, so that near and far links work at once.
+"""Pipeline: the number of slices of a program, so that near and far links work at the same time.
 
-Model: in each leg (exchange) of the path the busiest port of every level is busy for some seconds,
-and the leg takes as long as its busiest level. In one slice, legs follow each other: the time is
-the sum over legs. In k slices, all levels work at once, except while the first slice comes in and
-the last one goes out: that takes 1 / k of the time that does not overlap. Every leg's latency is
+Model (a heuristic): a leg (one exchange of the path) keeps the busiest port of every level busy for
+some seconds, and takes as long as its busiest level. With one slice, the time is the sum over legs.
+With k slices all levels work at the same time, except while the first slice enters and the last one
+leaves the pipeline: this costs 1 / k of the time that does not overlap. The latency of every leg is
 paid k times.
 """
 

@@ -1,7 +1,7 @@
-"""Primitives: the name of one change of a binding, and its cost by formula.
+"""Primitives: the name of a step between two bindings, and its cost by formula.
 
-A step *rebinds* some axes inside their product group. One formula gives its bytes and one table its
-name. The name chooses the best-known implementation of this pattern of rebinding.
+A step *rebinds* some axes. It moves data inside groups of ranks that differ in these axes alone.
+One formula gives its bytes (docs/primitives.md), and one table gives its name.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
-
-import numpy as np
 
 from rvdcomm.cost import PortTicks
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Topology
-from rvdcomm.planning.binding import Binding, Grid, R, V
+from rvdcomm.planning.binding import Grid, R, V
 
 Targets = tuple[int, ...]
 
@@ -29,13 +26,10 @@ KIND_OF_CHANGE = {
     ("R", "V"): "mask",
     ("digit", "V"): "mask",
 }
-"""Name of a step, by the roles of its changed axes before and after it."""
+"""The name of a step, by the roles of the axes that it rebinds before and after it."""
 
 MOVES_NOTHING = frozenset({"slice", "mask", "local"})
-"""Kinds of steps that each rank does without the others."""
-
-KINDS = frozenset({*KIND_OF_CHANGE.values(), "permute", "exchange", "transfer", "local"})
-"""All kinds of steps. ``transfer`` is an exchange between two rank sets, ``local`` a copy."""
+"""Kinds of steps in which no rank needs data of another."""
 
 
 def axes_by_digit(targets: Targets) -> dict[int, int]:
@@ -67,17 +61,6 @@ def kind_of_rebind(src: Targets, dst: Targets) -> str:
         return "permute"
     is_chained = any(t >= 0 for t in set(before) & set(after))
     return kinds.pop() if len(kinds) == 1 and not is_chained else "exchange"
-
-
-def product_groups(src: Binding, dst: Binding) -> tuple[tuple[int, ...], ...]:
-    """Groups of ranks that differ only in the axes that change, each in ascending order."""
-    grid = src.grid
-    fixed = [a for a, (s, t) in enumerate(zip(src.targets, dst.targets, strict=True)) if s == t]
-    changed = [a for a in range(len(grid.axes)) if a not in fixed]
-    sizes = [axis.size for axis in grid.axes]
-    ranks = np.array(grid.ranks).reshape(sizes).transpose(fixed + changed)
-    groups = np.sort(ranks.reshape(-1, prod(sizes[a] for a in changed)), axis=1)
-    return tuple(sorted(map(tuple, groups.tolist())))
 
 
 @dataclass(frozen=True)
@@ -130,7 +113,7 @@ class RebindPricer:
     def missing(
         self, outer: Sequence[int], src: Targets, dst: Targets, axis_of_dst: Mapping[int, int]
     ) -> int:
-        """The n for which a group has one n-th of its need; 0 if it may have nothing of it.
+        """The n for which a group has one n-th of what it needs; 0 if some group has none of it.
 
         ``outer`` are the axes outside the group.
         """

@@ -1,16 +1,15 @@
-"""Relabel: which rank should hold which dst cell, where the caller may choose.
+"""Relabel: choose which rank holds which dst cell, where the caller leaves the order of ranks open.
 
-A *group* of a topology level (a rank, a host, a rack) *has* an element if some src rank in it holds
-the element. If src has value parts, the group must hold all of them; if no group holds all parts of
-an element, any part will do. An element enters a group once, even if several of its ranks want it.
-The order of ranks is chosen that first minimizes the bytes into the outermost groups, then those
-into the groups inside them, down to the ranks.
+A *group* of a topology level (a rank, a host, a rack) *has* an element if one of its src ranks
+holds the element. If src has value parts, the group must hold all of them; if no group holds all
+parts of an element, any part counts. An element enters a group once, even if several of its ranks
+want it. The chosen order minimizes the bytes into the outermost groups first, then those into the
+groups inside them, down to the ranks (docs/relabelling.md).
 
-If every dst cell has one holder (no replicas, no value parts), the bytes are a sum over ranks of
-what the cell of each lacks, and a linear assignment finds the minimum. Otherwise this is a
-heuristic: replicas in one group share the bytes that enter it, which no such sum expresses. Bundles
-of replicas are then assigned as well, and the best order is taken. The result is never worse than
-the order that was given.
+If every dst cell has one holder (no replicas, no value parts), these bytes are a sum over ranks,
+and a linear assignment minimizes it. Otherwise this is a heuristic: replicas in one group share the
+bytes that enter it, which such a sum cannot express. Bundles of replicas are then assigned as well,
+and the best order is taken. The given order is one of the candidates, so the result is never worse.
 """
 
 from __future__ import annotations
@@ -23,17 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout import RVD, Layout, Topology, ranges_text
+from rvdcomm.layout import RVD, Ints, Layout, Mask, Topology, ranges_text
 
 ElementCounts = NDArray[np.float64]
-Indices = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 EXACT_BITS = 52
-"""Costs of an assignment are floats that hold whole numbers up to 2 to this many exactly."""
+"""Costs of an assignment are floats, which hold whole numbers up to 2 to this power exactly."""
 
 MIN_LEVEL_WEIGHT = 1 << 10
-"""Where numbers get too large, one element over an outer link still weighs as many inside."""
+"""If weights would get too large, one element over an outer link weighs this many inside."""
 
 
 def best_ranks(
@@ -53,9 +50,9 @@ def best_ranks(
     Args:
         src: the layout that the tensor has.
         dst_rvd, cuts: what is wanted, as for ``Layout``.
-        topology: whose levels are respected, outermost first; without it all ranks are alike.
-        ranks: ranks that may be used, at least as many as needed; those of ``src`` if None. Of
-            orders that move equally much, the one nearest to this order is taken.
+        topology: its levels count, outermost first; without it all ranks are alike.
+        ranks: ranks that may be used, at least as many as needed; those of ``src`` if None. Among
+            orders that move equally many bytes, the one nearest to this order is taken.
 
     Returns:
         Ranks for ``Layout(src.shape, dst_rvd, ranks, cuts)``.
@@ -96,11 +93,11 @@ class _LevelHoldings:
     Attributes:
         group: [usable ranks] the group of each.
         has: [groups, src boxes] whether a group has a box.
-        is_whole: [src boxes] whether to have a box means to have all its parts.
-        lacks: [groups, dst boxes] elements of a box that a group has not.
+        is_whole: [src boxes] whether a group must have all parts of a box, or just one of them.
+        lacks: [groups, dst boxes] elements of a box that a group does not have.
     """
 
-    group: Indices
+    group: Ints
     has: Mask
     is_whole: Mask
     lacks: ElementCounts
@@ -151,23 +148,23 @@ class _DstCells:
         return cls(dst.rvd.r, dst.rvd.v, src.rvd.v, len(usable), overlap, levels)
 
     @cached_property
-    def box(self) -> Indices:
+    def box(self) -> Ints:
         """The dst box of every cell."""
         return np.tile(np.arange(self.overlap.shape[1]), self.num_replicas * self.num_parts)
 
     @cached_property
-    def value(self) -> Indices:
+    def value(self) -> Ints:
         """A number for every cell that its replicas have in common."""
         return np.tile(np.arange(self.overlap.shape[1] * self.num_parts), self.num_replicas)
 
-    def entering(self, order: Indices) -> tuple[float, ...]:
-        """Elements that enter the groups of every level, outermost first, but for a constant."""
+    def entering(self, order: Ints) -> tuple[float, ...]:
+        """Elements that enter the groups of every level, outermost first, up to a constant."""
         return tuple(self._entering(level, order) for level in reversed(self.levels))
 
-    def _entering(self, level: _LevelHoldings, order: Indices) -> float:
-        """As ``bound.py`` counts them: an element goes to every group that wants it and lacks it.
+    def _entering(self, level: _LevelHoldings, order: Ints) -> float:
+        """As docs/bound.md counts: an element enters every group that wants it and lacks it.
 
-        Of an element that is still to be summed, all groups but one that has some part need it.
+        If its parts are spread over groups, one group that wants it and has a part is spared.
         """
         num_src_boxes, num_boxes = self.overlap.shape
         wants = np.zeros((len(level.lacks), num_boxes * self.num_parts), np.bool_)
@@ -177,7 +174,7 @@ class _DstCells:
             saved[np.ix_(has, wanted)] += 1
         saved[~level.is_whole] = np.minimum(saved[~level.is_whole], 1)
         messages = (wants.sum(axis=0) - saved).reshape(num_src_boxes, self.num_parts, num_boxes)
-        # One of the parts of dst takes an element that is whole.
+        # If src has one part, one part of dst takes the element.
         some = messages.min(axis=1) if self.num_src_parts == 1 else messages.sum(axis=1)
         return float((self.overlap * some).sum())
 
@@ -195,10 +192,10 @@ def _overlap(src: Layout, dst: Layout) -> ElementCounts:
 # --- orders -------------------------------------------------------------------------------------
 
 
-def _assigned(cells: _DstCells) -> Indices:
-    """The order in which the ranks' own cells lack least, outer levels counting first.
+def _assigned(cells: _DstCells) -> Ints:
+    """The linear assignment in which the ranks lack least of their cells, outer levels first.
 
-    A linear assignment. Among equals it moves the fewest ranks from where they were given.
+    Among equal orders it moves the fewest ranks away from the given order.
     """
     num_cells = len(cells.box)
     cost = (np.arange(num_cells)[:, None] != np.arange(cells.num_usable)).astype(np.float64)
@@ -208,7 +205,7 @@ def _assigned(cells: _DstCells) -> Indices:
 
 
 def _weights(cells: _DstCells) -> list[float]:
-    """What an element weighs at each level, so that outer ones count first and ties last."""
+    """The weight of an element at each level: outer levels first, the given order last."""
     most = cells.overlap.sum() * cells.num_replicas * cells.num_parts + 1
     first = float(len(cells.box) + 1)
     room = 2.0**EXACT_BITS / (most * first)
@@ -216,15 +213,15 @@ def _weights(cells: _DstCells) -> list[float]:
     return [first * max(ratio, MIN_LEVEL_WEIGHT) ** i for i in range(len(cells.levels))]
 
 
-def _bundled(cells: _DstCells) -> Indices:
+def _bundled(cells: _DstCells) -> Ints:
     """An order that keeps replicas together, level by level from the outermost in.
 
-    In every group, bundles of equally many replicas of a cell are assigned to the groups inside,
-    each bundle needing what the group lacks once. The best size of a bundle is taken.
+    In every group, bundles of equally many replicas of a cell are assigned to the groups inside.
+    What a group lacks of a bundle enters it once. The best size of a bundle is taken.
     """
     order = np.zeros(len(cells.box), np.int64)
 
-    def place(depth: int, mine: Indices, ranks: Indices) -> None:
+    def place(depth: int, mine: Ints, ranks: Ints) -> None:
         level = cells.levels[depth]
         if depth == 0:
             cost = level.lacks[level.group[ranks]].T[cells.box[mine]]
@@ -239,9 +236,9 @@ def _bundled(cells: _DstCells) -> Indices:
 
 
 def _shares(
-    cells: _DstCells, level: _LevelHoldings, mine: Indices, ranks: Indices
-) -> Iterator[tuple[float, Indices]]:
-    """Ways to give cells to groups, by bundle size: what enters, and the group of every cell."""
+    cells: _DstCells, level: _LevelHoldings, mine: Ints, ranks: Ints
+) -> Iterator[tuple[float, Ints]]:
+    """For every bundle size: the elements that enter, and the group of every cell."""
     groups, room = np.unique(level.group[ranks], return_counts=True)
     by_value = mine[np.argsort(cells.value[mine], kind="stable")]
     where = np.argsort(np.argsort(cells.value[mine], kind="stable"))
@@ -258,9 +255,9 @@ def _shares(
         yield float(entering), shares
 
 
-def _least(cost: ElementCounts) -> Indices:
+def _least(cost: ElementCounts) -> Ints:
     """The column of every row in a cheapest assignment."""
     from scipy.optimize import linear_sum_assignment  # It takes half a second to import.
 
-    columns: Indices = linear_sum_assignment(cost)[1]
+    columns: Ints = linear_sum_assignment(cost)[1]
     return columns

@@ -4,10 +4,10 @@ The search is A*. A state is a binding's targets, one for every axis; an edge is
 whole ticks, so that equal costs tie. Ties are broken by rounds, then by the number of steps, then
 by the smaller state before, then by the order of ``Graph.successors``. So the result depends on the
 numbering of the axes and on nothing else. The direct exchange from the start to the goal is always
-a step, so there always is a path.
+a step, so a path always exists.
 
-This module is the definition. ``csrc/search/search.cpp`` finds the same path at the same cost, and
-is there for its speed (tests/planning/test_search_native.py compares the two).
+This module defines the search. ``csrc/search/search.cpp`` finds the same path at the same cost,
+faster (tests/planning/test_search_native.py compares the two).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rvdcomm.planning.graph import Graph, ThoroughGraph, Units, graph_between
 from rvdcomm.planning.primitives import RebindPricer, Targets
 
 FEW_UNITS = 6
-"""Up to this many axes (64 ranks and more) a search mostly runs to its end."""
+"""Up to this many axes (64 ranks and more) most searches run to their end."""
 
 MAX_SUCCESSORS_OF_FEW, MAX_SUCCESSORS = 4000, 1200
 """States after which the best path so far is taken: below 1 ms (bench/results/planning.json)."""
@@ -39,8 +39,8 @@ PathCost = tuple[int, int, int]
 def cheapest_rebinds(src: Binding, dst: Binding, pricer: RebindPricer) -> tuple[int, list[Binding]]:
     """The path of least cost that the search finds: its ticks, and its bindings in order.
 
-    It is the cheapest path of the graph, unless ``MAX_SUCCESSORS`` ends the search before. The
-    graph may leave out steps (``LeanGraph``).
+    It is the cheapest path of the graph, unless ``MAX_SUCCESSORS`` ends the search early. The graph
+    may leave out steps (``LeanGraph``).
 
     >>> from rvdcomm.layout import Layout
     >>> from rvdcomm.layout import Topology
@@ -118,7 +118,7 @@ def search_states(src: Targets, graph: Graph) -> tuple[int, list[Targets]]:
 
 
 def _key(states: list[Targets], pricer: RebindPricer) -> PathCost:
-    """What a path costs."""
+    """The cost of a path."""
     prices = [pricer.ticks(before, after) for before, after in pairwise(states)]
     return sum(ticks for ticks, _ in prices), sum(rounds for _, rounds in prices), len(prices)
 

@@ -1,4 +1,4 @@
-"""Search bound: what every path from one binding to another takes at least, by formula.
+"""Search bound: a lower bound on every path from one binding to another, by formula.
 
 Derived in docs/bound.md, "In the search". Bytes are in the units of ``RebindPricer``.
 """
@@ -13,7 +13,7 @@ from rvdcomm.planning.primitives import RebindPricer, Targets, axes_by_digit
 
 
 def least_of_any(pricer: RebindPricer, src: Targets, dst: Targets) -> int:
-    """Ticks that any plan takes; 0 only where nothing must move."""
+    """A lower bound on the ticks of any plan; 0 only if nothing must move."""
     axis_of, port_bytes = axes_by_digit(dst), []
     for outer in pricer.grid.outer_axes:
         src_r, src_v, _ = _counts(pricer, outer, src)
@@ -31,10 +31,11 @@ def least_of_any(pricer: RebindPricer, src: Targets, dst: Targets) -> int:
 def least_of_kept(
     pricer: RebindPricer, state: Targets, dst: Targets, is_masked: Sequence[bool]
 ) -> tuple[int, int]:
-    """Ticks and rounds of paths that keep the V axes of ``dst`` as they are, but for a last mask.
+    """A lower bound on the ticks and rounds of paths of ``LeanGraph``.
 
-    Axes that ``is_masked`` become V by the mask. Until then groups that only such axes tell apart
-    may share what they need: they count as one group, over whose ports the bytes are spread.
+    On such a path the V axes of ``dst`` are V from the start, or become V by a mask at the end
+    (``is_masked``). Before the mask, groups that differ in masked axes alone may share what they
+    need. They count as one group, and its bytes are spread over all their ports.
     """
     axis_of, port_bytes = axes_by_digit(dst), []
     for outer in pricer.grid.outer_axes:
@@ -56,10 +57,10 @@ def least_of_kept(
 
 
 def messages_an_element(src_r: int, src_v: int, dst_r: int, dst_v: int) -> int:
-    """Fewest messages that one element needs when parts are summed or made, ranks being the same.
+    """The fewest messages that one element needs, between two bindings of the same ranks.
 
-    Source: docs/bound.md, "Messages in all". For ``dst_v > 1``: to merge ``src_v`` values into
-    ``dst_v`` takes a message for each that disappears; and the value of some part must reach
+    Source: docs/bound.md, "Messages in all". For ``dst_v > 1``: merging ``src_v`` values into
+    ``dst_v`` takes one message per value that disappears, and the value of some part must reach
     ``dst_r`` ranks, of which at most ``src_r`` have it.
     """
     if dst_v == 1:
@@ -68,7 +69,7 @@ def messages_an_element(src_r: int, src_v: int, dst_r: int, dst_v: int) -> int:
 
 
 def _counts(pricer: RebindPricer, axes: Sequence[int], targets: Targets) -> tuple[int, int, int]:
-    """How many replicas, parts and pieces of the tensor these axes tell apart."""
+    """The replicas, parts and pieces of the tensor that these axes count."""
     r = v = pieces = 1
     for a in axes:
         if targets[a] >= 0:
@@ -81,7 +82,7 @@ def _counts(pricer: RebindPricer, axes: Sequence[int], targets: Targets) -> tupl
 
 
 def _entering(square: int, need: int, missing: int) -> int:
-    """Units of one piece of ``need`` that enter the group that has the least of it."""
+    """Units that enter the group that has the least of its piece, one of ``need``."""
     return square // need - (square // (need * missing) if missing else 0)
 
 
@@ -92,10 +93,10 @@ def _least_rounds(
     dst: Targets,
     is_masked: Sequence[bool],
 ) -> tuple[int, int]:
-    """Ticks of the rounds that are needed, whatever the bytes, and how many there are.
+    """A lower bound on the ticks of all rounds, and on their number, whatever the bytes.
 
-    Axes that leave V, and digits that nobody is to hold, have a partner a round: a step that
-    takes several of them has at least as many rounds as steps that take one each.
+    An axis that leaves V, or whose digit no axis of ``dst`` is bound to, needs a round per partner.
+    A step for several such axes has at least as many rounds as one step for each.
     """
     nearest = pricer.ports.nearest
     ticks = rounds = in_place = lost = farthest = 0
@@ -110,5 +111,5 @@ def _least_rounds(
             in_place += partners * once
             lost += partners
             farthest = max(farthest, once)
-    # Digits are gathered where they are, or brought near in one round and gathered there.
+    # Digits are gathered where they are, or first brought to the nearest level in one round.
     return ticks + min(in_place, lost * nearest[0] + farthest), rounds + lost

@@ -12,44 +12,52 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rvdcomm.cost import port_secs
-from rvdcomm.layout import Layout, Topology
-from rvdcomm.planning.binding import Binding, R, V
+from rvdcomm.layout import Ints, Layout, Topology
+from rvdcomm.planning.binding import Axis, Binding, Source
+from rvdcomm.planning.digits import numbers_of
 
 
 @dataclass(frozen=True, slots=True)
 class _EvenPlacement:
-    """An even, regular placement over a run of ranks: counts, and pieces of every dim.
+    """An even, regular placement over a run of ranks: the pieces of every dim.
 
-    ``part_axes`` and ``replica_axes`` are (size, stride) of the axes that are bound to V and to R;
-    outermost first.
+    ``part_axes`` and ``replica_axes`` are the axes that are bound to V and to R, outermost first.
     """
 
     span: range
-    r: int
-    v: int
     pieces: tuple[int, ...]
-    part_axes: tuple[tuple[int, int], ...]
-    replica_axes: tuple[tuple[int, int], ...]
+    part_axes: list[Axis]
+    replica_axes: list[Axis]
 
-    def parts(self) -> np.ndarray:
+    @property
+    def r(self) -> int:
+        """Replicas."""
+        return prod(axis.size for axis in self.replica_axes)
+
+    @property
+    def v(self) -> int:
+        """Value parts."""
+        return prod(axis.size for axis in self.part_axes)
+
+    def parts(self) -> Ints:
         """The value part of every rank."""
         position, part = np.arange(len(self.span)), np.zeros(len(self.span), dtype=np.int64)
-        for size, stride in self.part_axes:
-            part = part * size + position // stride % size
+        for axis in self.part_axes:
+            part = part * axis.size + position // axis.stride % axis.size
         return part
 
     def replicas_within(self, block: int) -> int | None:
-        """Replicas of a piece in every run of ``block`` ranks; None if runs differ in it."""
+        """Replicas of a piece in every run of ``block`` ranks; None if runs differ in this."""
         count = 1
-        for size, stride in self.replica_axes:
-            if stride % block == 0:
+        for axis in self.replica_axes:
+            end = axis.size * axis.stride
+            if axis.stride % block == 0:
                 continue
-            if block % stride or ((size * stride) % block and block % (size * stride)):
+            if block % axis.stride or (end % block and block % end):
                 return None
-            count *= min(size, block // stride)
+            count *= min(axis.size, block // axis.stride)
         return count
 
 
@@ -67,27 +75,17 @@ class TransferCost:
     secs: float
     rounds: int
     sent_bytes: int
-    recv_bytes: int | NDArray[np.int64]
+    recv_bytes: int | Ints
     distance: int
 
 
-def transfer_cost(
-    src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
-) -> tuple[float, int] | None:
-    """Seconds and rounds of ``transfer``."""
-    found = transfer(src, dst, item_bytes, topology)
-    return None if found is None else (found.secs, found.rounds)
-
-
-def transfer(
-    src: Layout | Binding, dst: Layout | Binding, item_bytes: int, topology: Topology
-) -> TransferCost | None:
+def transfer(src: Source, dst: Source, item_bytes: int, topology: Topology) -> TransferCost | None:
     """The exchange from ``src`` to ``dst`` by formula; None where the formula does not hold.
 
-    R and V are the counts of a side. A *need* is the region that one reader takes from one src
-    piece. Every reader takes its needs of all src parts; if dst has several parts, the src parts
-    are dealt out to them in turn. The R holders of a piece serve its needs in equal shares, first
-    divided over their hosts.
+    A *need* is the region that one reader takes from one src piece. Every reader takes its needs
+    of all src parts; if dst has several parts, the src parts are assigned to them in turn. The
+    holders of a piece serve its needs in equal shares, which are first divided over their hosts
+    (docs/exchange.md).
     """
     a, b = _side(src), _side(dst)
     if a is None or b is None or topology.runs is None:
@@ -96,8 +94,7 @@ def transfer(
     nests = all(max(p, q) % min(p, q) == 0 for p, q in zip(a.pieces, b.pieces, strict=True))
     if distance is None or not nests:
         return None
-    shape = src.shape if isinstance(src, Layout) else src.grid.shape
-    need_size = prod(shape) // prod(map(max, a.pieces, b.pieces))
+    need_size = prod(src.shape) // prod(map(max, a.pieces, b.pieces))
     readers = b.r * prod(max(q // p, 1) for p, q in zip(a.pieces, b.pieces, strict=True))
     needs = a.v * prod(max(p // q, 1) for p, q in zip(a.pieces, b.pieces, strict=True))
     if (readers % a.r and a.r % readers) or readers * need_size % a.r:
@@ -108,7 +105,7 @@ def transfer(
         return None
     rounds = max(readers // a.r, taken[0] * senders, 1)
     sent = readers * need_size // a.r
-    received: int | NDArray[np.int64] = taken[0] * need_size
+    received: int | Ints = taken[0] * need_size
     if needs % b.v:
         received = np.array(taken)[b.parts()] * need_size
     port_bytes = [0] * len(topology.levels)
@@ -129,7 +126,7 @@ def transfer(
 
 
 def _senders(src: _EvenPlacement, readers: int, topology: Topology) -> int | None:
-    """How many holders of a piece each of its readers takes from: at most one of every host.
+    """The number of holders that a reader takes one piece from: at most one on every host.
 
     The holders are ordered by host, and each reader is served by a run of them.
     """
@@ -155,23 +152,12 @@ def equal_distance(src: range, dst: range, topology: Topology) -> int | None:
     return len(topology.levels)
 
 
-def _side(source: Layout | Binding) -> _EvenPlacement | None:
-    if isinstance(source, Layout):
-        if source.span is None:
-            return None
-        rvd = source.rvd
-        parts = prod(rvd.d)
-        return _EvenPlacement(
-            source.span, rvd.r, rvd.v, rvd.d, ((rvd.v, parts),), ((rvd.r, rvd.v * parts),)
-        )
-    grid, pieces = source.grid, _pieces(source)
-    if grid.span is None or pieces is None:
+def _side(source: Source) -> _EvenPlacement | None:
+    pieces = source.rvd.d if isinstance(source, Layout) else _pieces(source)
+    if source.span is None or pieces is None:
         return None
-    axes = list(zip(grid.axes, source.targets, strict=True))
-    part_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == V)
-    replica_axes = tuple((axis.size, axis.stride) for axis, t in axes if t == R)
-    r, v = (prod(size for size, _ in axes) for axes in (replica_axes, part_axes))
-    return _EvenPlacement(grid.span, r, v, pieces, part_axes, replica_axes)
+    replicas, parts, *_ = numbers_of(source)
+    return _EvenPlacement(source.span, pieces, parts, replicas)
 
 
 def _pieces(binding: Binding) -> tuple[int, ...] | None:

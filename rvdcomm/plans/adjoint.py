@@ -1,17 +1,18 @@
-"""Adjoint: the layouts of gradients, and the transition that takes them back to the source.
+"""Adjoint: the layouts of gradients, and the transition that takes them back (docs/gradients.md).
 
-A loss reads the shards of ``dst``, so every rank of ``dst`` gets the gradient of its own shard. The
-gradient of the tensor is made of them, and what it is made of says which layout they are in:
+A loss reads the shards of ``dst``, so every rank of ``dst`` gets the gradient of its own shard. How
+these gradients combine to the gradient of the tensor determines their layout:
 
-- Replicas that are read by different parts of a loss have gradients that *add up* to the tensor's.
-  Value parts are read by their sum alone, so that their gradients are *equal*. So R and V trade
-  places: that is the ``dual`` layout, and with it the way back is the exact adjoint of the way
-  there: ``sum <g, T x> == sum <T* g, x>`` over all ranks, for all shards ``x`` that are legal in
-  ``src`` and all gradients ``g`` that a loss can have (tests/plans/test_adjoint.py).
-- Replicas that all compute the same loss have equal gradients, each of them the tensor's; then
-  whatever holds a box holds a copy: ``copies``. DTensor reads its replicas so.
+- Replicas that are read by different parts of a loss have gradients that *add up* to the gradient
+  of the tensor. Value parts are read only as a sum, so their gradients are *equal*. So R and V
+  trade places: this is the ``dual`` layout. The transition between the duals is then the exact
+  adjoint of the forward transition: ``sum <g, T x> == sum <T* g, x>`` over all ranks, for all
+  shards ``x`` that are legal in ``src`` and all gradients ``g`` that a loss can have
+  (tests/plans/test_adjoint.py).
+- Replicas that all compute the same loss have equal gradients, each of them the gradient of the
+  tensor. Every holder of a box then holds a copy: ``copies``. DTensor uses this convention.
 
-No rank changes its box, so that a gradient has the shape of its shard.
+No rank changes its box, so a gradient has the shape of its shard.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def dual(layout: Layout) -> Layout:
     """R and V trade places, and every rank keeps its box.
 
     Laws (tests/plans/test_adjoint.py): ``dual(x).cell(rank).box == x.cell(rank).box``; with one
-    replica or one part ``dual(dual(x)) == x``. With several of both any two parts of ``dual(x)``
-    take one holder each from every part of ``x``, and there is more than one way to do so: a
-    layout does not say which replicas of different parts belong together.
+    replica or one part ``dual(dual(x)) == x``. If ``x`` has several replicas and several
+    parts, each part of ``dual(x)`` takes one holder from every part of ``x``. There is more than
+    one way to do so, since a layout does not say which replicas of different parts belong together.
 
     >>> str(dual(Layout((4, 6), "R(1)V(2)D(1,2)", ranks=[7, 5, 3, 1])))
     'R(2)V(1)D(1,2) shape(4,6) ranks(3,1,7,5)'
@@ -58,8 +59,8 @@ def first_part(layout: Layout) -> Layout:
 
 
 def _parts_back(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
-    # Where there are replicas and parts the gradients of one part's replicas add up to the
-    # tensor's, and so do those of any other part; but not those of replicas of different parts.
+    # With replicas and parts, the gradients of the replicas of any one part add up to the gradient
+    # of the tensor. Gradients of replicas of different parts do not, so one part is read.
     is_mixed = dst.rvd.r > 1 and dst.rvd.v > 1
     return dual(first_part(dst) if is_mixed else dst), dual(src)
 
@@ -72,11 +73,11 @@ REPLICA_GRADS: dict[str, Callable[[Layout, Layout], tuple[Layout, Layout]]] = {
     "parts": _parts_back,
     "copies": _copies_back,
 }
-"""What the gradients of replicas are to the tensor's; and the way back that follows."""
+"""How gradients of replicas relate to that of the tensor: the layouts of the way back."""
 
 
 def adjoint(src: Layout, dst: Layout, replica_grads: str = "parts") -> tuple[Layout, Layout]:
-    """The transition of gradients of ``src -> dst``: what they are in, and what they come to.
+    """The transition of the gradients of ``src -> dst``: its src and its dst layout.
 
     >>> src, dst = Layout((6,), "R(1)V(1)D(3)"), Layout((6,), "R(3)V(1)D(1)")
     >>> [str(layout.rvd) for layout in adjoint(src, dst)]

@@ -1,7 +1,8 @@
-"""Bundle: the plan of many tensors that travel in one call.
+"""Bundle: the plan of many tensors that are moved in one call (docs/many.md).
 
-Every tensor gets its own path, found once for each pair of layouts. Tensors go in *batches*, one
-program each, and in every program in buckets, whose collectives are joined (``program/join.py``).
+Every tensor has its own path, which is searched once for each pair of layouts. The tensors are
+divided into *batches*, one program each. A program divides them into buckets, whose collectives are
+joined (``program/join.py``).
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ BUCKET_BYTES = 32 << 20
 """Staging of buckets, unless a limit is lower: messages are limited by bandwidth, not latency."""
 
 SHARE_OF_SHARDS = 128
-"""Where shards are large, staging may be this part of them: fewer slices, and fewer messages."""
+"""If shards are large, staging may take 1 / 128 of them: fewer slices and fewer messages."""
 
 NEAR_BUCKET_BYTES = 4 << 20
-"""The same where all ranks read from each other: it should still be in the caches then."""
+"""Staging where all ranks read each other's memory: small enough to be still in the caches."""
 
 MAX_RETREAT = 16
-"""Buckets are made smaller until the program fits a limit; down to this part of their size."""
+"""To fit a memory limit, buckets are made smaller, down to 1 / 16 of their size."""
 
 MAX_COUNTED = 4096
-"""Tensors times ranks of bundles whose costs are counted in programs; others are modelled."""
+"""Tensors times ranks up to which costs are counted in programs; beyond, they are modelled."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Bundle:
     unless ``executor`` is "dist". ``print`` shows bytes, steps, time and memory by tensor and in
     total.
 
-    Law (tests/plans/test_bundle.py): what ``program_of`` lowers alone is what ``programs``, those
-    of all ranks, say about the rank.
+    Law (tests/plans/test_bundle.py): ``program_of`` gives what ``programs``, lowered for all ranks,
+    contain for the rank.
     """
 
     members: tuple[Member, ...]
@@ -75,7 +76,7 @@ class Bundle:
 
     @cached_property
     def identity(self) -> str:
-        """What all ranks that run the same bundle know of it, whatever their own programs are."""
+        """A digest that is equal on all ranks that run the same bundle."""
         digest = sha256(f"{self.topology!r} near {self.islands}".encode())
         texts: dict[Way, str] = {}
         for member in self.members:
@@ -102,10 +103,10 @@ class Bundle:
 
     @cached_property
     def _fit(self) -> tuple[tuple[Batch, ...] | None, int]:
-        """Batches that fit the memory limit, or else None and the least memory that was found.
+        """Batches that fit the memory limit, or None; and the least memory that was found.
 
-        The limit is kept by the bound on staging if that is possible, in small bundles also by the
-        programs of all ranks; if not, by these alone.
+        Batches fit if the bound on their staging fits; in small bundles the programs of all ranks
+        must fit as well. If no batches fit by their bound, the programs alone decide.
         """
         shards = max(self._shard_bytes.values())
         share = max(BUCKET_BYTES, shards // SHARE_OF_SHARDS)
@@ -118,7 +119,7 @@ class Bundle:
         for has_bound in (True, False):
             for made in self._ever_smaller(share):
                 peaks.append(shards + max(batch.staging_bound for batch in made))
-                # A bound does not know of holes between buffers.
+                # The bound leaves out holes between buffers: small bundles measure programs.
                 if not has_bound or (self.is_counted and peaks[-1] <= self.memory_limit):
                     peaks[-1] = self._peak_bytes(self._joined(made, None))
                 if peaks[-1] <= self.memory_limit:
@@ -144,9 +145,9 @@ class Bundle:
         return self._joined(self.batches, None)
 
     def program_of(self, rank: int) -> tuple[Program, ...]:
-        """What ``rank`` runs, one program for each batch: only its own tensors are lowered.
+        """What ``rank`` runs, one program for each batch; only its own tensors are lowered.
 
-        They have the instructions of the ranks that read each other's memory with ``rank``, too.
+        The programs also have the instructions of the ranks that share memory with ``rank``.
         """
         members = together([rank], self.islands)
         if members not in self._programs:
@@ -183,7 +184,7 @@ class Bundle:
         }
         programs = []
         for batch in batches:
-            ways = [self.members[i].way for i in batch.members]
+            ways = self._ways(batch)
             tensors = {
                 t: lowered(way, num_slices)
                 for t, (way, num_slices) in enumerate(zip(ways, batch.num_slices, strict=True))
@@ -204,19 +205,23 @@ class Bundle:
     def is_counted(self) -> bool:
         """Whether costs are counted in the programs of all ranks.
 
-        Of larger bundles no program is made: what every beat of a program puts through every port
-        is computed from the paths, and staging is its bound.
+        Of larger bundles no program is made. The bytes that each beat of a program puts through
+        each port are computed from the paths, and staging is given by its bound.
         """
         return len(self.members) * len(self.ranks) <= MAX_COUNTED
 
     @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
-        """What the steps of all programs cost, one after another.
+        """The costs of the steps of all programs, one after another.
 
         Law (tests/plans/test_load.py): the modelled bytes of each step are the counted ones.
         """
         if not self.is_counted:
-            return tuple(self._modelled_costs())
+            return tuple(
+                cost
+                for batch in self.batches
+                for cost in beat_costs(self._ways(batch), batch, self._loads, self._ports)
+            )
         return tuple(
             cost
             for program in self.programs
@@ -225,10 +230,9 @@ class Bundle:
             )
         )
 
-    def _modelled_costs(self) -> Iterator[StepCost]:
-        for batch in self.batches:
-            ways = [self.members[i].way for i in batch.members]
-            yield from beat_costs(ways, batch, self._loads, self._ports)
+    def _ways(self, batch: Batch) -> list[Way]:
+        """The ways of a batch's tensors."""
+        return [self.members[i].way for i in batch.members]
 
     @cached_property
     def _ports(self) -> Ports:
@@ -243,8 +247,8 @@ class Bundle:
     def busiest_bytes(self) -> tuple[int, ...]:
         """Bytes of all tensors through the busiest port of every level.
 
-        Whatever the order of tensors, the time that these bytes take is a lower bound for paths
-        that are given.
+        For the given paths, the time that these bytes take is a lower bound for any order of
+        tensors.
         """
         counts = Counter(member.way for member in self.members)
         loads = ((load, n) for way, n in counts.items() for load in self._loads[way])
@@ -296,7 +300,7 @@ class Bundle:
 
 
 def bundle_over(made: Bundle, islands: Islands) -> Bundle:
-    """``made`` again, for other groups of ranks that read each other's memory.
+    """``made``, changed to other groups of ranks that read each other's memory.
 
     Raises:
         MemoryLimitError: it does not fit the limit of ``made``.
@@ -306,7 +310,7 @@ def bundle_over(made: Bundle, islands: Islands) -> Bundle:
 
 
 def fitting(made: Bundle) -> Bundle:
-    """``made``, or if it does not fit its memory limit and may send messages alone, that.
+    """``made`` if it fits its memory limit, else the same bundle by messages alone if allowed.
 
     Raises:
         MemoryLimitError: neither fits.

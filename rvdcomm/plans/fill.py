@@ -1,6 +1,6 @@
-"""Fill: in which programs, slices and buckets the tensors of a bundle travel.
+"""Fill: divide the tensors of a bundle into programs, slices and buckets.
 
-All of it follows from names, sizes and layouts. So every rank derives the same batches alone.
+The division follows from names, sizes and layouts, so every rank derives the same one alone.
 
 Tensors that the same ranks send to the same ranks are a *class*. The classes take turns, so that
 after any part of the order every class has sent about that part of its bytes. A port carries the
@@ -20,17 +20,18 @@ from rvdcomm.program.join import Unit
 _T = TypeVar("_T")
 
 BATCH_BYTES = 256 << 20
-"""Shards that a rank gets and gives in one program, about; a program takes time to compile."""
+"""About the bytes of a rank's shards in one program; larger programs take longer to compile."""
 
 BUCKETS_OF_BATCH = 16
-"""A program has more shards than that if buckets are large: its first and last run alone."""
+"""If buckets are large, a program has the shards of so many: few buckets would overlap less."""
 
 OPEN_BUCKETS = 4
-"""A unit goes to the first of so many buckets in which all its ranks have room. With one, a rank
-without room would close the bucket of all others; with more, looking takes longer than it gains."""
+"""A unit goes to the first of so many buckets in which all its ranks have room. With one bucket, a
+single rank without room would close it for all others. With more, the search costs more than it
+gains."""
 
-NUM_SLICES = (1, 2, 4, 8, 16, 32, 64)
-"""Into how many slices a tensor is cut whose staging is larger than a bucket."""
+SLICE_COUNTS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of slices for a tensor whose staging is larger than a bucket."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Batch:
     Attributes:
         members: their numbers in the bundle.
         num_slices: of every one of them.
-        buckets: units that travel together; a unit's tensor is a place in ``members``.
-        staging_bound: at least the staging that any rank needs for all buckets alive at once.
+        buckets: units that travel together; a unit's tensor is an index of ``members``.
+        staging_bound: an upper bound on the staging that a rank needs at once.
     """
 
     members: tuple[int, ...]
@@ -53,7 +54,7 @@ class Batch:
 def filled(members: Sequence[Member], share: int) -> tuple[Batch, ...]:
     """All members, in buckets that together fill ``share`` bytes of staging of a rank.
 
-    A unit that needs more, even as one of many slices, is in a bucket where its ranks have nothing
+    A unit that needs more, even in the most slices, has a bucket in which its ranks have nothing
     else.
     """
     known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]] = {}
@@ -66,9 +67,9 @@ def _batch(
     share: int,
     known: dict[tuple[Way, int], tuple[int, int, dict[int, int]]],
 ) -> Batch:
-    """``known`` holds what was found for tensors that are alike."""
+    """The batch of these members; ``known`` caches slices, lanes and staging by way."""
     ways = [members[i].way for i in batch]
-    # A bucket begins a phase after the one before it, so that many are alive at once.
+    # A bucket begins one phase after the bucket before it, so `depth` buckets are alive at once.
     depth = max(way.num_phases for way in ways)
     cap = share // depth
     num_slices: list[int] = []
@@ -85,7 +86,7 @@ def _batch(
 
 def _fitting(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
     """The fewest slices whose staging fits, the lanes that they make, and a lane's staging."""
-    for num_slices in NUM_SLICES:
+    for num_slices in SLICE_COUNTS:
         sizes = way.staging_bound(num_slices)
         if max(sizes.values(), default=0) <= cap:
             break
@@ -93,13 +94,13 @@ def _fitting(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
 
 
 def in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
-    """Items in an order in which all classes send all the time; those of a class keep theirs.
+    """Items in an order in which all classes send all the time; a class keeps its own order.
 
-    An item's place is the middle of what it has of the bytes of its class, 0 being their beginning
-    and 1 their end.
+    The *place* of an item, from 0 to 1, is the position of its middle byte in the bytes of its
+    class.
 
-    Law (tests/plans/test_fill.py): a class has sent, before any place, that share of its bytes,
-    give or take half an item.
+    Law (tests/plans/test_fill.py): before place x, a class has sent the share x of its bytes, up to
+    half an item.
     """
     classes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
     known: dict[Way, int] = {}
@@ -122,9 +123,9 @@ def in_turn(items: Sequence[_T], way_of: Callable[[_T], Way]) -> list[_T]:
 def _buckets(
     units: Iterable[Unit], staging: Mapping[Unit, Mapping[int, int]], cap: int
 ) -> tuple[tuple[tuple[Unit, ...], ...], int]:
-    """Units in buckets of which no rank stages more than ``cap``; and the most that one stages.
+    """Units in buckets in which no rank stages more than ``cap``; and the most that a rank stages.
 
-    A unit that needs more is in a bucket in which its ranks have nothing else.
+    A unit that needs more has a bucket in which its ranks have nothing else.
     """
     buckets: list[list[Unit]] = []
     staged: list[dict[int, int]] = []
@@ -146,7 +147,7 @@ def _buckets(
 
 
 def _batches(members: Sequence[Member], share: int) -> Iterator[tuple[int, ...]]:
-    """Members of one staging dtype each; the shards of no rank are more than a batch's."""
+    """Members with one staging dtype per batch; no rank's shards exceed the size of a batch."""
     most = max(BATCH_BYTES, BUCKETS_OF_BATCH * share)
     by_dtype: dict[str, list[int]] = {}
     for i, member in enumerate(members):

@@ -1,7 +1,7 @@
 """Load: the bytes that the exchanges of tensors put through the ports of a topology.
 
-Tensors that travel at once share ports. So the load of all of them is the sum of the loads of each,
-and their time is that of the busiest port, whichever tensors keep it busy.
+Tensors that are moved at the same time share ports. Their load is the sum of the loads of each, and
+their time is the time of the busiest port (docs/many.md).
 """
 
 from __future__ import annotations
@@ -10,44 +10,41 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rvdcomm.cost import StepCost, port_secs
-from rvdcomm.layout import ITEM_BYTES, Topology
+from rvdcomm.layout import ITEM_BYTES, Ints, Topology
 from rvdcomm.planning.path import Step
 from rvdcomm.plans.fill import Batch
 from rvdcomm.plans.member import Way
 from rvdcomm.plans.modelled import legs_of
 
-Counts = NDArray[np.int64]
-
 OUT, IN = 0, 1
 """The directions of a port."""
 
-MAX_COUNTED_RANKS = 512
-"""Ranks of both sides; in larger worlds counting takes more than some tenths of a second a step."""
+MAX_RANKS_OF_COUNTED_LOADS = 512
+"""Ranks of both sides; above, counting one step takes more than some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """What one exchange puts through ports.
+    """The bytes that one exchange puts through ports.
 
     Attributes:
         ports: their numbers, each once.
         num_bytes: through each of them.
         ranks: numbers of the ranks that send or receive.
-        rounds: messages one after another on the busiest of them.
-        call: loads that have the same one are joined in one collective; None stays alone.
+        rounds: messages one after another on the busiest of these ranks.
+        call: loads with the same call are joined in one collective; None stays alone.
     """
 
-    ports: Counts
-    num_bytes: Counts
-    ranks: Counts
+    ports: Ints
+    num_bytes: Ints
+    ranks: Ints
     rounds: int
     call: object = None
 
     def slice(self, index: int, count: int) -> Load:
-        """The load of one slice of ``count``; the bytes of all slices add up to those of all."""
+        """The load of one slice of ``count``; the loads of all slices add up to the whole."""
         if count == 1:
             return self
         low, high = (self.num_bytes * i // count for i in (index, index + 1))
@@ -55,7 +52,7 @@ class Load:
 
 
 class Ports:
-    """The ports of a topology in one row: level by level, group by group, its way out and in."""
+    """The ports of a topology, numbered: level by level, group by group, first out, then in."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -66,10 +63,10 @@ class Ports:
     # --- loads ----------------------------------------------------------------------------------
 
     def loads(self, way: Way) -> list[Load]:
-        """The load of every exchange of a tensor: counted, or in large worlds by formula.
+        """The load of every exchange of a tensor: counted, or for many ranks by formula.
 
-        Laws (tests/plans/test_load.py): by formula, as much enters every port of equal shards, and
-        as much leaves all ports of a level together.
+        Law (tests/plans/test_load.py): where shards are equal, the formula gives the counted bytes
+        into every port, and out of all ports of a level together.
         """
         item_bytes, steps = ITEM_BYTES[way.dtype], way.plan.path.steps
         return [
@@ -79,7 +76,7 @@ class Ports:
         ]
 
     def _of_step(self, step: Step, item_bytes: int) -> Iterator[Load]:
-        is_large = len(step.src.ranks) + len(step.dst.ranks) > MAX_COUNTED_RANKS
+        is_large = len(step.src.ranks) + len(step.dst.ranks) > MAX_RANKS_OF_COUNTED_LOADS
         legs = legs_of(step, item_bytes, self.topology) if is_large else None
         if legs is None:
             yield from self._counted(step, item_bytes)
@@ -106,12 +103,12 @@ class Ports:
             partners = [np.unique(pairs[:, end], return_counts=True)[1] for end in (0, 1)]
             yield self._load(through, max(int(n.max(initial=0)) for n in partners))
 
-    def _of(self, level: int, ranks: Sequence[int], direction: int) -> Counts:
-        """The ports of ``level`` through which each of ``ranks`` speaks."""
+    def _of(self, level: int, ranks: Sequence[int], direction: int) -> Ints:
+        """The port of ``level`` that each of ``ranks`` uses."""
         home, start = self.topology.homes[level], int(self.starts[level])
         return np.array([start + 2 * home[rank] + direction for rank in ranks], np.int64)
 
-    def _load(self, through: Counts, rounds: int) -> Load:
+    def _load(self, through: Ints, rounds: int) -> Load:
         ports = np.flatnonzero(through)
         ranks = np.unique(ports[ports < self.starts[1]] // 2)
         return Load(ports, through[ports], ranks, rounds)
@@ -119,14 +116,14 @@ class Ports:
     # --- time -----------------------------------------------------------------------------------
 
     def busiest_bytes(self, loads: Iterable[tuple[Load, int]]) -> tuple[int, ...]:
-        """Bytes through the busiest port of every level, of loads that come so many times."""
+        """Bytes through the busiest port of every level, for loads and their numbers."""
         through = np.zeros(self.starts[-1], np.int64)
         for load, count in loads:
             through[load.ports] += load.num_bytes * count
         return tuple(int(level.max()) for level in self._by_level(through))
 
     def cost(self, loads: Sequence[Load]) -> StepCost:
-        """What loads cost that run at once."""
+        """The cost of loads that run at the same time."""
         ports = np.concatenate([load.ports for load in loads])
         # Whole numbers below 2**53: their sums as floats are exact.
         weights = np.concatenate([load.num_bytes for load in loads])
@@ -141,13 +138,13 @@ class Ports:
             recv_bytes={self.ranks[i]: int(into[0][i]) for i in np.flatnonzero(into[0])},
         )
 
-    def _by_level(self, through: Counts) -> list[Counts]:
+    def _by_level(self, through: Ints) -> list[Ints]:
         return np.split(through, self.starts[1:-1])
 
     def _rounds(self, loads: Iterable[Load]) -> int:
         """Messages of the busiest rank; a joined collective has those of its largest load."""
         of_rank = np.zeros(len(self.ranks), np.int64)
-        joined: dict[object, Counts] = {}
+        joined: dict[object, Ints] = {}
         for load in loads:
             if load.call is None:
                 of_rank[load.ranks] += load.rounds
@@ -160,10 +157,10 @@ class Ports:
 def beat_costs(
     ways: Sequence[Way], batch: Batch, loads: Mapping[Way, Sequence[Load]], ports: Ports
 ) -> Iterator[StepCost]:
-    """What every beat of the batch's program costs; ``ways`` are those of its tensors.
+    """The cost of every beat of the batch's program; ``ways`` are those of its tensors.
 
-    A bucket begins one beat after the bucket before it, and is one exchange farther in every beat.
-    All that happens in a beat happens at once, as in the program (``program/slices.interleaved``).
+    A bucket begins one beat after the bucket before it, and makes one exchange per beat. All
+    exchanges of a beat run at once, as in the program (``interleaved`` in program/slices.py).
     """
     beats: dict[int, list[Load]] = {}
     num_lanes = [way.num_lanes(n) for way, n in zip(ways, batch.num_slices, strict=True)]

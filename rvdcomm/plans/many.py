@@ -1,4 +1,4 @@
-"""Planning: the transitions of many tensors, by their names."""
+"""Many: plan the transitions of many tensors as one call, by their names (docs/many.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rvdcomm.errors import LayoutError
-from rvdcomm.layout import Layout, Level, Link, Topology, dtype_name
+from rvdcomm.layout import Layout, Topology, dtype_name
 from rvdcomm.plans.bundle import Bundle, fitting
 from rvdcomm.plans.member import Member, Way
 from rvdcomm.plans.planner import check_executor, default_topology, plan
@@ -30,10 +30,10 @@ def plan_many(
 
     Args:
         src, dst: the layouts of every tensor, by the names that it has on either side.
-        dtype: of the tensors; one for all, or one a name of ``src``.
-        dst_dtype: what they become; as they are if None, or where a mapping has no entry.
+        dtype: of the tensors: one for all, or one per name of ``src``.
+        dst_dtype: of the results; as ``dtype`` if None, or where a mapping has no entry.
         names: the name in ``dst`` of a name in ``src``; the same if None.
-        topology, executor: as of ``plan``.
+        topology, executor: as in ``plan``.
         memory_limit: bytes that the buffers of no rank may exceed, the src and dst shards of all
             tensors included.
 
@@ -91,14 +91,9 @@ def matched(
 
 
 def _shared_alpha(topology: Topology, num_tensors: int) -> Topology:
-    """The topology for a tensor of many: a round's latency is paid once for all of them."""
-    return Topology(
-        tuple(
-            Level(
-                level.name,
-                level.groups,
-                Link(level.link.alpha_secs / num_tensors, level.link.bytes_per_sec),
-            )
-            for level in topology.levels
-        )
+    """The topology for one of many tensors: they share the latency of each round."""
+    levels = (
+        replace(level, link=replace(level.link, alpha_secs=level.link.alpha_secs / num_tensors))
+        for level in topology.levels
     )
+    return Topology(tuple(levels))

@@ -1,7 +1,7 @@
-"""Member: one tensor of a bundle, and what its way may take, from the layouts alone.
+"""Member: one tensor of a bundle, and bounds on its memory that follow from its layouts alone.
 
 Every rank has to choose the same buckets and slices without reading the programs of others. So
-they are chosen from bounds that are computed from the states of a path, never from a program.
+they are chosen by bounds that are computed from the states of a path, never from a program.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rvdcomm.program.lower import wire_dtype
 from rvdcomm.program.slices import slicing_of
 
 JOIN_BYTES = 1 << 20
-"""Tensors with larger messages keep their collectives: a round costs less than their bytes do."""
+"""Tensors with larger messages keep their own collectives: a round costs less than their bytes."""
 
 BUFFERS_OF_LEG = 4
-"""An exchange packs, publishes, receives and writes its result: a buffer each, at most."""
+"""An exchange has at most one buffer each to pack, to publish, to receive and for its result."""
 
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """How tensors of one transition travel: those of a bundle that are alike share the object."""
+    """The transition and the plan of a tensor; equal tensors of a bundle share the object."""
 
     transition: Transition
     plan: Plan
@@ -53,12 +53,12 @@ class Way:
 
     @cached_property
     def num_phases(self) -> int:
-        """The most phases that a lane of its program has."""
+        """An upper bound on the phases of a lane of its program."""
         return 1 + sum(len(step.legs) for step in self.plan.path.steps)
 
     @cached_property
     def is_small(self) -> bool:
-        """Whether its messages are worth joining with those of others."""
+        """Whether its messages are so small that they are joined with those of other tensors."""
         legs = ((step, leg) for step in self.plan.path.steps for leg in step.legs)
         largest = max((_largest_message(step, *leg) for step, leg in legs), default=0)
         return largest * ITEM_BYTES[self.dtype] <= JOIN_BYTES
@@ -68,11 +68,11 @@ class Way:
         return slicing_of(self.plan.path, num_slices).num_slices
 
     def staging_bound(self, num_slices: int) -> dict[int, int]:
-        """At least the bytes of all staging buffers of a lane together, by rank.
+        """An upper bound on the bytes of all staging buffers of a lane together, by rank.
 
-        Of a leg, a rank packs or publishes what it sends: its shard, once for every rank that is
-        to hold a copy. It receives its new shard once for every part that is summed, and writes it.
-        A lane is a slice of all of that.
+        In a leg, a rank packs or publishes its shard, once for every rank that is to hold a copy.
+        It receives its new shard once for every part that is summed, and writes it. A lane does
+        this for one slice.
 
         Law (tests/plans/test_bundle.py): never below the staging of any program of the member.
         """
@@ -90,14 +90,14 @@ class Way:
             add(path.src.ranks, path.src.largest_shard, 1)
         legs = [(step, *leg) for step in path.steps for leg in step.legs]
         for i, (step, src, dst) in enumerate(legs):
-            before, after = _largest_cell(src), _largest_cell(dst)
+            before, after = src.source.largest_shard, dst.source.largest_shard
             copies, parts = _copies_and_parts(step, src, dst)
             in_place = (
                 i == len(legs) - 1
                 and step.kind != "all_reduce"
                 and transition.dst_dtype == self.dtype
             )
-            # Windows that follow one another have buffers of their own.
+            # Every window of a step has buffers of its own.
             num_buffers = BUFFERS_OF_LEG * step.num_slices * path.src.rvd.v
             add(src.ranks, before * copies, num_buffers)
             add(dst.ranks, after * (parts + (not in_place)), num_buffers)
@@ -106,7 +106,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Member:
-    """One tensor of a bundle: its name on both sides, and its way."""
+    """One tensor of a bundle: its names in src and dst, and its way."""
 
     src_name: str
     name: str
@@ -130,28 +130,15 @@ def shard_sizes(layout: Layout) -> dict[int, int]:
     return {rank: layout.cell(rank).box.num_elements for rank in layout.ranks}
 
 
-def _largest_cell(state: State) -> int:
-    """At least the elements that any rank holds in a state."""
-    source = state.source
-    if isinstance(source, Layout):
-        return source.largest_shard
-    return source.padded_elements // prod(source.grid.axes[a].size for a in _bound(source))
-
-
-def _bound(binding: Binding) -> list[int]:
-    """The axes that cut the tensor."""
-    return [a for a, target in enumerate(binding.targets) if target >= 0]
-
-
 def _copies_and_parts(step: Step, src: State, dst: State) -> tuple[int, int]:
-    """How many ranks of a group get what one holds, and how many parts one gets at most."""
+    """The ranks of a group that get what one rank holds; the most parts that one rank gets."""
     a, b = src.source, dst.source
     copies = b.rvd.r * b.rvd.v if isinstance(b, Layout) else _sizes(b, step, (R, V))
     return copies, a.rvd.v if isinstance(a, Layout) else _sizes(a, step, (V,))
 
 
 def _sizes(binding: Binding, step: Step, targets: tuple[int, ...]) -> int:
-    """The product of the axes with these targets, of those that the step's groups span."""
+    """The product of the sizes of the step's axes that have these targets."""
     return prod(
         axis.size
         for a, axis in enumerate(binding.grid.axes)
@@ -160,17 +147,18 @@ def _sizes(binding: Binding, step: Step, targets: tuple[int, ...]) -> int:
 
 
 def _largest_message(step: Step, src: State, dst: State) -> int:
-    """About the elements of the largest message of a leg: what a cell of either side shares.
+    """About the elements of the largest message of a leg: the largest overlap of two cells.
 
     Holders of the same cell share a need, so messages from replicas are smaller.
     """
     a, b = src.source, dst.source
     if step.kind == "all_reduce":
-        return _largest_cell(src)
+        return a.largest_shard
     if isinstance(a, Layout) and isinstance(b, Layout):
         gaps = zip(widest_pieces(a.cuts), widest_pieces(b.cuts), strict=True)
         return prod(map(min, gaps))
     if step.changed is None or isinstance(a, Layout) or isinstance(b, Layout):
-        return min(_largest_cell(src), _largest_cell(dst))
-    digits = {x.targets[i]: x.grid.axes[i].size for x in (a, b) for i in _bound(x)}
+        return min(a.largest_shard, b.largest_shard)
+    bound = (zip(x.targets, x.grid.axes, strict=True) for x in (a, b))
+    digits = {target: axis.size for pairs in bound for target, axis in pairs if target >= 0}
     return min(a.padded_elements, b.padded_elements) // prod(digits.values())

@@ -1,10 +1,9 @@
-"""Modelled: what a path costs by formula, in time that grows with the ranks, not the messages.
+"""Modelled: the cost of a path by formula, in time that grows with the ranks, not the messages.
 
-Bytes are those that counting the program gives (tests/plans/test_modelled.py). Rounds are at least
-the modelled ones: replicas that leave R may share a need, and then a rank has more partners.
-Memory is what the buffers of a leg take without holes between them, whether the lowering needs
-them or not.
-Where shards are unequal, all are taken to be as large as the largest.
+Bytes are those of the program (tests/plans/test_modelled.py). The program may have more rounds:
+replicas that leave R may share a need, and a rank then has more partners. Memory is that of all
+buffers that a leg may have, without holes between them; the program may need fewer buffers. Where
+shards are unequal, all count as large as the largest one.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from itertools import pairwise
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rvdcomm.cost import Cost, StepCost, total_cost
-from rvdcomm.layout import Layout, Topology
+from rvdcomm.layout import Ints, Topology
 from rvdcomm.planning.binding import Binding, Grid, R, V
 from rvdcomm.planning.path import Path, Step
 from rvdcomm.planning.primitives import (
@@ -30,8 +28,6 @@ from rvdcomm.planning.primitives import (
 )
 from rvdcomm.planning.transfer import transfer
 from rvdcomm.program import ALIGN_BYTES
-
-Counts = NDArray[np.int64]
 
 NUM_BUFFERS = 5
 """Staging buffers that are alive at once, each of which may be aligned."""
@@ -48,7 +44,7 @@ class ModelledCost:
 def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCost | None:
     """The cost of ``path``; None where some step has no formula.
 
-    There is one for every rebind, and for transfers that ``transfer.py`` covers.
+    There is one for every rebind, and for the transfers that ``planning/transfer.py`` covers.
     """
     steps = [legs_of(step, item_bytes, topology) for step in path.steps]
     legs = [leg for found in steps if found is not None for leg in found]
@@ -70,15 +66,15 @@ class ModelledLeg:
         leaving: for every level, bytes that each of them sends out of its group, on average.
         before, after: bytes of a shard.
         sent, received: the most that a rank may have to pack, its own share included, or unpack.
-        crosses: whether it goes from the src group to another.
+        crosses: whether it leads from the src group to another group.
     """
 
     secs: float
     rounds: int
     ranks: Sequence[int]
-    entering: list[Counts]
+    entering: list[Ints]
     senders: Sequence[int]
-    leaving: list[Counts]
+    leaving: list[Ints]
     before: int
     after: int
     sent: int
@@ -125,7 +121,7 @@ def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg
 def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg:
     """A rebind; the formula is that of ``RebindPricer``, for every rank on its own.
 
-    All ranks are taken to give as much as they take; where replicas leave R, some give more.
+    Every rank counts as sending what it receives; where replicas leave R, some send more.
     """
     grid, sizes = pricer.grid, pricer.sizes
     ticks, rounds = pricer.ticks(src, dst)
@@ -144,13 +140,11 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg
     )  # fmt: skip
 
 
-def _entering(
-    grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iterable[int]
-) -> Counts:
-    """Bytes of its need that every rank finds nowhere in its own group.
+def _entering(grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iterable[int]) -> Ints:
+    """Bytes that every rank needs and that no rank of its own group has.
 
-    The group has a fraction of the need: of an axis outside it that leaves V, or whose digit nobody
-    is to hold, one of k; of an axis whose digit goes to another, all or nothing.
+    The group has a fraction of the need: one k-th for an axis of size k outside it that leaves V or
+    whose digit is bound to no axis of dst; all or nothing for an axis whose digit goes to another.
     """
     position = np.arange(len(grid.ranks))
     axis_of = axes_by_digit(dst)
@@ -183,30 +177,22 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLe
         [mine * (level < found.distance) for level in range(len(topology.levels))]
         for mine in (received, sent)
     )
-    before, after = (_shard_bytes(source, item_bytes) for source in (src, dst))
+    before, after = (source.largest_shard * item_bytes for source in (src, dst))
     return ModelledLeg(
         found.secs, found.rounds, step.dst.ranks, entering, step.src.ranks, leaving, before, after,
         sent=max(before, found.sent_bytes), received=int(received.max()), crosses=True,
     )  # fmt: skip
 
 
-def _shard_bytes(source: Layout | Binding, item_bytes: int) -> int:
-    """Bytes of every shard of an even placement."""
-    if isinstance(source, Layout):
-        return prod(source.shape) * item_bytes // prod(source.rvd.d)
-    axes = zip(source.grid.axes, source.targets, strict=True)
-    return prod(source.grid.shape) * item_bytes // prod(axis.size for axis, t in axes if t >= 0)
-
-
 # --- memory -------------------------------------------------------------------------------------
 
 
 def _peak_bytes(path: Path, legs: Sequence[ModelledLeg], item_bytes: int) -> int:
-    """What a rank may need: its src and dst shards and the buffers of a leg.
+    """The most memory of a rank: its src and dst shards and the buffers of a leg.
 
-    Those are the state before it, what is left of the state before that, a pack, what arrives, and
-    the state after it. The first state is src itself, the last is dst. Where a path leads to other
-    ranks, the first group has no dst and the second no src.
+    These buffers are the state before the leg, what is left of the state before that, a pack, what
+    arrives, and the state after the leg. The first state is src itself, the last is dst. If a path
+    leads to another group of ranks, the first group has no dst and the second no src.
     """
     src, dst = (layout.largest_shard * item_bytes for layout in (path.src, path.dst))
     crossing = next((i for i, leg in enumerate(legs) if leg.crosses), None)

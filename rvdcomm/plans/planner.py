@@ -37,13 +37,13 @@ MAX_CACHED_PLANS = 4096
 
 EXECUTORS = ("auto", "dist", "peer")
 """``dist``: all ranks send messages. ``peer``: ranks of one host read each other's memory.
-``auto``: they do where they can, unless a memory limit can only be kept by messages."""
+``auto``: as ``peer`` where that is possible, unless only messages keep the memory limit."""
 
 CACHED_BYTES = 512 << 10
-"""Of what a rank lets others read at once; it should still be in the cache then."""
+"""The most bytes that a rank lets others read at a time, so that they are still in the cache."""
 
 MAX_SLICES_OF_ALL = 128
-"""Slices times ranks: each is lowered, and waited for."""
+"""The most slices times ranks: every rank lowers, and waits for, every slice."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +51,14 @@ class Plan:
     """How to take a tensor of ``dtype`` from ``path.src`` to ``path.dst``; prints as a table.
 
     A plan owns the one program that runs: ``program`` is that of all ranks, ``program_of`` what a
-    rank runs, lowered alone. ``cost``, ``peak_bytes`` and ``verify`` speak of this program.
+    rank runs, lowered alone. ``cost``, ``peak_bytes`` and ``verify`` refer to this program.
 
     ``near`` are groups of ranks that read each other's memory; if None, the ranks of each host,
     unless ``executor`` is "dist". ``slices`` is how many pipeline slices overlap; chosen if None.
 
     Law (tests/plans/test_plan.py): ``cost`` and ``simulate`` count the same bytes, and the same
-    peak. On more than ``MAX_COUNTED_RANKS`` ranks costs are modelled where there is a formula,
-    and no program is made: bytes of equal shards are the same, all else is what ``modelled.py``
-    says.
+    peak. On more than ``MAX_COUNTED_RANKS`` ranks costs are modelled where there is a formula
+    (``modelled.py``), and no program is made. The bytes of equal shards are then still exact.
     """
 
     path: Path
@@ -92,9 +91,9 @@ class Plan:
     def num_slices(self) -> int:
         """Pipeline slices of the program that runs.
 
-        The cost model picks their number where the links inside a host and between hosts can work
-        at once. Where all ranks read from each other, slices are so small that what a rank wrote
-        is still in the cache when others read it.
+        The cost model chooses their number if links inside a host and between hosts can work at
+        the same time. If all ranks read each other's memory, slices are so small that what a rank
+        wrote is still in the cache when others read it.
         """
         if self.slices is not None:
             return self.slices
@@ -111,7 +110,7 @@ class Plan:
 
     @property
     def identity(self) -> str:
-        """What all ranks that run the same plan know of it, whatever their own programs are."""
+        """A text that is equal on all ranks that run the same plan."""
         ends = f"{self.src} -> {self.dst} {self.dtype} on {self.topology!r}"
         steps = [(step.kind, step.num_slices, step.dst.text) for step in self.path.steps]
         return f"{ends}: {steps} in {self.num_slices} slices, near {self.islands}"
@@ -122,10 +121,10 @@ class Plan:
         return self._lowered(None)
 
     def program_of(self, rank: int) -> Program:
-        """What ``rank`` runs, lowered without a look at any other host.
+        """What ``rank`` runs; other hosts are not lowered.
 
-        It has the instructions of the ranks that read each other's memory with ``rank``, too. That
-        of a rank in neither layout is empty.
+        It also has the instructions of the ranks that share memory with ``rank``. The program of a
+        rank in neither layout is empty.
         """
         members = together([rank], self.islands)
         if members not in self._programs:
@@ -148,17 +147,17 @@ class Plan:
 
     @cached_property
     def modelled(self) -> ModelledCost | None:
-        """What the plan costs by formula; None where there is none."""
+        """The cost of the plan by formula; None where there is no formula."""
         return modelled_cost(self.path, ITEM_BYTES[self.dtype], self.topology)
 
     @cached_property
     def is_counted(self) -> bool:
-        """Whether costs are counted in the program."""
+        """Whether costs are counted in the program, not modelled."""
         return len(self.path.ranks) <= MAX_COUNTED_RANKS or self.modelled is None
 
     @cached_property
     def step_costs(self) -> tuple[StepCost, ...]:
-        """What every step of the path costs."""
+        """The cost of every step of the path."""
         if not self.is_counted and self.modelled is not None:
             return self.modelled.steps
         return program_step_costs(
@@ -167,7 +166,7 @@ class Plan:
 
     @cached_property
     def cost(self) -> Cost:
-        """What the plan costs."""
+        """The cost of the plan."""
         if not self.is_counted and self.modelled is not None:
             return self.modelled.cost
         return total_cost(self.step_costs, self.peak_bytes)
@@ -239,7 +238,7 @@ def plan(
     Args:
         src, dst: layouts of one global shape, over any ranks.
         dtype: a name, a numpy dtype or a torch dtype.
-        topology: who is near to whom; one host with a port for every rank if None.
+        topology: hosts and links; one host with a port for every rank if None.
         memory_limit: bytes that no rank's buffers may exceed, src and dst shards included.
         executor: one of ``EXECUTORS``: whether ranks of one host read each other's memory.
 
@@ -260,7 +259,7 @@ def _plan_as_given(
     memory_limit: int | None,
     executor: str,
 ) -> Plan:
-    """Plans by the arguments as they are written, so that a look-up checks nothing."""
+    """The cache by arguments as the caller writes them, so that a hit checks nothing."""
     name = dtype_name(dtype)
     check_executor(executor)
     if src.shape != dst.shape:
@@ -280,7 +279,7 @@ def check_executor(name: str) -> None:
 
 
 def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | None = None) -> Plan:
-    """``made`` again, with another executor or memory limit where one is given.
+    """``made``, with another executor or memory limit where one is given.
 
     Raises:
         MemoryLimitError: no plan fits the limit.
@@ -290,7 +289,7 @@ def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | No
     if (executor, memory_limit) == (made.executor, made.memory_limit):
         return made
     if memory_limit == made.memory_limit:
-        # The path is kept: it may be one that no search finds.
+        # The path is kept, since it may not come from the search.
         near = None if executor != made.executor else made.near
         return _fitting(replace(made, executor=executor, near=near, slices=None), [made.path])
     request = made.src, made.dst, made.dtype, made.topology, memory_limit
@@ -298,7 +297,7 @@ def plan_with(made: Plan, *, executor: str | None = None, memory_limit: int | No
 
 
 def plan_over(made: Plan, islands: Islands) -> Plan:
-    """``made`` again, for other groups of ranks that read each other's memory.
+    """``made``, changed to other groups of ranks that read each other's memory.
 
     Raises:
         MemoryLimitError: no plan fits the limit of ``made``.
@@ -334,7 +333,7 @@ def _cached_plan(
     memory_limit: int | None,
     executor: str,
 ) -> Plan:
-    """Plans by what their arguments mean."""
+    """The cache by checked and completed arguments."""
     paths = list(candidate_paths(src, dst, ITEM_BYTES[dtype], topology))
     # One candidate, as for every even regular pair, needs no pricing.
     if len(paths) > 1:
@@ -343,7 +342,7 @@ def _cached_plan(
 
 
 def _fitting(best: Plan, paths: list[Path]) -> Plan:
-    """``best``, or the first plan that fits its memory limit if that does not."""
+    """``best`` if it fits its memory limit, or else the first leaner plan that does."""
     limit = best.memory_limit
     if limit is None or best.cost.peak_bytes <= limit:
         return best
@@ -366,10 +365,10 @@ def clear_cache() -> None:
 
 
 def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
-    """What to try when the best plan needs too much memory.
+    """Plans to try when the best one needs too much memory.
 
-    First the finest slices, then other paths; then messages alone, which may arrive in their final
-    place; and in the end one exchange in ever finer windows.
+    First every path with the chosen and with the finest slices; then messages alone, which may
+    arrive in their final place; then one exchange in more and more windows.
     """
     finest = [n for n in NUM_SLICES if n * len(best.path.ranks) <= MAX_SLICES_OF_ALL] or [1]
     for path in paths if best.islands else ():
@@ -394,12 +393,12 @@ def program_step_costs(
     """
     traffic: list[dict[tuple[int, int], int]] = [{} for _ in range(num_steps)]
     rounds: list[dict[int, int]] = [{} for _ in range(num_steps)]
-    # By rank and direction: whom it reads from, or is read by, and which buffer.
+    # By rank and direction: the partner, and the buffer that is read.
     reads: list[dict[tuple[int, str], set[tuple[int, str]]]] = [{} for _ in range(num_steps)]
     for one in program.instructions:
         if isinstance(one, Collective):
             pairs = one.traffic()
-            # Groups of a step run at once, but what one rank takes part in runs one after another.
+            # Groups of a step run at once, but the collectives of one rank run one after another.
             mine, count = rounds[one.step], one.rounds
             for rank in one.ranks:
                 mine[rank] = mine.get(rank, 0) + count

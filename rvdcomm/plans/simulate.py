@@ -1,4 +1,7 @@
-"""Simulate: run a program for all ranks in one process with numpy. This is the meaning."""
+"""Simulate: run a program for all ranks in one process with numpy.
+
+This defines the meaning of all instructions; executors give the same results.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a simulated run leaves.
+    """The results and the counts of a simulated run.
 
     Attributes:
         shards: every dst rank's shard, shaped as its box.
@@ -67,18 +70,6 @@ def simulate_program(program: Program, shards: Mapping[int, Array]) -> Simulatio
     return SimulationResult(results, done.recv, done.sent, done.peak)
 
 
-def simulate_many(
-    program: Program, shards: Mapping[BufferKey, Array]
-) -> tuple[dict[BufferKey, Array], SimulationResult]:
-    """Run a program of several tensors on ``{(buffer, rank): shard}``; returns the same for dst.
-
-    Shards of dtypes that numpy does not have cannot be converted.
-    """
-    done = _Simulation(program, shards)
-    done.run()
-    return done.results(), SimulationResult({}, done.recv, done.sent, done.peak)
-
-
 def _check(program: Program, shards: Mapping[int, Array]) -> None:
     what = f"simulate {program.src.rvd} -> {program.dst.rvd}"
     for rank in sorted({*program.src.ranks, *shards}):
@@ -99,12 +90,12 @@ def _check(program: Program, shards: Mapping[int, Array]) -> None:
 
 
 def _poisoned(num_bytes: int) -> NDArray[np.uint8]:
-    """Memory in which whatever is read before it is written shows in the result."""
+    """Memory of a fixed odd byte, so that a read before the first write shows in the result."""
     return np.full(num_bytes, 0xA5, np.uint8)
 
 
 def _is_other(name: str, dtype: str) -> bool:
-    """Whether the array's dtype is known and is not the plan's; raw bits may stand for others."""
+    """Whether the dtype is not the plan's; unsigned integers may hold the bits of some dtypes."""
     stands_for = dtype.startswith(("bfloat16", "float8")) and name.startswith("uint")
     return name != dtype and not stands_for
 
@@ -114,7 +105,7 @@ class _Simulation:
 
     def __init__(self, program: Program, shards: Mapping[BufferKey, Array]) -> None:
         self.program = program
-        # Bits may stand for a dtype that numpy does not have.
+        # Arrays of unsigned integers may hold the bits of a dtype that numpy does not have.
         self.dtypes = {program.dtype_of(name): shard.dtype for (name, _), shard in shards.items()}
         self.flat: dict[BufferKey, Array] = {}
         self.arena: dict[int, NDArray[np.uint8]] = {}

@@ -1,4 +1,4 @@
-"""Table: a bundle for people, a line a tensor and the totals."""
+"""Table: the printout of a bundle: one line per tensor, and the totals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_TRANSITION = 40
 
 
 def rows(bundle: Bundle) -> Iterator[str]:
-    """A line a tensor: what its own plan sends, in how many steps, how long, and its peak."""
+    """One line per tensor: bytes, steps, time and peak memory of its own plan."""
     lines: list[tuple[str, ...]] = [HEAD]
     known: dict[Way, tuple[str, ...]] = {}
     for member in bundle.members:
@@ -39,7 +39,7 @@ def rows(bundle: Bundle) -> Iterator[str]:
 
 
 def _figures(way: Way) -> tuple[str, ...]:
-    """What tensors that are alike have in common."""
+    """The columns that equal tensors share."""
     cost, transition = way.plan.cost, way.transition
     return (
         f"{transition.src.rvd} -> {transition.dst.rvd}",
@@ -51,9 +51,9 @@ def _figures(way: Way) -> tuple[str, ...]:
 
 
 def totals(bundle: Bundle) -> Iterator[str]:
-    """What the call sends, in how many collectives, how long, and the peak of a rank.
+    """Bytes, collectives, time and peak memory of the call.
 
-    The time is compared with that of the busiest port, whose bytes no order of tensors can lessen.
+    The time is compared with that of the busiest port, whose bytes are the same in any order.
     """
     cost = bundle.cost
     shards = max(bundle.shard_bytes(rank) for rank in bundle.ranks)
@@ -73,7 +73,7 @@ def totals(bundle: Bundle) -> Iterator[str]:
 
 
 def _calls_text(bundle: Bundle) -> str:
-    """The collectives, if they are counted, or else the buckets in which tensors are joined."""
+    """The number of collectives, or in large bundles of buckets."""
     if not bundle.is_counted:
         num_buckets = sum(len(batch.buckets) for batch in bundle.batches)
         return f"{len(bundle.batches)} programs of {num_buckets} buckets, modelled"

@@ -1,4 +1,4 @@
-"""Programs: what every rank does, as values; their text; and how a path becomes one."""
+"""Programs: the instructions of all ranks as values, their text, and lowering from a path."""
 
 from rvdcomm.program.instructions import (
     NO_BUFFER,

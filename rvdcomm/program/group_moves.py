@@ -1,4 +1,4 @@
-"""Group moves: the moves of one group become packs and one call of the backend."""
+"""Group moves: lower the moves of one group to packs and one call of the backend."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ RankPair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Destination:
-    """The state that a leg makes of one slice: where it is written, and who has to add.
+    """Where the new state of one slice is written after a leg.
 
-    ``boxes`` are what every rank holds of the slice, ``pieces`` the pieces of the buffer ``name``.
+    ``boxes`` are those of the slice that every rank holds, ``pieces`` those of the buffer ``name``.
+    ``needs_sum`` names the ranks that have to add parts. ``in_place`` allows messages to arrive in
+    the buffer itself.
     """
 
     name: str
@@ -41,10 +43,10 @@ class Destination:
 
 @dataclass(frozen=True)
 class GroupMoves:
-    """The moves of one group, about to become a collective.
+    """The moves of one group, to be lowered to one collective.
 
-    ``moves`` are those of ``members``: the ranks of the group whose instructions are made. What
-    other ranks do to their own memory stays unknown. ``name`` ends the names of new buffers.
+    ``moves`` are those of ``members``: the ranks of the group that are lowered. The buffers of
+    other ranks stay unknown. ``name`` is the suffix of the names of new buffers.
     """
 
     memory: LoweredMemory
@@ -52,7 +54,6 @@ class GroupMoves:
     group: tuple[int, ...]
     members: tuple[int, ...]
     moves: tuple[Move, ...]
-    fuse: bool
     is_gather: bool
     name: str
 
@@ -73,9 +74,17 @@ class GroupMoves:
                 side.setdefault(rank, []).append(pair)
         return found
 
+    def _moves_of(
+        self, side: int, rank: int, with_own: bool
+    ) -> Iterator[tuple[RankPair, list[Move]]]:
+        """What a member sends (side 0), or receives (side 1), by pair."""
+        for pair in self._pairs_of[side].get(rank, ()):
+            if with_own or pair != (rank, rank):
+                yield pair, self.by_pair[pair]
+
     def _has_own(self, rank: int) -> bool:
-        """Whether a member sends to itself too: in a gather, or if that keeps its runs whole."""
-        if self.is_gather or not self.fuse or self.memory.staged:
+        """Whether a member also sends to itself: in a gather, or to send or receive one run."""
+        if self.is_gather or self.memory.staged:
             return self.is_gather
         if (rank, rank) not in self.by_pair:
             return False
@@ -85,7 +94,7 @@ class GroupMoves:
         return False
 
     def emit(self, step: int) -> list[Arrival]:
-        """Add the packs and the collective; returns where the members' moves lie afterwards."""
+        """Emit packs and the collective; returns where the boxes of the members' moves then lie."""
         names: dict[int, tuple[str, str]] = {}
         arrivals: list[Arrival] = []
         sent: dict[RankPair, list[int]] = {}
@@ -123,21 +132,16 @@ class GroupMoves:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def _outgoing(self, rank: int, with_own: bool) -> Iterator[tuple[RankPair, list[Move]]]:
-        for pair in self._pairs_of[0].get(rank, ()):
-            if with_own or pair != (rank, rank):
-                yield pair, self.by_pair[pair]
-
     def _run_to_send(
         self, rank: int, with_own: bool
     ) -> tuple[str, dict[RankPair, list[int]]] | None:
-        """The buffer and pieces to send from, if what is sent is one run of one buffer."""
+        """The buffer and its pieces to send from, if all that is sent is one run of one buffer."""
         memory = self.memory
         names: set[str] = set()
         pieces: dict[RankPair, list[int]] = {}
 
         def parts() -> Iterator[tuple[Buffer, int, Box] | None]:
-            for pair, moves in self._outgoing(rank, with_own):
+            for pair, moves in self._moves_of(0, rank, with_own):
                 if self.is_gather and pieces:
                     # A gather sends one list of boxes to all.
                     pieces[pair] = next(iter(pieces.values()))
@@ -155,14 +159,13 @@ class GroupMoves:
         return (names.pop(), pieces) if is_run(parts()) and names else None
 
     def _send(self, rank: int, with_own: bool) -> tuple[str, dict[RankPair, list[int]]]:
-        """What ``rank`` sends from where; packed first if it is not one run already."""
-        in_place = self.fuse and not self.memory.staged
-        found = self._run_to_send(rank, with_own) if in_place else None
+        """The buffer and its pieces that ``rank`` sends; packed first unless they are one run."""
+        found = None if self.memory.staged else self._run_to_send(rank, with_own)
         if found is not None:
             return found
         packed: list[Box] = []
         pieces: dict[RankPair, list[int]] = {}
-        for pair, moves in self._outgoing(rank, with_own):
+        for pair, moves in self._moves_of(0, rank, with_own):
             start = 0 if self.is_gather else len(packed)
             pieces[pair] = [start + i for i in range(len(moves))]
             if start == len(packed):
@@ -180,11 +183,6 @@ class GroupMoves:
 
     # --- receiving ------------------------------------------------------------------------------
 
-    def _incoming(self, rank: int, with_own: bool) -> Iterator[tuple[RankPair, list[Move]]]:
-        for pair in self._pairs_of[1].get(rank, ()):
-            if with_own or pair != (rank, rank):
-                yield pair, self.by_pair[pair]
-
     def _run_to_receive(self, rank: int, with_own: bool) -> dict[RankPair, list[int]] | None:
         """Pieces of the new shard that the messages fill in order, if they are one run of it."""
         target = self.target
@@ -195,7 +193,7 @@ class GroupMoves:
         pieces: dict[RankPair, list[int]] = {}
 
         def parts() -> Iterator[tuple[Buffer, int, Box] | None]:
-            for pair, moves in self._incoming(rank, with_own):
+            for pair, moves in self._moves_of(1, rank, with_own):
                 for move in moves:
                     inside = [i for i, common in index.meeting(move.box) if common == move.box]
                     if not inside:
@@ -206,8 +204,8 @@ class GroupMoves:
         return pieces if is_run(parts()) else None
 
     def _receive(self, rank: int, with_own: bool) -> tuple[str, dict[RankPair, list[int]]]:
-        """Where ``rank`` receives: in the new shard's memory if it can, else in a buffer."""
-        incoming = list(self._incoming(rank, with_own))
+        """The buffer and its pieces that ``rank`` receives in: the new shard if possible."""
+        incoming = list(self._moves_of(1, rank, with_own))
         if not incoming:
             return NO_BUFFER, {}
         found = self._run_to_receive(rank, with_own)

@@ -15,7 +15,7 @@ NO_BUFFER = "-"
 """Named where a rank sends nothing, or receives nothing, in a collective."""
 
 UNKNOWN_BUFFER, UNKNOWN_PIECE = "?", -1
-"""In the part of a program that some ranks run: the memory of ranks that are not among them."""
+"""The buffers and pieces of other ranks in a program that is lowered for some ranks alone."""
 
 BufferKey = tuple[str, int]
 """(name, rank) of a buffer."""
@@ -55,8 +55,8 @@ class Entry(NamedTuple):
 class Copy:
     """``rank`` copies boxes from buffer ``src`` to buffer ``dst``, or adds them (``op="add"``).
 
-    ``src`` is a buffer of ``src_rank``: of another rank, it is read where that rank wrote it, which
-    takes memory that both can map. Such a copy belongs to ``step``; of others that is 0.
+    ``src`` is a buffer of ``src_rank``. If that is another rank, both must map its memory, and
+    the copy belongs to ``step``; for all other copies ``step`` is 0.
     """
 
     op: str
@@ -99,7 +99,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """``rank`` fills boxes of buffer ``dst`` with zeros (``src_piece`` means nothing)."""
+    """``rank`` fills boxes of buffer ``dst`` with zeros; ``src_piece`` of entries is not used."""
 
     rank: int
     dst: str
@@ -173,9 +173,9 @@ class Collective:
     def traffic(self) -> dict[tuple[int, int], int]:
         """Elements from rank to other rank.
 
-        An all_reduce of n elements by k ranks counts as its lower bound: each rank is sent its
-        chunk of every other's n elements, and sends its summed chunk to every other. Chunks are at
-        most one element uneven. (What a backend does inside is not seen from here.)
+        An all_reduce of n elements by k ranks counts as its lower bound: each rank receives its
+        chunk of the n elements from every other rank, and sends its summed chunk to every other
+        rank. Chunks differ by at most one element. What a backend really sends is not known.
         """
         if self.kind != "all_reduce":
             return {
@@ -213,7 +213,7 @@ def _piece_text(piece: int) -> str:
 
 
 def connected(pairs: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Ranks that pairs join, directly or not: ascending groups, in the order of their first ranks.
+    """The connected components of pairs of ranks, each ascending, in the order of first ranks.
 
     >>> connected([(3, 1), (1, 5), (2, 4)])
     ((1, 3, 5), (2, 4))

@@ -1,8 +1,8 @@
-"""Join: the programs of many tensors as one, in which those of a bucket travel together.
+"""Join: one program for many tensors, in which the tensors of a bucket share collectives.
 
-A *unit* is a slice of a tensor on its way, a *bucket* some units that go through their phases side
-by side: in every phase the collectives of one kind and group become one collective, whose messages
-hold the messages of all units. Buckets follow one another like slices of a tensor do.
+A *unit* is one slice of one tensor. A *bucket* is a set of units that go through their phases side
+by side: in every phase, the collectives of one kind and group become one collective, whose messages
+hold the messages of all units. Buckets are pipelined like the slices of one tensor.
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ from rvdcomm.program.slices import interleaved
 Unit = tuple[int, int]
 """(tensor, lane)."""
 
-_Phase = tuple[list[Instruction], list[Collective], list[Collective]]
-"""Copies, then the collectives that stay alone, then those that may be joined."""
-
 
 def join(
     transitions: Sequence[Transition],
@@ -43,23 +40,20 @@ def join(
     buckets: Sequence[Sequence[Unit]],
     ranks: tuple[int, ...] | None = None,
 ) -> Program:
-    """One program for all tensors, or what it says about some ranks.
+    """One program for all tensors, of all ranks or of some.
 
     Args:
         transitions: of all tensors; those of one program are staged in one dtype.
-        tensors: what every tensor does; for some ranks, of those tensors that they take part in.
+        tensors: the instructions of every tensor that some of ``ranks`` take part in.
         buckets: every lane of every tensor once.
         ranks: whose instructions ``tensors`` are; None for all ranks.
 
-    Laws (tests/plans/test_bundle.py): it verifies, moves the bytes that the tensors' own programs
-    move, and gives each tensor what its own program gives. The program of some ranks is what the
-    program of all ranks says about them.
+    Laws (tests/plans/test_bundle.py): the program verifies, moves as many bytes as the tensors' own
+    programs, and gives each tensor the result of its own program. The program of some ranks is the
+    part of the program of all ranks that concerns them.
     """
     joint = _Joint(transitions, tensors)
-    lanes = [
-        [joint.phase(*parts) for parts in joint.phases(units, bucket)]
-        for bucket, units in enumerate(buckets)
-    ]
+    lanes = [[*joint.phases(units, bucket)] for bucket, units in enumerate(buckets)]
     instructions = tuple(map(joint.settled, interleaved(lanes)))
     buffers = tuple(joint.buffers())
     return Program(tuple(transitions), wire_dtype(transitions[0]), buffers, instructions, ranks)
@@ -74,44 +68,36 @@ class _Joint:
         dims = [len(transition.src.shape) for transition in transitions]
         self.num_dims = dims[0] if len(dims) == 1 else 1 + max(dims)
         self.made: list[Buffer] = []
-        # Joint collectives so far, by rank: they name its joint buffers, and all ranks of a
-        # collective know of it.
+        # Joint collectives so far, by rank: the number names the joint buffers of the rank.
         self.num_joined: Counter[int] = Counter()
-        # Where the pieces of a buffer that was joined with others are now.
+        # For a buffer that was joined with others: the joint buffer, and its pieces there.
         self.moved: dict[BufferKey, tuple[str, list[int]]] = {}
 
-    def phases(self, units: Iterable[Unit], bucket: int) -> Iterator[_Phase]:
-        """What the units do, phase by phase; the bucket's number is the step of the first."""
+    def phases(self, units: Iterable[Unit], bucket: int) -> Iterator[list[Instruction]]:
+        """The instructions of the units by phase; the first phase has the bucket's number as step.
+
+        In a phase: copies, the collectives that stay alone, then those that are joined.
+        """
         lanes = [(t, self.tensors[t].lanes[lane]) for t, lane in units if t in self.tensors]
         every_phase = zip_longest(*(phases for _, phases in lanes), fillvalue=())
         for step, parts in enumerate(every_phase, bucket):
             copies: list[Instruction] = []
             alone: list[Collective] = []
-            staged: list[Collective] = []
+            alike: dict[tuple[str, tuple[int, ...]], list[Collective]] = {}
             for (t, _), part in zip(lanes, parts, strict=True):
                 for instruction in part:
                     found = self._lifted(instruction, t, step)
                     if not isinstance(found, Collective):
                         copies.append(found)
+                    elif self.tensors[t].staged:
+                        alike.setdefault((found.kind, found.ranks), []).append(found)
                     else:
-                        (staged if self.tensors[t].staged else alone).append(found)
-            yield copies, alone, staged
-
-    def phase(
-        self,
-        copies: list[Instruction],
-        alone: list[Collective],
-        staged: list[Collective],
-    ) -> list[Instruction]:
-        """A phase in its order, with joint collectives."""
-        alike: dict[tuple[str, tuple[int, ...]], list[Collective]] = {}
-        for one in staged:
-            alike.setdefault((one.kind, one.ranks), []).append(one)
-        joined = (found[0] if len(found) == 1 else self._one(found) for found in alike.values())
-        return [*copies, *alone, *joined]
+                        alone.append(found)
+            joined = (each[0] if len(each) == 1 else self._one(each) for each in alike.values())
+            yield [*copies, *alone, *joined]
 
     def settled(self, instruction: Instruction) -> Instruction:
-        """The instruction with the buffers and pieces that there are in the end."""
+        """The instruction with joint buffers in place of those that were joined."""
         if isinstance(instruction, Collective):
             return instruction
         dst, dst_pieces = self._home(instruction.dst, instruction.rank)
@@ -196,7 +182,7 @@ class _Joint:
         return replace(first, src=src, dst=dst, messages=messages)
 
     def _memory(self, staged: list[Collective], kind: str, is_dst: bool) -> tuple[str, ...]:
-        """One buffer a rank for what all of them send, or receive, in the order of the messages."""
+        """The joint buffer of every rank to send or receive, in the order of messages."""
         names = []
         for i, rank in enumerate(staged[0].ranks):
             homes = [(one.dst if is_dst else one.src)[i] for one in staged]
@@ -218,7 +204,7 @@ class _Joint:
     def _move(
         self, home: BufferKey, entry: Entry, is_dst: bool, name: str, pieces: list[Box]
     ) -> None:
-        """Give the entry's piece its place, unless a gather sends it to somebody else too."""
+        """Give the entry's piece a place, once: a gather sends one piece to several ranks."""
         _, found = self.moved.setdefault(home, (name, []))
         piece = entry.dst_piece if is_dst else entry.src_piece
         found += [-1] * (piece + 1 - len(found))
@@ -227,7 +213,7 @@ class _Joint:
             pieces.append(entry.box)
 
     def _along(self, staged: list[Collective], pair: tuple[int, int]) -> Iterator[Entry]:
-        """What all of them send along a pair of ranks, at its new places."""
+        """The entries of all messages of a pair of ranks, in the joint buffers."""
         ranks = staged[0].ranks
         src, dst = ranks.index(pair[0]), ranks.index(pair[1])
         for one in staged:

@@ -1,18 +1,17 @@
-"""Lowering: from a path to the instructions of some ranks, fusing what moves no bytes of its own.
+"""Lowering: from a path to the instructions of some ranks, without superfluous copies.
 
-``ranks`` are lowered alone: all that they need of others (partners, groups, the order of what they
-send) is computed from the layouts. The program of all ranks is the union of those of each rank.
-Ranks that read each other's memory are lowered together, since a reader must know where its
-partner's buffers lie.
+Ranks can be lowered alone: their partners, their groups and the order of their messages are
+computed from the layouts. The program of all ranks is the union of the programs of each rank. Ranks
+that read each other's memory are lowered together, since a reader must know where its partner's
+buffers lie.
 
 While it walks the steps, the lowering knows for every rank *where* each region of the current state
 lies (``memory.py``). So a slice is free, an unpack merges with the next pack, contiguous pieces are
-sent and received in place (``call.py``), ranks that share memory read where it lies what they need
-of each other (``share.py``), and a state is written out only where parts are added or where it is
-``dst``. With ``fuse=False`` every step packs, sends and unpacks: the plain meaning, for tests to
-compare with.
+sent and received in place (``group_moves.py``), and ranks that share memory read each other's
+regions where they lie (``share.py``). A state is written out only where parts are added or where it
+is ``dst`` (docs/adr/0003-fusion-happens-while-lowering.md).
 
-A program may be cut into slices that follow one another through the steps (``slices.py``).
+A program may be cut into slices, which are pipelined through the steps (``slices.py``).
 """
 
 from __future__ import annotations
@@ -53,31 +52,27 @@ def lower(
     ranks: Iterable[int] | None = None,
     islands: Islands = (),
     num_slices: int = 1,
-    fuse: bool = True,
 ) -> Program:
     """The program that runs ``path`` on tensors of ``dtype``.
 
     Args:
-        path, dtype, topology: what to lower; the topology says whom a need is taken from.
-        ranks: whose instructions are made; of all ranks if None. Ranks of one island come together.
+        path, dtype, topology: what to lower; the topology decides which holders serve a need.
+        ranks: ranks to lower; all if None. Ranks of one island are lowered together.
         islands: disjoint groups of ranks that can map each other's memory.
         num_slices: slices of the tensor that overlap in time, at most.
-        fuse: leave out copies that are not needed.
 
-    Laws (tests/program/test_lower.py): the program of all ranks verifies, and gives the same data,
-    for all options; that of some ranks is what the program of all ranks says about them.
+    Laws (tests/program/test_lower.py): for all options the program of all ranks verifies and gives
+    the same data; the program of some ranks is the part of it that concerns them.
     """
     transition = Transition(path.src, path.dst, dtype, dtype, path.view)
-    found = lanes(
-        path, transition, topology, ranks=ranks, islands=islands, num_slices=num_slices, fuse=fuse
-    )
+    found = lanes(path, transition, topology, ranks=ranks, islands=islands, num_slices=num_slices)
     return Program(
         (transition,), dtype, found.buffers, tuple(interleaved(found.lanes)), found.members
     )
 
 
 def together(ranks: Iterable[int], islands: Islands) -> tuple[int, ...]:
-    """``ranks``, and all that share memory with one of them, ascending."""
+    """``ranks``, and all ranks that share memory with one of them, ascending."""
     found = set(ranks)
     for island in islands:
         if not found.isdisjoint(island):
@@ -87,11 +82,11 @@ def together(ranks: Iterable[int], islands: Islands) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Lanes:
-    """A path as instructions: lanes, one a slice of the tensor, of phases.
+    """A path as instructions: one lane per slice of the tensor, each a sequence of phases.
 
     Lanes are independent of each other. A phase ends where ranks begin to wait for others.
-    ``staged`` says that every collective has buffers of its own. ``members`` are the ranks whose
-    instructions these are; None for all.
+    ``staged`` says that every collective has buffers of its own. ``members`` are the ranks that
+    were lowered; None for all.
     """
 
     transition: Transition
@@ -103,9 +98,9 @@ class Lanes:
 
 
 def wire_dtype(transition: Transition) -> str:
-    """What is sent: the narrower dtype of the two, the wider one if parts have to be summed.
+    """The dtype that is sent: the narrower of the two, or the wider one if parts are summed.
 
-    So that values are rounded once, after they are summed, and no needless byte travels.
+    So no superfluous byte is sent, and values are rounded once, after they are summed.
     """
     dtypes = sorted((transition.src_dtype, transition.dst_dtype), key=ITEM_BYTES.__getitem__)
     return dtypes[-1] if transition.src.rvd.v > 1 else dtypes[0]
@@ -119,16 +114,15 @@ def lanes(
     ranks: Iterable[int] | None = None,
     islands: Islands = (),
     num_slices: int = 1,
-    fuse: bool = True,
     staged: bool = False,
 ) -> Lanes:
     """The instructions that run ``path``, before they are put in one order.
 
     Args:
-        path, topology, ranks, islands, num_slices, fuse: as of ``lower``.
+        path, topology, ranks, islands, num_slices: as in ``lower``.
         transition: the path's ends, with dtypes that may differ.
-        staged: let every collective work on staging buffers of its own alone, so that it can be
-            joined with others.
+        staged: give every collective staging buffers of its own, so that it can be joined with
+            others.
     """
     dtype = wire_dtype(transition)
     members = None if ranks is None else together(ranks, islands)
@@ -149,7 +143,7 @@ def lanes(
     ]
     slicing = slicing_of(path, num_slices)
     found = [
-        _Lane(path, dtype, memory, slicing, index, islands, fuse, here, sides).phases(legs)
+        _Lane(path, dtype, memory, slicing, index, here, sides).phases(legs)
         for index in range(slicing.num_slices)
     ]
     return Lanes(
@@ -164,9 +158,9 @@ def lanes(
 
 @dataclass
 class _Lane:
-    """One slice of the tensor on its way through all legs, on the ranks ``here``.
+    """The lowering of one slice through all legs, for the ranks ``here``.
 
-    ``sides`` are those of them that hold something of src, and of dst.
+    ``sides`` are those of them that are in src, and in dst.
     """
 
     path: Path
@@ -174,8 +168,6 @@ class _Lane:
     memory: LoweredMemory
     slicing: Slicing
     index: int
-    islands: Islands
-    fuse: bool
     here: tuple[int, ...]
     sides: Mapping[str, tuple[int, ...]]
 
@@ -194,7 +186,7 @@ class _Lane:
         while waiting:
             leg = waiting.pop(0)
             memory.step = leg.index
-            if leg.step.kind == "all_reduce" and self._backend_may_sum(leg.step):
+            if leg.step.kind == "all_reduce" and self._backend_may_sum(leg):
                 waiting.pop(0)
                 self._all_reduce(leg.index, leg.step, is_last=not waiting)
             elif leg.step.num_slices > 1:
@@ -207,7 +199,7 @@ class _Lane:
         return self.done
 
     def _convert(self) -> None:
-        """Begin with shards in the dtype of staging: sums have terms of one dtype."""
+        """Convert the src shards to the dtype of staging: terms of a sum have one dtype."""
         memory, name = self.memory, f"x{self.memory.new_number()}"
         for rank in self.sides[SRC]:
             boxes = tuple(place.box for place in memory.where[rank])
@@ -249,14 +241,14 @@ class _Lane:
             for m in leg.moves(leg.taking_part(self.here))
             for box in self._slice([m.box])
         ]
-        target = self._target(leg, moves, number, is_last, self.fuse and not memory.staged)
+        target = self._target(leg, moves, number, is_last, in_place=not memory.staged)
         arrivals = self._arrivals(leg, moves, target, number)
         self._end_phase()
         where: dict[int, list[Place]] = {}
         for rank, boxes in target.boxes.items():
             mine = arrivals.get(rank, [])
             came = [arrival.move.box for arrival in mine]
-            is_whole = self.fuse and not target.needs_sum[rank] and is_filled(boxes, came)
+            is_whole = not target.needs_sum[rank] and is_filled(boxes, came)
             if is_whole and any(a.place.buffer != target.name for a in mine):
                 where[rank] = [
                     Place(a.move.box, a.place.buffer, a.place.piece, a.place.rank) for a in mine
@@ -276,7 +268,7 @@ class _Lane:
     def _arrivals(
         self, leg: Leg, moves: Iterable[Move], target: Destination, number: str
     ) -> dict[int, list[Arrival]]:
-        """Share inside islands, emit a call for every group; where all boxes lie, by rank."""
+        """Publish moves inside islands, and emit a call per group; returns the arrivals by rank."""
         near: list[Move] = []
         here = leg.taking_part(self.here)
         own: dict[int, list[Move]] = {rank: [] for rank in here}
@@ -294,9 +286,7 @@ class _Lane:
                 if move.dst_rank == members[0]:
                     received.setdefault(move.src_rank, []).append(move)
             is_gather = leg.is_gather(group, received)
-            call = GroupMoves(
-                self.memory, target, group, members, tuple(mine), self.fuse, is_gather, number
-            )
+            call = GroupMoves(self.memory, target, group, members, tuple(mine), is_gather, number)
             found += call.emit(leg.index)
         for alone in own.values():
             found += self.memory.arrivals_at_home(alone)
@@ -308,7 +298,7 @@ class _Lane:
     def _windows(self, leg: Leg, is_last: bool) -> None:
         """An exchange in windows: each sends one slice of every move, then frees its staging.
 
-        Part by part, so that sums keep their order of parts whatever the windows are.
+        The windows of one part come before those of the next, so sums keep their order of parts.
         """
         memory, moves = self.memory, leg.moves(leg.taking_part(self.here))
         target = self._target(leg, moves, memory.new_number(), is_last, in_place=False)
@@ -331,21 +321,19 @@ class _Lane:
             memory.zero_rest(rank, buffer, boxes, written[rank])
             memory.settle(target.name, rank, boxes)
 
-    def _backend_may_sum(self, step: Step) -> bool:
+    def _backend_may_sum(self, leg: Leg) -> bool:
         """Whether the backend's all_reduce keeps our promise of equal bits on all replicas.
 
-        A backend sums in its own fixed order of ranks: where the order of ranks is the order of
-        parts in every group, equal parts are summed in equal order in all of them. Ranks of one
-        island add faster by reading.
+        A backend sums in a fixed order of ranks. If in every group the order of ranks is the order
+        of parts, all groups sum their parts in the same order. Ranks of one island add faster by
+        reading each other's memory.
         """
+        step = leg.step
         if self.dtype not in SUMMED_BY_BACKENDS:
             return False
-        home = {rank: i for i, island in enumerate(self.islands) for rank in island}
-        if home and any(
-            len({home.get(rank, -rank - 1) for rank in group}) < len(group) for group in step.groups
-        ):
+        if leg.islands and any(map(leg.shares_memory, step.groups)):
             return False
-        # Axes of parts are in the order of the axes of ranks. So are parts, if ranks ascend.
+        # The axes of parts are in the order of the axes of ranks, so parts ascend with the ranks.
         ranks = step.src.ranks
         if all(a < b for a, b in pairwise(ranks)):
             return True
@@ -381,7 +369,7 @@ class _Lane:
             memory.settle(name, rank, boxes)
 
     def _finish(self, rank: int) -> None:
-        """Copy what does not lie in dst yet, and zero what no part came for."""
+        """Copy what does not lie in dst yet, and zero what no part came for (dst with V > 1)."""
         memory = self.memory
         buffer = memory.buffers[DST, rank]
         memory.copy_shard(rank, buffer)
@@ -390,7 +378,7 @@ class _Lane:
 
 
 def _has_sum(moves: list[Move]) -> bool:
-    """Whether an element arrives in more than one part: boxes of one part are disjoint."""
+    """Whether some element arrives in more than one part; boxes of one part are disjoint."""
     if len({move.part for move in moves}) < 2:
         return False
     index = BoxIndex([move.box for move in moves])

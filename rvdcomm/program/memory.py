@@ -1,4 +1,4 @@
-"""Memory: the buffers and instructions made so far, and where every rank's current shard lies."""
+"""Memory: the state of a lowering: buffers, instructions, and where every shard lies now."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Place(NamedTuple):
     rank: int
 
     def is_in(self, buffer: Buffer) -> bool:
-        """Whether that is this buffer."""
+        """Whether it lies in this buffer."""
         return (self.buffer, self.rank) == (buffer.name, buffer.rank)
 
 
 class Arrival(NamedTuple):
-    """After a move, its dst rank finds its box (or a part of it) at ``place``."""
+    """After a move, its box, or a part of it, is at ``place`` for the dst rank to read."""
 
     move: Move
     place: Place
@@ -65,21 +65,21 @@ class LoweredMemory:
         return str(self._num_names)
 
     def add_buffer(self, name: str, rank: int, pieces: Iterable[Box]) -> Buffer:
-        """The buffer of this name and rank, made unless it is there."""
+        """The buffer of this name and rank; it is added if it does not exist."""
         if (name, rank) not in self.buffers:
             self.buffers[name, rank] = Buffer(name, rank, tuple(pieces))
         return self.buffers[name, rank]
 
     def shard(self, name: str, rank: int) -> tuple[Box, ...]:
-        """The box of a shard."""
+        """The pieces of the caller's buffer: one box."""
         return self.buffers[name, rank].pieces
 
     def settle(self, name: str, rank: int, boxes: Sequence[Box]) -> None:
-        """The current shard of ``rank`` is buffer ``name``, piece by piece."""
+        """Record that the current shard of ``rank`` is buffer ``name``, piece by piece."""
         self.where[rank] = [Place(box, name, i, rank) for i, box in enumerate(boxes)]
 
     def find(self, rank: int, box: Box) -> list[tuple[Place, Box]]:
-        """Places that together hold ``box``, and what of it each holds."""
+        """The places that together hold ``box``, and the part of it that each holds."""
         places = self.where.get(rank, [])
         known = self._indices.get(rank)
         if known is None or known[0] is not places:
@@ -90,12 +90,12 @@ class LoweredMemory:
         """The pieces of a buffer."""
         known = self._pieces.get(id(buffer))
         if known is None:
-            # The buffer is kept beside its index, so that no identity is used twice.
+            # The buffer is kept beside its index, so that its id is not reused.
             known = self._pieces[id(buffer)] = buffer, BoxIndex(buffer.pieces)
         return known[1]
 
     def arrivals_at_home(self, moves: Iterable[Move]) -> list[Arrival]:
-        """Moves of ranks to themselves: their boxes stay where they are."""
+        """The arrivals of moves of ranks to themselves: their boxes stay where they are."""
         return [
             Arrival(Move(move.src_rank, move.dst_rank, move.part, box), place)
             for move in moves
@@ -103,7 +103,7 @@ class LoweredMemory:
         ]
 
     def copy(self, op: str, rank: int, dst: str, sources: Iterable[tuple[Place, Box, int]]) -> None:
-        """Copy or add boxes, each from a place to a piece of ``dst``; an instruction a source."""
+        """Copy or add boxes, each to a piece of ``dst``; one instruction per source buffer."""
         by_buffer: dict[tuple[str, int], list[Entry]] = {}
         for place, box, dst_piece in sources:
             key = place.buffer, place.rank
@@ -125,9 +125,9 @@ class LoweredMemory:
     def accumulate(
         self, rank: int, buffer: Buffer, arrivals: Iterable[Arrival], written: list[Box]
     ) -> None:
-        """Add what arrived, in ascending order of parts; the first to reach an element is copied.
+        """Add what arrived in ascending order of parts; the first part of an element is copied.
 
-        ``written`` holds the boxes of ``buffer`` that have a value, which are disjoint, and grows.
+        ``written`` holds the disjoint boxes of ``buffer`` that have a value; it is extended.
         """
         by_part: dict[int, list[Arrival]] = {}
         for arrival in arrivals:
@@ -142,7 +142,7 @@ class LoweredMemory:
                     first += fresh
                     copies += [(arrival.place, new, piece) for new in fresh]
                     adds += [(arrival.place, old, piece) for old in uncovered([box], fresh)]
-            # What was received in place is there already.
+            # What was received in place needs no copy.
             self.copy("copy", rank, buffer.name, [c for c in copies if not c[0].is_in(buffer)])
             self.copy("add", rank, buffer.name, adds)
             written += first
@@ -150,7 +150,7 @@ class LoweredMemory:
     def zero_rest(
         self, rank: int, buffer: Buffer, boxes: Sequence[Box], written: Sequence[Box]
     ) -> None:
-        """Zero what of ``boxes`` is not ``written``, which are disjoint boxes inside them."""
+        """Zero the rest of ``boxes``; ``written`` are disjoint boxes inside them."""
         if is_filled(boxes, written):
             return
         pieces, known = self.pieces(buffer), BoxIndex(merged(written))

@@ -2,8 +2,8 @@
 
 Invariants (``verify.py`` checks them all): a buffer is the concatenation of its pieces, each a
 row-major box; what a rank sends in one collective is one contiguous run of one buffer, in the order
-of the group's ranks, and so is what it receives; a collective's group is ascending, so that the
-order in which a backend sorts ranks never matters; a copy from another rank's memory reads a
+of the group's ranks, and so is what it receives; a collective's group is ascending, which is the
+order of every backend; a copy from another rank's memory reads a
 staging buffer, never a shard, which is private to its rank.
 """
 
@@ -40,7 +40,7 @@ ALIGN_BYTES = 64
 """Staging buffers start at multiples of a cache line, which every dtype and vector load allows."""
 
 MAX_SORTED_BY_SIZE = 1024
-"""Staging buffers of a rank that are placed a second time to fill holes: it takes their square."""
+"""With more staging buffers, they are not placed a second time: that takes quadratic time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _first_fit(staged: Sequence[_Staged], *, is_by_birth: bool) -> Arena:
     num_bytes = 0
     for mine in staged:
         if is_by_birth:
-            # Those that died before this birth are in nobody's way any more.
+            # Buffers whose last use is before this birth no longer take space.
             placed = [other for other in placed if other[2].last >= mine.first]
         start = 0
         for low, end, other in placed:
@@ -81,7 +81,7 @@ def _first_fit(staged: Sequence[_Staged], *, is_by_birth: bool) -> Arena:
 
 
 def _most_alive(staged: Sequence[_Staged]) -> int:
-    """The most bytes that are alive at once, of aligned buffers: more than that are holes."""
+    """The most bytes of aligned buffers that are alive at once; an arena above that has holes."""
     sizes = [-(-x.num_bytes // ALIGN_BYTES) * ALIGN_BYTES for x in staged]
     changes = [(x.first, size) for x, size in zip(staged, sizes, strict=True)]
     changes += [(x.last + 1, -size) for x, size in zip(staged, sizes, strict=True)]
@@ -97,8 +97,8 @@ class Program:
     program of several tensors the first dim of every box says which tensor it is of (``lift``), so
     that boxes of two tensors never meet.
 
-    ``members`` are the ranks whose instructions these are, None for all ranks; of other ranks'
-    memory nothing is said then, and there is nothing to verify.
+    ``members`` are the ranks that were lowered, None for all ranks. A program of some ranks leaves
+    the memory of other ranks open and cannot be verified.
     """
 
     transitions: tuple[Transition, ...]
@@ -109,13 +109,13 @@ class Program:
 
     @property
     def src(self) -> Layout:
-        """The layout that the tensor has; of a program of one tensor."""
+        """The layout that the tensor has, in a program of one tensor."""
         (transition,) = self.transitions
         return transition.src
 
     @property
     def dst(self) -> Layout:
-        """The layout that the tensor gets; of a program of one tensor."""
+        """The layout that the tensor gets, in a program of one tensor."""
         (transition,) = self.transitions
         return transition.dst
 
@@ -143,28 +143,23 @@ class Program:
 
     def shard_names(self, rank: int) -> tuple[str, ...]:
         """The caller's buffers of ``rank``: its src shards, then its dst shards."""
-        found = self._shard_names.get(rank)
-        if found is None:
-            found = self._shard_names[rank] = self._names_of(rank)
-        return found
+        by_rank, equal = self._shard_names
+        if rank not in by_rank:
+            names = tuple(
+                shard_name(side, i, len(self.transitions))
+                for side in (SRC, DST)
+                for i, transition in enumerate(self.transitions)
+                if rank in transition.layout(side)
+            )
+            # Most ranks have the same names: one tuple serves them all, for up to a million ranks.
+            by_rank[rank] = equal.setdefault(names, names)
+        return by_rank[rank]
 
     @cached_property
-    def _shard_names(self) -> dict[int, tuple[str, ...]]:
-        return {}
-
-    def _names_of(self, rank: int) -> tuple[str, ...]:
-        names = tuple(
-            shard_name(side, i, len(self.transitions))
-            for side in (SRC, DST)
-            for i, transition in enumerate(self.transitions)
-            if rank in transition.layout(side)
-        )
-        # Most ranks have the same: a program may come from a text of a million ranks.
-        return self._equal_names.setdefault(names, names)
-
-    @cached_property
-    def _equal_names(self) -> dict[tuple[str, ...], tuple[str, ...]]:
-        return {}
+    def _shard_names(
+        self,
+    ) -> tuple[dict[int, tuple[str, ...]], dict[tuple[str, ...], tuple[str, ...]]]:
+        return {}, {}
 
     def transition(self, name: str) -> Transition:
         """What the caller's buffer ``name`` is a shard of."""
@@ -186,7 +181,7 @@ class Program:
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """The instructions that speak to other ranks."""
+        """The instructions that send messages."""
         return tuple(i for i in self.instructions if isinstance(i, Collective))
 
     def traffic(self) -> Iterator[tuple[int, tuple[int, int], int]]:
@@ -211,12 +206,11 @@ class Program:
                 yield instruction
 
     def lifetimes(self, rank: int) -> dict[str, tuple[int, int]]:
-        """First and last instruction that uses each buffer of ``rank``; shards always live."""
-        always = dict.fromkeys(self.shard_names(rank), (0, len(self.instructions)))
-        return self._staging_lifetimes.get(rank, {}) | always
+        """First and last instruction that uses each staging buffer of ``rank``."""
+        return self._lifetimes.get(rank, {})
 
     @cached_property
-    def _staging_lifetimes(self) -> dict[int, dict[str, tuple[int, int]]]:
+    def _lifetimes(self) -> dict[int, dict[str, tuple[int, int]]]:
         alive: dict[int, dict[str, tuple[int, int]]] = {}
         here = frozenset(self.here)
         for i, instruction in enumerate(self.instructions):
@@ -230,29 +224,25 @@ class Program:
     def arena(self, rank: int) -> Arena:
         """Where the staging buffers of ``rank`` lie: those alive at once never overlap.
 
-        First fit in the order of birth; if that leaves holes, the better of that and first fit of
-        the largest first. Offsets are in bytes and aligned for any vector load.
+        First fit in the order of birth. If that leaves holes, first fit by descending size is tried
+        too, and the smaller arena is taken. Offsets are in bytes and aligned for any vector load.
         """
         if rank not in self._arenas:
-            self._arenas[rank] = self._arena(rank)
+            staged = [
+                _Staged(*lifetime, name, self.buffer[name, rank].num_elements * self.item_bytes)
+                for name, lifetime in self.lifetimes(rank).items()
+            ]
+            found = _first_fit(sorted(staged), is_by_birth=True)
+            if len(staged) <= MAX_SORTED_BY_SIZE and found.num_bytes > _most_alive(staged):
+                largest_first = sorted(staged, key=lambda x: (-x.num_bytes, x))
+                again = _first_fit(largest_first, is_by_birth=False)
+                found = min(found, again, key=lambda arena: arena.num_bytes)
+            self._arenas[rank] = found
         return self._arenas[rank]
 
     @cached_property
     def _arenas(self) -> dict[int, Arena]:
         return {}
-
-    def _arena(self, rank: int) -> Arena:
-        lifetimes = self._staging_lifetimes.get(rank, {})
-        staged = [
-            _Staged(*lifetime, name, self.buffer[name, rank].num_elements * self.item_bytes)
-            for name, lifetime in lifetimes.items()
-        ]
-        found = _first_fit(sorted(staged), is_by_birth=True)
-        if len(staged) <= MAX_SORTED_BY_SIZE and found.num_bytes > _most_alive(staged):
-            largest_first = sorted(staged, key=lambda x: (-x.num_bytes, x))
-            again = _first_fit(largest_first, is_by_birth=False)
-            found = min(found, again, key=lambda arena: arena.num_bytes)
-        return found
 
     def peak_bytes(self, rank: int) -> int:
         """Bytes that ``rank`` needs at once: its src and dst shards and its arena."""

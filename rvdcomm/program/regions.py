@@ -1,4 +1,4 @@
-"""Geometry of box lists: what covers what, and what lies in one run of memory."""
+"""Regions: which boxes cover others, and which lie in one run of memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rvdcomm.program.instructions import Buffer
 
 
 class BoxIndex:
-    """Boxes in a fixed order, so that those that meet another box are found without a scan.
+    """An index of boxes that finds those that meet another box without a scan.
 
     Law (tests/program/test_regions.py): ``meeting`` finds what a scan finds.
     """
@@ -18,7 +18,7 @@ class BoxIndex:
     def __init__(self, boxes: Sequence[Box]) -> None:
         self.boxes = boxes
         num_dims = len(boxes[0].lo) if boxes else 0
-        # The dim along which most boxes begin at a place of their own tells them apart best.
+        # The boxes are sorted along the dim with the most different lower bounds.
         begins = [{box.lo[d] for box in boxes} for d in range(num_dims)]
         self._dim = max(range(num_dims), key=lambda d: len(begins[d]), default=-1)
         if self._dim < 0 or len(boxes) <= 2:
@@ -40,12 +40,12 @@ class BoxIndex:
         return [(i, common) for i, common in found if common is not None]
 
     def uncovered(self, box: Box) -> list[Box]:
-        """What of ``box`` no box of the index covers."""
+        """The part of ``box`` that no box of the index covers."""
         return uncovered([box], [common for _, common in self.meeting(box)])
 
 
 def uncovered(boxes: Iterable[Box], by: Sequence[Box]) -> list[Box]:
-    """What of ``boxes`` no box of ``by`` covers.
+    """The part of ``boxes`` that no box of ``by`` covers.
 
     >>> uncovered([Box((0,), (8,))], [Box((2,), (4,))])
     [Box(lo=(0,), hi=(2,)), Box(lo=(4,), hi=(8,))]
@@ -57,14 +57,14 @@ def uncovered(boxes: Iterable[Box], by: Sequence[Box]) -> list[Box]:
 
 
 def is_filled(boxes: Iterable[Box], by: Iterable[Box]) -> bool:
-    """Whether disjoint boxes ``by``, all inside ``boxes``, leave no hole in them."""
+    """Whether disjoint boxes ``by``, all inside ``boxes``, cover them."""
     return sum(box.num_elements for box in by) == sum(box.num_elements for box in boxes)
 
 
 def is_run(parts: Iterable[tuple[Buffer, int, Box] | None]) -> bool:
     """Whether boxes, each in a piece of a buffer, lie one after another in the same buffer.
 
-    They do not if one of them is None. No more parts are asked for than it takes.
+    None in ``parts`` means no. The iterable is read only as far as needed.
     """
     home: Buffer | None = None
     end = 0

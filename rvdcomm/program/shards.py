@@ -1,4 +1,4 @@
-"""Shards: the buffers of a program that are the caller's, and the boxes in which they lie."""
+"""Shards: the caller's buffers in a program, and their boxes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rvdcomm.layout import Box, Layout, View
 
 SRC, DST = "src", "dst"
-"""The buffers of the caller: a rank's shard under either layout; of tensor 2 of several, src2."""
+"""The caller's buffers: a rank's shards. In a program of several tensors: ``src2``, ``dst2``."""
 
 DIMS = "dims"
 """The word before a view in a program's text."""
@@ -33,7 +33,7 @@ def is_shard(name: str) -> bool:
 
 
 def shard_index(name: str) -> int:
-    """Which of the tensors a caller's buffer is a shard of."""
+    """The index of the tensor that a caller's buffer is a shard of."""
     return int(name[len(SRC) :] or 0)
 
 
@@ -51,7 +51,7 @@ def lift(box: Box, index: int, num_dims: int) -> Box:
 class Transition:
     """One tensor of a program: the layouts that it has and gets, and its dtype under each.
 
-    Boxes of the program are of ``view``; of the tensor itself if None.
+    Boxes of the program are in ``view``, or in the dims of the tensor if None.
     """
 
     src: Layout

@@ -1,4 +1,4 @@
-"""Share: what ranks of one island read from each other's memory instead of sending it."""
+"""Share: ranks of one island read each other's memory instead of sending messages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rvdcomm.program.shards import DST, SRC
 
 
 def publish(memory: LoweredMemory, moves: Sequence[Move], name: str) -> list[Arrival]:
-    """Put what ``moves`` need where other ranks can read it; returns where that is.
+    """Make the boxes of ``moves`` readable by other ranks; returns where they lie.
 
-    A shard is private to its rank, so that its boxes are copied once, however many read them; what
-    lies in staging memory, own or another's, is read where it is. The copies are buffers ``name``.
+    A shard is private to its rank. So its boxes are copied to a buffer ``name``, once for all
+    readers. Boxes in staging memory, of the rank or of another one, are read where they lie.
     """
     wanted: dict[int, dict[Box, None]] = {}
     for move in moves:

@@ -1,8 +1,8 @@
-"""Slices: cut the tensor so that every step of a path does the same to each slice on its own.
+"""Slices: cut the tensor so that every step of a path treats each slice on its own.
 
-Slice i of k is the i-th window of every *finest* box: of the boxes that no move of the path cuts.
-Then every move of every step is an equal part in every slice, whatever the steps are, and the
-slices can follow one another through the steps like cars through a car wash.
+Slice i of k is the i-th slab of every *finest* box, a box that no move of the path cuts. So every
+move of every step is cut into equal parts, one per slice, and the slices can be pipelined through
+the steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rvdcomm.planning.path import Path
 from rvdcomm.program.instructions import Instruction
 
 MAX_FINEST_BOXES = 4096
-"""A path with more is not sliced: its boxes are small already, and there would be too many."""
+"""A path with more finest boxes is not sliced: they are small, and slices would be too many."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Slicing:
 
     @classmethod
     def of(cls, boxes: Iterable[Box], num_slices: int) -> Slicing:
-        """Slices that suit these boxes; a single one if they are too many."""
+        """Slices of a path with these boxes; one slice if they have too many finest boxes."""
         boxes = set(boxes)
         if num_slices == 1 or not any(box.shape for box in boxes):
             return cls((), 1)
@@ -50,9 +50,9 @@ class Slicing:
 
     @cached_property
     def largest_share(self) -> Fraction:
-        """The most that one slice has of any finest box."""
+        """The largest share that a slice has of a finest box."""
         extents = [{high - low for low, high in pairwise(cut) if low < high} for cut in self.cuts]
-        shares = (_window_share(shape, self.num_slices) for shape in product(*extents))
+        shares = (_slab_share(shape, self.num_slices) for shape in product(*extents))
         return max(shares, default=Fraction(1)) if self.num_slices > 1 else Fraction(1)
 
     def of_box(self, box: Box, index: int) -> tuple[Box, ...]:
@@ -64,7 +64,7 @@ class Slicing:
             around = cut[bisect_right(cut, low) - 1 : bisect_left(cut, high) + 1]
             intervals.append(list(pairwise(around)))
         finest = (Box(*zip(*chosen, strict=True)) for chosen in product(*intervals))
-        found = (_window(cell, index, self.num_slices).intersect(box) for cell in finest)
+        found = (_slab(cell, index, self.num_slices).intersect(box) for cell in finest)
         return merged(part for part in found if part is not None)
 
     def of_boxes(self, boxes: Iterable[Box], index: int) -> tuple[Box, ...]:
@@ -73,7 +73,7 @@ class Slicing:
 
 
 def slicing_of(path: Path, num_slices: int) -> Slicing:
-    """Slices that suit the states of a path: a box of a state is equally much in every slice."""
+    """Slices of the tensor in which every box of every state of a path is cut equally."""
     if num_slices == 1:
         return Slicing((), 1)
     boxes: set[Box] = set()
@@ -85,8 +85,8 @@ def slicing_of(path: Path, num_slices: int) -> Slicing:
     return Slicing.of(boxes, num_slices)
 
 
-def _window(box: Box, index: int, count: int) -> Box:
-    """The ``index``-th of ``count`` slabs of ``box`` across the first dim that has so many."""
+def _slab(box: Box, index: int, count: int) -> Box:
+    """The ``index``-th of ``count`` slabs of ``box`` along ``_sliced_dim``."""
     d = _sliced_dim(box.shape, count)
     low, extent = box.lo[d], box.shape[d]
     lo, hi = list(box.lo), list(box.hi)
@@ -100,17 +100,17 @@ def _sliced_dim(shape: Sequence[int], count: int) -> int:
     return long[0] if long else shape.index(max(shape))
 
 
-def _window_share(shape: Sequence[int], count: int) -> Fraction:
-    """The part of a box of this shape that its largest window is."""
+def _slab_share(shape: Sequence[int], count: int) -> Fraction:
+    """The share of a box of this shape that its largest slab has."""
     extent = shape[_sliced_dim(shape, count)]
     return Fraction(-(-extent // count), extent)
 
 
 def interleaved(lanes: Sequence[Sequence[Sequence[Instruction]]]) -> list[Instruction]:
-    """Instructions of all slices' phases, each slice one phase behind the one before it.
+    """The instructions of all lanes, each lane one phase behind the lane before it.
 
-    Within a beat the slices that are least far go first: they start transfers, which then overlap
-    with what the others do to what has arrived.
+    Within a beat the lanes with the earliest phases come first. The transfers that they start
+    overlap with the work of the other lanes on data that has arrived.
     """
     longest = max(map(len, lanes), default=0)
     return [

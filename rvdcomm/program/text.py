@@ -1,4 +1,4 @@
-"""Reader: the text of a program becomes a program; errors name the line."""
+"""Text: read a program from its text; errors name the line."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from rvdcomm.program.shards import DIMS, DST, SRC, Transition
 from rvdcomm.text import integer, quoted
 
 MAX_CHARS = 1 << 26
-"""Of a program's text."""
+"""The longest text of a program."""
 
 MAX_BOXES = 1 << 20
-"""Of a program's text, its lines counted too: some 400 MB in memory. An all-to-all of 512 ranks has
-half as many. A ``Program`` that is made in Python has no limit."""
+"""The most boxes and lines in a program's text: some 400 MB in memory. An all-to-all of 512 ranks
+has half as many. A ``Program`` that is made in Python has no limit."""
 
 
 class TextReader:
     """Reads a program line by line; every error names the line.
 
-    Memory and time are in proportion to the text, whoever wrote it: what is counted in it is
-    checked before it is made.
+    Memory and time are proportional to the text, whoever wrote it: counts in the text are checked
+    before anything of that size is allocated.
     """
 
     def __init__(self, text: str) -> None:
@@ -40,7 +40,7 @@ class TextReader:
         self.text = text
         self.lines: list[str] = []
         self.at = 0
-        # The line that is being read; `at` is past it already.
+        # The line that is being read; `at` is the next line.
         self.reading = 0
 
     def read(
@@ -55,7 +55,7 @@ class TextReader:
         """The fields of a program: transitions, dtype, buffers, instructions and members.
 
         Raises:
-            ProgramError: the text is of no program, or too large; names the line.
+            ProgramError: the text is not a program, or is too large; the message names the line.
         """
         try:
             self._check_text()
@@ -134,7 +134,7 @@ class TextReader:
         kind, step_word, step, ranks_word, group, src, dst = words
         self._expect("step ranks", f"{step_word} {ranks_word}")
         index = integer(step)
-        # A group has a name a rank on each side: a short text cannot mean many ranks.
+        # A group has one buffer name per rank on each side, so a short text cannot mean many ranks.
         ranks = parse_ranges(group, min(src.count(",") + 1, MAX_RANKS))
         names = tuple(src.split(",", len(ranks))), tuple(dst.split(",", len(ranks)))
         messages = []
@@ -152,7 +152,7 @@ class TextReader:
             entries.append(Entry(Box.parse(box), _piece(src_piece), _piece(dst_piece)))
         return tuple(entries)
 
-    # --- what bounds them -----------------------------------------------------------------------
+    # --- limits ---------------------------------------------------------------------------------
 
     def _check_text(self) -> None:
         if len(self.text) > MAX_CHARS or self.num_boxes > MAX_BOXES:

@@ -1,25 +1,26 @@
-"""Traffic: what some ranks move in one exchange of a path, and in which groups they call.
+"""Traffic: the moves of some ranks in one exchange of a path, and the groups of their calls.
 
-Everything here is known to a rank alone. So the ranks of a group, each of which lowers its own
-part of a program, agree about the group and the kind of its call without a message.
+A rank computes all of this alone. So the ranks of a group, each of which lowers its own part of a
+program, agree about the group and the kind of its call without a message.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rvdcomm.layout import Layout, Topology, View
-from rvdcomm.planning.cells import Cells, CommonBlocks
+from rvdcomm.layout import Box, Layout, Topology, View
+from rvdcomm.planning.cells import Cells
 from rvdcomm.planning.exchange import Exchange, Move
 from rvdcomm.planning.path import State, Step
 
 Islands = tuple[tuple[int, ...], ...]
-"""Disjoint groups of ranks that can map each other's memory."""
+"""Islands are shared-memory domains: disjoint groups of ranks that map each other's memory."""
 
 MAX_SEARCHED_RANKS = 64
-"""In a larger group, who is joined with whom is not searched for: all of it makes one call."""
+"""In a larger group, connected components are not searched: the whole group makes one call."""
 
 CONNECTED = frozenset({"all_gather", "all_to_all", "reduce_scatter", "all_reduce"})
 """Kinds of steps in whose product groups every rank sends to every other."""
@@ -27,7 +28,7 @@ CONNECTED = frozenset({"all_gather", "all_to_all", "reduce_scatter", "all_reduce
 
 @dataclass
 class Leg:
-    """One exchange of a step: the state that it makes, and what moves there.
+    """One exchange of a step: the state after it, and its moves.
 
     ``index`` is that of the step in its path, ``number`` that of the exchange in its step.
     """
@@ -42,16 +43,16 @@ class Leg:
 
     @property
     def state(self) -> State:
-        """What the exchange makes."""
+        """The state after the exchange."""
         return self.step.legs[self.number][1]
 
     @cached_property
     def home(self) -> dict[int, int]:
-        """The island of every rank that is in one."""
+        """The number of the island of every rank that is in one."""
         return {rank: i for i, island in enumerate(self.islands) for rank in island}
 
     def target(self, rank: int) -> Cells:
-        """The cells of the state that the exchange makes."""
+        """The cells of the state after the exchange."""
         return self.exchange(rank).dst
 
     def exchange(self, rank: int) -> Exchange:
@@ -65,11 +66,11 @@ class Leg:
     # --- moves ----------------------------------------------------------------------------------
 
     def taking_part(self, ranks: Iterable[int]) -> list[int]:
-        """Those of ``ranks`` that hold something before or after the step."""
+        """The members of ``ranks`` that hold something before or after the step."""
         return [rank for rank in ranks if rank in self.step]
 
     def moves(self, ranks: Collection[int]) -> list[Move]:
-        """What ``ranks`` take and give, sorted."""
+        """The moves into and out of ``ranks``, sorted."""
         found: list[Move] = []
         for rank in ranks:
             exchange = self.exchange(rank)
@@ -81,6 +82,10 @@ class Leg:
         """Whether the move is a read from another rank's memory."""
         a, b = move.src_rank, move.dst_rank
         return a != b and a in self.home and self.home[a] == self.home.get(b)
+
+    def shares_memory(self, group: Sequence[int]) -> bool:
+        """Whether some ranks of the group read each other's memory."""
+        return len({self.home.get(rank, -1 - rank) for rank in group}) < len(group)
 
     def _partners(self, rank: int) -> Iterator[int]:
         """Ranks that ``rank`` sends to, or receives from."""
@@ -102,7 +107,7 @@ class Leg:
         return sorted(group for group in found if len(group) > 1)
 
     def _group(self, rank: int) -> tuple[int, ...]:
-        """Ranks that messages join with ``rank``, directly or not."""
+        """The ranks that messages connect with ``rank``, directly or through others."""
         whole = self.step.group(rank)
         if not self.step.direct and self.step.kind in CONNECTED:
             island = self.home.get(rank)
@@ -133,11 +138,19 @@ class Leg:
             return None
         if src.rvd.r * src.rvd.v * dst.rvd.r * dst.rvd.v > 1:
             return None
+        common = [sorted({*a} & {*b}) for a, b in zip(src.cuts, dst.cuts, strict=True)]
         exchange = self.exchange(rank)
         own = exchange.src if rank in exchange.src else exchange.dst
         found = {rank}
         for box in own.boxes(own.key(rank)):
-            block = CommonBlocks(exchange.src.cuts, exchange.dst.cuts).around(box)
+            block = Box(
+                tuple(
+                    cut[bisect_right(cut, low) - 1] for cut, low in zip(common, box.lo, strict=True)
+                ),
+                tuple(
+                    cut[bisect_left(cut, high)] for cut, high in zip(common, box.hi, strict=True)
+                ),
+            )
             for side in (exchange.src, exchange.dst):
                 named = (key for key in side.meeting(block) if side.boxes(key))
                 found.update(side.holders(key, 0)[0] for key in named)
@@ -146,21 +159,21 @@ class Leg:
     # --- kinds ----------------------------------------------------------------------------------
 
     def is_gather(self, group: Sequence[int], received: Mapping[int, Sequence[Move]]) -> bool:
-        """Whether the call is an all_gather: all ranks send as much, and the same to all.
+        """Whether the call is an all_gather: every rank sends the same to all, in equal sizes.
 
         Args:
             group: the ranks of the call.
-            received: what one of them takes from every rank of the group.
+            received: the moves from every rank of the group to one of them.
         """
         if len(received) < len(group):
             return False
-        if len({self.home.get(member, -1 - member) for member in group}) < len(group):
+        if self.shares_memory(group):
             return False
         sizes = {sum(move.box.num_elements for move in moves) for moves in received.values()}
         return len(sizes) == 1 and self._gathers(group)
 
     def _gathers(self, group: Sequence[int]) -> bool:
-        """Whether every rank of the group is to hold all that the group holds, once."""
+        """Whether every rank of the group receives the cells of all others, one copy of each."""
         exchange = self.exchange(group[0])
         src, dst = exchange.src, exchange.dst
         if self.step.direct:

@@ -1,7 +1,8 @@
 """Verify: prove by symbolic execution over all ranks that a program does what its layouts say.
 
-The tensor is cut at every bound that occurs in the program. Within such an atom all elements fare
-alike, so one symbol an atom stands for any size: the number of times each value part was added.
+The tensor is cut at every box bound that occurs in the program. All elements of such an *atom* are
+treated alike. So one counter per atom and value part is enough, whatever the size of the atom: how
+often the part was added (docs/program.md).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rvdcomm.errors import ProgramError
-from rvdcomm.layout import Box
+from rvdcomm.layout import Box, Ints
 from rvdcomm.program.instructions import NO_BUFFER, Buffer, Collective, Copy, Entry, Zero
 from rvdcomm.program.program import Program
 from rvdcomm.program.shards import DST, is_shard, is_src, shard_name
@@ -23,9 +24,9 @@ _Values = NDArray[np.int16]
 """How often every part is in every atom of a piece, [num_parts, *atoms]; UNWRITTEN at first."""
 UNWRITTEN = -1
 MANY = 1000
-"""Counts stop here: one that overflowed could come out as 1."""
+"""Counters saturate here, since one that overflowed could become 1 again."""
 MAX_SYMBOLS = 1 << 27
-"""Counts in all buffers and boxes together, 2 bytes each: more neither fits nor ends in time."""
+"""The most counters in all buffers and boxes, of 2 bytes each: bounds memory and time."""
 
 
 def verify(program: Program) -> None:
@@ -33,12 +34,11 @@ def verify(program: Program) -> None:
 
     Proved: every element of every dst shard is written once, before it is read; over the value
     parts of dst each src part is in it exactly once; replicas are equal; in every collective each
-    rank is once, groups ascend, sizes agree and runs are contiguous; and, since all ranks issue
-    their collectives in one global order with equal groups on all members, none can wait for
-    another.
+    rank occurs once, groups ascend, sizes agree and runs are contiguous. All ranks issue their
+    collectives in one global order, with equal groups on all members, so no rank waits forever.
 
     Raises:
-        ProgramError: names the instruction and the ranks.
+        ProgramError: the message names the instruction and the ranks.
     """
     check_form(program)
     _Verifier(program).run()
@@ -266,7 +266,7 @@ class _Verifier:
         """Replicas are equal, and the parts of dst add up to every part of src once."""
         src, dst = self.program.transitions[index].src, self.program.transitions[index].dst
         name = shard_name(DST, index, len(self.program.transitions))
-        totals: dict[Box, NDArray[np.int64]] = {}
+        totals: dict[Box, Ints] = {}
         first: dict[tuple[int, Box], tuple[int, _Values]] = {}
         for rank in dst.ranks:
             cell = dst.cell(rank)

@@ -1,7 +1,7 @@
-"""Well-formed: what is checked of a program before it is run, for real or symbolically.
+"""Well-formed: checks of a program before it is run or verified.
 
 A program may come from a file. After these checks it names only ranks, buffers and dims that exist,
-so that the verifier need not expect anything else.
+and the verifier relies on that.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from rvdcomm.program.shards import Transition, is_shard
 def check_form(program: Program) -> None:
     """Raise a ProgramError if the program names what does not exist.
 
-    Its layouts have one shape, and parts only of a dtype that has a sum; shards are boxes of its
-    view; every buffer is declared once, for a rank of the program, src and dst only for ranks of
-    their layout; instructions name such buffers; boxes have the view's dims; no collective has two
-    messages between the same ranks.
+    Checked: the two layouts have one shape, and value parts only if the dtype has a sum. Shards are
+    boxes of the view. Every buffer is declared once, for a rank of the program, and src and dst
+    only for ranks of their layout. Instructions name such buffers. Boxes have the dims of the view.
+    No collective has two messages between the same ranks.
     """
     for transition in program.transitions:
         _check_layouts(program.dtype, transition)

@@ -40,7 +40,7 @@ def beaten(cost: rv.Cost, bound: rv.Cost) -> list[str]:
 def direct_cost(src: rv.Layout, dst: rv.Layout, item_bytes: int, topology: rv.Topology) -> rv.Cost:
     """What one exchange of exact overlaps costs, with no staging counted as memory."""
     traffic: dict[tuple[int, int], int] = {}
-    (moves,) = exchange_step(State.of(src), State.of(dst)).moves(topology)
+    (moves,) = exchange_step(State(src), State(dst)).moves(topology)
     for move in moves:
         pair = move.src_rank, move.dst_rank
         traffic[pair] = traffic.get(pair, 0) + move.box.num_elements * item_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, combinations, pairwise, permutations
+from itertools import accumulate, combinations, pairwise, permutations, product
 from operator import attrgetter, mul
 
 import numpy as np
@@ -13,6 +13,7 @@ from rvdcomm.layout import Box, Placement
 from rvdcomm.planning.binding import Axis, Binding, Digit, Grid, R, V, refine
 from rvdcomm.planning.factors import Numbering, factors_of, level_blocks
 from tests.oracle import all_layouts, all_pairs, sliced
+from tests.planning.placements import placement_of
 
 LINK = rv.Link(0, 1.0)
 
@@ -70,7 +71,7 @@ def test_refined_bindings_hold_what_their_layouts_hold(
     for src, dst in all_pairs(shape, num_ranks):
         bindings = refine(src, dst, topology) or ()
         for layout, binding in zip((src, dst), bindings, strict=False):
-            if held(binding.placement) != held(layout.placement):
+            if held(placement_of(binding)) != held(layout.placement):
                 wrong.append(f"{src.rvd} -> {dst.rvd}: {binding} is not {layout.rvd}")
     assert wrong == []
 
@@ -83,7 +84,7 @@ def test_parts_of_refined_bindings_tile_the_tensor(
     wrong = []
     for src, dst in all_pairs(shape, num_ranks):
         for binding in refine(src, dst, topology) or ():
-            if untiled_parts(binding.placement):
+            if untiled_parts(placement_of(binding)):
                 wrong.append(f"{src.rvd} -> {dst.rvd}: {binding}")
     assert wrong == []
 
@@ -270,7 +271,7 @@ def test_scratch_digits_tile_in_any_nesting(
     grid = eight_ranks(shape)
     targets = tuple(grid.scratch(a) if a in axes else rest for a in range(3))
     bindings = [Binding(grid, targets, order) for order in permutations(axes)]
-    assert [untiled_parts(binding.placement) for binding in bindings] == [[]] * len(bindings)
+    assert [untiled_parts(placement_of(binding)) for binding in bindings] == [[]] * len(bindings)
 
 
 def test_scratch_digits_of_one_nesting_agree_while_axes_join() -> None:
@@ -278,17 +279,18 @@ def test_scratch_digits_of_one_nesting_agree_while_axes_join() -> None:
     grid = eight_ranks((6, 10))
     both = Binding(grid, (grid.scratch(0), grid.scratch(1), R), (1, 0))
     one = Binding(grid, (grid.scratch(0), R, R), (1, 0))
-    rank_of = {grid.coordinates(i): rank for i, rank in enumerate(grid.ranks)}
+    coordinates = product(*(range(axis.size) for axis in grid.axes))
+    rank_of = dict(zip(coordinates, grid.ranks, strict=True))
     apart = [rank_of[0, b, 0] for b in (0, 1)]
-    together = sum(both.placement.num_elements(rank) for rank in apart)
-    assert together == one.placement.num_elements(apart[0])
+    together = sum(placement_of(both).num_elements(rank) for rank in apart)
+    assert together == placement_of(one).num_elements(apart[0])
 
 
 def test_scratch_digit_cuts_every_atom_flat_in_row_major_order() -> None:
     # Dim 1 has a local digit: the atoms are columns 0:2 and 2:4, and half of each is 3 elements.
     grid = eight_ranks((3, 4))
     binding = Binding(grid, (grid.scratch(0), R, R), (0,))
-    assert binding.placement.boxes(0) == (
+    assert placement_of(binding).by_rank[0].boxes == (
         Box((0, 0), (1, 4)),
         Box((1, 0), (2, 1)),
         Box((1, 2), (2, 3)),

@@ -13,6 +13,7 @@ from rvdcomm.layout import Box
 from rvdcomm.planning.binding import Binding, refine
 from rvdcomm.planning.cells import Cells
 from tests.oracle import all_pairs, random_pair, random_topology
+from tests.planning.placements import placement_of
 from tests.strategies import seeds
 
 SHAPE = (8, 24)
@@ -29,7 +30,7 @@ def sources(seed: int) -> list[rv.Layout | Binding]:
 def faults(source: rv.Layout | Binding, cells: Cells, group: set[int]) -> list[str]:
     """Where ``cells`` differ from the placement of ``source`` within ``group``."""
     wrong = []
-    for holding in source.placement.holdings:
+    for holding in placement_of(source).holdings:
         members = tuple(rank for rank in holding.ranks if rank in group)
         boxes = tuple(box for box in holding.boxes if not box.is_empty)
         for rank in members:
@@ -45,7 +46,7 @@ def faults(source: rv.Layout | Binding, cells: Cells, group: set[int]) -> list[s
 @given(seeds)
 def test_cells_of_all_ranks_are_those_of_the_placement(seed: int) -> None:
     for source in sources(seed):
-        ranks = set(source.placement.ranks)
+        ranks = set(placement_of(source).ranks)
         assert faults(source, Cells(source, min(ranks)), ranks) == []
 
 
@@ -70,14 +71,14 @@ def test_cells_of_a_group_are_those_of_the_placement_within_it(
 def test_every_cell_that_meets_a_box_is_named(seed: int) -> None:
     rng = random.Random(seed)
     for source in sources(seed):
-        cells = Cells(source, min(source.placement.ranks))
-        shape = source.placement.shape
+        cells = Cells(source, min(placement_of(source).ranks))
+        shape = placement_of(source).shape
         low = tuple(rng.randint(0, size) for size in shape)
         box = Box(low, tuple(rng.randint(a, size) for a, size in zip(low, shape, strict=True)))
         named = set() if box.is_empty else set(cells.meeting(box))
         met = {
             cells.key(holding.ranks[0])
-            for holding in source.placement.holdings
+            for holding in placement_of(source).holdings
             if any(box.intersect(other) for other in holding.boxes)
         }
         assert met <= named
@@ -104,7 +105,7 @@ def faults_in_view(plan: rv.Plan) -> list[str]:
     dims = tuple(size for sizes in view.parts for size in sizes)
     for source in states_of(plan):
         cells = Cells(source, view=view)
-        for holding in source.placement.holdings:
+        for holding in placement_of(source).holdings:
             boxes = cells.boxes(cells.key(holding.ranks[0]))
             if elements(boxes, dims) != elements(holding.boxes, plan.src.shape):
                 wrong.append(f"{source} in {view}: {holding.boxes} are {boxes}")

@@ -24,7 +24,7 @@ TWO_HOSTS = rv.Topology.hosts([range(4), range(4, 8)], LINK, LINK)
 
 
 def moves_of(src: rv.Layout, dst: rv.Layout, topology: rv.Topology = ONE_HOST) -> tuple[Move, ...]:
-    (moves,) = exchange_step(State.of(src), State.of(dst)).moves(topology)
+    (moves,) = exchange_step(State(src), State(dst)).moves(topology)
     return moves
 
 

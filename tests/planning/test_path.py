@@ -7,8 +7,8 @@ import pytest
 import rvdcomm as rv
 from rvdcomm.planning.binding import refine
 from rvdcomm.planning.path import State, exchange_step, groups_text
-from rvdcomm.planning.primitives import KINDS
 from tests.oracle import all_pairs
+from tests.planning.test_primitives import KINDS
 
 HOST = rv.Topology.single_host(8, 0, 1.0)
 SHAPE = (16, 24)
@@ -66,7 +66,7 @@ def test_moves_of_a_step_stay_in_its_groups() -> None:
 )
 def test_exchange_with_other_ranks_alone_is_a_transfer(ranks: list[int], kind: str) -> None:
     src, dst = rv.Layout((6,), "R(1)V(1)D(2)"), rv.Layout((6,), "R(2)V(1)D(1)", ranks=ranks)
-    step = exchange_step(State.of(src), State.of(dst))
+    step = exchange_step(State(src), State(dst))
     assert (step.kind, step.groups) == (kind, (tuple(sorted({0, 1, *ranks})),))
 
 
@@ -74,7 +74,7 @@ def test_state_of_a_binding_and_of_its_layout_read_the_same() -> None:
     layout = rv.Layout(SHAPE, "R(2)V(2)D(1,2)")
     pair = refine(layout, layout, HOST)
     assert pair is not None
-    assert State.of(pair[0]).text == State.of(layout).text == "R(2)V(2)D(1,2)"
+    assert State(pair[0]).text == State(layout).text == "R(2)V(2)D(1,2)"
 
 
 def test_ranks_of_a_path_are_those_of_both_ends() -> None:
@@ -112,5 +112,5 @@ def test_table_takes_a_note_a_step() -> None:
 
 def test_table_names_the_number_of_windows() -> None:
     src, dst = rv.Layout((6,), "R(1)V(1)D(2)"), rv.Layout((6,), "R(2)V(1)D(1)")
-    step = exchange_step(State.of(src), State.of(dst), num_slices=4)
+    step = exchange_step(State(src), State(dst), num_slices=4)
     assert "exchange /4" in str(rv.Path(src, dst, (step,)))

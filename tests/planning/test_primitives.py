@@ -14,14 +14,18 @@ from rvdcomm.planning.exchange import Move
 from rvdcomm.planning.path import State, Step
 from rvdcomm.planning.primitives import (
     KIND_OF_CHANGE,
-    KINDS,
     MOVES_NOTHING,
     RebindPricer,
     kind_of_rebind,
-    product_groups,
 )
 from rvdcomm.planning.search import cheapest_rebinds
 from tests.oracle import all_pairs
+
+KINDS = {
+    *("all_gather", "all_to_all", "all_reduce", "reduce_scatter", "slice", "mask"),
+    *("permute", "exchange", "transfer", "local"),
+}
+"""The kinds that docs/primitives.md names."""
 
 SHAPE = (16, 24)
 NUM_BYTES = 16 * 24
@@ -99,7 +103,7 @@ def test_product_groups_differ_in_the_changed_axes_alone(
     dst: str, groups: tuple[tuple[int, ...], ...]
 ) -> None:
     # R(1)V(2)D(2,2) has the axes V, dim 0, dim 1 of strides 4, 2, 1.
-    assert product_groups(*pair_of("R(1)V(2)D(2,2)", dst)) == groups
+    assert Step("", *map(State, pair_of("R(1)V(2)D(2,2)", dst))).groups == groups
 
 
 # --- bytes --------------------------------------------------------------------------------------
@@ -136,7 +140,7 @@ def moving_steps(
 
 def counted_moves(src: Binding, dst: Binding, topology: rv.Topology) -> tuple[Move, ...]:
     kind = kind_of_rebind(src.targets, dst.targets)
-    (moves,) = Step(kind, State.of(src), State.of(dst)).moves(topology)
+    (moves,) = Step(kind, State(src), State(dst)).moves(topology)
     return moves
 
 
@@ -189,7 +193,7 @@ def received_by_each(src: str, dst: str) -> Fraction:
     pair = pair_of(src, dst)
     pricer = RebindPricer(pair[0].grid, ONE_HOST, NUM_BYTES)
     num_bytes = Fraction(pricer.port_bytes(pair[0].targets, pair[1].targets)[0], 64)
-    return num_bytes / pair[0].placement.num_elements(0)
+    return num_bytes / pair[0].largest_shard
 
 
 # Source: docs/bound.md, "Sources". n = elements of the input shard, group of k: all-gather (k-1)n;
@@ -216,7 +220,7 @@ def test_all_reduce_costs_a_reduce_scatter_and_an_all_gather(k: int) -> None:
     src, dst = pair_of(f"R(1)V({k})D({8 // k},1)", f"R({k})V(1)D({8 // k},1)")
     pricer = RebindPricer(src.grid, ONE_HOST, NUM_BYTES)
     ticks, _ = cheapest_rebinds(src, dst, pricer)
-    assert pricer.secs(ticks) == 2 * (k - 1) / k * src.placement.num_elements(0)
+    assert pricer.secs(ticks) == 2 * (k - 1) / k * src.largest_shard
 
 
 # --- ticks --------------------------------------------------------------------------------------

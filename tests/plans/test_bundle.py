@@ -13,7 +13,6 @@ import rvdcomm as rv
 from bench.models import sides
 from rvdcomm.plans.bundle import BUCKET_BYTES, Bundle, bundle_over
 from rvdcomm.plans.many import matched, plan_many
-from rvdcomm.plans.simulate import simulate_many
 from rvdcomm.program import Program
 from rvdcomm.program.lower import lanes
 from tests.oracle import (
@@ -23,6 +22,7 @@ from tests.oracle import (
     random_layout,
     random_shape,
     shards_of,
+    simulate_many,
 )
 
 ISLANDS = {"none": (), "one": (range(12),), "two": (range(5), range(5, 12))}

@@ -42,7 +42,7 @@ def test_by_formula_as_much_enters_every_port_and_leaves_all_of_a_level(
     ways = [Way(Transition(x.src, x.dst, x.dtype, x.dtype), x) for x in plans]
     ports = Ports(world[-1])
     counted = [load for way in ways for load in ports.loads(way)]
-    monkeypatch.setattr("rvdcomm.plans.load.MAX_COUNTED_RANKS", 0)
+    monkeypatch.setattr("rvdcomm.plans.load.MAX_RANKS_OF_COUNTED_LOADS", 0)
     modelled = [load for way in ways for load in ports.loads(way)]
     assert len(modelled) == len(counted) > len(plans)
     for ours, theirs in zip(modelled, counted, strict=True):
