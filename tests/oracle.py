@@ -50,6 +50,15 @@ def all_pairs(shape: Sequence[int], num_ranks: int) -> Iterator[tuple[rv.Layout,
     return product(layouts, layouts)
 
 
+Pair = tuple[rv.Layout, rv.Layout]
+
+
+def drawn(pairs: Iterable[Pair], share: float, seed: str) -> list[Pair]:
+    """This share of the pairs, the same for equal seeds."""
+    found = list(pairs)
+    return random.Random(seed).sample(found, round(share * len(found)))
+
+
 # --- the oracle ---------------------------------------------------------------------------------
 
 

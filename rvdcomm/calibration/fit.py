@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from statistics import median
 from typing import Any
 
@@ -64,7 +65,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class LevelFit:
-    """The link of one level, with the relative standard errors of its alpha and its beta."""
+    """The link of one level, with the relative standard errors of its alpha and its beta.
+
+    The error is infinite where the best alpha, or the best time per byte, is 0.
+    """
 
     name: str
     link: Link
@@ -99,14 +103,17 @@ class Fit:
     about: tuple[tuple[str, str], ...] = ()
 
     def notes(self) -> dict[str, Any]:
-        """Plain values to keep beside the topology: ``{"calibration": ...}``."""
+        """Plain values to keep beside the topology: ``{"calibration": ...}``.
+
+        An infinite error is None, because JSON has no infinity.
+        """
         levels = [
             {
                 "name": level.name,
                 "alpha_secs": level.link.alpha_secs,
-                "alpha_relative_error": level.alpha_error,
+                "alpha_relative_error": _finite(level.alpha_error),
                 "bytes_per_sec": level.link.bytes_per_sec,
-                "bytes_per_sec_relative_error": level.beta_error,
+                "bytes_per_sec_relative_error": _finite(level.beta_error),
                 "median_residual": level.median_residual,
                 "samples": [
                     {**asdict(sample), "residual": level.residual(sample)}
@@ -116,6 +123,10 @@ class Fit:
             for level in self.levels
         ]
         return {"calibration": {**dict(self.about), "levels": levels}}
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
 
 
 def fit_links(

@@ -7,8 +7,10 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path as FilePath
+from traceback import format_exception_only
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from torch.multiprocessing.spawn import (
 from rvdcomm import CommError
 
 POLL_SECS = 0.5
+
+_STORE, _ERROR = "store", "error"
+"""Files that the processes share."""
 
 
 def joined(backend: str, timeout: timedelta, run: Callable[[], None]) -> None:
@@ -49,8 +54,7 @@ def spawned(
         CommError: a process failed, or they took longer than ``limit_secs``; all are ended.
     """
     with tempfile.TemporaryDirectory() as folder:
-        store = str(FilePath(folder, "store"))
-        call = (num_ranks, store, timeout, run, args)
+        call = (num_ranks, folder, timeout, run, args)
         # Ranks are forked from a server that has imported torch once, and has no threads yet.
         multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
         start: Any = start_processes  # Torch has no types for it.
@@ -63,7 +67,7 @@ def spawned(
                         f"calibrate: {num_ranks} processes took longer than {limit_secs:g} s."
                     )
         except (ProcessRaisedException, ProcessExitedException) as error:
-            raise CommError(f"calibrate: {str(error).strip().splitlines()[-1]}") from None
+            raise CommError(f"calibrate: {_first_error(folder) or _last_line(error)}") from None
         finally:
             for process in context.processes:
                 if process.is_alive():
@@ -74,7 +78,7 @@ def spawned(
 def _rank(
     rank: int,
     num_ranks: int,
-    store: str,
+    folder: str,
     timeout: timedelta,
     run: Callable[..., None],
     args: tuple[Any, ...],
@@ -82,10 +86,34 @@ def _rank(
     torch.set_num_threads(1)
     # A host name that resolves to no address of this machine must not matter.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = f"file://{folder}/{_STORE}"
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=num_ranks, timeout=timeout
+        "gloo", init_method=store, rank=rank, world_size=num_ranks, timeout=timeout
     )
-    _run_and_leave(lambda: run(*args))
+    _run_and_leave(lambda: _run_or_tell(folder, lambda: run(*args)))
+
+
+def _run_or_tell(folder: str, run: Callable[[], None]) -> None:
+    """Write down the first error of all ranks while this rank is still connected.
+
+    The other ranks fail because this one leaves, and their processes may end before its own.
+    """
+    try:
+        run()
+    except Exception as error:
+        with suppress(FileExistsError), FilePath(folder, _ERROR).open("x") as file:
+            file.write(_last_line(error))
+        raise
+
+
+def _first_error(folder: str) -> str:
+    path = FilePath(folder, _ERROR)
+    return path.read_text() if path.exists() else ""
+
+
+def _last_line(error: Exception) -> str:
+    """As it ends a traceback; torch's error has a traceback for its text."""
+    return format_exception_only(error)[-1].strip().splitlines()[-1]
 
 
 def _run_and_leave(run: Callable[[], None]) -> None:

@@ -87,7 +87,9 @@ class Page:
         self.axes.text(x, y, text, **{"font": font, "color": INK, "parse_math": False, **look})
 
     def _add(self, patch: Patch) -> None:
-        self.axes.add_patch(patch)
+        # Half of a picture's time would go into the limits that ``add_patch`` keeps; ``resize``
+        # sets them.
+        self.axes.add_artist(patch)
         patch.set_clip_on(False)
 
 

@@ -71,6 +71,7 @@ class Cells:
         self.num_replicas = len(self._replicas.values)
         self.parts = self._parts.values
         """The value parts that ranks of the group hold, ascending."""
+        self._known_boxes: dict[Key, tuple[Box, ...]] = {}
 
     def __contains__(self, rank: int) -> bool:
         return rank in self._source
@@ -93,7 +94,9 @@ class Cells:
     def boxes(self, key: Key) -> tuple[Box, ...]:
         """The boxes of a cell, none of them empty, in the order in which they lie in memory."""
         if self._flat.axes:
-            return self._flat_boxes(key)
+            if key not in self._known_boxes:
+                self._known_boxes[key] = self._flat_boxes(key)
+            return self._known_boxes[key]
         runs = product(*[dim.runs(n) for dim, n in zip(self._dims, key, strict=True)])
         return tuple(
             [Box(tuple([a for a, _ in chosen]), tuple([b for _, b in chosen])) for chosen in runs]

@@ -59,6 +59,16 @@ class Slicing:
         """Slice ``index`` of ``box``."""
         if self.num_slices == 1 or box.is_empty:
             return (box,)
+        # Replicas hold equal boxes, and a box is asked for before and after it moves.
+        if (box, index) not in self._known:
+            self._known[box, index] = self._of_box(box, index)
+        return self._known[box, index]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Box, int], tuple[Box, ...]]:
+        return {}
+
+    def _of_box(self, box: Box, index: int) -> tuple[Box, ...]:
         intervals = []
         for cut, low, high in zip(self.cuts, box.lo, box.hi, strict=True):
             around = cut[bisect_right(cut, low) - 1 : bisect_left(cut, high) + 1]

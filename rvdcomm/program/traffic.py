@@ -7,7 +7,7 @@ program, agree about the group and the kind of its call without a message.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -30,7 +30,8 @@ CONNECTED = frozenset({"all_gather", "all_to_all", "reduce_scatter", "all_reduce
 class Leg:
     """One exchange of a step: the state after it, and its moves.
 
-    ``index`` is that of the step in its path, ``number`` that of the exchange in its step.
+    ``index`` is that of the step in its path, ``number`` that of the exchange in its step. What
+    ranks move, and their groups, are computed once: all slices of the tensor ask for them.
     """
 
     index: int
@@ -40,6 +41,8 @@ class Leg:
     islands: Islands
     view: View
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
+    _moves: dict[tuple[int, ...], tuple[Move, ...]] = field(default_factory=dict)
+    _groups: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
@@ -69,14 +72,18 @@ class Leg:
         """The members of ``ranks`` that hold something before or after the step."""
         return [rank for rank in ranks if rank in self.step]
 
-    def moves(self, ranks: Collection[int]) -> list[Move]:
+    def moves(self, ranks: Iterable[int]) -> tuple[Move, ...]:
         """The moves into and out of ``ranks``, sorted."""
-        found: list[Move] = []
-        for rank in ranks:
-            exchange = self.exchange(rank)
-            found += exchange.into(rank)
-            found += [m for m in exchange.out_of(rank) if m.dst_rank not in ranks]
-        return sorted(found)
+        asked = tuple(ranks)
+        if asked not in self._moves:
+            inside = set(asked)
+            found: list[Move] = []
+            for rank in asked:
+                exchange = self.exchange(rank)
+                found += exchange.into(rank)
+                found += [m for m in exchange.out_of(rank) if m.dst_rank not in inside]
+            self._moves[asked] = tuple(sorted(found))
+        return self._moves[asked]
 
     def is_near(self, move: Move) -> bool:
         """Whether the move is a read from another rank's memory."""
@@ -96,15 +103,18 @@ class Leg:
 
     # --- groups ---------------------------------------------------------------------------------
 
-    def groups(self, ranks: Iterable[int]) -> list[tuple[int, ...]]:
+    def groups(self, ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         """The groups in which ``ranks`` call the backend, ascending; each of two ranks or more."""
-        found: list[tuple[int, ...]] = []
-        done: set[int] = set()
-        for rank in ranks:
-            if rank not in done:
-                found.append(self._group(rank))
-                done.update(found[-1])
-        return sorted(group for group in found if len(group) > 1)
+        asked = tuple(ranks)
+        if asked not in self._groups:
+            found: list[tuple[int, ...]] = []
+            done: set[int] = set()
+            for rank in asked:
+                if rank not in done:
+                    found.append(self._group(rank))
+                    done.update(found[-1])
+            self._groups[asked] = tuple(sorted(group for group in found if len(group) > 1))
+        return self._groups[asked]
 
     def _group(self, rank: int) -> tuple[int, ...]:
         """The ranks that messages connect with ``rank``, directly or through others."""

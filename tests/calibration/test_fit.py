@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from math import inf
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -116,6 +118,26 @@ def test_an_unknown_that_would_be_negative_is_at_its_bound(
     link = fitted(samples)
     assert link.alpha_secs == pytest.approx(alpha_secs, rel=0.01, abs=1e-7)
     assert bytes_per_sec is None or link.bytes_per_sec >= 0.99 * bytes_per_sec
+
+
+@pytest.mark.parametrize(
+    "secs, bound",
+    [([1e-3, 1e-3, 1e-3], "bytes_per_sec"), ([1e-6, 1e-3, 1.2], "alpha")],
+    ids=["no port is busy", "no round takes time"],
+)
+def test_an_unknown_at_its_bound_has_no_error_in_a_file(
+    secs: list[float], bound: str, tmp_path: Path
+) -> None:
+    sizes = [4, 4_000, 4_000_000]
+    samples = [Sample(0, "swap", 0, 1, size, t) for size, t in zip(sizes, secs, strict=True)]
+    fit = fit_links(samples, ["rank"])
+    path = tmp_path / "topology.json"
+    rv.Topology.single_host(2, 1e-5, 1e9).save(path, notes=fit.notes())
+    (level,) = json.loads(path.read_text())["calibration"]["levels"]
+    known = {"alpha": fit.levels[0].alpha_error, "bytes_per_sec": fit.levels[0].beta_error}
+    assert known.pop(bound) == inf
+    assert level[f"{bound}_relative_error"] is None
+    assert [level[f"{name}_relative_error"] for name in known] == list(known.values())
 
 
 def fit_of(*errors: float) -> Fit:

@@ -12,7 +12,7 @@ from rvdcomm.planning.binding import refine
 from rvdcomm.planning.path import State, exchange_step
 from rvdcomm.planning.primitives import RebindPricer
 from rvdcomm.planning.search_bound import least_of_any
-from tests.oracle import all_pairs, random_pair, random_topology
+from tests.oracle import all_pairs, drawn, random_pair, random_topology
 
 SHAPE = (16, 24)
 NUM_BYTES = 16 * 24
@@ -23,6 +23,9 @@ TOPOLOGIES = {
     "4x2": rv.Topology.hosts([range(h, h + 2) for h in range(0, 8, 2)], FAST, SLOW),
     "5+3": rv.Topology.hosts([range(5), range(5, 8)], FAST, SLOW),
 }
+ONE_HOST = "8"
+SHARE = 0.3
+"""Of the pairs for which the closed form is compared with plans on several hosts."""
 FIELDS = ["secs", "wire_bytes", "host_bytes", "peak_bytes", "rounds", "recv_bytes"]
 
 
@@ -119,10 +122,10 @@ def test_closed_form_is_never_above_the_counted_bound_of_a_whole_dst(
     assert above == []
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
-def test_closed_form_is_never_above_a_plan(topology: rv.Topology) -> None:
-    above = []
-    for src, dst in all_pairs(SHAPE, 8):
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_closed_form_is_never_above_a_plan(name: str) -> None:
+    topology, above = TOPOLOGIES[name], []
+    for src, dst in drawn(all_pairs(SHAPE, 8), 1.0 if name == ONE_HOST else SHARE, name):
         closed, plan = closed_form(src, dst, topology), rv.plan(src, dst, "int8", topology)
         cheapest = min(plan.cost.secs, direct_cost(src, dst, 1, topology).secs)
         if closed > cheapest * (1 + 1e-12):

@@ -13,7 +13,7 @@ import torch
 
 import rvdcomm as rv
 from tests.dist.world import Worlds
-from tests.oracle import Array, all_rvds, parts_of, random_layout, random_shape, shards_of
+from tests.oracle import Array, all_pairs, drawn, parts_of, random_layout, random_shape, shards_of
 
 pytestmark = pytest.mark.dist
 
@@ -29,7 +29,7 @@ GROUP_SIZES = {
 }
 """Ranks of src and of dst in every world."""
 
-NUM_SEEDS = {2: 8, 3: 8, 4: 10, 6: 10, 8: 10, 12: 5}
+NUM_SEEDS = {2: 4, 3: 4, 4: 6, 6: 6, 8: 6, 12: 2}
 RELATIONS = ("same", "disjoint", "overlap")
 
 
@@ -86,17 +86,19 @@ def _cases() -> Iterator[Case]:
 CASES = list(_cases())
 
 IN_GROUP = [
-    (num_ranks, num_hosts, shape, str(src), str(dst))
+    (num_ranks, num_hosts, shape, str(src.rvd), str(dst.rvd))
     for num_ranks, num_hosts, shape in (
         (4, 1, (8, 12)),
         (6, 2, (18,)),
         (8, 1, (24,)),
         (8, 2, (24,)),
     )
-    for src in all_rvds(num_ranks, len(shape))
-    for dst in all_rvds(num_ranks, len(shape))
+    for src, dst in drawn(all_pairs(shape, num_ranks), 0.5, f"{num_ranks} on {num_hosts}")
 ]
-"""Ranks, hosts, shape, src and dst of every ordered pair of regular layouts of one group."""
+"""Ranks, hosts, shape, src and dst of half of the ordered pairs of regular layouts of one group.
+
+On all pairs, simulated programs are right (tests/plans/test_plan.py).
+"""
 
 
 def random_topology(rng: random.Random, num_ranks: int) -> rv.Topology | None:
@@ -117,7 +119,7 @@ def test_cases_have_all_groups_that_trip_others() -> None:
     seen = {(case.num_src, case.num_dst, case.relation) for case in CASES}
     wanted = {(2, 3), (4, 6), (3, 4), (5, 7)}
     assert seen >= {(*sizes, relation) for sizes in wanted for relation in RELATIONS[1:]}
-    assert len(CASES) >= 300
+    assert len(CASES) >= 180
 
 
 def free_rounds(num_ranks: int, num_hosts: int) -> rv.Topology:
@@ -209,7 +211,7 @@ def test_processes_move_integers_as_simulate_does(worlds: Worlds, case: Case) ->
 
 
 @pytest.mark.parametrize("num_ranks, num_hosts, shape, src_rvd, dst_rvd", IN_GROUP)
-def test_processes_move_every_pair_in_a_group_as_simulate_does(
+def test_processes_move_pairs_in_a_group_as_simulate_does(
     worlds: Worlds,
     num_ranks: int,
     num_hosts: int,

@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from functools import cache
 from itertools import combinations
 from math import prod
 
@@ -59,20 +60,30 @@ CASES = {
 }
 
 
+@cache
+def case(name):
+    return CASES[name]()
+
+
 @pytest.fixture(params=CASES)
 def plan(request):
-    return CASES[request.param]()
+    return case(request.param)
+
+
+figure = cache(figure_of)
+"""The picture of a plan, for tests that only look at it."""
+text_of = cache(svg)
 
 
 def found(plan, prefix):
     """The artists whose id starts with ``prefix``, by id in the order of drawing."""
-    artists = figure_of(plan).findobj(lambda artist: (artist.get_gid() or "").startswith(prefix))
+    artists = figure(plan).findobj(lambda artist: (artist.get_gid() or "").startswith(prefix))
     return {artist.get_gid(): artist for artist in artists}
 
 
 def texts(plan):
     """All texts of the picture, those of the legend too."""
-    return [text.get_text() for text in figure_of(plan).findobj(Text)]
+    return [text.get_text() for text in figure(plan).findobj(Text)]
 
 
 def notes(plan):
@@ -97,14 +108,14 @@ def states(plan):
 
 
 def test_svg_is_well_formed(plan):
-    root = ET.fromstring(svg(plan))
+    root = ET.fromstring(text_of(plan))
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_there_is_one_arrow_per_pair_that_the_program_sends(plan):
     names = {"message-{}-{}-{}".format(*pair) for pair in pairs(plan)}
     assert set(found(plan, "message")) == names
-    assert set(re.findall('id="(message[^"]*)"', svg(plan))) == names
+    assert set(re.findall('id="(message[^"]*)"', text_of(plan))) == names
 
 
 def test_there_is_one_cell_per_rank_and_state(plan):
@@ -128,7 +139,7 @@ def test_an_all_reduce_is_one_bar_per_group():
 
 
 def test_every_host_has_a_frame():
-    assert list(found(CASES["columns to rows"](), "host")) == ["host-0", "host-1"]
+    assert list(found(case("columns to rows"), "host")) == ["host-0", "host-1"]
 
 
 # --- how it looks -------------------------------------------------------------------------------
@@ -177,7 +188,7 @@ def cells(plan):
 
 @pytest.mark.parametrize("name", ["columns to rows", "reduce_scatter", "ragged transfer", "1-d"])
 def test_a_cell_is_filled_by_what_the_rank_holds(name):
-    plan = CASES[name]()
+    plan = case(name)
     total = prod(plan.src.shape)
     for (index, rank), (cell, boxes) in cells(plan).items():
         area = sum(box.get_width() * box.get_height() for box in boxes)
@@ -199,13 +210,14 @@ def colors(boxes):
 
 
 def test_equal_pieces_have_equal_colors():
-    after_exchange = [colors(cells(CASES["sum on two levels"]())[2, rank][1]) for rank in range(8)]
+    drawn = cells(case("sum on two levels"))
+    after_exchange = [colors(drawn[2, rank][1]) for rank in range(8)]
     assert after_exchange[:4] == after_exchange[4:]
     assert len({color for found in after_exchange for color in found}) == 4
 
 
 def test_columns_to_rows_keeps_the_colors_of_the_columns():
-    plan = CASES["columns to rows"]()
+    plan = case("columns to rows")
     drawn, last = cells(plan), len(plan.path.steps)
     columns = [color for rank in range(8) for color in colors(drawn[0, rank][1])]
     assert columns == list(PALETTE[:8])
@@ -215,21 +227,21 @@ def test_columns_to_rows_keeps_the_colors_of_the_columns():
 
 
 def test_partial_sums_are_hatched_and_numbered():
-    plan = CASES["reduce_scatter"]()
+    plan = case("reduce_scatter")
     hatches = [box.get_hatch() for box in found(plan, "box-0").values()]
     assert all(hatches)
     assert not any(box.get_hatch() for box in found(plan, "box-1").values())
-    labels = [artist.get_text() for artist in figure_of(plan).findobj(Text)]
-    assert [t for t in labels if t.startswith("part")] == [f"part {p}" for p in (0, 1, 2, 3) * 2]
+    labels = [text for text in texts(plan) if text.startswith("part")]
+    assert labels == [f"part {p}" for p in (0, 1, 2, 3) * 2]
 
 
 def test_a_wider_arrow_is_more_bytes():
-    arrows = found(CASES["1-d"](), "message")
+    arrows = found(case("1-d"), "message")
     assert arrows["message-0-1-2"].get_linewidth() > arrows["message-0-0-1"].get_linewidth()
 
 
 def test_colors_tell_levels_apart():
-    arrows = found(CASES["columns to rows"](), "message").values()
+    arrows = found(case("columns to rows"), "message").values()
     drawn = [to_hex(arrow.get_edgecolor()).upper() for arrow in arrows]
     assert drawn == [LEVEL_COLORS[2]] * 8 + [LEVEL_COLORS[1]] * 24
 
@@ -239,7 +251,7 @@ def test_colors_tell_levels_apart():
 
 def test_a_small_picture_leaves_nothing_out():
     scale = "The width of an arrow shows its bytes, up to 4 MiB."
-    assert notes(CASES["columns to rows"]()) == scale
+    assert notes(case("columns to rows")) == scale
 
 
 def test_a_note_counts_merged_messages():
@@ -258,7 +270,7 @@ def test_a_note_counts_the_ranks_that_are_left_out():
 
 
 def test_a_note_names_hidden_dims():
-    assert "Cells show dims 0 and 1 of 3; cuts of dim 2 are not shown." in notes(CASES["3-d"]())
+    assert "Cells show dims 0 and 1 of 3; cuts of dim 2 are not shown." in notes(case("3-d"))
 
 
 def test_dims_that_no_step_cuts_are_hidden_first():
@@ -288,14 +300,14 @@ def test_equal_plans_give_equal_text_in_any_process():
 
 
 def test_draw_writes_the_svg(tmp_path):
-    plan = CASES["1-d"]()
+    plan = case("1-d")
     draw(plan, tmp_path / "plan.svg")
     assert (tmp_path / "plan.svg").read_text(encoding="utf-8") == svg(plan)
 
 
 @pytest.mark.parametrize("name", ["sum on two levels", "scalar"])
 def test_draw_writes_a_png_of_the_figure(tmp_path, name):
-    plan = CASES[name]()
+    plan = case(name)
     draw(plan, str(tmp_path / "plan.png"))
     data = (tmp_path / "plan.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
@@ -308,11 +320,11 @@ def test_draw_writes_a_png_of_the_figure(tmp_path, name):
 def test_a_picture_without_matplotlib_is_refused_in_one_line(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)
     with pytest.raises(PictureError, match=r"pip install 'rvdcomm\[plot\]'\.$"):
-        draw(CASES["1-d"](), tmp_path / name)
+        draw(case("1-d"), tmp_path / name)
 
 
 def test_the_users_matplotlibrc_changes_nothing():
-    plan = CASES["1-d"]()
+    plan = case("1-d")
     expected = svg(plan)
     with matplotlib.rc_context({"svg.fonttype": "path", "lines.linewidth": 9, "font.size": 30}):
         assert svg(plan) == expected
@@ -320,4 +332,4 @@ def test_the_users_matplotlibrc_changes_nothing():
 
 def test_another_suffix_is_refused(tmp_path):
     with pytest.raises(PictureError, match=r"use a name in \.svg or \.png"):
-        draw(CASES["1-d"](), tmp_path / "plan.gif")
+        draw(case("1-d"), tmp_path / "plan.gif")

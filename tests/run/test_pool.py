@@ -29,7 +29,10 @@ def pool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     fresh = Pool(CAPACITY, is_shared=request.param)
     monkeypatch.setattr(pool_module, "_pool", fresh)
     monkeypatch.setattr(pool_module, "_is_made", True)
+    # A collection then looks at what a test makes, not at all that earlier ones left.
+    gc.freeze()
     yield fresh
+    gc.unfreeze()
     fresh.clear()
 
 
