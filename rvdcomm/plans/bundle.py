@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 
-from rvdcomm.cost import Cost, StepCost, total_cost
+from rvdcomm.cost import Cost, StepCost, port_secs, total_cost
 from rvdcomm.errors import MemoryLimitError
 from rvdcomm.layout import ITEM_BYTES, Topology
-from rvdcomm.plans import table
 from rvdcomm.plans.fill import Batch, filled
 from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, Way, shard_sizes
 from rvdcomm.plans.planner import hosts_of, program_step_costs
+from rvdcomm.plans.table import rows
 from rvdcomm.program import DST, SRC, Islands, Program
 from rvdcomm.program.join import join
 from rvdcomm.program.lower import Lanes, lanes, together
 from rvdcomm.program.verify import verify
+from rvdcomm.units import bytes_text, secs_text
 
 BUCKET_BYTES = 32 << 20
 """Staging of buckets, unless a limit is lower: messages are limited by bandwidth, not latency."""
@@ -296,7 +297,38 @@ class Bundle:
         return found
 
     def __str__(self) -> str:
-        return "\n".join([*table.rows(self), *table.totals(self)])
+        return "\n".join([*rows(self.members), *self._totals()])
+
+    def _totals(self) -> Iterator[str]:
+        """What the call sends, in how many collectives, how long, and the peak of a rank.
+
+        The time is compared with that of the busiest port, whose bytes no order of tensors lessens.
+        """
+        cost = self.cost
+        shards = max(self.shard_bytes(rank) for rank in self.ranks)
+        ways = {(m.transition.src_dtype, m.transition.dst_dtype): None for m in self.members}
+        dtypes = ", ".join(a if a == b else f"{a} -> {b}" for a, b in ways)
+        yield (
+            f"total  {len(self.members)} tensors ({dtypes}) on {len(self.ranks)} ranks: "
+            f"{bytes_text(cost.wire_bytes)} sent ({bytes_text(cost.host_bytes)} between hosts)"
+        )
+        busy_secs = port_secs(self.busiest_bytes, 0, self.topology)
+        gap = f" ({cost.secs / busy_secs:.3g}x the busiest port)" if busy_secs else ""
+        yield f"       {self._calls_text()}, {secs_text(cost.secs)}{gap}"
+        yield (
+            f"       peak {bytes_text(cost.peak_bytes)} per rank: shards {bytes_text(shards)}, "
+            f"staging {'' if self.is_counted else 'at most '}{bytes_text(self.staging_bytes)}"
+        )
+
+    def _calls_text(self) -> str:
+        """The collectives, if they are counted, or else the buckets in which tensors are joined."""
+        if not self.is_counted:
+            num_buckets = sum(len(batch.buckets) for batch in self.batches)
+            return f"{len(self.batches)} programs of {num_buckets} buckets, modelled"
+        num_calls = sum(len(program.collectives) for program in self.programs)
+        alone = sum(len(member.plan.program.collectives) for member in self.members)
+        steps = len(self.step_costs)
+        return f"{num_calls} collectives ({alone} one by one) in {steps} step{'s' * (steps > 1)}"
 
 
 def bundle_over(made: Bundle, islands: Islands) -> Bundle:
