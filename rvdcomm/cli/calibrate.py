@@ -11,9 +11,9 @@ from pathlib import Path as FilePath
 from rvdcomm import CommError, Topology
 from rvdcomm.cli.arguments import UsageError, parse_secs, parse_size
 from rvdcomm.cli.command import FAILED, OK, Command
+from rvdcomm.plans import EXECUTORS
 
 BACKENDS = ("gloo", "nccl")
-EXECUTORS = ("auto", "dist", "peer")
 
 
 def _calibrate(args: argparse.Namespace) -> int:
