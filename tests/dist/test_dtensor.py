@@ -126,8 +126,8 @@ def faults_of_all(
 def test_pairs_of_a_mesh_of_two_dims_are_right(worlds: Worlds) -> None:
     every = list(product(KINDS, repeat=2))
     cases = [(SQUARE, src, SQUARE, dst) for src, dst in product(every, every)]
-    # A third of 256 pairs; 3 is no divisor of 16, so that all placements come up on both sides.
-    assert faults_of_all(worlds(4), cases[::3], SHAPE) == []
+    # A fifth of 256 pairs; 5 is no divisor of 16, so that all placements come up on both sides.
+    assert faults_of_all(worlds(4), cases[::5], SHAPE) == []
 
 
 MESHES = [[3, 0, 2, 1], [[2, 0], [1, 3]], [[0], [2]], [[3, 1]], [1, 2, 3]]
@@ -172,7 +172,7 @@ def move_cube(rank: int, num_cases: int) -> int:
 
 
 def test_strided_and_uneven_pairs_of_a_mesh_of_three_dims_are_right(worlds: Worlds) -> None:
-    assert worlds(8).run(move_cube, 25) == [0] * 8
+    assert worlds(8).run(move_cube, 12) == [0] * 8
 
 
 def region_of(rank: int, mesh: Any, shape: tuple[int, ...]) -> list[Any]:

@@ -83,7 +83,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 def case_of(plan: str, num_devices: int, dtype: str) -> Case:
     """A plan with a model that is large enough for so many devices."""
     optimizer = "adamw" if (len(plan) + num_devices // 2) % 2 else "sgd"
-    case = Case(plan, num_devices, optimizer=optimizer, dtype=dtype, num_steps=5)
+    case = Case(plan, num_devices, optimizer=optimizer, dtype=dtype)
     if plan in CHUNKS:
         sizes = {"heads": 8, "layers": CHUNKS[plan] * num_devices}
         return replace(case, knobs={"microbatches": 4}, sizes=sizes, batch=2)
