@@ -21,7 +21,7 @@ import rvdcomm as rv
 from rvdcomm.errors import CommError, LayoutError, ProgramError
 from rvdcomm.layout import MAX_DIMS, MAX_RANK, MAX_RANKS, Box, parse_ranges
 from rvdcomm.program import Program
-from rvdcomm.program.text import MAX_BOXES
+from rvdcomm.program.text import MAX_TEXT_BOXES
 from rvdcomm.program.verify import MAX_SYMBOLS, verify
 from rvdcomm.run.agree import read_post
 from rvdcomm.run.request import Request
@@ -268,7 +268,7 @@ FILES = {
     "many names": HEAD + f"collective all_to_all step 0 ranks 0:2 {'a,' * 10**6}a b\n",
     "many lines": "\n" * 5_000_000,
     "many form feeds": HEAD + "\x0c" * 5_000_000,
-    "many boxes": HEAD + "buffer src rank 0:" + " [0:2]" * (MAX_BOXES + 1),
+    "many boxes": HEAD + "buffer src rank 0:" + " [0:2]" * (MAX_TEXT_BOXES + 1),
     "many spaces": HEAD + "buffer" + " " * 5_000_000,
     "one word": "x" * 5_000_000,
     "a dtype of megabytes": "program " + "x" * 5_000_000,

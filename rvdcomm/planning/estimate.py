@@ -50,13 +50,9 @@ class Estimator:
         return [*sorted(priced, key=self._order), *rest]
 
     def _order(self, path: Path) -> tuple[float, int, int]:
-        costs = [self._step(step) for step in path.steps]
+        costs = [self._closed_form(step) or self.counted(step) for step in path.steps]
         secs = float(f"{sum(secs for secs, _ in costs):.{SIGNIFICANT_DIGITS}g}")
         return secs, sum(rounds for _, rounds in costs), len(path.steps)
-
-    def _step(self, step: Step) -> tuple[float, int]:
-        """Seconds and rounds of one step."""
-        return self._closed_form(step) or self.counted(step)
 
     def _closed_form(self, step: Step) -> tuple[float, int] | None:
         if id(step) not in self._costs:

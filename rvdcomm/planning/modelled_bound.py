@@ -77,12 +77,11 @@ def _in_group(src: Layout, dst: Layout, topology: Topology) -> list[LevelBound] 
     for axes, block in zip(pair[0].grid.outer_axes, pair[0].grid.blocks, strict=True):
         has, wants = (_Outer.of(binding, axes, size) for binding in pair)
         common = _common(*pair, axes, block, size)
-        into = wants.size - (common if has.v == 1 else np.zeros_like(common))
-        out_of = has.size - common if wants.r == 1 else np.full_like(common, has.size)
-        if dst.rvd.v > 1:
-            into = np.zeros_like(common)
-        if dst.rvd.v > 1 or has.r > 1:
-            out_of = np.zeros_like(common)
+        into = out_of = nothing = np.zeros_like(common)
+        if dst.rvd.v == 1:
+            into = wants.size - (common if has.v == 1 else nothing)
+        if dst.rvd.v == 1 and has.r == 1:
+            out_of = has.size - (common if wants.r == 1 else nothing)
         meets = _meeting_share(*pair, axes)
         if src.rvd.v == 1 and dst.rvd.v > 1:
             both = prod(

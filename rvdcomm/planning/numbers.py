@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import prod
 from typing import TypeVar
@@ -68,21 +68,17 @@ class Dim:
     def runs(self, number: int) -> list[Interval]:
         """The intervals that a number stands for, none of them empty; neighbours are one."""
         if number not in self._known:
-            self._known[number] = list(self._runs(number))
+            first, last = number * self._num_local, (number + 1) * self._num_local
+            cuts = self._cuts
+            pieces = [(cuts[first], cuts[last])] if self._is_plain else self.finest(number)
+            found: list[Interval] = []
+            for low, high in pieces:
+                if found and found[-1][1] == low:
+                    found[-1] = found[-1][0], high
+                elif low < high:
+                    found.append((low, high))
+            self._known[number] = found
         return self._known[number]
-
-    def _runs(self, number: int) -> Iterator[Interval]:
-        first, last = number * self._num_local, (number + 1) * self._num_local
-        pieces = [(self._cuts[first], self._cuts[last])] if self._is_plain else self.finest(number)
-        begin = end = 0
-        for low, high in pieces:
-            if low != end:
-                if begin < end:
-                    yield begin, end
-                begin = low
-            end = high
-        if begin < end:
-            yield begin, end
 
     @cached_property
     def _bounds(self) -> Ints:

@@ -172,9 +172,9 @@ class Path:
     def table(self, notes: Iterable[str] | None = None) -> list[str]:
         """Lines of a table; ``notes`` adds a column, one note a step."""
         rows = [("step", "primitive", "groups", "layout")]
-        rows.append(("", "", "", _at(str(self.src.rvd), self.src.ranks)))
+        rows.append(("", "", "", _on_ranks(str(self.src.rvd), self.src.ranks)))
         for i, step in enumerate(self.steps):
-            text = _at(step.dst.text, step.dst.ranks)
+            text = _on_ranks(step.dst.text, step.dst.ranks)
             name = f"{step.kind} /{step.num_slices}" if step.num_slices > 1 else step.kind
             rows.append((str(i), name, groups_text(step.groups), text))
         columns = [*zip(*rows, strict=True)]
@@ -242,5 +242,5 @@ def _short_ranges(ranks: Sequence[int]) -> str:
     return f"{','.join(runs[:MAX_RUNS])},..."
 
 
-def _at(text: str, ranks: tuple[int, ...]) -> str:
+def _on_ranks(text: str, ranks: tuple[int, ...]) -> str:
     return f"{text} on {ranges_text(sorted(ranks))}"

@@ -19,7 +19,7 @@ from rvdcomm.layout import ITEM_BYTES, Topology
 from rvdcomm.plans.fill import Batch, filled
 from rvdcomm.plans.load import Load, Ports, beat_costs
 from rvdcomm.plans.member import Member, Way, shard_sizes
-from rvdcomm.plans.planner import hosts_of, program_step_costs
+from rvdcomm.plans.planner import islands_of, program_step_costs
 from rvdcomm.plans.table import rows
 from rvdcomm.program import DST, SRC, Islands, Program
 from rvdcomm.program.join import join
@@ -70,10 +70,7 @@ class Bundle:
     @cached_property
     def islands(self) -> Islands:
         """Groups of two or more ranks that read each other's memory."""
-        groups = self.near
-        if groups is None:
-            groups = hosts_of(self.topology, self.ranks) if self.executor != "dist" else ()
-        return tuple(group for group in groups if len(group) > 1)
+        return islands_of(self.near, self.executor, self.topology, self.ranks)
 
     @cached_property
     def identity(self) -> str:

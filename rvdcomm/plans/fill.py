@@ -76,7 +76,7 @@ def _batch(
     staging: dict[Unit, Mapping[int, int]] = {}
     for t, way in enumerate(ways):
         if (way, cap) not in known:
-            known[way, cap] = _fitting(way, cap)
+            known[way, cap] = _fewest_slices(way, cap)
         count, num_lanes, sizes = known[way, cap]
         num_slices.append(count)
         staging |= {(t, lane): sizes for lane in range(num_lanes)}
@@ -84,7 +84,7 @@ def _batch(
     return Batch(batch, tuple(num_slices), buckets, fullest * min(depth, len(buckets)))
 
 
-def _fitting(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
+def _fewest_slices(way: Way, cap: int) -> tuple[int, int, dict[int, int]]:
     """The fewest slices whose staging fits, the lanes that they make, and a lane's staging."""
     for num_slices in SLICE_COUNTS:
         sizes = way.staging_bound(num_slices)

@@ -130,7 +130,7 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg
     need = pricer.num_bytes * parts // held
     is_local = kind_of_rebind(src, dst) in MOVES_NOTHING
     entering = [
-        np.zeros(len(grid.ranks), np.int64) if is_local else _entering(grid, src, dst, need, outer)
+        np.zeros(len(grid.ranks), np.int64) if is_local else _lacking(grid, src, dst, need, outer)
         for outer in grid.outer_axes
     ]
     before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
@@ -140,7 +140,7 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg
     )  # fmt: skip
 
 
-def _entering(grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iterable[int]) -> Ints:
+def _lacking(grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iterable[int]) -> Ints:
     """Bytes that every rank needs and that no rank of its own group has.
 
     The group has a fraction of the need: one k-th for an axis of size k outside it that leaves V or

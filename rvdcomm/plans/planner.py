@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -24,7 +25,7 @@ from rvdcomm.planning.modelled_bound import modelled_bound
 from rvdcomm.planning.path import Path
 from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.plans.modelled import ModelledCost, modelled_cost
-from rvdcomm.program import Collective, Copy, Islands, Program
+from rvdcomm.program import BufferKey, Collective, Copy, Islands, Program
 from rvdcomm.program.lower import lower, together
 from rvdcomm.program.verify import verify
 from rvdcomm.text import quoted
@@ -82,10 +83,7 @@ class Plan:
     @cached_property
     def islands(self) -> Islands:
         """Groups of two or more ranks that read each other's memory."""
-        groups = self.near
-        if groups is None:
-            groups = hosts_of(self.topology, self.path.ranks) if self.executor != "dist" else ()
-        return tuple(group for group in groups if len(group) > 1)
+        return islands_of(self.near, self.executor, self.topology, self.path.ranks)
 
     @cached_property
     def num_slices(self) -> int:
@@ -104,8 +102,8 @@ class Plan:
             return found
         item = ITEM_BYTES[self.dtype]
         largest = max(self.src.cell(rank).box.num_elements for rank in self.src.ranks) * item
-        most = [n for n in NUM_SLICES if n * len(self.path.ranks) <= MAX_SLICES_OF_ALL] or [1]
-        wanted = next((n for n in most if largest <= n * CACHED_BYTES), most[-1])
+        counts = _slice_counts(self.path)
+        wanted = next((n for n in counts if largest <= n * CACHED_BYTES), counts[-1])
         return max(found, wanted)
 
     @property
@@ -318,6 +316,20 @@ def hosts_of(topology: Topology, ranks: Iterable[int]) -> Islands:
     return tuple(map(tuple, hosts.values()))
 
 
+def islands_of(
+    near: Islands | None, executor: str, topology: Topology, ranks: Iterable[int]
+) -> Islands:
+    """Groups of two or more ranks that read each other's memory: ``near``, or else the hosts."""
+    if near is None:
+        near = hosts_of(topology, ranks) if executor != "dist" else ()
+    return tuple(group for group in near if len(group) > 1)
+
+
+def _slice_counts(path: Path) -> list[int]:
+    """The numbers of pipeline slices that a path may have."""
+    return [n for n in NUM_SLICES if n * len(path.ranks) <= MAX_SLICES_OF_ALL] or [1]
+
+
 def default_topology(ranks: Iterable[int]) -> Topology:
     """One host that holds these ranks."""
     ports = tuple((rank,) for rank in sorted(set(ranks)))
@@ -370,12 +382,12 @@ def _leaner(best: Plan, paths: list[Path]) -> Iterator[Plan]:
     First every path with the chosen and with the finest slices; then messages alone, which may
     arrive in their final place; then one exchange in more and more windows.
     """
-    finest = [n for n in NUM_SLICES if n * len(best.path.ranks) <= MAX_SLICES_OF_ALL] or [1]
+    finest = _slice_counts(best.path)[-1]
     for path in paths if best.islands else ():
         made = replace(best, path=path)
         yield made
-        if made.num_slices < finest[-1]:
-            yield replace(made, slices=finest[-1])
+        if made.num_slices < finest:
+            yield replace(made, slices=finest)
     if best.executor != "peer":
         best = replace(best, near=())
         yield from (replace(best, path=path) for path in paths)
@@ -391,26 +403,22 @@ def program_step_costs(
 
     The pipeline slices of a step count as one: its rounds, which overlap, are paid once.
     """
-    traffic: list[dict[tuple[int, int], int]] = [{} for _ in range(num_steps)]
-    rounds: list[dict[int, int]] = [{} for _ in range(num_steps)]
+    traffic: list[Counter[tuple[int, int]]] = [Counter() for _ in range(num_steps)]
+    rounds: list[Counter[int]] = [Counter() for _ in range(num_steps)]
     # By rank and direction: the partner, and the buffer that is read.
-    reads: list[dict[tuple[int, str], set[tuple[int, str]]]] = [{} for _ in range(num_steps)]
+    reads: list[dict[tuple[int, str], set[BufferKey]]] = [defaultdict(set) for _ in traffic]
     for one in program.instructions:
         if isinstance(one, Collective):
-            pairs = one.traffic()
+            sent = one.traffic()
             # Groups of a step run at once, but the collectives of one rank run one after another.
-            mine, count = rounds[one.step], one.rounds
-            for rank in one.ranks:
-                mine[rank] = mine.get(rank, 0) + count
+            rounds[one.step].update(dict.fromkeys(one.ranks, one.rounds))
         elif isinstance(one, Copy) and one.is_remote:
-            pairs = {(one.src_rank, one.rank): one.num_elements}
-            reads[one.step].setdefault((one.rank, "in"), set()).add((one.src_rank, one.src))
-            reads[one.step].setdefault((one.src_rank, "out"), set()).add((one.rank, one.src))
+            sent = {(one.src_rank, one.rank): one.num_elements}
+            reads[one.step][one.rank, "in"].add((one.src, one.src_rank))
+            reads[one.step][one.src_rank, "out"].add((one.src, one.rank))
         else:
             continue
-        total = traffic[one.step]
-        for pair, num_elements in pairs.items():
-            total[pair] = total.get(pair, 0) + num_elements * program.item_bytes
+        traffic[one.step].update({pair: n * program.item_bytes for pair, n in sent.items()})
     costs = []
     for step in range(num_steps):
         calls = max(rounds[step].values(), default=0)

@@ -177,7 +177,9 @@ class _Lane:
         memory = self.memory
         memory.step = 0
         memory.where = {
-            rank: [Place(box, SRC, 0, rank) for box in self._slice(memory.shard(SRC, rank))]
+            rank: [
+                Place(box, SRC, 0, rank) for box in self._slice(memory.buffers[SRC, rank].pieces)
+            ]
             for rank in self.sides[SRC]
         }
         if SRC in memory.converted and self.path.src.rvd.v > 1:
@@ -210,7 +212,8 @@ class _Lane:
         return self.slicing.of_boxes(boxes, self.index)
 
     def _end_phase(self) -> None:
-        self.done.append(self.memory.take_instructions())
+        self.done.append(self.memory.instructions)
+        self.memory.instructions = []
 
     def _target(
         self, leg: Leg, moves: Iterable[Move], number: str, is_dst: bool, in_place: bool
@@ -228,7 +231,7 @@ class _Lane:
         return Destination(
             name=DST if is_dst else f"x{number}",
             boxes=boxes,
-            pieces={r: self.memory.shard(DST, r) for r in boxes} if is_dst else boxes,
+            pieces={r: self.memory.buffers[DST, r].pieces for r in boxes} if is_dst else boxes,
             needs_sum={rank: _has_sum(found) for rank, found in arriving.items()},
             in_place=in_place,
         )

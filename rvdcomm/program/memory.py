@@ -54,11 +54,6 @@ class LoweredMemory:
         self._indices: dict[int, tuple[list[Place], BoxIndex]] = {}
         self._pieces: dict[int, tuple[Buffer, BoxIndex]] = {}
 
-    def take_instructions(self) -> list[Instruction]:
-        """The instructions since the last call."""
-        taken, self.instructions = self.instructions, []
-        return taken
-
     def new_number(self) -> str:
         """A number for the names of the buffers of one exchange; the same on all ranks."""
         self._num_names += 1
@@ -69,10 +64,6 @@ class LoweredMemory:
         if (name, rank) not in self.buffers:
             self.buffers[name, rank] = Buffer(name, rank, tuple(pieces))
         return self.buffers[name, rank]
-
-    def shard(self, name: str, rank: int) -> tuple[Box, ...]:
-        """The pieces of the caller's buffer: one box."""
-        return self.buffers[name, rank].pieces
 
     def settle(self, name: str, rank: int, boxes: Sequence[Box]) -> None:
         """Record that the current shard of ``rank`` is buffer ``name``, piece by piece."""

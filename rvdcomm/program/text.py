@@ -23,7 +23,7 @@ from rvdcomm.text import integer, quoted
 MAX_CHARS = 1 << 26
 """The longest text of a program."""
 
-MAX_BOXES = 1 << 20
+MAX_TEXT_BOXES = 1 << 20
 """The most boxes and lines in a program's text: some 400 MB in memory. An all-to-all of 512 ranks
 has half as many. A ``Program`` that is made in Python has no limit."""
 
@@ -155,10 +155,10 @@ class TextReader:
     # --- limits ---------------------------------------------------------------------------------
 
     def _check_text(self) -> None:
-        if len(self.text) > MAX_CHARS or self.num_boxes > MAX_BOXES:
+        if len(self.text) > MAX_CHARS or self.num_boxes > MAX_TEXT_BOXES:
             raise ValueError(
                 f"the text has {len(self.text)} characters in {self.num_boxes} lines; at most "
-                f"{MAX_CHARS} and {MAX_BOXES} are read"
+                f"{MAX_CHARS} and {MAX_TEXT_BOXES} are read"
             )
         if not (self.text.isascii() and self.text.replace("\n", "").isprintable()):
             odd = re.search(r"[^\n -~]", self.text)
@@ -170,8 +170,8 @@ class TextReader:
     def _items(self, text: str) -> list[str]:
         """Boxes, or entries, one after another."""
         self.num_boxes += text.count(" ") + 1
-        if self.num_boxes > MAX_BOXES:
-            raise ValueError(f"the text has more than {MAX_BOXES} lines and boxes")
+        if self.num_boxes > MAX_TEXT_BOXES:
+            raise ValueError(f"the text has more than {MAX_TEXT_BOXES} lines and boxes")
         return text.split()
 
     @staticmethod
