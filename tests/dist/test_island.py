@@ -180,7 +180,8 @@ def exceed_address_space(rank: int) -> tuple[str, int]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     if rank == 1:
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (in_use + (8 << 20), before[1]))
+        # Room for the stacks of some threads, which talk to the store; a stack has 8 MiB.
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + (40 << 20), before[1]))
     error = error_of(lambda: island.reserve({3: 64 << 20}))
     resource.setrlimit(resource.RLIMIT_AS, before)
     island.reserve({3: 10_000})
