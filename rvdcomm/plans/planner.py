@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -25,7 +24,7 @@ from rvdcomm.planning.modelled_bound import modelled_bound
 from rvdcomm.planning.path import Path
 from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.plans.modelled import ModelledCost, modelled_cost
-from rvdcomm.program import BufferKey, Collective, Copy, Islands, Program
+from rvdcomm.program import Collective, Copy, Islands, Program
 from rvdcomm.program.lower import lower, together
 from rvdcomm.program.verify import verify
 from rvdcomm.text import quoted
@@ -403,22 +402,26 @@ def program_step_costs(
 
     The pipeline slices of a step count as one: its rounds, which overlap, are paid once.
     """
-    traffic: list[Counter[tuple[int, int]]] = [Counter() for _ in range(num_steps)]
-    rounds: list[Counter[int]] = [Counter() for _ in range(num_steps)]
+    traffic: list[dict[tuple[int, int], int]] = [{} for _ in range(num_steps)]
+    rounds: list[dict[int, int]] = [{} for _ in range(num_steps)]
     # By rank and direction: the partner, and the buffer that is read.
-    reads: list[dict[tuple[int, str], set[BufferKey]]] = [defaultdict(set) for _ in traffic]
+    reads: list[dict[tuple[int, str], set[tuple[int, str]]]] = [{} for _ in range(num_steps)]
     for one in program.instructions:
         if isinstance(one, Collective):
-            sent = one.traffic()
+            pairs = one.traffic()
             # Groups of a step run at once, but the collectives of one rank run one after another.
-            rounds[one.step].update(dict.fromkeys(one.ranks, one.rounds))
+            mine, count = rounds[one.step], one.rounds
+            for rank in one.ranks:
+                mine[rank] = mine.get(rank, 0) + count
         elif isinstance(one, Copy) and one.is_remote:
-            sent = {(one.src_rank, one.rank): one.num_elements}
-            reads[one.step][one.rank, "in"].add((one.src, one.src_rank))
-            reads[one.step][one.src_rank, "out"].add((one.src, one.rank))
+            pairs = {(one.src_rank, one.rank): one.num_elements}
+            reads[one.step].setdefault((one.rank, "in"), set()).add((one.src_rank, one.src))
+            reads[one.step].setdefault((one.src_rank, "out"), set()).add((one.rank, one.src))
         else:
             continue
-        traffic[one.step].update({pair: n * program.item_bytes for pair, n in sent.items()})
+        total = traffic[one.step]
+        for pair, num_elements in pairs.items():
+            total[pair] = total.get(pair, 0) + num_elements * program.item_bytes
     costs = []
     for step in range(num_steps):
         calls = max(rounds[step].values(), default=0)
