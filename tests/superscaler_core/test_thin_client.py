@@ -12,7 +12,10 @@ import rvdcomm.checkpoint
 import superscaler_core
 
 FILES = sorted(Path(superscaler_core.__file__).parent.rglob("*.py"))
-PUBLIC = {"rvdcomm": set(rv.__all__), "rvdcomm.checkpoint": set(rvdcomm.checkpoint.__all__)}
+PUBLIC = {
+    "rvdcomm": {*rv.__all__, "__version__"},
+    "rvdcomm.checkpoint": set(rvdcomm.checkpoint.__all__),
+}
 # Starts and ends a group, and asks who is in it.
 SETUP = {
     "destroy_process_group",
