@@ -213,9 +213,9 @@ def failing(made: Callable[[], Any], kind: str, is_after: bool) -> Callable[[], 
         """The call, which ends before or after all copies, but not in good order."""
         run = RankProgram._run_native
 
-        def run_and_end(self: RankProgram, shards: Any, location: int) -> None:
+        def run_and_end(self: RankProgram, *arguments: Any) -> None:
             if is_after:
-                run(self, shards, location)
+                run(self, *arguments)
             end()
 
         RankProgram._run_native = run_and_end  # type: ignore[method-assign]
