@@ -89,7 +89,12 @@ def plot(result: dict[str, Any], path: Path) -> None:
     sizes = list(dict.fromkeys(row["size"] for row in result["rows"]))
     height = 0.3 * max(sum(row["size"] == s for row in result["rows"]) for s in sizes) + 1.6
     figure, axes = plt.subplots(
-        1, len(sizes), figsize=(4.6 * len(sizes) + 1.2, height), sharey=True, squeeze=False
+        1,
+        len(sizes),
+        figsize=(4.6 * len(sizes) + 1.2, height),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     style = {
         "p2p": ("s", "#E69F00", "point-to-point"),
@@ -120,8 +125,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         axis.set_axisbelow(True)
     axes[0][0].invert_yaxis()
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=6, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(result["title"], fontsize=11)
-    figure.tight_layout(rect=(0, 0.045, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
