@@ -44,15 +44,8 @@ class CompiledPlan(Protocol):
     def adjoint(self) -> Any:
         """What carries the gradient back; collective when it is first read."""
 
-    def __call__(
-        self,
-        tensor: Tensor | None,
-        *,
-        out: Tensor | None = None,
-        async_op: bool = False,
-        requires_grad: bool | None = None,
-    ) -> Any:
-        """Run the plan; collective."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the plan; collective; arguments as of ``Redistributor``."""
 
 
 @dataclass(frozen=True)
