@@ -131,3 +131,11 @@ class Stage:
 
     def run(self, shards: tuple[int, ...], num_threads: int) -> None:
         """Do all actions, with the addresses of the shards; raises PeerError."""
+
+    def call(
+        self, shards: tuple[int, ...], num_threads: int, identity: int, num_events: Sequence[int]
+    ) -> None:
+        """The same as one whole call of the island, between ``begin`` and ``end`` of its signals.
+
+        Where it is bound to no island it is ``run``.
+        """

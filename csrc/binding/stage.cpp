@@ -38,6 +38,21 @@ class BoundStage {
   }
 
   void run(const py::tuple& shards, int num_threads) {
+    set_shards(shards);
+    const py::gil_scoped_release release;
+    stage_.run(num_threads, raise_python_signals);
+  }
+
+  /// The stage is a whole call of the island, which begins and ends with it.
+  void call(const py::tuple& shards, int num_threads, uint64_t identity,
+            const std::vector<uint32_t>& num_events) {
+    set_shards(shards);
+    const py::gil_scoped_release release;
+    stage_.call(num_threads, identity, num_events, raise_python_signals);
+  }
+
+ private:
+  void set_shards(const py::tuple& shards) {
     if (shards.size() != static_cast<size_t>(stage_.num_shards())) {
       throw std::invalid_argument("a stage of " + std::to_string(stage_.num_shards()) +
                                   " shards was given " + std::to_string(shards.size()) + ".");
@@ -46,11 +61,8 @@ class BoundStage {
       stage_.set_shard(i, PyLong_AsVoidPtr(PyTuple_GET_ITEM(shards.ptr(), i)));
     }
     if (PyErr_Occurred()) throw py::error_already_set();
-    const py::gil_scoped_release release;
-    stage_.run(num_threads, raise_python_signals);
   }
 
- private:
   static std::vector<CopyProgram> copied(const std::vector<Engines*>& programs) {
     std::vector<CopyProgram> out;
     for (const Engines* engines : programs) out.push_back(engines->cpu);
@@ -79,7 +91,9 @@ void bind_stage(py::module_& m) {
            py::arg("programs"), py::arg("actions"), py::arg("num_shards"))
       .def("bind", &BoundStage::bind, py::arg("memory"), py::arg("signals").none(true),
            py::arg("timeout_secs"))
-      .def("run", &BoundStage::run, py::arg("shards"), py::arg("num_threads"));
+      .def("run", &BoundStage::run, py::arg("shards"), py::arg("num_threads"))
+      .def("call", &BoundStage::call, py::arg("shards"), py::arg("num_threads"),
+           py::arg("identity"), py::arg("num_events"));
 }
 
 }  // namespace rvdcomm

@@ -41,4 +41,11 @@ void Stage::run(int num_threads, const Signals::Hook& between_slices) {
   }
 }
 
+void Stage::call(int num_threads, uint64_t identity, const std::vector<uint32_t>& num_events,
+                 const Signals::Hook& between_slices) {
+  if (signals_ != nullptr) signals_->begin(identity, 0, timeout_secs_, between_slices);
+  run(num_threads, between_slices);
+  if (signals_ != nullptr) signals_->end(num_events);
+}
+
 }  // namespace rvdcomm

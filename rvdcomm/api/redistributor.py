@@ -73,7 +73,7 @@ class Redistributor:
         plan = plan_with(plan, memory_limit=memory_limit)
         self.plan = plan_here(plan, self._world, self.executor)
         self._program = _compiled(self.plan, self._world)
-        self._messages: RankProgram | None = None
+        self._programs: dict[torch.device, RankProgram] = {}
         self.peak_bytes = 0
 
     @runs_whole
@@ -206,7 +206,7 @@ class Redistributor:
 
     def _run(self, tensor: Tensor | None, out: Tensor | None) -> Tensor | None:
         device = self._device_of(tensor if tensor is not None else out)
-        program = self._program_for(device)
+        program = self._programs.get(device) or self._program_on(device)
         if (tensor is None or not tensor.requires_grad) and (out is None or not out.requires_grad):
             return self._moved(program, tensor, out, device)
         with torch.no_grad():
@@ -237,14 +237,16 @@ class Redistributor:
     def _device_of(self, given: Tensor | None) -> torch.device:
         return self._device if given is None else given.device
 
-    def _program_for(self, device: torch.device) -> RankProgram:
+    def _program_on(self, device: torch.device) -> RankProgram:
         """The program for a device; one of messages alone if its memory is not shared."""
-        if device == self._device or not self.plan.islands:
-            return self._program
-        if self._messages is None:
-            alone = plan_over(self.plan, ())
-            self._messages = _compiled(alone, self._world)
-        return self._messages
+        is_shared = device == self._device or not self.plan.islands
+        found = self._programs[device] = self._program if is_shared else self._messages
+        return found
+
+    @cached_property
+    def _messages(self) -> RankProgram:
+        """A program without shared memory; collective when it is first read."""
+        return _compiled(plan_over(self.plan, ()), self._world)
 
 
 def _compiled(plan: Plan, world: World) -> RankProgram:

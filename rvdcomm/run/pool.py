@@ -43,7 +43,7 @@ _FORK_SECS = 60.0
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """As ``torch.empty``; large ones on the CPU come from the pool."""
     num_bytes = prod(shape) * dtype.itemsize
-    if device.type != "cpu" or num_bytes < MIN_BYTES:
+    if num_bytes < MIN_BYTES or device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     pool = pool_here()
     view = None if pool is None else pool.take(num_bytes)

@@ -32,6 +32,7 @@ from rvdcomm.run.world import World
 
 Shards = Sequence[Tensor]
 _CallStep = Callable[[CallMemory], None]
+_Way = Callable[[Shards, ShardStrides, torch.device], None]
 _NO_ERROR: tuple[type[BaseException], ...] = ()
 _PEER_ERROR = _NO_ERROR if core is None else core.PeerError
 
@@ -88,6 +89,7 @@ class RankProgram:
         self._native: dict[tuple[ShardStrides, tuple[bool, ...]], _NativeSteps] = {}
         self._cuda: dict[ShardStrides, list[Any]] = {}
         self._plain: list[_CallStep] | None = None
+        self._ways: dict[torch.device, _Way] = {}
 
     @cached_property
     def direct(self) -> frozenset[str]:
@@ -106,29 +108,32 @@ class RankProgram:
         Raises:
             CommError: a peer is dead, late or gave up.
         """
-        world, staging = self._world, self._staging
         strides = tuple([None if shard.is_contiguous() else shard.stride() for shard in shards])
         self.peak_bytes = self._held_bytes
         if strides != self._contiguous:
             self.peak_bytes += self._copied_bytes(strides)
-        location = self._location(shards, device)
-        self._tag = world.begin(self._members, self._identity)
+        self._tag = self._world.begin(self._members, self._identity)
+        way = self._ways.get(device) or self._way(device)
         try:
-            staging.begin_call(self._identity, location)
-            if core is not None and device.type == "cpu":
-                self._run_native(shards, strides, location)
-            elif core is not None and device.type == "cuda" and core.has_cuda:
-                self._run_cuda(shards, strides, device)
-            else:
-                self._run_plain(shards, device)
-            staging.end_call(self._totals)
+            way(shards, strides, device)
         except _PEER_ERROR as error:
-            lost = staging.island.comm_error(error, "a peer step")
-            world.fail(lost)
+            lost = self._staging.island.comm_error(error, "a peer step")
+            self._world.fail(lost)
             raise lost from None
         except BaseException as error:
-            world.fail(error)
+            self._world.fail(error)
             raise
+
+    def _way(self, device: torch.device) -> _Way:
+        """How programs run on a device; asked once for each, as the name of a device is slow."""
+        if core is not None and device.type == "cpu":
+            way: _Way = self._run_native
+        elif core is not None and device.type == "cuda" and core.has_cuda:
+            way = self._run_cuda
+        else:
+            way = self._run_plain
+        self._ways[device] = way
+        return way
 
     def _num_bytes(self, name: str) -> int:
         """Of a shard of this rank."""
@@ -142,45 +147,56 @@ class RankProgram:
 
     # --- native ---------------------------------------------------------------------------------
 
-    def _location(self, shards: Shards, device: Any) -> int:
-        """Where others can read this rank's source in place; 0 if they cannot, or need not."""
-        if self._in_place is None or not self._in_place.readers or device.type != "cpu":
-            return 0
-        source = shards[0]
-        pool = pool_here() if source.is_contiguous() else None
-        return 0 if pool is None else pool.location(source.data_ptr(), source.nbytes)
-
-    def _run_native(self, shards: Shards, strides: ShardStrides, location: int) -> None:
-        staging = self._staging
-        assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
-        sources: tuple[int, ...] = ()
+    def _run_native(self, shards: Shards, strides: ShardStrides, device: torch.device) -> None:
         if self._in_place is not None:
-            sources = staging.sources(self._in_place.owners, location)
-        in_place = tuple(map(bool, sources))
+            self._run_in_place(shards, strides, self._in_place)
+            return
+        native = self._native_steps(strides, ())
+        addresses = tuple([shard.data_ptr() for shard in shards])
+        if native.alone is not None:
+            native.alone.call(addresses, self._num_threads, self._identity, self._totals)
+            self.sent_bytes = self._read_bytes
+            return
+        self._staging.begin_call(self._identity, 0)
+        self._run_steps(native, shards, addresses)
+        self._staging.end_call(self._totals)
+
+    def _run_in_place(self, shards: Shards, strides: ShardStrides, in_place: InPlace) -> None:
+        """Run a program some of whose sources may be read where they are."""
+        staging = self._staging
+        assert isinstance(staging, SharedStaging), "only islands read each other's sources"
+        location = _location(shards[0]) if in_place.readers else 0
+        staging.begin_call(self._identity, location)
+        sources = staging.sources(in_place.owners, location)
+        native = self._native_steps(strides, tuple(map(bool, sources)))
+        addresses = tuple([shard.data_ptr() for shard in shards])
+        self._run_steps(native, shards, (*addresses, *sources) if any(sources) else addresses)
+        if location:
+            staging.wait_for(in_place.readers, self._totals)
+        staging.end_call(self._totals)
+
+    def _run_steps(self, native: _NativeSteps, shards: Shards, addresses: tuple[int, ...]) -> None:
+        call = self._call(shards, native.arena)
+        for stage, transfer in native.steps:
+            if stage is not None:
+                stage(addresses, self._num_threads)
+            else:
+                transfer(call)
+        self.sent_bytes = call.sent_bytes + self._read_bytes
+
+    def _native_steps(self, strides: ShardStrides, in_place: tuple[bool, ...]) -> _NativeSteps:
+        """The steps for such shards, compiled when first asked for, bound to the memory of now."""
         native = self._native.get((strides, in_place))
         if native is None:
             native = self._native[strides, in_place] = self._compile(strides, in_place)
+        staging = self._staging
         if native.version != staging.version:
+            assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
             for stage in native.stages:
                 staging.bind(stage)
             native.arena = staging.block.view(self._dtype)
             native.version = staging.version
-        addresses = tuple([shard.data_ptr() for shard in shards])
-        if any(in_place):
-            addresses += sources
-        if native.alone is not None:
-            native.alone.run(addresses, self._num_threads)
-            self.sent_bytes = self._read_bytes
-        else:
-            call = self._call(shards, native.arena)
-            for stage, transfer in native.steps:
-                if stage is not None:
-                    stage(addresses, self._num_threads)
-                else:
-                    transfer(call)
-            self.sent_bytes = call.sent_bytes + self._read_bytes
-        if location and self._in_place is not None:
-            staging.wait_for(self._in_place.readers, self._totals)
+        return native
 
     def _call(self, shards: Shards, arena: Tensor) -> CallMemory:
         return CallMemory(dict(zip(self.names, shards, strict=True)), arena, self._tag)
@@ -211,6 +227,7 @@ class RankProgram:
 
     def _run_cuda(self, shards: Shards, strides: ShardStrides, device: torch.device) -> None:
         """Queue all work on the caller's stream; nothing here waits for the GPU."""
+        self._staging.begin_call(self._identity, 0)
         if strides not in self._cuda:
             self._cuda[strides] = [self._cuda_step(part, strides) for part in self._parts]
         staging, stream = self._staging, torch.cuda.current_stream(device)
@@ -223,6 +240,7 @@ class RankProgram:
             else:
                 step(call)
         self.sent_bytes = call.sent_bytes + self._read_bytes
+        staging.end_call(self._totals)
 
     def _device_memory(self, device: torch.device) -> tuple[Tensor, list[int]]:
         """The staging block on the device, and the addresses of all ranks' blocks."""
@@ -240,7 +258,7 @@ class RankProgram:
 
     # --- plain ----------------------------------------------------------------------------------
 
-    def _run_plain(self, shards: Shards, device: Any) -> None:
+    def _run_plain(self, shards: Shards, strides: ShardStrides, device: torch.device) -> None:
         if self._plain is None:
             self._plain = list(self._plain_steps())
         if device.type == "cpu":
@@ -268,6 +286,12 @@ def _in_place(program: Program, staging: Staging) -> InPlace | None:
         return None
     found = InPlace.of(program, staging.rank, staging.ranks)
     return found if found.owners or found.readers else None
+
+
+def _location(source: Tensor) -> int:
+    """Where others can read a source in place; 0 if they cannot."""
+    pool = pool_here() if source.is_contiguous() else None
+    return 0 if pool is None else pool.location(source.data_ptr(), source.nbytes)
 
 
 def _tagged(collectives: Sequence[Collective]) -> Iterator[tuple[int, Collective]]:

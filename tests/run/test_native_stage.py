@@ -26,6 +26,7 @@ pytestmark = pytest.mark.native
 
 ONE_HOST = rv.Topology.single_host(8, 0, 1.0)
 TWO_HOSTS = rv.Topology.hosts([range(3), range(3, 6)], rv.Link(0, 4.0), rv.Link(0, 1.0))
+GATHER = rv.Layout((6, 8), "R(1)V(1)D(2,1)"), rv.Layout((6, 8), "R(2)V(1)D(1,1)")
 TIMEOUT_SECS = 20.0
 
 
@@ -37,9 +38,14 @@ class Memory(_Simulation):
         arenas = [self.arena[rank].ctypes.data for rank in ranks]
         stage.bind(arenas, signals, TIMEOUT_SECS)
 
-    def run_stage(self, stage: Any, rank: int) -> None:
+    def addresses(self, rank: int) -> tuple[int, ...]:
         names = self.program.shard_names(rank)
-        stage.run(tuple(self.flat[name, rank].ctypes.data for name in names), 1)
+        return tuple(self.flat[name, rank].ctypes.data for name in names)
+
+    def call_twice(self, stage: Any, rank: int, totals: Sequence[int]) -> None:
+        """The second call shows whether both sides counted the events of the first alike."""
+        for identity in (7, 8):
+            stage.call(self.addresses(rank), 1, identity, totals)
 
 
 def run_by_messages(program: Program, shards: dict[int, Array]) -> dict[int, Array]:
@@ -64,7 +70,7 @@ def run_by_messages(program: Program, shards: dict[int, Array]) -> dict[int, Arr
                 else:
                     stage = native_stage(program, rank, (rank,), part)
                     memory.bind(stage, [rank])
-                    memory.run_stage(stage, rank)
+                    stage.run(memory.addresses(rank), 1)
                 parts.pop(0)
     return {rank: shard for (_, rank), shard in memory.results().items()}
 
@@ -86,7 +92,8 @@ def run_by_reading(program: Program, shards: dict[int, Array]) -> dict[int, Arra
                 stage = native_stage(program, rank, group, found[rank].actions)
                 signals = core.Signals(i, headers, lifelines)
                 memory.bind(stage, group, signals)
-                running.append(threads.submit(memory.run_stage, stage, rank))
+                totals = [found[rank].totals[member] for member in group]
+                running.append(threads.submit(memory.call_twice, stage, rank, totals))
         for future in running:
             future.result()
     return {rank: shard for (_, rank), shard in memory.results().items()}
@@ -136,6 +143,21 @@ def test_native_stages_agree_on_pairs_of_six_and_eight_ranks() -> None:
     for src, dst in rng.sample(list(all_pairs((8, 16, 4), 8)), 60):
         found += faults(src, dst, ONE_HOST, [range(8)])
     assert found == []
+
+
+def test_calls_of_different_identities_fail_on_both_sides() -> None:
+    program = lower(rv.plan(*GATHER, "int64", ONE_HOST).path, "int64", ONE_HOST, islands=[range(2)])
+    memory = Memory(program, {(SRC, rank): np.zeros((3, 8), np.int64) for rank in range(2)})
+    headers = [_header() for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        calls = []
+        for rank, schedule in schedules(program).items():
+            stage = native_stage(program, rank, (0, 1), schedule.actions)
+            memory.bind(stage, (0, 1), core.Signals(rank, headers, [-1, -1]))
+            totals = list(schedule.totals.values())
+            calls.append(threads.submit(stage.call, memory.addresses(rank), 1, rank, totals))
+        errors = [call.exception(TIMEOUT_SECS) for call in calls]
+    assert [type(error) for error in errors] == [core.PeerError] * 2
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -37,6 +37,12 @@ class Stage {
   /// @throws PeerError  a peer is dead, late or has failed
   void run(int num_threads, const Signals::Hook& between_slices);
 
+  /// The same as one whole call of the island, if there is one: `Signals::begin` before it, with no
+  /// location, and `Signals::end` after it.
+  /// @throws PeerError  a peer is dead, late or has failed
+  void call(int num_threads, uint64_t identity, const std::vector<uint32_t>& num_events,
+            const Signals::Hook& between_slices);
+
  private:
   const std::vector<CopyProgram> programs_;
   const std::vector<Action> actions_;
