@@ -85,10 +85,10 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
 
     from superscaler_core.compiled import Compiled
     from superscaler_core.front_end import capture
-    from superscaler_core.materialize.materialized import Materialized, materialize
     from superscaler_core.models.gpt import GPT, GPTConfig
     from superscaler_core.plan import Plan
     from superscaler_core.plans import PLANS
+    from superscaler_core.program.materialized import Materialized, materialize
     from superscaler_core.validate import check_assigned, check_coverage, check_memory
 
     secs = dict.fromkeys(PHASES, 0.0)

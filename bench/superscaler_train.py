@@ -21,7 +21,7 @@ from bench import stream
 from bench.local import run_here
 from bench.run import ALPHA_SECS, environment
 from superscaler_core.compiled import Compiled, compile
-from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.program.transfer import Transfer
 
 DESCRIPTION = """\
 Train a GPT (float32, SGD with momentum) on gloo processes, by stages (pp) times tensor parallel

@@ -22,7 +22,8 @@ from superscaler_core.graph import Graph, Op
 from superscaler_core.graph_builder import GraphBuilder
 from superscaler_core.op_trans import pieces, replicate, split
 from superscaler_core.part import Part
-from superscaler_core.plan import Axis, Plan, Stage
+from superscaler_core.plan import Axis, Decisions, Plan, Stage
+from superscaler_core.program import StepProgram
 from superscaler_core.schedules import SCHEDULES, Schedule, ScheduleError
 from superscaler_core.tensor import PTensor, VTensor
 
@@ -55,6 +56,7 @@ __all__ = [
     "CaptureError",
     "Compiled",
     "CoverageError",
+    "Decisions",
     "DeviceMemoryError",
     "DeviceProfile",
     "DimClass",
@@ -71,6 +73,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Stage",
+    "StepProgram",
     "Trainer",
     "VTensor",
     "capture",

@@ -10,8 +10,9 @@ from pathlib import Path
 import rvdcomm as rv
 from superscaler_core.codegen import rank_files
 from superscaler_core.collector import paused_collector
-from superscaler_core.materialize.materialized import Materialized, materialize
 from superscaler_core.plan import Plan
+from superscaler_core.program.materialized import Materialized, materialize
+from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
 from superscaler_core.run.constants import TOPOLOGY, save_constants
 from superscaler_core.validate import (
@@ -19,6 +20,7 @@ from superscaler_core.validate import (
     check_assigned,
     check_coverage,
     check_memory,
+    check_placement,
     memory_of,
 )
 
@@ -41,6 +43,11 @@ class Compiled:
     def plan(self) -> Plan:
         """The sProgram's decisions."""
         return self.materialized.plan
+
+    @property
+    def step_program(self) -> StepProgram:
+        """All that devices do in a step, in one order; print it."""
+        return self.materialized.step_program
 
     @cached_property
     def memory(self) -> Mapping[int, DeviceMemory]:
@@ -108,6 +115,7 @@ def compile(
         DeviceMemoryError: a device needs more than the limit.
     """
     check_assigned(plan)
+    check_placement(plan)
     check_coverage(plan)
     made = materialize(plan, topology)
     if memory_limit is not None:

@@ -33,7 +33,7 @@ def _names(title: str, names: Iterable[str], more: str) -> str:
 
 NAMES = f"""\
 {_names("MODEL", MODELS, "which returns (module, example_inputs) and may take 'batch'")}
-{_names("PLAN", PLANS, "which takes the plan")}
+{_names("PLAN", PLANS, "which takes the plan; or FILE.plan, which 'plan --decisions' wrote")}
 """
 
 

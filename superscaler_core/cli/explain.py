@@ -27,6 +27,9 @@ def _explain(args: argparse.Namespace) -> int:
         texts = [explain_edge(compiled.materialized, name, topology) for name in args.edge]
         print("\n\n".join(texts))
         return OK
+    if args.step:
+        print(compiled.step_program)
+        return OK
     print(f"what was split how\n{explain_ops(plan)}\n")
     with phase("report"):
         report = compiled.report()
@@ -46,6 +49,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="only this edge (e3, or a parameter's name): its ends and its plans, step by step",
     )
+    parser.add_argument(
+        "--step",
+        action="store_true",
+        help="only the step: all instructions of every stage, and the order in which stages run",
+    )
 
 
 COMMAND = Command(
@@ -56,6 +64,8 @@ examples:
     superscaler explain gpt megatron --devices 2
   One edge, with the plan of its communication:
     superscaler explain gpt megatron --devices 2 --edge e0
+  The whole step, instruction by instruction:
+    superscaler explain gpt zero3 --devices 2 --step
   A pipeline, with the picture of its schedule:
     superscaler explain gpt one_f_one_b --devices 2 --set microbatches=4
 

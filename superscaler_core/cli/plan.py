@@ -7,6 +7,7 @@ import argparse
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
 from superscaler_core.cli.command import OK, Command
 from superscaler_core.cli.progress import phase
+from superscaler_core.cli.sources import DECISIONS_SUFFIX
 from superscaler_core.compiled import compile
 
 
@@ -24,6 +25,9 @@ def _plan(args: argparse.Namespace) -> int:
     with phase("report"):
         report = compiled.report()
     print(report.summary() if args.summary else report)
+    if args.decisions is not None:
+        program.plan.decisions.save(args.decisions)
+        print(f"\nwrote {args.decisions}")
     if args.out is not None:
         with phase("generate"):
             folder = compiled.save(args.out)
@@ -35,7 +39,19 @@ def _add(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     add_cluster(parser)
     parser.add_argument("--out", metavar="DIR", help="write the program there, for load(DIR)")
+    parser.add_argument(
+        "--decisions",
+        metavar="FILE",
+        type=_decisions_file,
+        help="write what the plan decides, as a text that can be edited and given as PLAN",
+    )
     parser.add_argument("--summary", action="store_true", help="print a few lines only")
+
+
+def _decisions_file(path: str) -> str:
+    if not path.endswith(DECISIONS_SUFFIX):
+        raise argparse.ArgumentTypeError(f"a file of decisions ends with {DECISIONS_SUFFIX!r}")
+    return path
 
 
 COMMAND = Command(
@@ -47,6 +63,9 @@ examples:
   A GPT of 1.3 billion parameters on 8 devices that must do with 32 GiB:
     superscaler plan gpt hybrid --preset 1.3B --devices 8 --microbatch 1 --set pp=4 --set tp=2 \\
       --dtype bfloat16 --master-dtype float32 --memory-limit 32GiB
+  The decisions of a plan, to change by hand and to look at again:
+    superscaler plan gpt megatron --devices 2 --decisions mine.plan
+    superscaler simulate gpt mine.plan --devices 2 --profile v100
   A model and an sProgram of your own, written out for torchrun:
     superscaler plan mine.py:model mine.py:split --devices 2 --out program
 

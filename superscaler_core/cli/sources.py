@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from superscaler_core.cli.command import UsageError
 from superscaler_core.models import MODELS, config_of
-from superscaler_core.plan import Plan
+from superscaler_core.plan import Decisions, Plan
 from superscaler_core.plans import PLANS
+
+DECISIONS_SUFFIX = ".plan"
+"""Of files that ``superscaler plan --decisions`` writes."""
 
 Made = tuple[nn.Module, Sequence[Tensor]]
 """A model and example inputs of one microbatch."""
@@ -66,11 +69,15 @@ def model_source(name: str, preset: str | None) -> Source:
 
 
 def plan_source(name: str) -> Source:
-    """An sProgram by its name, or a function ``file.py:function`` of a plan.
+    """An sProgram by its name, a function ``file.py:function`` of a plan, or a file of decisions.
 
     Raises:
         UsageError: there is none; the message names near ones.
     """
+    if name.endswith(DECISIONS_SUFFIX):
+        if not Path(name).is_file():
+            raise UsageError(f"{name}: there is no such file of decisions.")
+        return Source(name, {}, lambda plan: plan.decide(Decisions.load(name)))
     if ":" not in name:
         _check_known("plan", name, PLANS)
     function = _function(name) if ":" in name else PLANS[name]

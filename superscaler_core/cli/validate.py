@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
 from superscaler_core.cli.command import NOT_VALID, OK, Command
 from superscaler_core.errors import PlanError
-from superscaler_core.materialize.materialized import Materialized, materialize
-from superscaler_core.materialize.steps import Run
 from superscaler_core.plan import Plan
+from superscaler_core.program.materialized import Materialized, materialize
+from superscaler_core.program.steps import Run
 from superscaler_core.report import moves_of
 from superscaler_core.units import bytes_text
-from superscaler_core.validate import check_assigned, check_coverage, check_memory, memory_of
+from superscaler_core.validate import (
+    check_assigned,
+    check_coverage,
+    check_memory,
+    check_placement,
+    memory_of,
+)
 
 
 def _validate(args: argparse.Namespace) -> int:
@@ -31,10 +37,14 @@ def _findings(plan: Plan, args: argparse.Namespace) -> Iterator[tuple[str, str]]
     check_assigned(plan)
     num_parts = sum(len(plan.parts(op)) for op in plan.graph.ops)
     yield "devices", f"all {num_parts} parts of {len(plan.graph.ops)} ops have one"
+    check_placement(plan)
+    workers = 1 if plan.schedule is None else plan.schedule.num_workers
+    yield "placement", f"stages of each of {workers} workers are on the same devices"
     check_coverage(plan)
     yield "coverage", "the parts of every op do all of its work, and each piece of it once"
     made = materialize(plan)
     runs = sum(isinstance(event, Run) for event in made.events)
+    made.step_program.check()
     yield "order", f"{runs} forwards and backwards of stages, without a cycle"
     moves = list(moves_of(made, topology_of(args), args.master_dtype))
     num_proved = 0

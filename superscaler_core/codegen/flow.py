@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 
-from superscaler_core.codegen.segments import Segment, Step
 from superscaler_core.codegen.values import Value, Values
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.sequence import Move
-from superscaler_core.materialize.side import Device
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment, Step
+from superscaler_core.program.sequence import Move
+from superscaler_core.program.side import Device
 
 
 class Flow:
@@ -19,7 +19,6 @@ class Flow:
     Args:
         made: the plan.
         stage, device: which.
-        steps: what the device does in the stage's forward.
         values: of the device.
 
     Attributes:
@@ -35,10 +34,10 @@ class Flow:
         made: Materialized,
         stage: int,
         device: Device,
-        steps: Sequence[Step],
         values: Values,
     ) -> None:
-        self._made, self._stage, self._device, self._steps = made, stage, device, steps
+        self._made, self._stage, self._device = made, stage, device
+        self._steps = steps = made.stages[stage].steps[device]
         self._values = values
         self.segments = [step for step in steps if isinstance(step, Segment)]
         self._maker = {
@@ -111,9 +110,7 @@ class Flow:
 
     def span(self, step: Step) -> int:
         """The number of the span that a step is in; 0 if in none."""
-        if isinstance(step, Segment):
-            return step.span
-        return self._made.spans[self._stage].get(step, 0)
+        return self._made.stages[self._stage].given.span(step)
 
     def entering(self, span: int) -> list[Value]:
         """What the steps of a span read that none of them makes."""

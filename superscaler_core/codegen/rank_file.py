@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from superscaler_core.codegen.names import Names
-from superscaler_core.codegen.segments import Step, stage_steps
 from superscaler_core.codegen.stage_writer import StageWriter
 from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.steps import Carry, Event, Run, schedule_of
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.side import Device
+from superscaler_core.program.steps import Carry, Event, Run, schedule_of
 from superscaler_core.register import registered_modules
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
@@ -31,31 +30,22 @@ from superscaler_core.run.tables import Edge, Leg, Stored, Tables, Weight
 
 def rank_files(made: Materialized) -> dict[Device, str]:
     """The text of every device's file."""
-    steps = [stage_steps(made, stage.index) for stage in made.plan.stages]
-    return {
-        device: _rank_file(made, device, steps, made.events_on[device])
-        for device in made.plan.devices
-    }
+    return {device: _rank_file(made, device) for device in made.plan.devices}
 
 
-def _rank_file(
-    made: Materialized,
-    device: Device,
-    steps: Sequence[Mapping[Device, tuple[Step, ...]]],
-    events: Sequence[Event],
-) -> str:
+def _rank_file(made: Materialized, device: Device) -> str:
     names = Names()
     writers = [
-        StageWriter(made, stage, device, by_device[device], names)
-        for stage, by_device in enumerate(steps)
-        if device in by_device
+        StageWriter(made, stage, device, names)
+        for stage, program in enumerate(made.stages)
+        if device in program.steps
     ]
     recomputed = [name for writer in writers for name in writer.recomputed]
     swapped = [name for writer in writers for name in writer.swapped]
     texts = [
         _head(made, device),
         *(text for writer in writers for text in writer.functions()),
-        _step(events),
+        _step(made.events_on[device]),
         tables_text(made, device, recomputed, swapped),
     ]
     return "\n\n\n".join(text.rstrip("\n") for text in texts) + "\n"

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from superscaler_core.codegen.flow import Flow
 from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.segment_writer import SegmentWriter
-from superscaler_core.codegen.segments import Segment, Step
 from superscaler_core.codegen.text import INDENT, assigned, function, index_text, tuple_of, wrapped
 from superscaler_core.codegen.totals import Totals
 from superscaler_core.codegen.values import Values, combined
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.sequence import Close, Move, Open
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.plan.savings import Window
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.instruction import Instruction, Kind
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment
+from superscaler_core.program.side import Device
+from superscaler_core.program.transfer import Transfer
+
+_CALLS = {Kind.GATHER: "gather", Kind.RELEASE: "drop", Kind.REDUCE: "reduce"}
+"""What generated code calls at a window."""
 
 
 class StageWriter:
-    """Writes what one device does in one stage.
+    """Writes what one device does in one stage: every instruction of it becomes statements.
 
     Args:
         made: the plan.
         stage, device: which.
-        steps: what the device does in the stage's forward.
         names: of the device's file.
     """
 
-    def __init__(
-        self,
-        made: Materialized,
-        stage: int,
-        device: Device,
-        steps: Sequence[Step],
-        names: Names,
-    ) -> None:
-        self._made, self._stage, self._device, self._steps = made, stage, device, steps
+    def __init__(self, made: Materialized, stage: int, device: Device, names: Names) -> None:
+        self._made, self._stage, self._device = made, stage, device
+        self._program = made.stages[stage]
         self._names = names
         self._grads = Totals(names)
         self._sums = Totals(names)
         self._values = Values(made, device, names)
-        self._flow = Flow(made, stage, device, steps, self._values)
+        self._flow = Flow(made, stage, device, self._values)
 
     # --- what the file gets ---------------------------------------------------------------------
 
@@ -88,20 +84,6 @@ class StageWriter:
         """Count a gradient of a value that several may read."""
         return self._grads.add(name, f"g_{name}_sum", grad)
 
-    # --- what is run again as a whole -----------------------------------------------------------
-
-    def _keep(self, span: int) -> list[str]:
-        values = tuple_of(v.name for v in self._flow.entering(span))
-        return [f'run.keep("stage{self._stage}_span{span}", mb, {values})']
-
-    def _run_again(self, span: int) -> list[str]:
-        """The forward of a span once more, which now keeps what its backward needs."""
-        values = self._flow.entering(span)
-        kept = f'run.kept("stage{self._stage}_span{span}", mb)'
-        lines = [f"{assigned(v.name for v in values)}{kept}"]
-        self._sums = Totals(self._names)
-        return lines + [line for step in self._flow.spans[span] for line in self._step(step, span)]
-
     # --- the stage ------------------------------------------------------------------------------
 
     def _forward(self) -> str:
@@ -110,38 +92,57 @@ class StageWriter:
             if self._device in edge.dst.shards:
                 call = "receive" if edge.recycles is None else "recycled"
                 lines.append(f'{self._values.of_edge(edge).name} = run.{call}("{edge.name}", mb)')
-        for span, steps in groupby(self._steps, self._flow.span):
-            lines += self._keep(span) if span else []
-            lines += [line for step in steps for line in self._step(step)]
+        lines += self._body("F")
         for edge in self._made.crossing_from(self._stage):
             if self._device in edge.src.shards:
                 call = "send" if edge.recycles is None else "recycle"
                 lines.append(f'run.{call}("{edge.name}", mb, {self._packed(edge)})')
         return function(f"def stage{self._stage}_forward(run, mb):", freed(lines))
 
-    def _step(self, step: Step, again: int = 0) -> list[str]:
-        """The forward of one step; of the span that it is in, ``again`` if that is run again."""
-        if isinstance(step, Segment):
-            if again and step.is_left_out:
-                return self._hold(step)
-            return [*self._call(step, again), *self._add_up(step, again)]
-        if isinstance(step, Move):
-            return self._move(step.edge)
-        assert isinstance(step, Open | Close)
-        return self._window(step, is_forward=True)
+    def _body(self, run: str) -> list[str]:
+        return [
+            line
+            for instruction in self._program.on(self._device, run)
+            for line in self._statements(instruction, run)
+        ]
 
-    def _hold(self, segment: Segment) -> list[str]:
-        """Keep what the backward of a segment needs that runs its forward by itself."""
-        if not any(value.has_grad for value in self._flow.exports[segment]):
-            return []
-        return [self._with_args("run.hold", segment)]
+    def _statements(self, instruction: Instruction, run: str) -> list[str]:
+        """What an instruction becomes in the forward ("F") or the backward ("B")."""
+        kind, what = instruction.kind, instruction.what
+        match kind:
+            case Kind.FORWARD | Kind.COMPUTE:
+                again = what.span if run == "B" else 0
+                return [*self._call(what, kind, again), *self._add_up(what, again)]
+            case Kind.HOLD:
+                return [self._with_args("run.hold", what)]
+            case Kind.BACKWARD:
+                return self._call_back(what)
+            case Kind.KEEP:
+                return self._keep(what)
+            case Kind.RESUME:
+                return self._resume(what)
+            case Kind.MOVE:
+                return self._move(what)
+            case Kind.MOVE_BACK:
+                return self._move_back(what)
+            case Kind.GATHER | Kind.RELEASE | Kind.REDUCE:
+                return self._window(what, kind)
 
-    def _call(self, segment: Segment, again: int) -> list[str]:
-        outs = self._flow.exports[segment]
-        # What has no gradient has no backward, so nothing is kept for it; nor before it runs again.
-        keeps = any(value.has_grad for value in outs) and segment.span == again
-        which = "forward" if keeps else "compute"
-        lines = [self._with_args(f"{assigned(v.name for v in outs)}run.{which}", segment)]
+    def _keep(self, span: int) -> list[str]:
+        values = tuple_of(v.name for v in self._flow.entering(span))
+        return [f'run.keep("stage{self._stage}_span{span}", mb, {values})']
+
+    def _resume(self, span: int) -> list[str]:
+        """Begin to run a span again, which now keeps what its backward needs."""
+        values = self._flow.entering(span)
+        self._sums = Totals(self._names)
+        kept = f'run.kept("stage{self._stage}_span{span}", mb)'
+        return [f"{assigned(v.name for v in values)}{kept}"]
+
+    def _call(self, segment: Segment, kind: Kind, again: int) -> list[str]:
+        outs = assigned(value.name for value in self._flow.exports[segment])
+        which = "forward" if kind is Kind.FORWARD else "compute"
+        lines = [self._with_args(f"{outs}run.{which}", segment)]
         if not again:
             lines += [f"run.add_loss({name})" for name in self._flow.loss_names(segment)]
         return lines
@@ -172,22 +173,13 @@ class StageWriter:
             call = shard
         return [f"{self._values.of_edge(edge).name} = {call}"]
 
-    def _window(self, step: Open | Close, is_forward: bool) -> list[str]:
-        uses = [
-            use
-            for use in self._made.uses_of.get(step.window, ())
+    def _window(self, window: Window, kind: Kind) -> list[str]:
+        names = [
+            use.name
+            for use in self._made.uses_of.get(window, ())
             if self._device in use.storage.shards or self._device in use.side.shards
         ]
-        if not uses:
-            return []
-        names = f"[{', '.join(repr(use.name) for use in uses)}]"
-        table: Mapping[tuple[bool, bool], list[str]] = {
-            (True, True): [f"run.gather({names})"] if step.window.gathers else [],
-            (False, True): [f"run.drop({names})"] if step.window.gathers else [],
-            (False, False): [f"run.gather({names})"] if step.window.gathers else [],
-            (True, False): [f"run.reduce({names})"],
-        }
-        return table[isinstance(step, Open), is_forward]
+        return [f"run.{_CALLS[kind]}([{', '.join(map(repr, names))}])"]
 
     def _comment(self, legs: Sequence[Transfer]) -> str:
         """What a move does, for the reader of the file."""
@@ -206,23 +198,12 @@ class StageWriter:
                 grad = self._grad_name(edge, edge.tensor.name)
                 lines.append(f'{grad} = run.receive_grad("{edge.name}", mb)')
                 lines += self._unpack_grad(edge, grad)
-        for span, steps in groupby(reversed(self._steps), self._flow.span):
-            lines += self._run_again(span) if span else []
-            lines += [line for step in steps for line in self._step_back(step)]
+        lines += self._body("B")
         for edge in self._made.crossing_to(self._stage):
             if self._device in edge.dst.shards and edge.backward:
                 grad = self._sum(self._values.of_edge(edge).name)
                 lines.append(f'run.send_grad("{edge.name}", mb, {grad})')
         return function(f"def stage{self._stage}_backward(run, mb):", freed(lines))
-
-    def _step_back(self, step: Step) -> list[str]:
-        """The backward of one step."""
-        if isinstance(step, Segment):
-            return self._call_back(step)
-        if isinstance(step, Move):
-            return self._move_back(step.edge)
-        assert isinstance(step, Open | Close)
-        return self._window(step, is_forward=False)
 
     def _grad_name(self, source: Segment | Edge, name: str) -> str:
         """The variable of the gradient of a value that comes from a segment or an edge."""
@@ -234,8 +215,6 @@ class StageWriter:
 
     def _call_back(self, segment: Segment) -> list[str]:
         outs = [value for value in self._flow.exports[segment] if value.has_grad]
-        if not outs:
-            return []
         loss = self._flow.loss_names(segment)
         grads = ["run.loss_grad" if v.name in loss else self._sum(v.name) for v in outs]
         with_grad, _ = self._flow.args[segment]
@@ -246,8 +225,6 @@ class StageWriter:
         return lines
 
     def _move_back(self, edge: Edge) -> list[str]:
-        if not edge.backward:
-            return []
         grad = "None"
         if self._device in edge.dst.shards:
             grad = self._sum(self._values.of_edge(edge).name)

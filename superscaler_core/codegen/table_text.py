@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 import rvdcomm as rv
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device, Side
-from superscaler_core.materialize.transfer import Transfer
-from superscaler_core.materialize.weights import Use
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.side import Device, Side
+from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.weights import Use
 
 
 def tables_text(

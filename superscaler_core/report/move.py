@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import rvdcomm as rv
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.transfer import Transfer
-from superscaler_core.materialize.weights import Use
+from superscaler_core.program.instruction import Kind
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.steps import Carry
+from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.weights import Use
 from superscaler_core.report.names import pattern_of
 
 
@@ -75,13 +78,14 @@ def moves_of(
         topology: who is near to whom; one host if None.
         master_dtype: of stored parameters, in which gradients are reduced; the model's if None.
     """
-    count, turns = made.plan.num_microbatches, made.plan.num_turns
+    carries = Counter((e.edge, e.is_back) for e in made.events if isinstance(e, Carry))
     for edge in made.edges.all:
-        times = turns if edge.recycles is not None else turns + count
-        times += count if made.runs_again(edge) else 0
+        times = made.counts[Kind.MOVE, edge] + carries[edge, False]
+        times_back = made.counts[Kind.MOVE_BACK, edge] + carries[edge, True]
         name, ends = edge.tensor.name, (edge.src_stage, edge.dst_stage)
         yield from _move(edge.name, "forward", name, ends, times, edge.forward, topology)
-        yield from _move(edge.name, "backward", name, ends[::-1], count, edge.backward, topology)
+        back = edge.name, "backward", name, ends[::-1], times_back
+        yield from _move(*back, edge.backward, topology)
     stage_of = {op.index: stage.index for stage in made.plan.stages for op in stage.ops}
     for use in made.weights.uses:
         mine = [stage_of[op.index] for op, _ in use.readers]
@@ -96,12 +100,11 @@ def moves_of(
 def _ways_of(
     made: Materialized, use: Use, master_dtype: str | None
 ) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
-    """Weights come once a step, in a window for every run of a stage; gradients go as often."""
+    """Weights come and gradients go once a step, those of a window whenever it says so."""
     fetches = reductions = 1
     if use.window is not None:
-        count, (opened, again) = made.plan.num_microbatches, made.num_opened[use.window]
-        fetches = opened * (made.plan.num_turns + 2 * count) + again * count
-        reductions = opened * count
+        fetches = made.counts[Kind.GATHER, use.window]
+        reductions = made.counts[Kind.REDUCE, use.window]
     yield "fetch", use.fetch, fetches if use.is_fetched else 1
     dtype = master_dtype or use.tensor.dtype
     reduce = tuple(replace(leg, dtype=dtype) for leg in use.reduce)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import rvdcomm as rv
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.steps import schedule_of
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.side import Device
+from superscaler_core.program.steps import schedule_of
 from superscaler_core.report.move import moves_of
 from superscaler_core.report.rows import HEADER, Row, rows_of
 from superscaler_core.report.table import numbers_text, table

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from superscaler_core.materialize.side import Device
+from superscaler_core.program.side import Device
 from superscaler_core.simulator.live import Series
 from superscaler_core.simulator.stage_run import StageRun
 from superscaler_core.simulator.timeline import Timeline

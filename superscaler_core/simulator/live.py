@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from superscaler_core.compiled import Compiled
-from superscaler_core.materialize.side import Device
+from superscaler_core.program.side import Device
 from superscaler_core.simulator.timeline import Timeline
 from superscaler_core.simulator.wire import TICKS_PER_SEC
 from superscaler_core.validate.footprint import footprints

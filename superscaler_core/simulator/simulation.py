@@ -10,7 +10,7 @@ import rvdcomm as rv
 from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
-from superscaler_core.materialize.side import Device
+from superscaler_core.program.side import Device
 from superscaler_core.simulator.live import live_of, peaks_of
 from superscaler_core.simulator.op_time import OpTimes
 from superscaler_core.simulator.presets import profile_of

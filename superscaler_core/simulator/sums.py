@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from superscaler_core.codegen.segments import Segment
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.weights import Use
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment
+from superscaler_core.program.side import Device
+from superscaler_core.program.weights import Use
 from superscaler_core.tensor import PARAMETER, VTensor
 
 

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.steps import Carry, Run
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.side import Device
+from superscaler_core.program.steps import Carry, Run
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import StageRun, StageRuns
 from superscaler_core.simulator.wire import Wire, ticks

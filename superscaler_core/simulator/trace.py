@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from superscaler_core.materialize.steps import Carry, Run
+from superscaler_core.program.steps import Carry, Run
 from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.timeline import Carried, Ran
 from superscaler_core.simulator.wire import TICKS_PER_SEC

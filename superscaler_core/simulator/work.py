@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 
-from superscaler_core.codegen.segments import Segment, Step, stage_steps
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.sequence import Close, Move, Open
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.transfer import Transfer
-from superscaler_core.materialize.weights import Use
-from superscaler_core.part import Part
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.instruction import COMPUTING, Kind
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment
+from superscaler_core.program.side import Device
+from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.weights import Use
 from superscaler_core.simulator.op_time import OpTimes
 from superscaler_core.simulator.sums import Sums
 from superscaler_core.simulator.wire import Wire, Wires, ticks
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.validate.footprint import footprints
-
-BIASED = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
-"""Kinds of products that add a bias in the same call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,90 +91,61 @@ class Work:
             self._stages[key] = tuple(self._stage(kind, stage, is_first))
         return self._stages[key]
 
-    def _stage(self, kind: str, stage: int, is_first: bool) -> Iterable[Act]:
+    def _stage(self, run: str, stage: int, is_first: bool) -> Iterable[Act]:
         sums = Sums(self._made, is_first)
-        steps = list(self._in_order(stage, is_back=kind == "B"))
-        swapped = [(d, step) for d, step, _ in steps if isinstance(step, Segment) and step.swap]
-        copies = {pair: self._parcel(stage, *pair) for pair in swapped if kind != "f"}
-        for device, step, is_again in steps:
-            way = "F" if is_again else kind
-            if is_again and isinstance(step, Segment) and step.is_left_out:
-                continue
-            if isinstance(step, Segment):
-                act = self._segment(device, step, way)
-                if way == "B":
-                    secs = sum(map(self._times.sum_secs, sums.of(device, step)))
+        copies = self._copies(stage, run)
+        for instruction in self._made.stages[stage].order[run]:
+            kind, what = instruction.kind, instruction.what
+            if kind in COMPUTING:
+                (device,) = instruction.devices
+                if kind is Kind.HOLD:
+                    continue
+                act = self._segment(device, what, kind)
+                if kind is Kind.BACKWARD:
+                    secs = sum(map(self._times.sum_secs, sums.of(device, what)))
                     act = replace(act, ticks=act.ticks + ticks(secs))
-                yield self._with_copies(act, step, way, copies)
-            elif isinstance(step, Move):
-                edge = step.edge
-                legs = edge.backward if way == "B" else edge.forward
-                yield from self._each(edge.tensor.name, legs)
-            elif isinstance(step, Open | Close):
-                yield from self._window(step, way)
+                yield self._with_copies(act, what, kind, copies)
+            elif kind is Kind.MOVE:
+                yield from self._each(what.tensor.name, what.forward)
+            elif kind is Kind.MOVE_BACK:
+                yield from self._each(what.tensor.name, what.backward)
+            elif kind is Kind.GATHER:
+                yield from self.fetch(self._made.uses_of.get(what, ()))
+            elif kind is Kind.REDUCE:
+                yield from self.reduce(self._made.uses_of.get(what, ()))
 
-    def _in_order(self, stage: int, is_back: bool) -> Iterable[tuple[Device, Step, bool]]:
-        """The steps of all devices, those of communication once; and whether they run again."""
-        each = {
-            device: self._one_way(stage, mine, is_back)
-            for device, mine in stage_steps(self._made, stage).items()
+    def _copies(self, stage: int, run: str) -> Mapping[tuple[Device, Segment], Wire]:
+        """What swapped segments copy to the host, or back, in the order in which they run."""
+        return {
+            (i.devices[0], i.what): self._parcel(stage, i.devices[0], i.what)
+            for i in self._made.stages[stage].order[run]
+            if i.kind in (Kind.FORWARD, Kind.BACKWARD) and i.what.swap
         }
-        left = {device: mine[::-1] for device, mine in each.items()}
-        taking_part: dict[tuple[Step, bool], list[Device]] = {}
-        for device, mine in each.items():
-            for pair in mine:
-                if not isinstance(pair[0], Segment):
-                    taking_part.setdefault(pair, []).append(device)
-        for wanted in self._one_way(stage, self._made.items[stage], is_back):
-            devices = taking_part.get(wanted, [])
-            for device in devices:
-                while (pair := left[device].pop()) != wanted:
-                    yield device, *pair
-            if devices:
-                yield devices[0], *wanted
-        for device, rest in left.items():
-            yield from ((device, *pair) for pair in reversed(rest))
 
-    def _one_way(self, stage: int, steps: Sequence[Step], is_back: bool) -> list[tuple[Step, bool]]:
-        """Steps in the order run: a backward begins every span by running it forward again."""
-        if not is_back:
-            return [(step, False) for step in steps]
-        spans = self._made.spans[stage]
-        runs = groupby(steps, lambda s: s.span if isinstance(s, Segment) else spans.get(s, 0))
-        found: list[tuple[Step, bool]] = []
-        for span, run in [(span, list(run)) for span, run in runs][::-1]:
-            found += [(step, True) for step in run] if span else []
-            found += [(step, False) for step in run[::-1]]
-        return found
-
-    def _segment(self, device: Device, segment: Segment, kind: str) -> Act:
+    def _segment(self, device: Device, segment: Segment, kind: Kind) -> Act:
         if segment not in self._computing:
             self._computing[segment] = self._secs(segment)
         forward, backward = self._computing[segment]
-        secs = forward if kind != "B" else backward + (forward if segment.recompute else 0.0)
-        call_secs = self._times.profile.segment_secs
-        if kind == "B" and not any(
-            view.tensor.requires_grad for part in segment.parts for view in part.outputs
-        ):
-            secs = call_secs = 0.0
+        is_back = kind is Kind.BACKWARD
+        secs = backward + (forward if segment.recompute else 0.0) if is_back else forward
         name = segment.parts[0].op.module or segment.parts[0].op.kind
-        return Act(name, (device,), ticks(secs + call_secs))
+        return Act(name, (device,), ticks(secs + self._times.profile.segment_secs))
 
     def _secs(self, segment: Segment) -> tuple[float, float]:
         """What computing takes in the forward, and in the backward alone."""
-        fused = self._fused(segment)
-        forward = sum(self._times.forward_secs(p) for p in segment.parts if p not in fused)
+        alone = (part for part in segment.parts if part not in segment.products)
+        forward = sum(map(self._times.forward_secs, alone))
         return forward, sum(map(self._times.backward_secs, segment.parts))
 
     def _with_copies(
-        self, act: Act, segment: Segment, kind: str, copies: Mapping[tuple[Device, Segment], Wire]
+        self, act: Act, segment: Segment, kind: Kind, copies: Mapping[tuple[Device, Segment], Wire]
     ) -> Act:
         """What a swapped segment keeps goes to the host, and comes back an act ahead."""
         (device,) = act.devices
         if (device, segment) not in copies:
             return act
         copy = copies[device, segment]
-        if kind == "F":
+        if kind is Kind.FORWARD:
             return replace(act, store=copy)
         mine = [pair for pair in copies if pair[0] == device]
         after = mine[mine.index((device, segment)) + 1 :]
@@ -190,28 +156,6 @@ class Work:
         forward = footprints(self._made, device, self._master)["F", stage]
         speed = self._times.profile.host_bytes_per_sec
         return self._wires.copy(device, forward.parcel_bytes[segment.name], speed)
-
-    def _fused(self, segment: Segment) -> frozenset[Part]:
-        """Parts that add a bias to a product, which makes the sum itself."""
-        graph = self._made.plan.graph
-        made = {(part.op, part.outputs[0].box): part for part in segment.parts}
-        found = set()
-        for part in segment.parts:
-            op = graph.producer.get(part.op.inputs[0]) if part.op.kind == "add_bias" else None
-            product = made.get((op, part.inputs[0].box)) if op is not None else None
-            if product is None or product.op.kind not in BIASED or product.outputs[0].summand:
-                continue
-            if len(graph.readers[product.op.outputs[0]]) == 1:
-                found.add(part)
-        return frozenset(found)
-
-    def _window(self, step: Open | Close, kind: str) -> Iterable[Act]:
-        uses = self._made.uses_of.get(step.window, ())
-        begins = isinstance(step, Open) == (kind != "B")
-        if begins and step.window.gathers:
-            yield from self.fetch(uses)
-        if isinstance(step, Open) and kind == "B":
-            yield from self.reduce(uses)
 
     # --- weights --------------------------------------------------------------------------------
 

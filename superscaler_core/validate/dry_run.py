@@ -20,17 +20,17 @@ from torch import Tensor
 import rvdcomm as rv
 from superscaler_core import ops
 from superscaler_core.codegen.names import Names
-from superscaler_core.codegen.segments import Segment, Step
 from superscaler_core.codegen.stage_writer import StageWriter
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.transfer import Transfer
-from superscaler_core.materialize.weights import Use
+from superscaler_core.plan.savings import Window
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment, Step
+from superscaler_core.program.side import Device
+from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.weights import Use
 from superscaler_core.register import registered_modules
 from superscaler_core.run.host import Arrival, Host
 from superscaler_core.run.tape import Tape, compute
-from superscaler_core.savings import Window
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.validate.fused_attention import FusedAttention
 from superscaler_core.validate.moments import Meter
@@ -46,7 +46,6 @@ class DryRun:
     Args:
         made: the plan.
         stage, device: which.
-        steps: what the device does in the stage's forward.
         master_dtype: of what is stored; the model's if None.
     """
 
@@ -55,7 +54,6 @@ class DryRun:
         made: Materialized,
         stage: int,
         device: Device,
-        steps: Sequence[Step],
         master_dtype: str | None = None,
     ) -> None:
         # Else the first operator whose shapes torch finds in Python does so, and the frames of an
@@ -64,8 +62,8 @@ class DryRun:
         self.meter = Meter()
         self._made, self._stage, self._here = made, stage, device
         self._stored = StoredMemory(made, master_dtype)
-        writer = StageWriter(made, stage, device, steps, Names())
-        self._module = _module_of(writer, stage, device, steps)
+        writer = StageWriter(made, stage, device, Names())
+        self._module = _module_of(writer, f"dry_{stage}_{device}", made.stages[stage].steps[device])
         self._edges = {edge.name: edge for edge in made.edges.all}
         self._uses = {use.name: use for use in made.weights.uses}
         self._weights: dict[str, Tensor] = {}
@@ -303,11 +301,9 @@ class _Elsewhere(Host):
         return lambda: copy
 
 
-def _module_of(
-    writer: StageWriter, stage: int, device: Device, steps: Sequence[Step]
-) -> ModuleType:
+def _module_of(writer: StageWriter, name: str, steps: Sequence[Step]) -> ModuleType:
     """The stage's functions."""
-    module = ModuleType(f"dry_{stage}_{device}")
+    module = ModuleType(name)
     module.__dict__.update(torch=torch, F=F, ops=ops)
     parts = [part for step in steps if isinstance(step, Segment) for part in step.parts]
     for path in {path for part in parts for path in registered_modules(part.op)}:

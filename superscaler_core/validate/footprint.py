@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from superscaler_core.codegen.segments import Segment, Step, stage_steps
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.sequence import Close, Move, Open
-from superscaler_core.materialize.side import Device, Side
-from superscaler_core.materialize.steps import Run
 from superscaler_core.part import Part
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment, Step
+from superscaler_core.program.sequence import Close, Move, Open
+from superscaler_core.program.side import Device, Side
+from superscaler_core.program.steps import Run
 from superscaler_core.validate.dry_run import DryRun, window_step
 from superscaler_core.validate.moments import Moment, Peak
 
@@ -29,7 +29,7 @@ class Footprint:
     worst moment of all steps is what a real step takes, within a tenth.
 
     Attributes:
-        peaks: of every step of ``codegen.stage_steps``, in the order run (a backward runs them from
+        peaks: of every step of ``StageProgram.steps``, in the order run (a backward runs them from
             the end); gradients of weights that stay are taken to be there already.
         first_peaks: the same where the gradients come to be: in the first backward of a step.
         grads: bytes of those gradients, by weight.
@@ -89,8 +89,7 @@ class _Footprints:
         for event in made.events:
             if isinstance(event, Run):
                 self._kinds[event.stage].add(event.kind)
-        self._steps = [stage_steps(made, stage.index) for stage in made.plan.stages]
-        self._speakers = _speakers(made, self._steps)
+        self._speakers = _speakers(made)
         self._found: dict[tuple[int, Device], Mapping[Kind, Footprint]] = {}
 
     def of(self, made: Materialized, device: Device) -> Mapping[tuple[Kind, int], Footprint]:
@@ -106,9 +105,8 @@ class _Footprints:
         self, made: Materialized, stage: int, device: Device
     ) -> Mapping[Kind, Footprint]:
         """Run a stage without data: turns without gradient, then a forward and its backward."""
-        steps = self._steps[stage][device]
-        dry = DryRun(made, stage, device, steps, self._master)
-        names = [_name(step) for step in steps]
+        dry = DryRun(made, stage, device, self._master)
+        names = [_name(step) for step in made.stages[stage].steps[device]]
         return {
             kind: _footprint(dry, kind, names[::-1] if kind == "B" else names)
             for kind in "fFB"
@@ -116,14 +114,12 @@ class _Footprints:
         }
 
 
-def _speakers(
-    made: Materialized, steps: Sequence[Mapping[Device, Sequence[Step]]]
-) -> Mapping[Device, Mapping[int, Device]]:
+def _speakers(made: Materialized) -> Mapping[Device, Mapping[int, Device]]:
     """Who speaks for a device, by stage."""
     found: dict[Device, dict[int, Device]] = {}
-    for stage, by_device in enumerate(steps):
+    for stage, program in enumerate(made.stages):
         alike: dict[Hashable, list[Device]] = {}
-        for device, mine in by_device.items():
+        for device, mine in program.steps.items():
             alike.setdefault(_form(made, stage, device, mine), []).append(device)
         for devices in alike.values():
             for device in devices:

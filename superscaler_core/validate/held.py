@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from superscaler_core.codegen.segments import Segment, Step, stage_steps
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.steps import Run
 from superscaler_core.part import Part
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment, Step
+from superscaler_core.program.side import Device
+from superscaler_core.program.steps import Run
 from superscaler_core.tensor import CONSTANT, INPUT, ITEM_BYTES, PARAMETER, PTensor, VTensor
 
 VIEWS = frozenset(
@@ -55,7 +55,7 @@ def tensors_in_flight(made: Materialized, device: Device) -> dict[str, int]:
     """Bytes by tensor, in as many microbatches as the device has in flight at one time."""
     found: Counter[str] = Counter()
     for stage, count in in_flight(made, device).items():
-        for storage in held_of(made, device, stage_steps(made, stage)[device]):
+        for storage in held_of(made, device, made.stages[stage].steps[device]):
             found[f"{storage.name} ({count} in flight)"] += storage.num_bytes * count
     return dict(found)
 
@@ -77,7 +77,7 @@ def held_of(made: Materialized, device: Device, steps: Iterable[Step]) -> tuple[
     Args:
         made: the plan.
         device: where.
-        steps: what the device does in the stage's forward, as ``codegen.stage_steps`` says.
+        steps: what the device does in the stage's forward, as ``StageProgram.steps`` says.
     """
     values = _Values(made, device)
     segments = [step for step in steps if isinstance(step, Segment)]

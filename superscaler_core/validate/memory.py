@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from superscaler_core.errors import DeviceMemoryError, PlanError
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.side import Device
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.units import bytes_text
 from superscaler_core.validate.held import tensors_in_flight

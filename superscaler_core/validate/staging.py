@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import rvdcomm as rv
-from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.program.transfer import Transfer
 
 
 class Staging:

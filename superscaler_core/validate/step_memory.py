@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from superscaler_core.materialize.edges import Edge
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device
-from superscaler_core.materialize.steps import Run
-from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.side import Device
+from superscaler_core.program.steps import Run
+from superscaler_core.program.transfer import Transfer
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.validate.footprint import Footprint, footprints
 from superscaler_core.validate.moments import Moment

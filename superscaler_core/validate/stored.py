@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
-from superscaler_core.materialize.materialized import Materialized
-from superscaler_core.materialize.side import Device, Side
-from superscaler_core.materialize.transfer import Transfer
-from superscaler_core.materialize.weights import Use
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.side import Device, Side
+from superscaler_core.program.transfer import Transfer
+from superscaler_core.program.weights import Use
 from superscaler_core.tensor import ITEM_BYTES, PTensor
 
 

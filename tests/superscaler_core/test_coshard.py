@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.codegen.segments import Segment, stage_steps
 from superscaler_core.compiled import Compiled
-from superscaler_core.materialize.sequence import Compute
-from superscaler_core.materialize.transfer import Transfer
+from superscaler_core.program.segments import Segment
+from superscaler_core.program.sequence import Compute
+from superscaler_core.program.transfer import Transfer
 from tests.superscaler_core.test_footprint import LOSS_BYTES, step_bytes
 from tests.superscaler_core.test_plans_communication import backward, fetches, forward, reductions
 from tests.superscaler_core.training import Case, errors_on_threads
@@ -116,7 +116,7 @@ def test_blocks_that_are_not_named_are_not_cut() -> None:
 
 def recomputed(case: Case) -> list[Segment]:
     """The segments of device 0 whose backward computes their forward again."""
-    steps = stage_steps(case.compiled().materialized, 0)[0]
+    steps = case.compiled().materialized.stages[0].steps[0]
     return [step for step in steps if isinstance(step, Segment) and step.recompute]
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import superscaler_core as ss
 from superscaler_core.graph import Graph
-from superscaler_core.materialize.edges import Edge
 from superscaler_core.models import MODELS, build, config_of
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.axial import EVOFORMER, Cut, axial_loops
 from superscaler_core.plans.follow import followed
+from superscaler_core.program.edges import Edge
 from tests.superscaler_core.test_plans_communication import backward, forward, kinds
 from tests.superscaler_core.training import Case
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.materialize import Materialized, materialize
-from superscaler_core.materialize.edges import Edge
+from superscaler_core.program import Materialized, materialize
+from superscaler_core.program.edges import Edge
 from tests.superscaler_core.small import branched, on_one, two_linears
 
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from superscaler_core.codegen.segments import stage_steps
 from superscaler_core.compiled import Compiled
-from superscaler_core.materialize import weights
 from superscaler_core.plans import PLANS
+from superscaler_core.program import weights
 from superscaler_core.run.live_bytes import LiveBytes, StorageMeter
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
@@ -127,7 +126,7 @@ def test_a_backward_frees_what_its_forward_keeps(plan: str) -> None:
 def test_there_is_a_peak_for_every_step_of_a_stage(plan: str) -> None:
     made, prints = found(plan)
     for (_, stage), footprint in prints.items():
-        num_steps = len(stage_steps(made.materialized, stage)[0])
+        num_steps = len(made.materialized.stages[stage].steps[0])
         assert len(footprint.peaks) == len(footprint.first_peaks) == num_steps
         for peak in footprint.peaks:
             assert peak.most_bytes >= peak.after_bytes

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.codegen.segments import Segment, stage_steps
 from superscaler_core.plans.blocks import block_groups, blocks_of
+from superscaler_core.program.segments import Segment
 from superscaler_core.report.explain import split_text
 from superscaler_core.run.swap import Swap
 from superscaler_core.run.trainer import Trainer
@@ -207,7 +207,7 @@ def test_weights_constants_and_inputs_stay(window: bool, tmp_path: Path) -> None
 def test_segments_end_where_groups_of_ops_end() -> None:
     case = Case("swap", 1, model="mlp", sizes=MLP)
     compiled = case.compiled()
-    found = [s for s in stage_steps(compiled.materialized, 0)[0] if isinstance(s, Segment)]
+    found = [s for s in compiled.materialized.stages[0].steps[0] if isinstance(s, Segment)]
     blocks = blocks_of(compiled.plan.graph)
     assert [tuple(p.op for p in s.parts) for s in found if s.swap] == list(blocks)
 

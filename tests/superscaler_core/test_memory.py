@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from superscaler_core import models, plans
-from superscaler_core.codegen.segments import stage_steps
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.front_end import capture
@@ -237,7 +236,7 @@ def test_tensors_by_name_are_what_a_forward_keeps(
 ) -> None:
     sizes = {"width": 64, "sequence": 32, "vocabulary": 100} if name in ("gpt", "moe") else {}
     made = compiled(graph_of(name, **sizes), plan_name, num_devices).materialized
-    held = held_of(made, 0, stage_steps(made, 0)[0])
+    held = held_of(made, 0, made.stages[0].steps[0])
     inputs = {t.name for t in made.plan.graph.inputs}
     named = sum(s.num_bytes for s in held if s.name not in inputs)
     assert named == pytest.approx(footprints(made, 0)["F", 0].kept.activations, rel=0.1)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.codegen.segments import Segment, stage_steps
 from superscaler_core.part import Part
 from superscaler_core.plans.blocks import blocks_of
+from superscaler_core.program.segments import Segment
 from superscaler_core.simulator import PROFILES, simulate
 from superscaler_core.simulator.op_time import OpTimes
 from tests.superscaler_core.training import Case, Trained, difference, train, train_alone
@@ -129,7 +129,7 @@ def test_simulated_parts_run_twice_and_those_of_an_attention_in_a_whole_block_th
     for knobs in ({"parts": 1}, {"parts": 2}, {"parts": 2, "rerun": True}):
         made = Case("coshard", 1, knobs, model="gpt", sizes=shape).compiled()
         secs.append(simulate(made, profile).compute_secs[0])
-        steps = stage_steps(made.materialized, 0)[0]
+        steps = made.materialized.stages[0].steps[0]
         found = [p for s in steps if isinstance(s, Segment) and s.recompute for p in s.parts]
     parts_secs, attention_secs = (
         sum(OpTimes(profile).forward_secs(p) for p in found if module in p.op.module)

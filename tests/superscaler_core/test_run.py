@@ -62,7 +62,7 @@ def test_gradients_of_two_steps_add_up_as_in_torch(program: Path) -> None:
 def test_weights_move_in_buckets_and_mean_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, num_buckets: int
 ) -> None:
-    monkeypatch.setattr("superscaler_core.materialize.weights.BUCKET_ELEMENTS", limit)
+    monkeypatch.setattr("superscaler_core.program.weights.BUCKET_ELEMENTS", limit)
     plan = batch_split()
     shard_storage(plan)
     compiled = ss.compile(plan)

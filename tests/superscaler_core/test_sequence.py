@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.materialize import materialize
-from superscaler_core.materialize.sequence import Compute, Move
+from superscaler_core.program import materialize
+from superscaler_core.program.sequence import Compute, Move
 from tests.superscaler_core.small import branched, on_one, two_linears
 
 

@@ -7,8 +7,8 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.materialize.side import Side, View
-from superscaler_core.materialize.transfer import Transfer, transfers
+from superscaler_core.program.side import Side, View
+from superscaler_core.program.transfer import Transfer, transfers
 from tests.superscaler_core.small import two_linears
 
 SHAPE = (6, 4)

@@ -6,19 +6,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import rvdcomm as rv
 from superscaler_core.graph import Op
-from superscaler_core.materialize.edges import Edge, Edges, find_edges, output_side
-from superscaler_core.materialize.sequence import Compute, Item, Move, Open, stage_items
-from superscaler_core.materialize.side import Device, Side, View
-from superscaler_core.materialize.spans import spans_of
-from superscaler_core.materialize.steps import Event, Run, step_events
-from superscaler_core.materialize.transfer import Transfer, transfers
-from superscaler_core.materialize.weights import Use, Weights, find_weights
 from superscaler_core.part import Part
 from superscaler_core.plan import Plan
-from superscaler_core.savings import Window
+from superscaler_core.plan.savings import Window
+from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
+from superscaler_core.program.instruction import Kind
+from superscaler_core.program.segments import StageItems, Step
+from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
+from superscaler_core.program.side import Device, Side, View
+from superscaler_core.program.spans import spans_of
+from superscaler_core.program.stage_program import RUNS, StageProgram
+from superscaler_core.program.step_program import Carried, StepProgram
+from superscaler_core.program.steps import Event, Run, step_events
+from superscaler_core.program.transfer import Transfer, transfers
+from superscaler_core.program.weights import Use, Weights, find_weights
+from superscaler_core.schedules import Action
 from superscaler_core.tensor import PTensor
 
 
@@ -75,16 +81,52 @@ class Materialized:
         """Of every stage, what is run again as a whole, and with which group."""
         return tuple(spans_of(self.plan, items) for items in self.items)
 
-    def runs_again(self, edge: Edge) -> bool:
-        """Whether a backward takes an edge's value along once more."""
-        return not edge.crosses and Move(edge) in self.spans[edge.src_stage]
+    @cached_property
+    def stages(self) -> tuple[StageProgram, ...]:
+        """Forward and backward of every stage, written out."""
+        edges = self.edges
+        found = []
+        for stage, (items, spans) in enumerate(zip(self.items, self.spans, strict=True)):
+            taking_part: dict[Step, tuple[Device, ...]] = {
+                item: self._devices_of(item) for item in items if not isinstance(item, Compute)
+            }
+            given = StageItems(self.plan, stage, items, spans, taking_part, edges)
+            found.append(StageProgram(given))
+        return tuple(found)
+
+    def _devices_of(self, item: Move | Open | Close) -> tuple[Device, ...]:
+        """Who takes part in communication."""
+        if isinstance(item, Move):
+            return item.edge.devices
+        return tuple(sorted(self.window_devices(item.window)))
 
     @cached_property
-    def num_opened(self) -> Mapping[Window, tuple[int, int]]:
-        """In how many stages every window opens, and in how many of them runs again."""
-        opened = _opened(self.items)
-        again = _opened(self.spans)
-        return {window: (count, again[window]) for window, count in opened.items()}
+    def step_program(self) -> StepProgram:
+        """The whole step as a value."""
+        kinds = {(e.stage, e.kind) for e in self.events if isinstance(e, Run)}
+        blocks = {
+            (stage, run): program.order[run]
+            for stage, program in enumerate(self.stages)
+            for run in RUNS
+            if (stage, run) in kinds
+        }
+        events = tuple(
+            Action(event.kind, event.stage, event.microbatch, event.turn)
+            if isinstance(event, Run)
+            else Carried(event.edge.name, event.microbatch, event.is_back)
+            for event in self.events
+        )
+        return StepProgram(self.plan.graph.name, tuple(sorted(self.plan.devices)), blocks, events)
+
+    @cached_property
+    def counts(self) -> Counter[tuple[Kind, Any]]:
+        """How often every instruction of a stage is run in a step, by kind and what it is about."""
+        runs = Counter((e.kind, e.stage) for e in self.events if isinstance(e, Run))
+        found: Counter[tuple[Kind, Any]] = Counter()
+        for (run, stage), times in runs.items():
+            for instruction in self.stages[stage].order[run]:
+                found[instruction.kind, instruction.what] += times
+        return found
 
     @cached_property
     def stage_devices(self) -> tuple[frozenset[Device], ...]:
@@ -154,10 +196,6 @@ class Materialized:
         for use in self.weights.uses:
             found[use.window] = (*found.get(use.window, ()), use)
         return found
-
-
-def _opened(stages: Iterable[Iterable[Item]]) -> Counter[Window]:
-    return Counter(item.window for items in stages for item in items if isinstance(item, Open))
 
 
 def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain, pairwise, product
 from math import prod
@@ -11,9 +12,10 @@ from math import prod
 from superscaler_core.dims import DimClass, Dims
 from superscaler_core.errors import PlanError
 from superscaler_core.graph import Graph, Op
-from superscaler_core.op_trans import Transformation, replicate, split
-from superscaler_core.part import Part
-from superscaler_core.savings import Savings
+from superscaler_core.op_trans import Transformation, pieces, replicate, split
+from superscaler_core.part import Part, Piece
+from superscaler_core.plan.decisions import Chosen, Decisions, Placed
+from superscaler_core.plan.savings import Savings
 from superscaler_core.schedules import Schedule
 from superscaler_core.tensor import PTensor
 
@@ -223,13 +225,10 @@ class Plan(Savings):
                 f"a grid of {' x '.join(str(a.num) for a in axes)} needs "
                 f"{prod(a.num for a in axes)} devices, but {len(devices)} were given."
             )
-        parts: tuple[Part, ...] = self.parts(op)
         for axis in axes:
-            how = self._how(op, axis)
-            parts = tuple(new for part in parts for new in how(part))
-        self._parts[op.index] = parts
-        self.op_assign(parts, devices)
-        return parts
+            self.op_trans(op, self._how(op, axis))
+        self.op_assign(op, devices)
+        return self.parts(op)
 
     def _how(self, op: Op, axis: Axis) -> Transformation:
         for dim in axis.dims:
@@ -255,3 +254,123 @@ class Plan(Savings):
     def note(self, text: str) -> None:
         """Say what the plan computes differently from the model."""
         self.notes.append(text)
+
+    # --- decisions ------------------------------------------------------------------------------
+
+    @property
+    def decisions(self) -> Decisions:
+        """All that the plan says now, as a value.
+
+        Groups are in the order of the first op of each, whenever they were made.
+        """
+        ops = (*self.graph.ops, *self.graph.updates.values())
+        placed = {op.name: self._placed(op) for op in ops}
+        windows = [(tuple(Chosen(op.name) for op in w.ops), w.gathers) for w in self.windows]
+        return Decisions(
+            self.graph.name,
+            self.devices,
+            parts={name: parts for name, parts in placed.items() if parts != (Placed(),)},
+            stages=tuple(self.graph.ops[cut].name for cut in self._cuts),
+            schedule=self.schedule,
+            orders=tuple((self._chosen(a), self._chosen(b)) for a, b in self._orders),
+            recomputed=self._groups(self.recompute_group),
+            rerun=self._groups(lambda part: self.rerun_group(part.op)),
+            swapped=self._groups(self.swap_group),
+            on_host=tuple(sorted(self.on_host)),
+            gathered=tuple(group for group, gathers in windows if gathers),
+            reduced=tuple(group for group, gathers in windows if not gathers),
+            notes=tuple(self.notes[len(self.graph.notes) :]),
+        )
+
+    def decide(self, decisions: Decisions) -> None:
+        """Say all that ``decisions`` say; for a plan that says nothing yet.
+
+        Raises:
+            PlanError: they are about another model or other devices, or name what it has not; or
+                the plan says something already.
+        """
+        if (decisions.model, decisions.devices) != (self.graph.name, self.devices):
+            raise PlanError(
+                f"decisions about {decisions.model} on devices {list(decisions.devices)}: the plan "
+                f"is about {self.graph.name} on {list(self.devices)}."
+            )
+        if self.decisions != Decisions(self.graph.name, self.devices):
+            raise PlanError("decide: the plan says something already; make a new one for these.")
+        for name, placed in decisions.parts.items():
+            op = self._op(name)
+            self._parts[op.index] = parts = tuple(
+                self._part(op, one.pieces, one.replica) for one in placed
+            )
+            for part, one in zip(parts, placed, strict=True):
+                if one.device is not None:
+                    self.op_assign(part, one.device)
+        if decisions.stages:
+            self.pipeline([self._op(name) for name in decisions.stages])
+        if decisions.schedule is not None:
+            self.op_order(decisions.schedule)
+        for pair in decisions.orders:
+            self.op_order(*map(self._meant, pair))
+        self.recompute(*(map(self._meant, group) for group in decisions.recomputed))
+        self.rerun(*([self._op(one.op) for one in group] for group in decisions.rerun))
+        self.swap(*(map(self._meant, group) for group in decisions.swapped))
+        if decisions.on_host:
+            self.store_on_host(*decisions.on_host)
+        self.gather_weights(*([self._op(one.op) for one in g] for g in decisions.gathered))
+        self.reduce_grads(*([self._op(one.op) for one in g] for g in decisions.reduced))
+        for note in decisions.notes:
+            self.note(note)
+
+    def copy(self) -> Plan:
+        """Another plan that says the same."""
+        made = Plan(self.graph, self.devices)
+        made.decide(self.decisions)
+        return made
+
+    __copy__ = copy
+
+    def _placed(self, op: Op) -> tuple[Placed, ...]:
+        parts = self.parts(op)
+        return tuple(Placed(part.pieces, part.replica, self.device(part)) for part in parts)
+
+    def _chosen(self, what: Op | Part) -> Chosen:
+        if isinstance(what, Op):
+            return Chosen(what.name)
+        return Chosen(what.op.name, (what.pieces, what.replica))
+
+    def _groups(self, number: Callable[[Part], int]) -> tuple[tuple[Chosen, ...], ...]:
+        """Groups of parts, given the number of each part's; of whole ops where that says it."""
+        found: dict[int, list[Chosen]] = {}
+        for op in self.graph.ops:
+            parts = self.parts(op)
+            numbers = [number(part) for part in parts]
+            if len(set(numbers)) == 1:
+                found.setdefault(numbers[0], []).append(self._chosen(op))
+                continue
+            for part, its_number in zip(parts, numbers, strict=True):
+                found.setdefault(its_number, []).append(self._chosen(part))
+        found.pop(0, None)
+        return tuple(map(tuple, found.values()))
+
+    @cached_property
+    def _ops_by_name(self) -> Mapping[str, Op]:
+        return {op.name: op for op in (*self.graph.ops, *self.graph.updates.values())}
+
+    def _op(self, name: str) -> Op:
+        if name not in self._ops_by_name:
+            near = get_close_matches(name, self._ops_by_name, 3, 0.0)
+            raise PlanError(f"{self.graph.name} has no op {name!r}; it has {', '.join(near)}.")
+        return self._ops_by_name[name]
+
+    def _part(self, op: Op, ranges: Sequence[Piece], replica: int) -> Part:
+        """A part by hand.
+
+        Raises:
+            PlanError: the op has no such loop, it cannot be cut, or is shorter.
+        """
+        whole = Part(op)
+        (made,) = pieces({loop: (lo, hi) for loop, lo, hi in ranges})(whole) if ranges else (whole,)
+        return Part(op, made.pieces, replica)
+
+    def _meant(self, chosen: Chosen) -> Op | Part:
+        op = self._op(chosen.op)
+        return op if chosen.part is None else self._part(op, *chosen.part)

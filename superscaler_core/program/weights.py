@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.graph import Op
-from superscaler_core.materialize.edges import Edges, Reader, input_side
-from superscaler_core.materialize.side import Side, View
-from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.part import Part
 from superscaler_core.plan import Plan
-from superscaler_core.savings import Window
+from superscaler_core.plan.savings import Window
+from superscaler_core.program.edges import Edges, Reader, input_side
+from superscaler_core.program.side import Side, View
+from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.tensor import PTensor
 
 BUCKET_ELEMENTS = 1 << 24

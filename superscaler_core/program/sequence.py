@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from superscaler_core.errors import OrderError
 from superscaler_core.graph import Op
-from superscaler_core.materialize.edges import Edge, Edges
-from superscaler_core.materialize.side import Device
 from superscaler_core.part import Part
 from superscaler_core.plan import Plan, Stage
-from superscaler_core.savings import Window
+from superscaler_core.plan.savings import Window
+from superscaler_core.program.edges import Edge, Edges
+from superscaler_core.program.side import Device
 
 
 @dataclass(frozen=True, slots=True)

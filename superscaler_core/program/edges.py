@@ -9,10 +9,10 @@ from itertools import count
 
 import rvdcomm as rv
 from superscaler_core.graph import Op
-from superscaler_core.materialize.side import Device, Side
-from superscaler_core.materialize.transfer import Transfer, transfers
 from superscaler_core.part import Part
 from superscaler_core.plan import Plan
+from superscaler_core.program.side import Device, Side
+from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.tensor import PARAMETER, PTensor
 
 Reader = tuple[Op, int]

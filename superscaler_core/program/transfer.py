@@ -13,7 +13,7 @@ from itertools import pairwise, product
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
-from superscaler_core.materialize.side import Device, Side
+from superscaler_core.program.side import Device, Side
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from superscaler_core.errors import OrderError
-from superscaler_core.materialize.edges import Edge, Edges
 from superscaler_core.plan import Plan
+from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.schedules import Schedule, ScheduleError, one_f_one_b, timeline
 
 

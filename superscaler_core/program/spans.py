@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from superscaler_core.errors import PlanError
-from superscaler_core.materialize.sequence import Close, Compute, Item, Open
 from superscaler_core.plan import Plan
+from superscaler_core.program.sequence import Close, Compute, Item, Open
 
 
 def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:

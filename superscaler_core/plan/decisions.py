@@ -1,0 +1,253 @@
+"""Decisions: all that a plan says about a graph, as a value with a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from superscaler_core.errors import PlanError
+from superscaler_core.part import Piece
+from superscaler_core.schedules import Schedule, ScheduleError
+
+_PIECE = re.compile(r"(\w+)\[([0-9]+):([0-9]+)\]")
+_HEAD = re.compile(r"plan of (.+) on ([0-9]+(?:,[0-9]+)*)")
+_WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One part of an op: its iterations, which of several copies it is, and where it runs.
+
+    Attributes:
+        pieces: as of ``Part``.
+        replica: the same.
+        device: None while nothing was said.
+    """
+
+    pieces: tuple[Piece, ...] = ()
+    replica: int = 0
+    device: int | None = None
+
+    def __str__(self) -> str:
+        where = "-" if self.device is None else str(self.device)
+        return " ".join([where, *_part_words(self.pieces, self.replica)])
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An op that a decision is about, with all its parts or with one.
+
+    Attributes:
+        op: its name.
+        part: pieces and replica of the one part; None for all of them.
+    """
+
+    op: str
+    part: tuple[tuple[Piece, ...], int] | None = None
+
+    def __str__(self) -> str:
+        if self.part is None:
+            return self.op
+        return " ".join([self.op, *(_part_words(*self.part) or [_WHOLE])])
+
+
+Group = tuple[Chosen, ...]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What a plan says; plans that say the same are equal here.
+
+    Law (tests/superscaler_core/test_decisions.py): ``Decisions.parse(str(d)) == d``; a plan that
+    decides so becomes the same program, file by file.
+
+    Attributes:
+        model: name of the graph.
+        devices: of the plan, in its order.
+        parts: by name of an op, its parts in order; ops that stay whole and have no device are
+            left out.
+        stages: names of the ops with which the second stage and all after it begin.
+        schedule: in which order stages run; None for one microbatch.
+        orders: what runs before what on one device.
+        recomputed, rerun, swapped: groups, as of ``Plan.recompute``, ``rerun`` and ``swap``.
+        on_host: names of parameters that are stored in host memory.
+        gathered, reduced: groups of names of ops, as of ``Plan.gather_weights``, ``reduce_grads``.
+        notes: where the plan computes something else than the model.
+    """
+
+    model: str
+    devices: tuple[int, ...]
+    parts: Mapping[str, tuple[Placed, ...]] = field(default_factory=dict)
+    stages: tuple[str, ...] = ()
+    schedule: Schedule | None = None
+    orders: tuple[tuple[Chosen, Chosen], ...] = ()
+    recomputed: tuple[Group, ...] = ()
+    rerun: tuple[Group, ...] = ()
+    swapped: tuple[Group, ...] = ()
+    on_host: tuple[str, ...] = ()
+    gathered: tuple[Group, ...] = ()
+    reduced: tuple[Group, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.model, self.devices, tuple(self.parts.items()), self.stages))
+
+    # --- text -----------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        lines = [f"plan of {self.model} on {','.join(map(str, self.devices))}"]
+        lines += [f"op {op}: {'; '.join(map(str, parts))}" for op, parts in self.parts.items()]
+        lines += [f"stage at {op}" for op in self.stages]
+        lines += [] if self.schedule is None else ["schedule " + str(self.schedule)]
+        lines += [f"order {first} -> {then}" for first, then in self.orders]
+        for word, attribute in _GROUPS.items():
+            lines += [f"{word} {', '.join(map(str, g))}" for g in getattr(self, attribute)]
+        lines += [f"host {name}" for name in self.on_host]
+        lines += [f"note {note}" for note in self.notes]
+        return "\n".join(lines)
+
+    @classmethod
+    def parse(cls, text: str) -> Decisions:
+        """Read the text that ``str`` writes; empty lines and lines with ``#`` first mean nothing.
+
+        Raises:
+            PlanError: a line has another form; the message names it.
+        """
+        lines = [
+            (number, line.strip())
+            for number, line in enumerate(text.splitlines(), 1)
+            if line.strip() and not line.strip().startswith("#")
+        ]
+        head = _HEAD.fullmatch(lines[0][1]) if lines else None
+        if head is None:
+            raise PlanError("a plan's text begins with 'plan of MODEL on DEVICE,DEVICE,...'.")
+        found = cls(head[1], tuple(map(int, head[2].split(","))))
+        rows: list[str] = []
+        for number, line in lines[1:]:
+            word, _, rest = line.partition(" ")
+            try:
+                if word == "schedule" or (word == "worker" and rows):
+                    rows.append(line.removeprefix("schedule "))
+                elif word in _READ:
+                    found = _READ[word](found, rest)
+                else:
+                    raise PlanError(f"a line begins with {', '.join([*_READ, 'schedule'])}.")
+            except (PlanError, ValueError) as error:
+                raise PlanError(f"line {number} of a plan, {line[:60]!r}: {error}") from None
+        try:
+            schedule = Schedule.parse("\n".join(rows)) if rows else None
+        except ScheduleError as error:
+            raise PlanError(f"the schedule of a plan: {error}") from None
+        return replace(found, schedule=schedule)
+
+    def save(self, path: str | Path) -> None:
+        """Write the text to a file."""
+        Path(path).write_text(f"{self}\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Decisions:
+        """Read a file that ``save`` wrote, or that somebody edited since.
+
+        Raises:
+            PlanError: as of ``parse``, with the file.
+        """
+        try:
+            return cls.parse(Path(path).read_text())
+        except (PlanError, UnicodeDecodeError) as error:
+            raise PlanError(f"{path}: {error}") from None
+
+
+_GROUPS = {
+    "recompute": "recomputed",
+    "rerun": "rerun",
+    "swap": "swapped",
+    "gather": "gathered",
+    "reduce": "reduced",
+}
+"""How a text calls groups, and which attribute they are."""
+
+
+def _part_words(pieces: Iterable[Piece], replica: int) -> list[str]:
+    words = [f"{loop}[{lo}:{hi}]" for loop, lo, hi in pieces]
+    return words + ([f"copy:{replica}"] if replica else [])
+
+
+# --- from text ----------------------------------------------------------------------------------
+
+
+def _part_of(words: Iterable[str]) -> tuple[tuple[Piece, ...], int]:
+    pieces: list[Piece] = []
+    replica = 0
+    for word in words:
+        piece = _PIECE.fullmatch(word)
+        if piece is not None:
+            pieces.append((piece[1], int(piece[2]), int(piece[3])))
+        elif word.startswith("copy:") and word[5:].isdecimal():
+            replica = int(word[5:])
+        elif word != _WHOLE:
+            raise PlanError(f"{word!r} is none of LOOP[FROM:TO], copy:NUMBER and {_WHOLE}.")
+    return tuple(pieces), replica
+
+
+def _chosen(text: str) -> Chosen:
+    op, *words = text.split()
+    return Chosen(op, _part_of(words) if words else None)
+
+
+def _placed(text: str) -> Placed:
+    where, *words = text.split()
+    pieces, replica = _part_of(words)
+    return Placed(pieces, replica, None if where == "-" else int(where))
+
+
+def _with_op(found: Decisions, rest: str) -> Decisions:
+    op, separator, parts = rest.partition(": ")
+    if not separator or op in found.parts:
+        raise PlanError("an op has one line, 'op NAME: DEVICE PART; DEVICE PART; ...'.")
+    placed = tuple(map(_placed, parts.split("; ")))
+    return replace(found, parts={**found.parts, op: placed})
+
+
+def _with_stage(found: Decisions, rest: str) -> Decisions:
+    return _with(found, "stages", rest.removeprefix("at "))
+
+
+def _with_order(found: Decisions, rest: str) -> Decisions:
+    first, arrow, then = rest.partition(" -> ")
+    if not arrow:
+        raise PlanError("an order is 'order FIRST -> THEN'.")
+    return _with(found, "orders", (_chosen(first), _chosen(then)))
+
+
+def _with(found: Decisions, attribute: str, value: Any) -> Decisions:
+    """One value more in an attribute that is a tuple."""
+    changes: dict[str, Any] = {attribute: (*getattr(found, attribute), value)}
+    return replace(found, **changes)
+
+
+def _with_name(attribute: str) -> Callable[[Decisions, str], Decisions]:
+    def read(found: Decisions, rest: str) -> Decisions:
+        return _with(found, attribute, rest)
+
+    return read
+
+
+def _with_group(attribute: str) -> Callable[[Decisions, str], Decisions]:
+    def read(found: Decisions, rest: str) -> Decisions:
+        return _with(found, attribute, tuple(map(_chosen, rest.split(", "))))
+
+    return read
+
+
+_READ: Mapping[str, Callable[[Decisions, str], Decisions]] = {
+    "op": _with_op,
+    "stage": _with_stage,
+    "order": _with_order,
+    **{word: _with_group(attribute) for word, attribute in _GROUPS.items()},
+    "host": _with_name("on_host"),
+    "note": _with_name("notes"),
+}
+"""What a line that begins with a word adds."""

@@ -1,0 +1,10 @@
+"""Program: a plan with its communication, and its step written out.
+
+Every producer that does not fit its consumer becomes an rvdcomm plan. Then each stage is written
+out, forward and backward, in one order for all devices.
+"""
+
+from superscaler_core.program.materialized import Materialized, materialize
+from superscaler_core.program.step_program import StepProgram
+
+__all__ = ["Materialized", "StepProgram", "materialize"]

@@ -1,0 +1,81 @@
+"""Decisions are a value: read back from their text, and the same program again."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Chosen, Decisions, Placed
+from tests.superscaler_core.test_step_program import CASES
+from tests.superscaler_core.training import Case
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_text_is_read_back_and_makes_the_same_program(case: Case) -> None:
+    compiled = case.compiled()
+    decisions = compiled.plan.decisions
+    read = Decisions.parse(str(decisions))
+    assert read == decisions
+    assert hash(read) == hash(decisions)
+    again = ss.Plan(compiled.plan.graph, compiled.plan.devices)
+    again.decide(read)
+    assert again.decisions == decisions
+    assert ss.compile(again).files == compiled.files
+
+
+def test_a_copy_is_a_plan_of_its_own() -> None:
+    plan = Case("megatron", 2).compiled().plan
+    before = plan.decisions
+    other = copy.copy(plan)
+    other.op_assign(plan.graph.ops[0], 1)
+    other.recompute(plan.graph.ops[:3])
+    other.note("something else")
+    assert plan.decisions == before != other.decisions
+
+
+def test_a_text_may_be_edited() -> None:
+    plan = Case("data_parallel", 2).compiled().plan
+    text = str(plan.decisions)
+    op = plan.graph.ops[3]
+    edited = Decisions.parse(f"# one block again\n{text}\n\nrecompute {op.name}\n")
+    other = ss.Plan(plan.graph, plan.devices)
+    other.decide(edited)
+    assert [other.recompute_group(part) > 0 for part in other.parts(op)] == [True, True]
+    assert "run.backward" in ss.compile(other).files[0]
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("op a 0", "line 2 of a plan, 'op a 0': an op has one line"),
+        ("op a: 0 b(1)", "'b\\(1\\)' is none of LOOP"),
+        ("order a", "an order is"),
+        ("what a", "a line begins with op, stage, order"),
+        ("schedule 1f1b stages=2", "the schedule of a plan"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        Decisions.parse(f"plan of x on 0\n{line}")
+
+
+def test_decisions_about_something_else_are_refused() -> None:
+    plan = Case("megatron", 2).compiled().plan
+    decisions = plan.decisions
+    with pytest.raises(PlanError, match="the plan says something already"):
+        plan.decide(decisions)
+    with pytest.raises(PlanError, match=r"about gpt on devices \[0, 1\]: .* on \[0, 1, 2\]"):
+        ss.Plan(plan.graph, range(3)).decide(decisions)
+    first = plan.graph.ops[0].name
+    for wrong, words in (
+        (replace(decisions, stages=("nothing",)), "has no op 'nothing'"),
+        (replace(decisions, parts={first: (Placed((("zz", 0, 1),)),)}), "no loop 'zz'"),
+        (replace(decisions, parts={first: (Placed(device=7),)}), "to device 7"),
+        (replace(decisions, recomputed=((Chosen("no op"),),)), "has no op 'no op'"),
+    ):
+        with pytest.raises(PlanError, match=words):
+            ss.Plan(plan.graph, plan.devices).decide(wrong)

@@ -1,0 +1,210 @@
+"""The step program is what runs: it is read back from its text, checked, and compared with runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.errors import PlanError
+from superscaler_core.plans import PLANS
+from superscaler_core.program import Materialized
+from superscaler_core.program.instruction import Instruction, Kind
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.run.rank import Rank
+from superscaler_core.schedules import Action
+from tests.superscaler_core.test_plans import CASES as OTHER_CASES
+from tests.superscaler_core.training import MODEL_OF, Case
+
+NUM_DEVICES = {"hybrid": 8, "dap_pipeline": 4, "mesh_2d": 4, "interlaced": 4, "nf1b": 2}
+CASES = [
+    *(Case(name, NUM_DEVICES.get(name, 2), model=MODEL_OF.get(name, "gpt")) for name in PLANS),
+    *OTHER_CASES[::3],
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def made(request: pytest.FixtureRequest) -> tuple[Case, ss.Compiled]:
+    case: Case = request.param
+    return case, case.compiled()
+
+
+def test_text_is_read_back(made: tuple[Case, ss.Compiled]) -> None:
+    program = made[1].materialized.step_program
+    assert StepProgram.parse(str(program)) == program
+    for block in program.blocks.values():
+        assert [Instruction.parse(str(i)) for i in block] == list(block)
+
+
+def test_every_program_is_accepted(made: tuple[Case, ss.Compiled]) -> None:
+    StepProgram.parse(str(made[1].materialized.step_program)).check()
+
+
+# --- what runs ----------------------------------------------------------------------------------
+
+RECORDED: dict[str, Callable[[Any], str]] = {
+    "forward": lambda segment: segment.__name__,
+    "compute": lambda segment: segment.__name__,
+    "hold": lambda segment: segment.__name__,
+    "backward": lambda segment: segment.__name__,
+    "keep": str,
+    "kept": str,
+    "move": str,
+    "move_back": str,
+    "gather": lambda names: names[0],
+    "drop": lambda names: names[0],
+    "reduce": lambda names: names[0],
+}
+"""What generated code calls inside stages, and the name in it of what it is about."""
+
+CALLS = {
+    Kind.FORWARD: "forward",
+    Kind.COMPUTE: "compute",
+    Kind.HOLD: "hold",
+    Kind.BACKWARD: "backward",
+    Kind.KEEP: "keep",
+    Kind.RESUME: "kept",
+    Kind.MOVE: "move",
+    Kind.MOVE_BACK: "move_back",
+    Kind.GATHER: "gather",
+    Kind.RELEASE: "drop",
+    Kind.REDUCE: "reduce",
+}
+
+
+@contextmanager
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[tuple[str, str]]]]:
+    """What every rank calls, by rank: only calls of generated code, not those of each other."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    inside = threading.local()
+
+    def wrapped(name: str, label: Callable[[Any], str]) -> Callable[..., Any]:
+        method = getattr(Rank, name)
+
+        def call(self: Rank, first: Any, *args: Any) -> Any:
+            if getattr(inside, "is_deep", False):
+                return method(self, first, *args)
+            called = name if self._with_grad or name != "forward" else "compute"
+            if self._with_grad or name != "keep":
+                found.setdefault(self.tables.rank, []).append((called, label(first)))
+            inside.is_deep = True
+            try:
+                return method(self, first, *args)
+            finally:
+                inside.is_deep = False
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name, label in RECORDED.items():
+            patch.setattr(Rank, name, wrapped(name, label))
+        yield found
+
+
+def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
+    """What the program says that a device calls; what moves nothing is no call."""
+    idle = {
+        edge.name for edge in made.edges.all if len(edge.forward) == 1 and edge.forward[0].is_idle
+    }
+    found = []
+    stages = {a: made.stages[a.stage] for a in made.step_program.events if isinstance(a, Action)}
+    for action, stage in stages.items():
+        for i in stage.on(device, action.kind):
+            name = i.name
+            if i.kind in (Kind.MOVE, Kind.MOVE_BACK) and name in idle:
+                continue
+            if i.kind in (Kind.KEEP, Kind.RESUME):
+                name = f"stage{action.stage}_{name}"
+            if i.kind in (Kind.GATHER, Kind.RELEASE, Kind.REDUCE):
+                uses = made.uses_of[i.what]
+                name = next(
+                    use.name
+                    for use in uses
+                    if device in use.storage.shards or device in use.side.shards
+                )
+            found.append((CALLS[i.kind], name))
+    return found
+
+
+def test_what_runs_is_the_program_in_its_order(
+    made: tuple[Case, ss.Compiled], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    case, compiled = made
+    compiled.save(tmp_path)
+    inputs = case.inputs(0, compiled.plan.num_microbatches)
+    given = inputs[: len(inputs) - len(case.recycled)]
+    with recorded(monkeypatch) as calls:
+        ss.run_threads(tmp_path, lambda trainer: trainer.step(*given), range(case.num_devices))
+    idle = {
+        edge.name
+        for edge in compiled.materialized.edges.all
+        if len(edge.forward) == 1 and edge.forward[0].is_idle
+    }
+    for device in range(case.num_devices):
+        ran = [call for call in calls.get(device, []) if call[1] not in idle]
+        assert ran == expected(compiled.materialized, device)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def program() -> StepProgram:
+    made = Case("zero3", 2).compiled().materialized.step_program
+    made.check()
+    return made
+
+
+def changed(kind: Kind, *, is_twice: bool = False) -> StepProgram:
+    """Without the first instruction of a kind, or with it twice."""
+    made = program()
+    blocks = dict(made.blocks)
+    for key, block in blocks.items():
+        place = next((n for n, i in enumerate(block) if i.kind is kind), None)
+        if place is not None:
+            blocks[key] = (*block[:place], *(block[place],) * (2 * is_twice), *block[place + 1 :])
+            break
+    return replace(made, blocks=blocks)
+
+
+@pytest.mark.parametrize(
+    "kind, is_twice, words",
+    [
+        (Kind.FORWARD, False, "needs what no forward has kept"),
+        (Kind.FORWARD, True, "keeps what is kept already"),
+        (Kind.BACKWARD, False, "no B stage0_segment"),
+        (Kind.GATHER, False, "were not gathered"),
+        (Kind.RELEASE, False, "are there already"),
+    ],
+)
+def test_a_program_that_cannot_run_is_refused(kind: Kind, is_twice: bool, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        changed(kind, is_twice=is_twice).check()
+
+
+def test_a_microbatch_that_does_not_come_back_is_refused() -> None:
+    made = program()
+    events = tuple(e for e in made.events if not (isinstance(e, Action) and e.kind == "B"))
+    with pytest.raises(PlanError, match="0F0 has no 0B0"):
+        replace(made, events=events).check()
+    with pytest.raises(PlanError, match="0F0 has to be run before it"):
+        replace(made, events=made.events[::-1]).check()
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("step", "line 1 of a step program"),
+        ("step of x on 0\nF a on 0", "line 2 of a step program"),
+        ("step of x on 0\nstage 0 F:\n  Q a on 0", "cannot read the instruction 'Q a on 0'"),
+        ("step of x on 0\norder:\n  0Q0", "line 3 of a step program: cannot parse action"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        StepProgram.parse(line)
