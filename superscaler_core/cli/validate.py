@@ -10,8 +10,8 @@ from superscaler_core.cli.command import NOT_VALID, OK, Command
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Plan
 from superscaler_core.program.materialized import Materialized, materialize
-from superscaler_core.program.steps import Run
 from superscaler_core.report import moves_of
+from superscaler_core.schedules import Action
 from superscaler_core.units import bytes_text
 from superscaler_core.validate import (
     check_assigned,
@@ -43,7 +43,7 @@ def _findings(plan: Plan, args: argparse.Namespace) -> Iterator[tuple[str, str]]
     check_coverage(plan)
     yield "coverage", "the parts of every op do all of its work, and each piece of it once"
     made = materialize(plan)
-    runs = sum(isinstance(event, Run) for event in made.events)
+    runs = sum(isinstance(event, Action) for event in made.events)
     made.step_program.check()
     yield "order", f"{runs} forwards and backwards of stages, without a cycle"
     moves = list(moves_of(made, topology_of(args), args.master_dtype))

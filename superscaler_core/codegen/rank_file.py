@@ -8,10 +8,12 @@ from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.stage_writer import StageWriter
 from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT
+from superscaler_core.program.instruction import Carry, Event
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Device
-from superscaler_core.program.steps import Carry, Event, Run, schedule_of
+from superscaler_core.program.steps import schedule_of
 from superscaler_core.register import registered_modules
+from superscaler_core.schedules import Action
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
 
@@ -80,7 +82,7 @@ def _step(events: Sequence[Event]) -> str:
 
 
 def _event(event: Event) -> str:
-    if isinstance(event, Run):
+    if isinstance(event, Action):
         mb = event.microbatch
         return _CALLS[event.kind].format(stage=event.stage, mb=mb, turn=event.turn)
     assert isinstance(event, Carry)

@@ -1,4 +1,8 @@
-"""Instruction: one thing that devices do in a stage, the atom of a step program."""
+"""Instruction: one thing that devices do; a step program is made of them.
+
+Inside a stage that is an ``Instruction``, between stages a tensor's ``Carry``. A stage at work on a
+microbatch, an ``Action`` of the schedule, stands for all instructions of the stage.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.program.side import Device
+from superscaler_core.schedules import Action, ScheduleError
 
 
 class Kind(StrEnum):
@@ -41,6 +46,7 @@ class Kind(StrEnum):
 COMPUTING = frozenset({Kind.FORWARD, Kind.COMPUTE, Kind.HOLD, Kind.BACKWARD})
 """Kinds of what one device does with a segment."""
 
+_CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
 _TEXT = re.compile(rf"({'|'.join(Kind)}) (\S+) on ([0-9]+(?:,[0-9]+)*)")
 
 
@@ -80,3 +86,42 @@ class Instruction:
                 f"devices, such as 'F stage0_segment1 on 0'; kinds are {', '.join(Kind)}."
             )
         return cls(Kind(found[1]), found[2], tuple(map(int, found[3].split(","))))
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """An edge between stages or turns takes a microbatch's tensor along, or its gradient back.
+
+    Attributes:
+        name: of the edge.
+        microbatch: which.
+        is_back: whether the gradient goes back.
+        edge: the edge itself; None if the event was read from a text.
+    """
+
+    name: str
+    microbatch: int
+    is_back: bool
+    edge: Any = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{'carry-back' if self.is_back else 'carry'} {self.name} {self.microbatch}"
+
+
+Event = Action | Carry
+"""A stage at work on a microbatch, or a tensor on its way between stages."""
+
+
+def parse_event(text: str) -> Event:
+    """Read the text that ``str`` writes of an event.
+
+    Raises:
+        PlanError: it has another form.
+    """
+    carried = _CARRY.fullmatch(text)
+    if carried is not None:
+        return Carry(carried[2], int(carried[3]), carried[1] == "carry-back")
+    try:
+        return Action.parse(text)
+    except ScheduleError as error:
+        raise PlanError(str(error)) from None

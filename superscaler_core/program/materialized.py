@@ -14,14 +14,14 @@ from superscaler_core.part import Part
 from superscaler_core.plan import Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
-from superscaler_core.program.instruction import Kind
+from superscaler_core.program.instruction import Event, Kind
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
 from superscaler_core.program.side import Device, Side, View
 from superscaler_core.program.spans import spans_of
 from superscaler_core.program.stage_program import RUNS, StageProgram
-from superscaler_core.program.step_program import Carried, StepProgram
-from superscaler_core.program.steps import Event, Run, step_events
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.steps import step_events
 from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.program.weights import Use, Weights, find_weights
 from superscaler_core.schedules import Action
@@ -103,25 +103,20 @@ class Materialized:
     @cached_property
     def step_program(self) -> StepProgram:
         """The whole step as a value."""
-        kinds = {(e.stage, e.kind) for e in self.events if isinstance(e, Run)}
+        kinds = {(e.stage, e.kind) for e in self.events if isinstance(e, Action)}
         blocks = {
             (stage, run): program.order[run]
             for stage, program in enumerate(self.stages)
             for run in RUNS
             if (stage, run) in kinds
         }
-        events = tuple(
-            Action(event.kind, event.stage, event.microbatch, event.turn)
-            if isinstance(event, Run)
-            else Carried(event.edge.name, event.microbatch, event.is_back)
-            for event in self.events
-        )
-        return StepProgram(self.plan.graph.name, tuple(sorted(self.plan.devices)), blocks, events)
+        devices = tuple(sorted(self.plan.devices))
+        return StepProgram(self.plan.graph.name, devices, blocks, self.events)
 
     @cached_property
     def counts(self) -> Counter[tuple[Kind, Any]]:
         """How often every instruction of a stage is run in a step, by kind and what it is about."""
-        runs = Counter((e.kind, e.stage) for e in self.events if isinstance(e, Run))
+        runs = Counter((e.kind, e.stage) for e in self.events if isinstance(e, Action))
         found: Counter[tuple[Kind, Any]] = Counter()
         for (run, stage), times in runs.items():
             for instruction in self.stages[stage].order[run]:
@@ -169,7 +164,7 @@ class Materialized:
         return {device: tuple(events) for device, events in found.items()}
 
     def _taking_part(self, event: Event) -> Iterable[Device]:
-        return self.stage_devices[event.stage] if isinstance(event, Run) else event.edge.devices
+        return self.stage_devices[event.stage] if isinstance(event, Action) else event.edge.devices
 
     def crossing_from(self, stage: int) -> tuple[Edge, ...]:
         """Edges from a stage to others."""

@@ -10,7 +10,7 @@ from superscaler_core.program.sequence import Close, Compute, Item, Open
 
 
 def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
-    """By item of a stage's order, the number of the group with which it is run again.
+    """By item of a stage's order, the number of the span with which it is run again, from 1.
 
     A span reaches from the first op of its group to the last whose backward needs what its forward
     has seen, with all that is between, so that all devices run the same communication again. So a
@@ -29,8 +29,9 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
                 ends[number] = place
     found: dict[Item, int] = {}
     windows = _windows(items)
-    for number, end in ends.items():
-        first, last = _with_windows(begins[number], end, windows)
+    # Numbered by place: plans that say the same become the same text, whenever they said it.
+    for number, group in enumerate(sorted(ends, key=begins.__getitem__), 1):
+        first, last = _with_windows(begins[group], ends[group], windows)
         for item in items[first : last + 1]:
             if item in found:
                 raise PlanError(

@@ -5,34 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.instruction import Instruction, Kind
+from superscaler_core.program.instruction import Carry, Event, Instruction, Kind, parse_event
 from superscaler_core.program.side import Device
-from superscaler_core.schedules.action import Action
-from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules import Action
 
 _HEAD = re.compile(r"step of (\S+) on ([0-9]+(?:,[0-9]+)*)")
 _BLOCK = re.compile(r"stage ([0-9]+) ([fFB]):")
-_CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Carried:
-    """An edge between stages or turns takes a microbatch's tensor along, or its gradient back."""
-
-    edge: str
-    microbatch: int
-    is_back: bool
-
-    def __str__(self) -> str:
-        return f"{'carry-back' if self.is_back else 'carry'} {self.edge} {self.microbatch}"
-
-
-Event = Action | Carried
-"""A stage at work on a microbatch, or a tensor on its way between stages."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +119,8 @@ class StepProgram:
         seen: Counter[Event] = Counter()
         for event in self.events:
             seen[event] += 1
-            if isinstance(event, Carried):
-                if event.is_back and not seen[Carried(event.edge, event.microbatch, False)]:
+            if isinstance(event, Carry):
+                if event.is_back and not seen[replace(event, is_back=False)]:
                     raise PlanError(f"{event}: the value was not carried before its gradient.")
                 continue
             if (event.stage, event.kind) not in self.blocks:
@@ -199,12 +181,9 @@ def _check_device(device: Device, instructions: Iterable[tuple[Instruction | Eve
 
 
 def _event(number: int, words: str) -> Event:
-    carried = _CARRY.fullmatch(words)
-    if carried is not None:
-        return Carried(carried[2], int(carried[3]), carried[1] == "carry-back")
     try:
-        return Action.parse(words)
-    except ScheduleError as error:
+        return parse_event(words)
+    except PlanError as error:
         raise PlanError(f"line {number} of a step program: {error}") from None
 
 

@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from superscaler_core.errors import OrderError
 from superscaler_core.plan import Plan
 from superscaler_core.program.edges import Edge, Edges
+from superscaler_core.program.instruction import Carry, Event
 from superscaler_core.schedules import Schedule, ScheduleError, one_f_one_b, timeline
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A stage's forward ("F"), backward ("B") or forward without gradient ("f") of a microbatch.
-
-    Of those without gradient a microbatch may have several, told apart by their ``turn``.
-    """
-
-    kind: str
-    stage: int
-    microbatch: int
-    turn: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Carry:
-    """An edge between stages or turns takes a microbatch's tensor along, or its gradient back."""
-
-    edge: Edge
-    microbatch: int
-    is_back: bool
-
-
-Event = Run | Carry
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -65,9 +39,10 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
     timed: list[tuple[tuple[int, ...], Event]] = []
     for action, span in spans.items():
         start, end, mb = int(span.start), int(span.end), action.microbatch
-        run = Run(action.kind, action.stage, mb, action.turn)
-        timed.append(((start, 1, action.stage, mb), run))
+        timed.append(((start, 1, action.stage, mb), action))
         is_back = action.kind == "B"
         for edge in carried.get((action.kind, action.stage), ()):
-            timed.append(((end, 0, int(is_back), edge.index, mb), Carry(edge, mb, is_back)))
+            timed.append(
+                ((end, 0, int(is_back), edge.index, mb), Carry(edge.name, mb, is_back, edge))
+            )
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))

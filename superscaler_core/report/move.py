@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import rvdcomm as rv
-from superscaler_core.program.instruction import Kind
+from superscaler_core.program.instruction import Carry, Kind
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.steps import Carry
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.report.names import pattern_of

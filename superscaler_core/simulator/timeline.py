@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from superscaler_core.program.edges import Edge
+from superscaler_core.program.instruction import Carry
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Device
-from superscaler_core.program.steps import Carry, Run
+from superscaler_core.schedules import Action
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import StageRun, StageRuns
 from superscaler_core.simulator.wire import Wire, ticks
@@ -17,10 +18,19 @@ from superscaler_core.simulator.work import Act, Work
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """A run of a stage, or what is before and after all of them ("begin", "end")."""
+class Outside:
+    """What a step does before all runs of stages ("begin"), and after them ("end")."""
 
-    event: Run
+    kind: str
+    stage: int = -1
+    microbatch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A run of a stage, or what is before and after all of them."""
+
+    event: Action | Outside
     start: int
     inside: StageRun
 
@@ -96,20 +106,20 @@ class Stepper:
     def run(self) -> Timeline:
         """The whole step."""
         everyone = self._made.plan.devices
-        self._do(Run("begin", -1, -1), self._work.begin, everyone, {})
+        self._do(Outside("begin"), self._work.begin, everyone, {})
         for event in self._made.events:
-            if isinstance(event, Run):
+            if isinstance(event, Action):
                 acts = self._work.stage(event.kind, event.stage, is_first=self._is_first(event))
                 devices = self._stage_devices[event.stage]
                 self._do(event, acts, devices, self._arrivals(event))
             else:
                 self._carry(event)
             self._tick()
-        self._do(Run("end", -1, -1), (*self._work.end, *self._updates()), everyone, {})
+        self._do(Outside("end"), (*self._work.end, *self._updates()), everyone, {})
         self.timeline.makespan = max(self._clock.values())
         return self.timeline
 
-    def _is_first(self, event: Run) -> bool:
+    def _is_first(self, event: Action) -> bool:
         """Whether it is the first backward of its stage."""
         if event.kind != "B" or event.stage in self._begun:
             return False
@@ -122,7 +132,7 @@ class Stepper:
 
     def _do(
         self,
-        event: Run,
+        event: Action | Outside,
         acts: Sequence[Act],
         devices: tuple[Device, ...],
         arrivals: Mapping[Device, Arrival],
@@ -170,7 +180,7 @@ class Stepper:
             key = device, wire.level
             calls[key] = calls.get(key, 0) + self._call_ticks
 
-    def _arrivals(self, event: Run) -> Mapping[Device, Arrival]:
+    def _arrivals(self, event: Action) -> Mapping[Device, Arrival]:
         """For every device the last carry that a run waits for."""
         is_back = event.kind == "B"
         found: dict[Device, Arrival] = {}

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from superscaler_core.program.steps import Carry, Run
+from superscaler_core.program.instruction import Carry
+from superscaler_core.schedules import Action
 from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.timeline import Carried, Ran
 from superscaler_core.simulator.wire import TICKS_PER_SEC
@@ -75,7 +76,7 @@ def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
             if begins[device] < 0:
                 begins[device] = start
     for device, end in zip(inside.devices, inside.ends, strict=True):
-        if event.stage >= 0 and begins[device] >= 0:
+        if isinstance(event, Action) and begins[device] >= 0:
             times = ran.start + begins[device], ran.start + end
             args = {"stage": event.stage, "microbatch": event.microbatch}
             yield _span(name_of(event), KINDS[event.kind], device, DOES, *times, **args)
@@ -98,7 +99,7 @@ def _carried(carried: Carried) -> Iterator[dict[str, Any]]:
         )  # fmt: skip
 
 
-def name_of(event: Run) -> str:
+def name_of(event: Action) -> str:
     """A run in a few characters: ``F3 of stage 1``."""
     turn = f".{event.turn}" if event.kind == "f" else ""
     return f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"

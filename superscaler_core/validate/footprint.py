@@ -13,7 +13,7 @@ from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Close, Move, Open
 from superscaler_core.program.side import Device, Side
-from superscaler_core.program.steps import Run
+from superscaler_core.schedules import Action
 from superscaler_core.validate.dry_run import DryRun, window_step
 from superscaler_core.validate.moments import Moment, Peak
 
@@ -87,7 +87,7 @@ class _Footprints:
         self._master = master_dtype
         self._kinds = {stage.index: set[Kind]() for stage in made.plan.stages}
         for event in made.events:
-            if isinstance(event, Run):
+            if isinstance(event, Action):
                 self._kinds[event.stage].add(event.kind)
         self._speakers = _speakers(made)
         self._found: dict[tuple[int, Device], Mapping[Kind, Footprint]] = {}

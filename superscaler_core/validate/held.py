@@ -16,7 +16,7 @@ from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.side import Device
-from superscaler_core.program.steps import Run
+from superscaler_core.schedules import Action
 from superscaler_core.tensor import CONSTANT, INPUT, ITEM_BYTES, PARAMETER, PTensor, VTensor
 
 VIEWS = frozenset(
@@ -65,7 +65,7 @@ def in_flight(made: Materialized, device: Device) -> dict[int, int]:
     now: Counter[int] = Counter()
     most: Counter[int] = Counter()
     for event in made.events_on[device]:
-        if isinstance(event, Run) and event.kind in ("F", "B"):
+        if isinstance(event, Action) and event.kind in ("F", "B"):
             now[event.stage] += 1 if event.kind == "F" else -1
             most[event.stage] = max(most[event.stage], now[event.stage])
     return {stage: count for stage, count in most.items() if count}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Device
-from superscaler_core.program.steps import Run
 from superscaler_core.program.transfer import Transfer
+from superscaler_core.schedules import Action
 from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.validate.footprint import Footprint, footprints
 from superscaler_core.validate.moments import Moment
@@ -51,7 +51,7 @@ class StepMemory:
         stored = self._stored
         walk = _Walk(footprints(self._made, device, stored.master_dtype))
         for event in self._made.events_on[device]:
-            if isinstance(event, Run):
+            if isinstance(event, Action):
                 walk.run(event, self._read(event))
             else:
                 walk.carry((event.edge, event.microbatch, event.is_back), device)
@@ -72,7 +72,7 @@ class StepMemory:
         yield from self._stored.fetches(device)
         yield from self._stored.reductions(device)
 
-    def _read(self, run: Run) -> Iterable[tuple[Edge, int, bool]]:
+    def _read(self, run: Action) -> Iterable[tuple[Edge, int, bool]]:
         """What a run takes of what edges have brought."""
         is_back = run.kind == "B"
         made = self._made
@@ -98,7 +98,7 @@ class _Walk:
         self._host_bytes = 0
         self.most_host_bytes = 0
 
-    def run(self, run: Run, read: Iterable[tuple[Edge, int, bool]]) -> None:
+    def run(self, run: Action, read: Iterable[tuple[Edge, int, bool]]) -> None:
         """A stage runs for a microbatch."""
         footprint = self._footprints[run.kind, run.stage]
         for letter in read:

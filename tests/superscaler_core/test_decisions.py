@@ -68,7 +68,7 @@ def test_decisions_about_something_else_are_refused() -> None:
     decisions = plan.decisions
     with pytest.raises(PlanError, match="the plan says something already"):
         plan.decide(decisions)
-    with pytest.raises(PlanError, match=r"about gpt on devices \[0, 1\]: .* on \[0, 1, 2\]"):
+    with pytest.raises(PlanError, match=r"about GPT on devices \[0, 1\]: .* on \[0, 1, 2\]"):
         ss.Plan(plan.graph, range(3)).decide(decisions)
     first = plan.graph.ops[0].name
     for wrong, words in (

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import rvdcomm as rv
+import superscaler_core as ss
 from superscaler_core.cli import COMMANDS, main
 from superscaler_core.cli.training import Trained
 from superscaler_core.models import MODELS
@@ -163,11 +164,42 @@ def test_a_topology_tells_what_leaves_a_host(
     assert "between hosts a step" in said.out
 
 
+def test_decisions_are_a_file_that_is_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "mine.plan")
+    sizes = ["--devices", "2", "--set", "layers=1"]
+    first = Said(["plan", "gpt", "megatron", *sizes, "--decisions", path], capsys)
+    assert first.status == 0
+    again = Said(["plan", "gpt", path, *sizes], capsys)
+    assert again.out.strip() == first.out.replace(f"wrote {path}", "").strip()
+    step = Said(["explain", "gpt", path, *sizes, "--step"], capsys)
+    assert ss.StepProgram.parse(step.out).devices == (0, 1)
+    other = Said(["plan", "gpt", path, "--devices", "3", "--set", "layers=1"], capsys)
+    assert other.status != 0
+    assert "on devices [0, 1]: the plan is about GPT on [0, 1, 2]" in other.err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["plan", "mlp", "none.plan"], "none.plan: there is no such file of decisions"),
+        (["plan", "mlp", "megatron", "--decisions", "x.txt"], "ends with '.plan'"),
+    ],
+)
+def test_a_file_of_decisions_has_to_be_one(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = Said(words, capsys)
+    assert said.status != 0
+    assert message in said.err
+
+
 def test_validate_says_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
     said = Said(["validate", "mlp", "megatron", "--devices", "2"], capsys)
     assert said.status == 0
     checks = [line.split()[:2] for line in said.out.splitlines()]
-    names = ("devices", "coverage", "order", "communication", "memory")
+    names = ("devices", "placement", "coverage", "order", "communication", "memory")
     assert checks == [["ok", f"{name}:"] for name in names]
 
 
