@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from superscaler_core.annotation import Annotation
 from superscaler_core.compiled import Compiled, compile
-from superscaler_core.dims import DimClass, Dims
 from superscaler_core.errors import (
     AnnotationError,
     CaptureError,
@@ -18,18 +16,20 @@ from superscaler_core.errors import (
     OrderError,
     PlanError,
 )
-from superscaler_core.graph import Graph, Op
-from superscaler_core.graph_builder import GraphBuilder
-from superscaler_core.op_trans import pieces, replicate, split
-from superscaler_core.part import Part
+from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.builder import GraphBuilder
+from superscaler_core.graph.dims import DimClass, Dims
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import PTensor, VTensor
 from superscaler_core.plan import Axis, Decisions, Plan, Stage
+from superscaler_core.plan.op_trans import pieces, replicate, split
 from superscaler_core.program import StepProgram
 from superscaler_core.schedules import SCHEDULES, Schedule, ScheduleError
-from superscaler_core.tensor import PTensor, VTensor
 
 if TYPE_CHECKING:
     from superscaler_core.front_end import capture
-    from superscaler_core.register import register_op
+    from superscaler_core.front_end.register import register_op
     from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load
     from superscaler_core.run.threads import run_threads
@@ -42,7 +42,7 @@ _LAZY = {
     "Trainer": "superscaler_core.run.trainer",
     "capture": "superscaler_core.front_end",
     "load": "superscaler_core.run.load",
-    "register_op": "superscaler_core.register",
+    "register_op": "superscaler_core.front_end.register",
     "run_threads": "superscaler_core.run.threads",
     "simulate": "superscaler_core.simulator",
 }

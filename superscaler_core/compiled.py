@@ -10,19 +10,12 @@ from pathlib import Path
 import rvdcomm as rv
 from superscaler_core.codegen import rank_files
 from superscaler_core.collector import paused_collector
-from superscaler_core.plan import Plan
+from superscaler_core.memory import DeviceMemory, check_memory, memory_of
+from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
 from superscaler_core.run.constants import TOPOLOGY, save_constants
-from superscaler_core.validate import (
-    DeviceMemory,
-    check_assigned,
-    check_coverage,
-    check_memory,
-    check_placement,
-    memory_of,
-)
 
 
 @dataclass(frozen=True, eq=False)

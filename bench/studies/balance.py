@@ -13,8 +13,8 @@ from itertools import accumulate, combinations, pairwise
 
 import superscaler_core as ss
 from bench.studies import cluster
-from superscaler_core.graph import Op
-from superscaler_core.part import Part
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
 from superscaler_core.plans.blocks import block_groups, blocks_of
 from superscaler_core.simulator.op_time import OpTimes
 

@@ -16,9 +16,9 @@ import torch
 import superscaler_core as ss
 from bench.studies import cluster
 from bench.studies.systems import Way
+from superscaler_core.graph.tensor import PTensor
+from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.models import MODELS
-from superscaler_core.tensor import PTensor
-from superscaler_core.validate.held import SAVED_ITEM_BYTES, VIEWS
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from superscaler_core.cli.command import USER_ERRORS, UsageError
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.sources import Made, Source, model_source, plan_source, settings_of
 from superscaler_core.front_end import capture
-from superscaler_core.graph import Graph
+from superscaler_core.graph.graph import Graph
+from superscaler_core.memory import STATES
 from superscaler_core.models import MODELS
 from superscaler_core.plan import Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.units import parse_bytes
-from superscaler_core.validate import STATES
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 

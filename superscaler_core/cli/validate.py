@@ -8,18 +8,12 @@ from collections.abc import Iterator
 from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, program_of, topology_of
 from superscaler_core.cli.command import NOT_VALID, OK, Command
 from superscaler_core.errors import PlanError
-from superscaler_core.plan import Plan
+from superscaler_core.memory import check_memory, memory_of
+from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.report import moves_of
 from superscaler_core.schedules import Action
 from superscaler_core.units import bytes_text
-from superscaler_core.validate import (
-    check_assigned,
-    check_coverage,
-    check_memory,
-    check_placement,
-    memory_of,
-)
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.text import function, tuple_of, wrapped
 from superscaler_core.codegen.values import Value, Values, combined
-from superscaler_core.part import Part
+from superscaler_core.graph.part import Part
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import rvdcomm as rv
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.text import index_text
-from superscaler_core.part import Part
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, VTensor
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Device
-from superscaler_core.tensor import CONSTANT, INPUT, PARAMETER, VTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import torch
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.records import Node
-from superscaler_core.graph_builder import GraphBuilder
-from superscaler_core.tensor import CONSTANT, PARAMETER, PTensor
+from superscaler_core.graph.builder import GraphBuilder
+from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
 
 _KEPT_ANYWAY = (PARAMETER, CONSTANT)
 

@@ -13,9 +13,9 @@ from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.call import Call
 from superscaler_core.front_end.records import Node, Program, Ref
 from superscaler_core.front_end.rules import rule_of
-from superscaler_core.graph import Graph
-from superscaler_core.graph_builder import GraphBuilder
-from superscaler_core.tensor import INPUT, PTensor
+from superscaler_core.graph.builder import GraphBuilder
+from superscaler_core.graph.graph import Graph
+from superscaler_core.graph.tensor import INPUT, PTensor
 
 # Of these only the shape and dtype of the argument matter, so that their results are constants.
 _LIKE = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from superscaler_core.errors import PlanError
-from superscaler_core.part import Piece
+from superscaler_core.graph.part import Piece
 from superscaler_core.schedules import Schedule, ScheduleError
 
 _PIECE = re.compile(r"(\w+)\[([0-9]+):([0-9]+)\]")

@@ -9,15 +9,15 @@ from functools import cached_property
 from itertools import chain, pairwise, product
 from math import prod
 
-from superscaler_core.dims import DimClass, Dims
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Graph, Op
-from superscaler_core.op_trans import Transformation, pieces, replicate, split
-from superscaler_core.part import Part, Piece
+from superscaler_core.graph.dims import DimClass, Dims
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part, Piece
+from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan.decisions import Chosen, Decisions, Placed
+from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 from superscaler_core.plan.savings import Savings
 from superscaler_core.schedules import Schedule
-from superscaler_core.tensor import PTensor
 
 Device = int
 """A device is named by the rank of the process that drives it."""

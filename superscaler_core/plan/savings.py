@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from itertools import count
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Graph, Op
-from superscaler_core.part import Part
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part
 
 
 class Groups:

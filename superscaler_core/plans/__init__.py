@@ -4,8 +4,6 @@ An sProgram takes a ``Plan`` and decides, by ``op_trans``, ``op_assign`` and ``o
 devices do; further arguments are its *knobs*, numbers or words with a default.
 """
 
-from collections.abc import Callable
-
 from superscaler_core.plans.accumulate import accumulate
 from superscaler_core.plans.branch_parallel import branch_parallel
 from superscaler_core.plans.coshard import coshard
@@ -26,39 +24,38 @@ from superscaler_core.plans.recompute import recompute
 from superscaler_core.plans.sequence_parallel import sequence_parallel
 from superscaler_core.plans.spatial import spatial
 from superscaler_core.plans.swap import swap
+from superscaler_core.plans.table import PLANS
 from superscaler_core.plans.zero1 import zero1
 from superscaler_core.plans.zero2 import zero2
 from superscaler_core.plans.zero3 import zero3
 from superscaler_core.plans.zero3_offload import zero3_offload
 from superscaler_core.plans.zero_offload import zero_offload
 
-PLANS: dict[str, Callable[..., None]] = {
-    "data_parallel": data_parallel,
-    "accumulate": accumulate,
-    "megatron": megatron,
-    "sequence_parallel": sequence_parallel,
-    "megatron_sp": megatron_sp,
-    "expert_parallel": expert_parallel,
-    "zero1": zero1,
-    "zero2": zero2,
-    "zero3": zero3,
-    "recompute": recompute,
-    "gpipe": gpipe,
-    "one_f_one_b": one_f_one_b,
-    "interleaved": interleaved,
-    "interlaced": interlaced,
-    "hybrid": hybrid,
-    "dap": dap,
-    "dap_pipeline": dap_pipeline,
-    "branch_parallel": branch_parallel,
-    "nf1b": nf1b,
-    "coshard": coshard,
-    "mesh_2d": mesh_2d,
-    "zero_offload": zero_offload,
-    "zero3_offload": zero3_offload,
-    "swap": swap,
-    "spatial": spatial,
-}
-"""All sPrograms by name."""
-
-__all__ = ["PLANS", *PLANS]
+__all__ = [
+    "PLANS",
+    "accumulate",
+    "branch_parallel",
+    "coshard",
+    "dap",
+    "dap_pipeline",
+    "data_parallel",
+    "expert_parallel",
+    "gpipe",
+    "hybrid",
+    "interlaced",
+    "interleaved",
+    "megatron",
+    "megatron_sp",
+    "mesh_2d",
+    "nf1b",
+    "one_f_one_b",
+    "recompute",
+    "sequence_parallel",
+    "spatial",
+    "swap",
+    "zero1",
+    "zero2",
+    "zero3",
+    "zero3_offload",
+    "zero_offload",
+]

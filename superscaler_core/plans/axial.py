@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from itertools import accumulate, groupby
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Graph, Op
-from superscaler_core.op_trans import replicate, split
+from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.plan import Device, Plan
+from superscaler_core.plan.op_trans import replicate, split
 from superscaler_core.plans.blocks import BLOCK, blocks_of, stages_of_blocks
 from superscaler_core.plans.follow import followed
 from superscaler_core.plans.storage import shard_storage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Graph, Op, is_in
+from superscaler_core.graph.graph import Graph, Op, is_in
 from superscaler_core.plan import Plan, Stage
 
 BLOCK = "layers.*"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Graph, Op, is_in
+from superscaler_core.graph.graph import Graph, Op, is_in
 from superscaler_core.plan import Axis, Plan
 from superscaler_core.plans.cuts import spread_all
 

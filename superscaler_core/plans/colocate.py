@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise, product
 
-from superscaler_core.dims import DimClass
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Op
-from superscaler_core.op_trans import split
-from superscaler_core.part import Part
+from superscaler_core.graph.dims import DimClass
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
 from superscaler_core.plan import Device, Plan
+from superscaler_core.plan.op_trans import split
 from superscaler_core.plans import cuts
 from superscaler_core.plans.blocks import BLOCK, blocks_of
 

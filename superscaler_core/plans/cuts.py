@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import gcd
 
-from superscaler_core.dims import DimClass
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Op
+from superscaler_core.graph.dims import DimClass
+from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Device, Plan
 
 INNER = (

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from superscaler_core.annotation import Operand
-from superscaler_core.graph import Op
-from superscaler_core.sliding import SlidingWindow
-from superscaler_core.tensor import ACTIVATION, INPUT, PTensor
+from superscaler_core.graph.annotation import Operand
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.sliding import SlidingWindow
+from superscaler_core.graph.tensor import ACTIVATION, INPUT, PTensor
 
 
 def followed(ops: Sequence[Op], first: int, then: int) -> dict[Op, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Op
+from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Plan, Stage
 from superscaler_core.plans import cuts
 from superscaler_core.plans.blocks import BLOCK, block_starts, blocks_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from superscaler_core.dims import DimClass
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Op
+from superscaler_core.graph.dims import DimClass
+from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Plan
 
 

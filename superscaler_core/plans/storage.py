@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import rvdcomm as rv
-from superscaler_core.op_trans import Transformation, pieces, replicate, split
 from superscaler_core.plan import Device, Plan
+from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 
 
 def shard_storage(plan: Plan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from superscaler_core.graph import Op
+from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Device, Plan
 from superscaler_core.plans import cuts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from superscaler_core.graph import Graph, Op
-from superscaler_core.part import Part
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part
 from superscaler_core.program.edges import Edges
 
 TAKES_BIAS = frozenset({"linear", "conv1d", "conv2d", "conv3d"})

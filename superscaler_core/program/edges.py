@@ -8,12 +8,12 @@ from functools import cache, cached_property
 from itertools import count
 
 import rvdcomm as rv
-from superscaler_core.graph import Op
-from superscaler_core.part import Part
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.plan import Plan
 from superscaler_core.program.side import Device, Side
 from superscaler_core.program.transfer import Transfer, transfers
-from superscaler_core.tensor import PARAMETER, PTensor
 
 Reader = tuple[Op, int]
 """An op, and which of its inputs the tensor is."""

@@ -9,8 +9,9 @@ from functools import cached_property
 from typing import Any
 
 import rvdcomm as rv
-from superscaler_core.graph import Op
-from superscaler_core.part import Part
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
@@ -25,7 +26,6 @@ from superscaler_core.program.steps import step_events
 from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.program.weights import Use, Weights, find_weights
 from superscaler_core.schedules import Action
-from superscaler_core.tensor import PTensor
 
 
 @dataclass(frozen=True, eq=False)

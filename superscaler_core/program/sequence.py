@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from superscaler_core.errors import OrderError
-from superscaler_core.graph import Op
-from superscaler_core.part import Part
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
 from superscaler_core.plan import Plan, Stage
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge, Edges

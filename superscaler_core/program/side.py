@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import rvdcomm as rv
-from superscaler_core.tensor import VTensor
+from superscaler_core.graph.tensor import VTensor
 
 Device = int
 

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from superscaler_core.graph import Op
-from superscaler_core.part import Part
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edges, Reader, input_side
 from superscaler_core.program.side import Side, View
 from superscaler_core.program.transfer import Transfer, transfers
-from superscaler_core.tensor import PTensor
 
 BUCKET_ELEMENTS = 1 << 24
 """Elements that a device moves in one call at a step's start or end (64 MiB of float32): few calls,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable
 
-from superscaler_core.graph import Op
+from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Plan
 from superscaler_core.report.names import pattern_of
 from superscaler_core.report.table import numbers_text, table

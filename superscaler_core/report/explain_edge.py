@@ -8,7 +8,7 @@ from textwrap import fill
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Op
+from superscaler_core.graph.graph import Op
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Side

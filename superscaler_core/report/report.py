@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import rvdcomm as rv
+from superscaler_core.memory.memory import DeviceMemory
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Device
 from superscaler_core.program.steps import schedule_of
@@ -13,7 +14,6 @@ from superscaler_core.report.move import moves_of
 from superscaler_core.report.rows import HEADER, Row, rows_of
 from superscaler_core.report.table import numbers_text, table
 from superscaler_core.units import bytes_text
-from superscaler_core.validate.memory import DeviceMemory
 
 _TITLES = {
     "forward": "activations, forward",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from superscaler_core.compiled import Compiled
+from superscaler_core.memory.footprint import footprints
 from superscaler_core.program.side import Device
 from superscaler_core.simulator.timeline import Timeline
 from superscaler_core.simulator.wire import TICKS_PER_SEC
-from superscaler_core.validate.footprint import footprints
 
 NAMES = {"grads": "gradients"}
 """Kinds of memory that have another name here."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from superscaler_core.part import Part
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER, VTensor
+from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.simulator.profile import DeviceProfile
-from superscaler_core.tensor import ITEM_BYTES, PARAMETER, VTensor
-from superscaler_core.validate.held import SAVED_ITEM_BYTES, VIEWS
 
 BACKWARD_FLOPS = {"attention": 2.5}
 """Operations of the backward over those of the forward, where it is not the number of gradients.

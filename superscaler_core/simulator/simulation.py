@@ -10,6 +10,8 @@ import rvdcomm as rv
 from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
+from superscaler_core.memory import STATES
+from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.program.side import Device
 from superscaler_core.simulator.live import live_of, peaks_of
 from superscaler_core.simulator.op_time import OpTimes
@@ -19,8 +21,6 @@ from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.wire import METHODS, Wires, topology_for
 from superscaler_core.simulator.work import Methods, Work
-from superscaler_core.validate import STATES
-from superscaler_core.validate.stored import StoredMemory
 
 ASSUMED = (
     "an op takes its operations or its memory traffic, whichever is longer, and its launch; views "

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.memory.footprint import footprints
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import COMPUTING, Kind
 from superscaler_core.program.materialized import Materialized
@@ -16,8 +18,6 @@ from superscaler_core.program.weights import Use
 from superscaler_core.simulator.op_time import OpTimes
 from superscaler_core.simulator.sums import Sums
 from superscaler_core.simulator.wire import Wire, Wires, ticks
-from superscaler_core.tensor import ITEM_BYTES
-from superscaler_core.validate.footprint import footprints
 
 
 @dataclass(frozen=True, slots=True)

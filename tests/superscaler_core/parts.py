@@ -7,9 +7,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from superscaler_core.evaluate import run_part
-from superscaler_core.graph import Graph, Op
-from superscaler_core.part import Part
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part
+from superscaler_core.run.evaluate import run_part
 
 
 def values_of(graph: Graph, inputs, parameters, seed: int = 0) -> dict:

@@ -6,7 +6,7 @@ from math import inf
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.graph import Graph
+from superscaler_core.graph.graph import Graph
 from superscaler_core.simulator import DeviceProfile
 from superscaler_core.simulator.op_time import signature
 

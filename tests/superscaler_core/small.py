@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import superscaler_core as ss
-from superscaler_core.graph import Graph
+from superscaler_core.graph.graph import Graph
 
 
 def two_linears(batch: int = 4, width: int = 6, hidden: int = 8, out: int = 5) -> Graph:

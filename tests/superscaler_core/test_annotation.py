@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from superscaler_core.annotation import Annotation, tiling_loops
 from superscaler_core.errors import AnnotationError
+from superscaler_core.graph.annotation import Annotation, tiling_loops
 
 TEXTS = [
     "m k+, k+ n -> m n",

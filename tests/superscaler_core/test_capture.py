@@ -6,11 +6,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from superscaler_core.errors import CaptureError, PlanError
-from superscaler_core.evaluate import evaluate
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.export import trace
 from superscaler_core.front_end.records import Ref
 from superscaler_core.models import build, config_of, example_inputs
+from superscaler_core.run.evaluate import evaluate
 
 X = torch.randn(4, 6, dtype=torch.float64)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.validate import check_assigned, check_coverage
+from superscaler_core.plan import check_assigned, check_coverage
 from tests.superscaler_core.small import on_one, two_linears
 
 

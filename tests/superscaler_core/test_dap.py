@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import superscaler_core as ss
-from superscaler_core.graph import Graph
+from superscaler_core.graph.graph import Graph
 from superscaler_core.models import MODELS, build, config_of
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.axial import EVOFORMER, Cut, axial_loops

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from superscaler_core.compiled import Compiled
+from superscaler_core.memory.footprint import Footprint, footprints
+from superscaler_core.memory.moments import Moment
 from superscaler_core.plans import PLANS
 from superscaler_core.program import weights
 from superscaler_core.run.live_bytes import LiveBytes, StorageMeter
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.simulator import simulate
-from superscaler_core.validate.footprint import Footprint, footprints
-from superscaler_core.validate.moments import Moment
 from tests.superscaler_core.training import MODEL_OF, Case
 
 # Sizes at which tensors are far more than the numbers beside them, such as the loss.

@@ -3,8 +3,8 @@
 import pytest
 
 from superscaler_core.errors import AnnotationError, PlanError
-from superscaler_core.graph import is_in
-from superscaler_core.graph_builder import GraphBuilder
+from superscaler_core.graph.builder import GraphBuilder
+from superscaler_core.graph.graph import is_in
 
 
 def two_layers() -> GraphBuilder:

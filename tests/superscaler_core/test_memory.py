@@ -17,13 +17,13 @@ from superscaler_core import models, plans
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.front_end import capture
-from superscaler_core.graph import Graph
+from superscaler_core.graph.graph import Graph
+from superscaler_core.memory.footprint import footprints
+from superscaler_core.memory.held import held_of, in_flight
+from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Plan
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
-from superscaler_core.validate.footprint import footprints
-from superscaler_core.validate.held import held_of, in_flight
-from superscaler_core.validate.stored import StoredMemory
 
 SMALL = {"width": 32, "heads": 4, "sequence": 16, "vocabulary": 48}
 BATCH = 4

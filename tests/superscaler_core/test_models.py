@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from superscaler_core.evaluate import evaluate, run_part
 from superscaler_core.front_end import capture
+from superscaler_core.graph.part import Part
 from superscaler_core.models import MODELS, build, config_of, example_inputs
 from superscaler_core.models.moe import top_gating
 from superscaler_core.models.recycling import last_turn
-from superscaler_core.part import Part
+from superscaler_core.run.evaluate import evaluate, run_part
 from tests.superscaler_core.parts import check_splits, values_of
 
 TINY = [

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.part import Part
+from superscaler_core.graph.part import Part
 from tests.superscaler_core.small import on_one, two_linears
 
 UP = two_linears().ops[0]

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.compiled import Compiled
+from superscaler_core.graph.tensor import PTensor
+from superscaler_core.memory.footprint import footprints
 from superscaler_core.plans import PLANS
 from superscaler_core.program.transfer import Transfer
-from superscaler_core.tensor import PTensor
-from superscaler_core.validate.footprint import footprints
 from tests.superscaler_core.training import EVOFORMER_PLANS, MODEL_OF, Case
 
 NUM = 4

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.evaluate import evaluate
-from superscaler_core.graph import Graph
+from superscaler_core.graph.graph import Graph
+from superscaler_core.run.evaluate import evaluate
 from superscaler_core.run.trainer import Trainer
 from tests.superscaler_core.small import branched, two_linears
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from superscaler_core.evaluate import evaluate
+from superscaler_core.run.evaluate import evaluate
 from superscaler_core.schedules import Action, Schedule
 
 BATCH, WIDTH, MICROBATCHES = 4, 6, 3

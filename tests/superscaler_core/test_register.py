@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
-from superscaler_core.evaluate import evaluate
 from superscaler_core.front_end import capture
-from superscaler_core.register import register_op, registered_modules
+from superscaler_core.front_end.register import register_op, registered_modules
+from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core import registered
 from tests.superscaler_core.parts import check_splits, values_of
 

@@ -15,9 +15,9 @@ from superscaler_core import models, plans
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end import capture
-from superscaler_core.graph import Graph
-from superscaler_core.op_trans import replicate, split
+from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Plan
+from superscaler_core.plan.op_trans import replicate, split
 from superscaler_core.program.instruction import Kind
 from superscaler_core.report import Move, explain_edge, explain_ops, moves_of
 from superscaler_core.report.table import numbers_text, table

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.part import Part
+from superscaler_core.graph.part import Part
 from superscaler_core.plans.blocks import blocks_of
 from superscaler_core.program.segments import Segment
 from superscaler_core.simulator import PROFILES, simulate

@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from superscaler_core.annotation import Annotation
 from superscaler_core.errors import AnnotationError, CaptureError
-from superscaler_core.evaluate import evaluate
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.views import view_annotation
+from superscaler_core.graph.annotation import Annotation
+from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core.parts import check_splits, values_of
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.evaluate import evaluate
-from superscaler_core.graph import Graph
+from superscaler_core.graph.graph import Graph
 from superscaler_core.plans.storage import shard_storage
+from superscaler_core.run.evaluate import evaluate
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import Board, ThreadTransport
 from tests.superscaler_core.small import on_one, two_linears

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from superscaler_core import ops
 from superscaler_core.errors import AnnotationError
-from superscaler_core.sliding import SlidingWindow
+from superscaler_core.graph.sliding import SlidingWindow
 
 WINDOWS = st.builds(
     SlidingWindow, st.just("y"), st.integers(1, 4), st.integers(-5, 0), st.integers(0, 5)

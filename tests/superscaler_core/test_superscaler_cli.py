@@ -99,7 +99,7 @@ def test_help_names_all_models_and_plans_and_shows_an_example(
 def test_examples_of_the_help_are_command_lines(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from superscaler_core.cli import _parser
+    from superscaler_core.cli.main import _parser
 
     lines = COMMANDS[name].epilog.replace("\\\n", " ").splitlines()
     examples = [line.partition(f" {name} ")[2] for line in lines if f" {name} " in line]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superscaler_core.front_end.call import Call, text
 from superscaler_core.front_end.rules.table import rule
-from superscaler_core.tensor import PTensor
+from superscaler_core.graph.tensor import PTensor
 
 
 @rule("aten.scaled_dot_product_attention")

@@ -11,7 +11,7 @@ from string import Formatter
 
 from superscaler_core.front_end.call import Call, names, text
 from superscaler_core.front_end.rules.table import rule
-from superscaler_core.tensor import PTensor
+from superscaler_core.graph.tensor import PTensor
 
 # The first template that has a field for every argument that is given is taken.
 _TEMPLATES: dict[str, tuple[str, ...]] = {

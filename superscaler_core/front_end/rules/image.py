@@ -13,8 +13,8 @@ from typing import Any
 from superscaler_core.front_end.call import Call, literal, names, share, text
 from superscaler_core.front_end.rules.linear import add_bias
 from superscaler_core.front_end.rules.table import rule
-from superscaler_core.sliding import SlidingWindow
-from superscaler_core.tensor import PTensor
+from superscaler_core.graph.sliding import SlidingWindow
+from superscaler_core.graph.tensor import PTensor
 
 
 @dataclass(frozen=True)

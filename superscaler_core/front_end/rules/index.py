@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superscaler_core.front_end.call import Call, dim_of, fixed, names, text
 from superscaler_core.front_end.rules.table import rule
-from superscaler_core.tensor import PTensor
+from superscaler_core.graph.tensor import PTensor
 
 
 @rule("aten.one_hot")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from superscaler_core.front_end.call import Call, names, text
 from superscaler_core.front_end.rules.table import rule
-from superscaler_core.tensor import PTensor
+from superscaler_core.graph.tensor import PTensor
 
 
 @rule("aten.linear.default")

@@ -6,7 +6,7 @@ from math import prod
 
 from superscaler_core.front_end.call import Call, fixed, names, share, text
 from superscaler_core.front_end.rules.table import rule
-from superscaler_core.tensor import PTensor
+from superscaler_core.graph.tensor import PTensor
 
 
 @rule("aten.layer_norm", "aten.rms_norm")

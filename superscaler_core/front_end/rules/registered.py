@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.front_end.call import Call, literal
+from superscaler_core.front_end.register import REGISTERED
 from superscaler_core.front_end.rules.table import rule
-from superscaler_core.register import REGISTERED
-from superscaler_core.tensor import PTensor
+from superscaler_core.graph.tensor import PTensor
 
 
 @rule("registered")

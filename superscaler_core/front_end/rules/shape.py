@@ -8,7 +8,7 @@ from typing import Any
 from superscaler_core.front_end.call import Call, dim_of, dims_of, fixed, literal, names, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.front_end.views import view_annotation
-from superscaler_core.tensor import PTensor
+from superscaler_core.graph.tensor import PTensor
 
 
 def move(call: Call, annotation: str, inputs: Any, code: str, **more: Any) -> PTensor:

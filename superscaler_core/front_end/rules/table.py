@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from superscaler_core.front_end.call import Call
-from superscaler_core.register import REGISTERED
-from superscaler_core.tensor import PTensor
+from superscaler_core.front_end.register import REGISTERED
+from superscaler_core.graph.tensor import PTensor
 
 Rule = Callable[[Call], PTensor | Sequence[PTensor]]
 """Adds the ops of one call to the graph and returns its results."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from superscaler_core.errors import DeviceMemoryError, PlanError
+from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.memory.held import tensors_in_flight
+from superscaler_core.memory.step_memory import StepMemory
+from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Device
-from superscaler_core.tensor import ITEM_BYTES
 from superscaler_core.units import bytes_text
-from superscaler_core.validate.held import tensors_in_flight
-from superscaler_core.validate.step_memory import StepMemory
-from superscaler_core.validate.stored import StoredMemory
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Optimizers by name, and how many numbers each keeps for an element, in the dtype of storage."""

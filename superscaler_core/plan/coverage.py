@@ -9,9 +9,9 @@ from math import prod
 
 import rvdcomm as rv
 from superscaler_core.errors import CoverageError, PlanError
-from superscaler_core.graph import Op
-from superscaler_core.part import Part, Piece
-from superscaler_core.plan import Plan
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part, Piece
+from superscaler_core.plan.plan import Plan
 
 
 def check_assigned(plan: Plan) -> None:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from superscaler_core.part import Part
+from superscaler_core.graph.part import Part
+from superscaler_core.memory.dry_run import DryRun, window_step
+from superscaler_core.memory.moments import Moment, Peak
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Close, Move, Open
 from superscaler_core.program.side import Device, Side
 from superscaler_core.schedules import Action
-from superscaler_core.validate.dry_run import DryRun, window_step
-from superscaler_core.validate.moments import Moment, Peak
 
 Kind = str
 """Of a run of a stage: "F" forward, "B" backward, "f" forward without gradient."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from superscaler_core.errors import PlanError
-from superscaler_core.plan import Plan
+from superscaler_core.plan.plan import Plan
 
 
 def check_placement(plan: Plan) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.memory.footprint import Footprint, footprints
+from superscaler_core.memory.moments import Moment
+from superscaler_core.memory.staging import Staging
+from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Device
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.schedules import Action
-from superscaler_core.tensor import ITEM_BYTES
-from superscaler_core.validate.footprint import Footprint, footprints
-from superscaler_core.validate.moments import Moment
-from superscaler_core.validate.staging import Staging
-from superscaler_core.validate.stored import StoredMemory
 
 
 @dataclass(frozen=True, slots=True)

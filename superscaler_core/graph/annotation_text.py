@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from superscaler_core.errors import AnnotationError
-from superscaler_core.sliding import PATTERN, SlidingWindow
+from superscaler_core.graph.sliding import PATTERN, SlidingWindow
 
 Loops = tuple[str, ...]
 """The identifiers of one dim, outermost first; ``()`` for a dim of size 1."""

@@ -16,9 +16,9 @@ from functools import cache, cached_property
 from math import prod
 
 import rvdcomm as rv
-from superscaler_core.annotation_text import Dim, Loops, operands_of
 from superscaler_core.errors import AnnotationError
-from superscaler_core.sliding import SlidingWindow
+from superscaler_core.graph.annotation_text import Dim, Loops, operands_of
+from superscaler_core.graph.sliding import SlidingWindow
 
 Operand = tuple[Dim, ...]
 

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
-from superscaler_core.annotation import Annotation
 from superscaler_core.errors import PlanError
-from superscaler_core.tensor import PARAMETER, PTensor
+from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 UPDATE = "update"
 """Kind of the op that applies an optimizer to one parameter."""

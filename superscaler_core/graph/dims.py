@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph import Graph, Op
-from superscaler_core.sliding import SlidingWindow
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.sliding import SlidingWindow
 
 Node = tuple[str | int, str | int]
 """A dim ``(tensor name, dim)`` or a loop ``(op index, identifier)``."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from superscaler_core.annotation import Operand, tiling_loops
-from superscaler_core.graph import Op
-from superscaler_core.tensor import PTensor, VTensor
+from superscaler_core.graph.annotation import Operand, tiling_loops
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.tensor import PTensor, VTensor
 
 Piece = tuple[str, int, int]
 """Iterations ``[lo, hi)`` of one loop."""

@@ -21,6 +21,11 @@ import rvdcomm as rv
 from superscaler_core import ops
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.stage_writer import StageWriter
+from superscaler_core.front_end.register import registered_modules
+from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.memory.fused_attention import FusedAttention
+from superscaler_core.memory.moments import Meter
+from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
@@ -28,13 +33,8 @@ from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.side import Device
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
-from superscaler_core.register import registered_modules
 from superscaler_core.run.host import Arrival, Host
 from superscaler_core.run.tape import Tape, compute
-from superscaler_core.tensor import ITEM_BYTES
-from superscaler_core.validate.fused_attention import FusedAttention
-from superscaler_core.validate.moments import Meter
-from superscaler_core.validate.stored import StoredMemory
 
 _SEED = 0
 """Of dropout, which draws nothing here."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from superscaler_core.annotation import Annotation
 from superscaler_core.errors import AnnotationError, PlanError
-from superscaler_core.graph import Graph, Op
-from superscaler_core.tensor import PARAMETER, PTensor
+from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 
 @dataclass

@@ -12,11 +12,11 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
 
 from superscaler_core import ops
-from superscaler_core.graph import Graph, Op
+from superscaler_core.front_end.register import registered_modules
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import PTensor
 from superscaler_core.ops import mix
-from superscaler_core.part import Part
-from superscaler_core.register import registered_modules
-from superscaler_core.tensor import PTensor
 
 
 def code_names(op: Op) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
+from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Device, Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
-from superscaler_core.tensor import ITEM_BYTES, PTensor
 
 
 class StoredMemory:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from superscaler_core.annotation import Annotation
 from superscaler_core.errors import AnnotationError
-from superscaler_core.graph import Op
-from superscaler_core.sliding import SlidingWindow
+from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.sliding import SlidingWindow
 
 NAMESPACE = "superscaler"
 """Of the torch ops that stand for registered functions in a traced program."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from superscaler_core.errors import PlanError
-from superscaler_core.part import Part, Piece
+from superscaler_core.graph.part import Part, Piece
 
 
 @dataclass(frozen=True, slots=True)

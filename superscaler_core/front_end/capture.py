@@ -1,0 +1,78 @@
+"""Capture: trace a model, and turn what was traced into a graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.convert import graph_of
+from superscaler_core.front_end.export import trace
+from superscaler_core.graph.graph import Graph
+
+
+def capture(
+    model: nn.Module,
+    inputs: Sequence[Any] | Mapping[str, Any],
+    *,
+    name: str | None = None,
+    recycled: Mapping[str, int] | None = None,
+) -> Graph:
+    """Capture a model's forward pass on one microbatch as a graph.
+
+    The model is traced, not run: it may be on the meta device. It is captured in its present mode,
+    ``train()`` or ``eval()``. A mean cross entropy is over all labels: one of -100, which torch
+    ignores, is an error when the graph runs (``ops.cross_entropy``).
+
+    Args:
+        model: its ``forward`` returns a scalar loss; no buffer may change in it.
+        inputs: example arguments, by position or by name; only shapes and dtypes matter. Sizes are
+            those of one microbatch and stay as they are.
+        name: of the graph; the class of the model if None.
+        recycled: arguments that are a result of the turn before, zeros in the first: name ->
+            which result, counted from 1. ``forward`` then returns ``(loss, result 1, ...)``, and a
+            schedule says how many turns without gradient come before the one that is trained.
+
+    Raises:
+        CaptureError: tracing cannot follow the model, or an op cannot be part of a graph; the
+            message names the op, its module and what to do.
+
+    >>> import torch
+    >>> class Line(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.line = nn.Linear(3, 5, bias=False)
+    ...
+    ...     def forward(self, x):
+    ...         return self.line(x).sum()
+    >>> print(capture(Line(), (torch.ones(2, 3),)))
+    Line: 2 ops
+    line:linear: x[2, 3], line.weight[5, 3] -> line.linear[2, 5]  (b k+, n k+ -> b n)
+    sum: line.linear[2, 5] -> sum[]  (b+ s+ -> ())
+    """
+    title = name or type(model).__name__
+    args = _by_position(model, inputs)
+    device = next((p.device for p in model.parameters()), None)
+    # Tracing takes one tensor given twice for one input: every argument is a copy of its own.
+    copies = [a.detach().to(device, copy=True) if isinstance(a, Tensor) else a for a in args]
+    return graph_of(trace(model, copies), model, title, recycled or {})
+
+
+def _by_position(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:
+    if not isinstance(inputs, Mapping):
+        return tuple(inputs)
+    try:
+        bound = inspect.signature(model.forward).bind(**inputs)
+    except TypeError as error:
+        raise CaptureError(
+            f"{type(model).__name__}.forward does not take {', '.join(inputs)}: {error}."
+        ) from None
+    if bound.kwargs:
+        raise CaptureError(
+            f"{type(model).__name__}.forward takes {', '.join(bound.kwargs)} by keyword only; "
+            "arguments have to be positional."
+        )
+    return bound.args
