@@ -112,7 +112,7 @@ def _bytes(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Program:
+class AskedProgram:
     """What a command line means.
 
     Attributes:
@@ -142,7 +142,7 @@ class Program:
         ]
 
 
-def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0) -> Program:
+def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0) -> AskedProgram:
     """Capture the model and let the sProgram fill a plan.
 
     Args:
@@ -170,7 +170,7 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     plan = Plan(graph, range(args.devices))
     with phase(f"apply {plan_from.name}"):
         _called(plan_from, plan, **knobs)
-    return Program(plan, model, make, model_from.recycled)
+    return AskedProgram(plan, model, make, model_from.recycled)
 
 
 def _cast(model: nn.Module, inputs: Sequence[Tensor], dtype: str | None) -> Made:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from superscaler_core.cli.arguments import NAMES, Program, add_program, count, program_of
+from superscaler_core.cli.arguments import NAMES, AskedProgram, add_program, count, program_of
 from superscaler_core.cli.command import NOT_VALID, OK, Command, UsageError
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.training import Trained, Training, on_single_device
@@ -92,7 +92,7 @@ def _world() -> Iterator[torch.device]:
 
 
 def _compared(
-    program: Program, training: Training, found: Trained, args: argparse.Namespace
+    program: AskedProgram, training: Training, found: Trained, args: argparse.Namespace
 ) -> int:
     """Train on a single device, and say how far the program is off."""
     with phase("train on a single device"):

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from superscaler_core.codegen.values import Value, Values
+from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Move
-from superscaler_core.program.side import Device
 
 
 class Flow:

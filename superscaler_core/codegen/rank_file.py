@@ -9,9 +9,9 @@ from superscaler_core.codegen.stage_writer import StageWriter
 from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT
 from superscaler_core.front_end.register import registered_modules
+from superscaler_core.plan import Device
 from superscaler_core.program.instruction import Carry, Event
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Device
 from superscaler_core.program.steps import schedule_of
 from superscaler_core.schedules import Action
 
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 {imports}
 from superscaler_core import ops
-from superscaler_core.run.tables import Edge, Leg, Stored, Tables, Weight
+from superscaler_core.run.tables import Leg, RankEdge, Stored, Tables, Weight
 '''
 
 

@@ -11,15 +11,15 @@ from superscaler_core.codegen.segment_writer import SegmentWriter
 from superscaler_core.codegen.text import INDENT, assigned, function, index_text, tuple_of, wrapped
 from superscaler_core.codegen.totals import Totals
 from superscaler_core.codegen.values import Values, combined
+from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import Instruction, Kind
+from superscaler_core.program.instruction import StepInstruction, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
-from superscaler_core.program.side import Device
 from superscaler_core.program.transfer import Transfer
 
-_CALLS = {Kind.GATHER: "gather", Kind.RELEASE: "drop", Kind.REDUCE: "reduce"}
+_CALLS = {Verb.GATHER: "gather", Verb.RELEASE: "drop", Verb.REDUCE: "reduce"}
 """What generated code calls at a window."""
 
 
@@ -106,26 +106,26 @@ class StageWriter:
             for line in self._statements(instruction, run)
         ]
 
-    def _statements(self, instruction: Instruction, run: str) -> list[str]:
+    def _statements(self, instruction: StepInstruction, run: str) -> list[str]:
         """What an instruction becomes in the forward ("F") or the backward ("B")."""
         kind, what = instruction.kind, instruction.what
         match kind:
-            case Kind.FORWARD | Kind.COMPUTE:
+            case Verb.FORWARD | Verb.COMPUTE:
                 again = what.span if run == "B" else 0
                 return [*self._call(what, kind, again), *self._add_up(what, again)]
-            case Kind.HOLD:
+            case Verb.HOLD:
                 return [self._with_args("run.hold", what)]
-            case Kind.BACKWARD:
+            case Verb.BACKWARD:
                 return self._call_back(what)
-            case Kind.KEEP:
+            case Verb.KEEP:
                 return self._keep(what)
-            case Kind.RESUME:
+            case Verb.RESUME:
                 return self._resume(what)
-            case Kind.MOVE:
+            case Verb.MOVE:
                 return self._move(what)
-            case Kind.MOVE_BACK:
+            case Verb.MOVE_BACK:
                 return self._move_back(what)
-            case Kind.GATHER | Kind.RELEASE | Kind.REDUCE:
+            case Verb.GATHER | Verb.RELEASE | Verb.REDUCE:
                 return self._window(what, kind)
 
     def _keep(self, span: int) -> list[str]:
@@ -139,9 +139,9 @@ class StageWriter:
         kept = f'run.kept("stage{self._stage}_span{span}", mb)'
         return [f"{assigned(v.name for v in values)}{kept}"]
 
-    def _call(self, segment: Segment, kind: Kind, again: int) -> list[str]:
+    def _call(self, segment: Segment, kind: Verb, again: int) -> list[str]:
         outs = assigned(value.name for value in self._flow.exports[segment])
-        which = "forward" if kind is Kind.FORWARD else "compute"
+        which = "forward" if kind is Verb.FORWARD else "compute"
         lines = [self._with_args(f"{outs}run.{which}", segment)]
         if not again:
             lines += [f"run.add_loss({name})" for name in self._flow.loss_names(segment)]
@@ -173,7 +173,7 @@ class StageWriter:
             call = shard
         return [f"{self._values.of_edge(edge).name} = {call}"]
 
-    def _window(self, window: Window, kind: Kind) -> list[str]:
+    def _window(self, window: Window, kind: Verb) -> list[str]:
         names = [
             use.name
             for use in self._made.uses_of.get(window, ())

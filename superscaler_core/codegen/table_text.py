@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 import rvdcomm as rv
+from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Device, Side
+from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 
@@ -56,7 +57,7 @@ def _uses_on(made: Materialized, device: Device) -> list[Use]:
 def _edge_lines(edge: Edge, device: Device) -> list[str]:
     return [
         f"# {edge.tensor}: {_route(edge)}",
-        f"{edge.name!r}: Edge(",
+        f"{edge.name!r}: RankEdge(",
         f"    src={_box(edge.src, device)},",
         f"    dst={_box(edge.dst, device)},",
         f"    dtype={edge.tensor.dtype!r},",

@@ -10,9 +10,9 @@ from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.text import index_text
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, VTensor
+from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.call import Call
-from superscaler_core.front_end.records import Node, Program, Ref
+from superscaler_core.front_end.records import Node, Ref, TracedProgram
 from superscaler_core.front_end.rules import rule_of
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
@@ -27,7 +27,9 @@ _LIKE = {
 _COPIES = {"aten.clone", "aten.lift_fresh_copy", "aten._to_copy"}
 
 
-def graph_of(program: Program, model: nn.Module, name: str, recycled: Mapping[str, int]) -> Graph:
+def graph_of(
+    program: TracedProgram, model: nn.Module, name: str, recycled: Mapping[str, int]
+) -> Graph:
     """Turn a traced program into a graph.
 
     Args:
@@ -51,7 +53,7 @@ class _Conversion:
         shared: refs whose memory others, as views, may see.
     """
 
-    def __init__(self, program: Program, model: nn.Module, name: str) -> None:
+    def __init__(self, program: TracedProgram, model: nn.Module, name: str) -> None:
         self.program, self.model = program, model
         self.builder = GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}

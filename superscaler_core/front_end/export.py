@@ -13,13 +13,13 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
 from superscaler_core.errors import CaptureError
-from superscaler_core.front_end.records import Node, Program, Ref, Value
+from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 
 # Left by export as a check of its own; it computes nothing.
 _CHECKS = ("aten._assert_tensor_metadata.default",)
 
 
-def trace(model: nn.Module, inputs: Sequence[Any]) -> Program:
+def trace(model: nn.Module, inputs: Sequence[Any]) -> TracedProgram:
     """Trace a forward pass; nothing is computed, so meta tensors do.
 
     Raises:
@@ -39,7 +39,7 @@ class _Reader:
         self.exported = exported
         self.refs: dict[str, Any] = {}
 
-    def program(self) -> Program:
+    def program(self) -> TracedProgram:
         module: fx.GraphModule = self.exported.graph_module
         found = {n.name: n for n in module.graph.nodes if n.op == "placeholder"}
         specs = {s.arg.name: s for s in self.exported.graph_signature.input_specs}
@@ -54,7 +54,7 @@ class _Reader:
         self.refs |= {name: Ref(name) for name in found}
         nodes = tuple(self._nodes(module, with_grad=True))
         returned = next(n for n in module.graph.nodes if n.op == "output").args[0]
-        return Program(
+        return TracedProgram(
             tuple(inputs),
             named[InputKind.PARAMETER],
             named[InputKind.BUFFER],
@@ -133,7 +133,7 @@ class _Reader:
             run=_Runner(target),
         )
 
-    def _outputs(self, node: fx.Node) -> tuple[Value, ...]:
+    def _outputs(self, node: fx.Node) -> tuple[TracedValue, ...]:
         fakes = node.meta["val"]
         tensors = [
             t
@@ -172,8 +172,8 @@ class _Runner:
         return tuple(result) if isinstance(result, list | tuple) else (result,)
 
 
-def _value(fake: Tensor) -> Value:
-    return Value(tuple(fake.shape), str(fake.dtype).removeprefix("torch."))
+def _value(fake: Tensor) -> TracedValue:
+    return TracedValue(tuple(fake.shape), str(fake.dtype).removeprefix("torch."))
 
 
 def _module(node: fx.Node) -> tuple[str, str]:

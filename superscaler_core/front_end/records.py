@@ -16,7 +16,7 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class TracedValue:
     """What is known of a tensor before it exists."""
 
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class Node:
     target: str
     args: Mapping[str, Any]
     given: tuple[tuple[str, bool], ...]
-    outputs: tuple[Value, ...]
+    outputs: tuple[TracedValue, ...]
     module: str
     module_type: str
     is_pointwise: bool
@@ -69,7 +69,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TracedProgram:
     """A traced model: ``nodes`` compute ``outputs`` from what is named in the other fields.
 
     Attributes:
@@ -81,7 +81,7 @@ class Program:
         outputs: what the model returns.
     """
 
-    inputs: tuple[tuple[str, Value], ...]
+    inputs: tuple[tuple[str, TracedValue], ...]
     parameters: Mapping[str, str]
     buffers: Mapping[str, str]
     constants: Mapping[str, Any]

@@ -26,11 +26,11 @@ from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.fused_attention import FusedAttention
 from superscaler_core.memory.moments import Meter
 from superscaler_core.memory.stored import StoredMemory
+from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
-from superscaler_core.program.side import Device
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.run.host import Arrival, Host

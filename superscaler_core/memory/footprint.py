@@ -10,14 +10,15 @@ from weakref import WeakKeyDictionary
 from superscaler_core.graph.part import Part
 from superscaler_core.memory.dry_run import DryRun, window_step
 from superscaler_core.memory.moments import Moment, Peak
+from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Close, Move, Open
-from superscaler_core.program.side import Device, Side
+from superscaler_core.program.side import Side
 from superscaler_core.schedules import Action
 
-Kind = str
+RunKind = str
 """Of a run of a stage: "F" forward, "B" backward, "f" forward without gradient."""
 
 
@@ -62,7 +63,7 @@ class Footprint:
 
 def footprints(
     made: Materialized, device: Device, master_dtype: str | None = None
-) -> Mapping[tuple[Kind, int], Footprint]:
+) -> Mapping[tuple[RunKind, int], Footprint]:
     """The footprints of all runs of stages on a device, by kind and stage.
 
     Args:
@@ -85,16 +86,16 @@ class _Footprints:
 
     def __init__(self, made: Materialized, master_dtype: str | None) -> None:
         self._master = master_dtype
-        self._kinds = {stage.index: set[Kind]() for stage in made.plan.stages}
+        self._kinds = {stage.index: set[RunKind]() for stage in made.plan.stages}
         for event in made.events:
             if isinstance(event, Action):
                 self._kinds[event.stage].add(event.kind)
         self._speakers = _speakers(made)
-        self._found: dict[tuple[int, Device], Mapping[Kind, Footprint]] = {}
+        self._found: dict[tuple[int, Device], Mapping[RunKind, Footprint]] = {}
 
-    def of(self, made: Materialized, device: Device) -> Mapping[tuple[Kind, int], Footprint]:
+    def of(self, made: Materialized, device: Device) -> Mapping[tuple[RunKind, int], Footprint]:
         """Of all runs on one device."""
-        found: dict[tuple[Kind, int], Footprint] = {}
+        found: dict[tuple[RunKind, int], Footprint] = {}
         for stage, speaker in self._speakers.get(device, {}).items():
             if (stage, speaker) not in self._found:
                 self._found[stage, speaker] = self._looked_at(made, stage, speaker)
@@ -103,7 +104,7 @@ class _Footprints:
 
     def _looked_at(
         self, made: Materialized, stage: int, device: Device
-    ) -> Mapping[Kind, Footprint]:
+    ) -> Mapping[RunKind, Footprint]:
         """Run a stage without data: turns without gradient, then a forward and its backward."""
         dry = DryRun(made, stage, device, self._master)
         names = [_name(step) for step in made.stages[stage].steps[device]]
@@ -134,7 +135,7 @@ def _worst(peaks: Sequence[Peak]) -> Moment:
     return max((peak.most for peak in peaks), key=lambda moment: moment.total, default=Moment())
 
 
-def _footprint(dry: DryRun, kind: Kind, names: Sequence[str]) -> Footprint:
+def _footprint(dry: DryRun, kind: RunKind, names: Sequence[str]) -> Footprint:
     meter = dry.run(kind)
     return Footprint(
         _in_order(meter.peaks, names),

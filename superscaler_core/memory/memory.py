@@ -11,8 +11,8 @@ from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.held import tensors_in_flight
 from superscaler_core.memory.step_memory import StepMemory
 from superscaler_core.memory.stored import StoredMemory
+from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Device
 from superscaler_core.units import bytes_text
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}

@@ -10,9 +10,9 @@ from superscaler_core.memory.footprint import Footprint, footprints
 from superscaler_core.memory.moments import Moment
 from superscaler_core.memory.staging import Staging
 from superscaler_core.memory.stored import StoredMemory
+from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Device
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.schedules import Action
 

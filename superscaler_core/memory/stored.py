@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import cached_property
 
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
+from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Device, Side
+from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 

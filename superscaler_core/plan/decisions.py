@@ -18,7 +18,7 @@ _WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedPart:
     """One part of an op: its iterations, which of several copies it is, and where it runs.
 
     Attributes:
@@ -54,7 +54,7 @@ class Chosen:
         return " ".join([self.op, *(_part_words(*self.part) or [_WHOLE])])
 
 
-Group = tuple[Chosen, ...]
+ChosenGroup = tuple[Chosen, ...]
 
 
 @dataclass(frozen=True)
@@ -80,16 +80,16 @@ class Decisions:
 
     model: str
     devices: tuple[int, ...]
-    parts: Mapping[str, tuple[Placed, ...]] = field(default_factory=dict)
+    parts: Mapping[str, tuple[PlacedPart, ...]] = field(default_factory=dict)
     stages: tuple[str, ...] = ()
     schedule: Schedule | None = None
     orders: tuple[tuple[Chosen, Chosen], ...] = ()
-    recomputed: tuple[Group, ...] = ()
-    rerun: tuple[Group, ...] = ()
-    swapped: tuple[Group, ...] = ()
+    recomputed: tuple[ChosenGroup, ...] = ()
+    rerun: tuple[ChosenGroup, ...] = ()
+    swapped: tuple[ChosenGroup, ...] = ()
     on_host: tuple[str, ...] = ()
-    gathered: tuple[Group, ...] = ()
-    reduced: tuple[Group, ...] = ()
+    gathered: tuple[ChosenGroup, ...] = ()
+    reduced: tuple[ChosenGroup, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
@@ -197,10 +197,10 @@ def _chosen(text: str) -> Chosen:
     return Chosen(op, _part_of(words) if words else None)
 
 
-def _placed(text: str) -> Placed:
+def _placed(text: str) -> PlacedPart:
     where, *words = text.split()
     pieces, replica = _part_of(words)
-    return Placed(pieces, replica, None if where == "-" else int(where))
+    return PlacedPart(pieces, replica, None if where == "-" else int(where))
 
 
 def _with_op(found: Decisions, rest: str) -> Decisions:

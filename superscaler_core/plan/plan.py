@@ -14,7 +14,7 @@ from superscaler_core.graph.dims import DimClass, Dims
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.part import Part, Piece
 from superscaler_core.graph.tensor import PTensor
-from superscaler_core.plan.decisions import Chosen, Decisions, Placed
+from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
 from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 from superscaler_core.plan.savings import Savings
 from superscaler_core.schedules import Schedule
@@ -269,7 +269,7 @@ class Plan(Savings):
         return Decisions(
             self.graph.name,
             self.devices,
-            parts={name: parts for name, parts in placed.items() if parts != (Placed(),)},
+            parts={name: parts for name, parts in placed.items() if parts != (PlacedPart(),)},
             stages=tuple(self.graph.ops[cut].name for cut in self._cuts),
             schedule=self.schedule,
             orders=tuple((self._chosen(a), self._chosen(b)) for a, b in self._orders),
@@ -328,9 +328,9 @@ class Plan(Savings):
 
     __copy__ = copy
 
-    def _placed(self, op: Op) -> tuple[Placed, ...]:
+    def _placed(self, op: Op) -> tuple[PlacedPart, ...]:
         parts = self.parts(op)
-        return tuple(Placed(part.pieces, part.replica, self.device(part)) for part in parts)
+        return tuple(PlacedPart(part.pieces, part.replica, self.device(part)) for part in parts)
 
     def _chosen(self, what: Op | Part) -> Chosen:
         if isinstance(what, Op):

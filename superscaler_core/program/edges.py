@@ -11,8 +11,8 @@ import rvdcomm as rv
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PARAMETER, PTensor
-from superscaler_core.plan import Plan
-from superscaler_core.program.side import Device, Side
+from superscaler_core.plan import Device, Plan
+from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer, transfers
 
 Reader = tuple[Op, int]

@@ -1,7 +1,7 @@
 """Instruction: one thing that devices do; a step program is made of them.
 
-Inside a stage that is an ``Instruction``, between stages a tensor's ``Carry``. A stage at work on a
-microbatch, an ``Action`` of the schedule, stands for all instructions of the stage.
+Inside a stage that is a ``StepInstruction``, between stages a tensor's ``Carry``. A stage at work
+on a microbatch, an ``Action`` of the schedule, stands for all instructions of the stage.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Any
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.side import Device
+from superscaler_core.plan import Device
 from superscaler_core.schedules import Action, ScheduleError
 
 
-class Kind(StrEnum):
+class Verb(StrEnum):
     """What an instruction does; its value is how texts write it."""
 
     FORWARD = "F"
@@ -43,18 +43,18 @@ class Kind(StrEnum):
     """The gradients of a window's weights go to where these are stored."""
 
 
-COMPUTING = frozenset({Kind.FORWARD, Kind.COMPUTE, Kind.HOLD, Kind.BACKWARD})
+COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.HOLD, Verb.BACKWARD})
 """Kinds of what one device does with a segment."""
 
 _CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
-_TEXT = re.compile(rf"({'|'.join(Kind)}) (\S+) on ([0-9]+(?:,[0-9]+)*)")
+_TEXT = re.compile(rf"({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class StepInstruction:
     """What devices do together, or one device by itself.
 
-    Law (tests/superscaler_core/test_step_program.py): ``Instruction.parse(str(i)) == i``.
+    Law (tests/superscaler_core/test_step_program.py): ``StepInstruction.parse(str(i)) == i``.
 
     Attributes:
         kind: what is done.
@@ -64,7 +64,7 @@ class Instruction:
         what: the segment, edge or window itself; None if the instruction was read from a text.
     """
 
-    kind: Kind
+    kind: Verb
     name: str
     devices: tuple[Device, ...]
     what: Any = field(default=None, compare=False, repr=False)
@@ -73,7 +73,7 @@ class Instruction:
         return f"{self.kind} {self.name} on {','.join(map(str, self.devices))}"
 
     @classmethod
-    def parse(cls, text: str) -> Instruction:
+    def parse(cls, text: str) -> StepInstruction:
         """Read the text that ``str`` writes.
 
         Raises:
@@ -83,9 +83,9 @@ class Instruction:
         if found is None:
             raise PlanError(
                 f"cannot read the instruction {text.strip()[:80]!r}: it is a kind, a name and the "
-                f"devices, such as 'F stage0_segment1 on 0'; kinds are {', '.join(Kind)}."
+                f"devices, such as 'F stage0_segment1 on 0'; kinds are {', '.join(Verb)}."
             )
-        return cls(Kind(found[1]), found[2], tuple(map(int, found[3].split(","))))
+        return cls(Verb(found[1]), found[2], tuple(map(int, found[3].split(","))))
 
 
 @dataclass(frozen=True, slots=True)

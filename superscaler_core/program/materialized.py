@@ -12,13 +12,13 @@ import rvdcomm as rv
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
-from superscaler_core.plan import Plan
+from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
-from superscaler_core.program.instruction import Event, Kind
+from superscaler_core.program.instruction import Event, Verb
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
-from superscaler_core.program.side import Device, Side, View
+from superscaler_core.program.side import Side, View
 from superscaler_core.program.spans import spans_of
 from superscaler_core.program.stage_program import RUNS, StageProgram
 from superscaler_core.program.step_program import StepProgram
@@ -114,10 +114,10 @@ class Materialized:
         return StepProgram(self.plan.graph.name, devices, blocks, self.events)
 
     @cached_property
-    def counts(self) -> Counter[tuple[Kind, Any]]:
+    def counts(self) -> Counter[tuple[Verb, Any]]:
         """How often every instruction of a stage is run in a step, by kind and what it is about."""
         runs = Counter((e.kind, e.stage) for e in self.events if isinstance(e, Action))
-        found: Counter[tuple[Kind, Any]] = Counter()
+        found: Counter[tuple[Verb, Any]] = Counter()
         for (run, stage), times in runs.items():
             for instruction in self.stages[stage].order[run]:
                 found[instruction.kind, instruction.what] += times

@@ -9,11 +9,10 @@ import rvdcomm as rv
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
-from superscaler_core.plan import Plan
+from superscaler_core.plan import Device, Plan
 from superscaler_core.program.bias import products_of
 from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.sequence import Compute, Item, Move
-from superscaler_core.program.side import Device
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from superscaler_core.errors import OrderError
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
-from superscaler_core.plan import Plan, Stage
+from superscaler_core.plan import Device, Plan, Stage
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge, Edges
-from superscaler_core.program.side import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from functools import cached_property
 
 import rvdcomm as rv
 from superscaler_core.graph.tensor import VTensor
-
-Device = int
+from superscaler_core.plan import Device
 
 
 @dataclass(frozen=True, slots=True, order=True)

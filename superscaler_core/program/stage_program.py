@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import Instruction, Kind
+from superscaler_core.program.instruction import StepInstruction, Verb
 from superscaler_core.program.segments import Segment, StageItems, Step, device_steps
 from superscaler_core.program.sequence import Close, Compute, Move, Open
-from superscaler_core.program.side import Device
 
 RUNS = ("f", "F", "B")
 """A stage runs forward without gradient, forward, or backward."""
@@ -43,33 +43,33 @@ class StageProgram:
         return device_steps(self.given)
 
     @cached_property
-    def order(self) -> Mapping[str, tuple[Instruction, ...]]:
+    def order(self) -> Mapping[str, tuple[StepInstruction, ...]]:
         """By run, what all devices do, in an order that each of them keeps."""
         forward = tuple(self._in_order(is_back=False))
-        without_grad = {Kind.FORWARD: Kind.COMPUTE}
+        without_grad = {Verb.FORWARD: Verb.COMPUTE}
         turn = tuple(
-            Instruction(without_grad.get(i.kind, i.kind), i.name, i.devices, i.what)
+            StepInstruction(without_grad.get(i.kind, i.kind), i.name, i.devices, i.what)
             for i in forward
-            if i.kind is not Kind.KEEP
+            if i.kind is not Verb.KEEP
         )
         return {"f": turn, "F": forward, "B": tuple(self._in_order(is_back=True))}
 
     @cached_property
-    def _on(self) -> Mapping[tuple[str, Device], Sequence[Instruction]]:
-        found: dict[tuple[str, Device], list[Instruction]] = {}
+    def _on(self) -> Mapping[tuple[str, Device], Sequence[StepInstruction]]:
+        found: dict[tuple[str, Device], list[StepInstruction]] = {}
         for run in RUNS:
             for instruction in self.order[run]:
                 for device in instruction.devices:
                     found.setdefault((run, device), []).append(instruction)
         return found
 
-    def on(self, device: Device, run: str) -> Sequence[Instruction]:
+    def on(self, device: Device, run: str) -> Sequence[StepInstruction]:
         """What one device does."""
         return self._on.get((run, device), ())
 
     # --- the order of all devices ---------------------------------------------------------------
 
-    def _in_order(self, *, is_back: bool) -> Iterator[Instruction]:
+    def _in_order(self, *, is_back: bool) -> Iterator[StepInstruction]:
         """What all devices do: what they do together once, each one's segments before what follows.
 
         All devices meet communication in the order of the stage's items.
@@ -106,31 +106,33 @@ class StageProgram:
 
     # --- instructions ---------------------------------------------------------------------------
 
-    def _written(self, turn: _Turn | _Border, devices: tuple[Device, ...]) -> Iterator[Instruction]:
+    def _written(
+        self, turn: _Turn | _Border, devices: tuple[Device, ...]
+    ) -> Iterator[StepInstruction]:
         """The instruction of a step on devices; nothing where there is nothing to do."""
         if not devices:
             return
         if isinstance(turn, _Border):
-            kind = Kind.RESUME if turn.is_back else Kind.KEEP
-            yield Instruction(kind, f"span{turn.span}", devices, turn.span)
+            kind = Verb.RESUME if turn.is_back else Verb.KEEP
+            yield StepInstruction(kind, f"span{turn.span}", devices, turn.span)
             return
         step = turn.step
         if isinstance(step, Segment):
             if (kind_of := _kind_of(step, turn)) is not None:
-                yield Instruction(kind_of, step.name, devices, step)
+                yield StepInstruction(kind_of, step.name, devices, step)
         elif isinstance(step, Move):
             edge: Edge = step.edge
             if not turn.is_back:
-                yield Instruction(Kind.MOVE, edge.name, devices, edge)
+                yield StepInstruction(Verb.MOVE, edge.name, devices, edge)
             elif edge.backward:
-                yield Instruction(Kind.MOVE_BACK, edge.name, devices, edge)
+                yield StepInstruction(Verb.MOVE_BACK, edge.name, devices, edge)
         elif isinstance(step, Open | Close):
             opens = isinstance(step, Open)
             if opens and turn.is_back:
-                yield Instruction(Kind.REDUCE, self._name(step.window), devices, step.window)
+                yield StepInstruction(Verb.REDUCE, self._name(step.window), devices, step.window)
             elif step.window.gathers:
-                kind = Kind.GATHER if opens != turn.is_back else Kind.RELEASE
-                yield Instruction(kind, self._name(step.window), devices, step.window)
+                kind = Verb.GATHER if opens != turn.is_back else Verb.RELEASE
+                yield StepInstruction(kind, self._name(step.window), devices, step.window)
 
     def _name(self, window: Window) -> str:
         return f"w{self.given.plan.windows.index(window)}"
@@ -153,11 +155,11 @@ class _Border:
     is_back: bool
 
 
-def _kind_of(segment: Segment, turn: _Turn) -> Kind | None:
+def _kind_of(segment: Segment, turn: _Turn) -> Verb | None:
     if turn.is_back:
-        return Kind.BACKWARD if segment.has_backward else None
+        return Verb.BACKWARD if segment.has_backward else None
     if turn.is_again and segment.is_left_out:
-        return Kind.HOLD if segment.has_backward else None
+        return Verb.HOLD if segment.has_backward else None
     # What runs again later keeps nothing the first time.
     is_differentiated = segment.has_backward and (turn.is_again or not segment.span)
-    return Kind.FORWARD if is_differentiated else Kind.COMPUTE
+    return Verb.FORWARD if is_differentiated else Verb.COMPUTE

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.instruction import Carry, Event, Instruction, Kind, parse_event
-from superscaler_core.program.side import Device
+from superscaler_core.plan import Device
+from superscaler_core.program.instruction import Carry, Event, StepInstruction, Verb, parse_event
 from superscaler_core.schedules import Action
 
 _HEAD = re.compile(r"step of (\S+) on ([0-9]+(?:,[0-9]+)*)")
@@ -37,10 +37,10 @@ class StepProgram:
 
     name: str
     devices: tuple[Device, ...]
-    blocks: Mapping[tuple[int, str], tuple[Instruction, ...]]
+    blocks: Mapping[tuple[int, str], tuple[StepInstruction, ...]]
     events: tuple[Event, ...]
 
-    def instructions(self, device: Device) -> Iterator[tuple[Instruction | Event, int]]:
+    def instructions(self, device: Device) -> Iterator[tuple[StepInstruction | Event, int]]:
         """What one device does inside stages, each instruction with its microbatch."""
         for event in self.events:
             if isinstance(event, Action):
@@ -48,8 +48,8 @@ class StepProgram:
                     yield instruction, event.microbatch
 
     @cached_property
-    def _mine(self) -> Mapping[tuple[Device, int, str], list[Instruction]]:
-        found: dict[tuple[Device, int, str], list[Instruction]] = {}
+    def _mine(self) -> Mapping[tuple[Device, int, str], list[StepInstruction]]:
+        found: dict[tuple[Device, int, str], list[StepInstruction]] = {}
         for (stage, run), block in self.blocks.items():
             for instruction in block:
                 for device in instruction.devices:
@@ -78,9 +78,9 @@ class StepProgram:
         found = _HEAD.fullmatch(head.strip())
         if found is None:
             raise _unreadable(1, head, "step of NAME on DEVICE,DEVICE,...")
-        blocks: dict[tuple[int, str], list[Instruction]] = {}
+        blocks: dict[tuple[int, str], list[StepInstruction]] = {}
         events: list[Event] = []
-        block: list[Instruction] | None = None
+        block: list[StepInstruction] | None = None
         is_order = False
         for number, line in enumerate(lines, 2):
             words = line.strip()
@@ -93,7 +93,7 @@ class StepProgram:
             elif block is None:
                 raise _unreadable(number, line, "stage NUMBER f, F or B:")
             else:
-                block.append(Instruction.parse(words))
+                block.append(StepInstruction.parse(words))
         devices = tuple(map(int, found[2].split(",")))
         return cls(found[1], devices, {key: tuple(b) for key, b in blocks.items()}, tuple(events))
 
@@ -143,17 +143,19 @@ class StepProgram:
                     raise PlanError(f"no F of microbatch {microbatch} at stage {stage}.")
 
 
-_KEEPS = {Kind.FORWARD: Kind.BACKWARD, Kind.HOLD: Kind.BACKWARD, Kind.KEEP: Kind.RESUME}
+_KEEPS = {Verb.FORWARD: Verb.BACKWARD, Verb.HOLD: Verb.BACKWARD, Verb.KEEP: Verb.RESUME}
 """What keeps something, and what takes it away again."""
 _TAKES = frozenset(_KEEPS.values())
 
 
-def _check_device(device: Device, instructions: Iterable[tuple[Instruction | Event, int]]) -> None:
+def _check_device(
+    device: Device, instructions: Iterable[tuple[StepInstruction | Event, int]]
+) -> None:
     """Follow what one device keeps and has gathered."""
-    kept: set[tuple[Kind, str, int]] = set()
+    kept: set[tuple[Verb, str, int]] = set()
     gathered: set[str] = set()
     for instruction, microbatch in instructions:
-        assert isinstance(instruction, Instruction)
+        assert isinstance(instruction, StepInstruction)
         kind, name = instruction.kind, instruction.name
         what = f"device {device}, microbatch {microbatch}: {instruction}"
         if kind in _KEEPS:
@@ -165,15 +167,15 @@ def _check_device(device: Device, instructions: Iterable[tuple[Instruction | Eve
             if (kind, name, microbatch) not in kept:
                 raise PlanError(f"{what} needs what no forward has kept.")
             kept.remove((kind, name, microbatch))
-        elif kind is Kind.GATHER:
+        elif kind is Verb.GATHER:
             if name in gathered:
                 raise PlanError(f"{what}: these weights are there already.")
             gathered.add(name)
-        elif kind is Kind.RELEASE:
+        elif kind is Verb.RELEASE:
             if name not in gathered:
                 raise PlanError(f"{what}: these weights were not gathered.")
             gathered.remove(name)
-        elif kind is Kind.REDUCE:
+        elif kind is Verb.REDUCE:
             gathered.discard(name)
     if kept:
         kind, name, microbatch = min(kept)

@@ -13,7 +13,8 @@ from itertools import pairwise, product
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
-from superscaler_core.program.side import Device, Side
+from superscaler_core.plan import Device
+from superscaler_core.program.side import Side
 
 
 @dataclass(frozen=True, slots=True)

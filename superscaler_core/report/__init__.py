@@ -2,7 +2,7 @@
 
 from superscaler_core.report.explain import explain_ops
 from superscaler_core.report.explain_edge import explain_edge
-from superscaler_core.report.move import Move, moves_of
+from superscaler_core.report.move import PricedMove, moves_of
 from superscaler_core.report.report import Report, report_of
 
-__all__ = ["Move", "Report", "explain_edge", "explain_ops", "moves_of", "report_of"]
+__all__ = ["PricedMove", "Report", "explain_edge", "explain_ops", "moves_of", "report_of"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import rvdcomm as rv
-from superscaler_core.program.instruction import Carry, Kind
+from superscaler_core.program.instruction import Carry, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
@@ -16,7 +16,7 @@ from superscaler_core.report.names import pattern_of
 
 
 @dataclass(frozen=True)
-class Move:
+class PricedMove:
     """A tensor that goes one way.
 
     Attributes:
@@ -69,7 +69,7 @@ def moves_of(
     made: Materialized,
     topology: rv.Topology | None = None,
     master_dtype: str | None = None,
-) -> Iterator[Move]:
+) -> Iterator[PricedMove]:
     """All communication of a step; what every reader holds already is left out.
 
     Args:
@@ -79,8 +79,8 @@ def moves_of(
     """
     carries = Counter((e.edge, e.is_back) for e in made.events if isinstance(e, Carry))
     for edge in made.edges.all:
-        times = made.counts[Kind.MOVE, edge] + carries[edge, False]
-        times_back = made.counts[Kind.MOVE_BACK, edge] + carries[edge, True]
+        times = made.counts[Verb.MOVE, edge] + carries[edge, False]
+        times_back = made.counts[Verb.MOVE_BACK, edge] + carries[edge, True]
         name, ends = edge.tensor.name, (edge.src_stage, edge.dst_stage)
         yield from _move(edge.name, "forward", name, ends, times, edge.forward, topology)
         back = edge.name, "backward", name, ends[::-1], times_back
@@ -102,8 +102,8 @@ def _ways_of(
     """Weights come and gradients go once a step, those of a window whenever it says so."""
     fetches = reductions = 1
     if use.window is not None:
-        fetches = made.counts[Kind.GATHER, use.window]
-        reductions = made.counts[Kind.REDUCE, use.window]
+        fetches = made.counts[Verb.GATHER, use.window]
+        reductions = made.counts[Verb.REDUCE, use.window]
     yield "fetch", use.fetch, fetches if use.is_fetched else 1
     dtype = master_dtype or use.tensor.dtype
     reduce = tuple(replace(leg, dtype=dtype) for leg in use.reduce)
@@ -118,10 +118,10 @@ def _move(
     num_times: int,
     legs: Iterable[Transfer],
     topology: rv.Topology | None,
-) -> Iterator[Move]:
+) -> Iterator[PricedMove]:
     plans = tuple(leg.plan(topology) for leg in legs if not leg.is_idle)
     if plans:
-        yield Move(name, way, tensor, stages, num_times, plans)
+        yield PricedMove(name, way, tensor, stages, num_times, plans)
 
 
 def _level_bytes(plan: rv.Plan) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import rvdcomm as rv
 from superscaler_core.memory.memory import DeviceMemory
+from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Device
 from superscaler_core.program.steps import schedule_of
 from superscaler_core.report.move import moves_of
 from superscaler_core.report.rows import HEADER, Row, rows_of

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import rvdcomm as rv
-from superscaler_core.report.move import Move
+from superscaler_core.report.move import PricedMove
 from superscaler_core.report.table import NO_BREAK, numbers_text
 from superscaler_core.units import bytes_text
 
@@ -18,10 +18,10 @@ MAX_NAMES = 3
 class Row:
     """Moves that differ in layer, stage and devices at most; of weights also in shape."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[PricedMove, ...]
 
     @property
-    def first(self) -> Move:
+    def first(self) -> PricedMove:
         """One of them."""
         return self.moves[0]
 
@@ -76,15 +76,15 @@ class Row:
 HEADER = ("edge", "#", "tensors", "stages", "layouts", "by", "x", "a step", "gap")
 
 
-def rows_of(moves: Iterable[Move]) -> tuple[Row, ...]:
+def rows_of(moves: Iterable[PricedMove]) -> tuple[Row, ...]:
     """Alike moves merged, in the order of the first of each."""
-    found: dict[Hashable, list[Move]] = {}
+    found: dict[Hashable, list[PricedMove]] = {}
     for move in moves:
         found.setdefault((move.way, *_alike(move)), []).append(move)
     return tuple(Row(tuple(group)) for group in found.values())
 
 
-def _alike(move: Move) -> tuple[Hashable, ...]:
+def _alike(move: PricedMove) -> tuple[Hashable, ...]:
     common = move.primitives, move.num_times, move.stages[0] != move.stages[1]
     if move.way in ("fetch", "reduce"):
         return *common, tuple(_counts(plan) for plan in move.plans)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import rvdcomm as rv
 from superscaler_core.run.moves import Shard, Wait, move, start
-from superscaler_core.run.tables import Edge, Tables, box_of
+from superscaler_core.run.tables import RankEdge, Tables, box_of
 from superscaler_core.run.transport import Transport
 
 
@@ -55,14 +55,14 @@ class Carrier:
         edge = self._edges[name]
         return move(self._transport, edge.backward, self._grad(edge, grad), _box(edge.src))
 
-    def _grad(self, edge: Edge, grad: Tensor | None) -> Shard | None:
+    def _grad(self, edge: RankEdge, grad: Tensor | None) -> Shard | None:
         """The gradient of what this rank read; zeros if none reached it."""
         box = _box(edge.dst)
         if box is None:
             return None
         return self._zeros(box, edge) if grad is None else grad, box
 
-    def _zeros(self, box: rv.Box, edge: Edge) -> Tensor:
+    def _zeros(self, box: rv.Box, edge: RankEdge) -> Tensor:
         dtype: torch.dtype = getattr(torch, edge.dtype)
         return torch.zeros(box.shape, dtype=dtype, device=self._device)
 

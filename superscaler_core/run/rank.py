@@ -15,7 +15,7 @@ from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
 from superscaler_core.run.moves import move
 from superscaler_core.run.tables import Leg, Tables, box_of
-from superscaler_core.run.tape import Segment, Tape, Tensors, compute
+from superscaler_core.run.tape import SegmentFunction, Tape, Tensors, compute
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
 
@@ -171,7 +171,9 @@ class Rank:
 
     # --- segments -------------------------------------------------------------------------------
 
-    def forward(self, segment: Segment, mb: int, inputs: Tensors, others: Tensors) -> Tensors:
+    def forward(
+        self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
         """Run a segment and keep what its backward needs, if there will be one.
 
         Args:
@@ -184,15 +186,19 @@ class Rank:
             return self.compute(segment, mb, inputs, others)
         return self._tape.forward(segment, mb, self._rng(mb), inputs, others)
 
-    def compute(self, segment: Segment, mb: int, inputs: Tensors, others: Tensors) -> Tensors:
+    def compute(
+        self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
         """Run a segment that has no backward."""
         return compute(segment, self._rng(mb), inputs, others)
 
-    def hold(self, segment: Segment, mb: int, inputs: Tensors, others: Tensors) -> None:
+    def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
         """Keep what a segment's backward needs that runs its forward again."""
         self._tape.hold(segment, mb, inputs, others)
 
-    def backward(self, segment: Segment, mb: int, grads: tuple[Tensor | None, ...]) -> Tensors:
+    def backward(
+        self, segment: SegmentFunction, mb: int, grads: tuple[Tensor | None, ...]
+    ) -> Tensors:
         """The gradients of a segment's inputs, given those of its outputs."""
         return self._tape.backward(segment, mb, self._rng(mb), grads)
 

@@ -64,7 +64,7 @@ def _cell(layout: rv.Layout, region: rv.Box, rank: int) -> rv.Box | None:
 
 
 @dataclass(frozen=True)
-class Edge:
+class RankEdge:
     """An activation that others read: this rank's boxes at both ends (None: it has no end)."""
 
     src: str | None
@@ -122,7 +122,7 @@ class Tables:
     inputs: Mapping[str, tuple[tuple[int, ...], str]]
     loss_dtype: str
     loss: tuple[Leg, ...]
-    edges: Mapping[str, Edge] = field(default_factory=dict)
+    edges: Mapping[str, RankEdge] = field(default_factory=dict)
     weights: Mapping[str, Weight] = field(default_factory=dict)
     parameters: Mapping[str, Stored] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from superscaler_core.run.host import Host
 from superscaler_core.run.swap import Parcel, Swap, emptied
 
-Segment = Callable[..., tuple[Tensor, ...]]
+SegmentFunction = Callable[..., tuple[Tensor, ...]]
 """A function of a generated file: of the seed of its dropout, and tensors."""
 
 Tensors = tuple[Tensor, ...]
@@ -49,7 +49,7 @@ class Tape:
         self._kept: dict[tuple[str, int], Tensors] = {}
 
     def forward(
-        self, segment: Segment, mb: int, seed: int, inputs: Tensors, others: Tensors
+        self, segment: SegmentFunction, mb: int, seed: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
         """Run a segment and keep what its backward needs.
 
@@ -72,12 +72,12 @@ class Tape:
         self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
         return tuple(x.detach() for x in outputs)
 
-    def hold(self, segment: Segment, mb: int, inputs: Tensors, others: Tensors) -> None:
+    def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
         """Keep what a backward needs that runs the forward again."""
         self._saved[segment.__name__, mb] = _Saved(inputs, others, None)
 
     def _forward_swapped(
-        self, segment: Segment, mb: int, seed: int, inputs: Tensors, others: Tensors
+        self, segment: SegmentFunction, mb: int, seed: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
         """As ``forward``; what the backward needs goes to the host."""
         name, parcel = segment.__name__, self._swap.parcel(others)
@@ -93,7 +93,7 @@ class Tape:
         return tuple(x.detach() for x in outputs)
 
     def backward(
-        self, segment: Segment, mb: int, seed: int, grads: tuple[Tensor | None, ...]
+        self, segment: SegmentFunction, mb: int, seed: int, grads: tuple[Tensor | None, ...]
     ) -> Tensors:
         """The gradients of a segment's inputs, given those of its outputs.
 
@@ -146,7 +146,7 @@ class Tape:
         assert not self._kept, "every span was run again"
 
 
-def compute(segment: Segment, seed: int, inputs: Tensors, others: Tensors) -> Tensors:
+def compute(segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors) -> Tensors:
     """Run a segment of which nothing is kept."""
     with torch.no_grad():
         return segment(seed, *inputs, *others)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from superscaler_core.program.side import Device
+from superscaler_core.plan import Device
 from superscaler_core.simulator.live import Series
 from superscaler_core.simulator.stage_run import StageRun
-from superscaler_core.simulator.timeline import Timeline
+from superscaler_core.simulator.timeline import StepTimeline
 from superscaler_core.simulator.wire import TICKS_PER_SEC
 
 
@@ -51,7 +51,7 @@ class Account:
     """
 
     title: str
-    timeline: Timeline
+    timeline: StepTimeline
     level_names: tuple[str, ...]
     memory: Mapping[Device, Mapping[str, int]]
     memory_bytes: int

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from superscaler_core.compiled import Compiled
 from superscaler_core.memory.footprint import footprints
-from superscaler_core.program.side import Device
-from superscaler_core.simulator.timeline import Timeline
+from superscaler_core.plan import Device
+from superscaler_core.simulator.timeline import StepTimeline
 from superscaler_core.simulator.wire import TICKS_PER_SEC
 
 NAMES = {"grads": "gradients"}
@@ -27,7 +27,7 @@ def peaks_of(compiled: Compiled) -> dict[Device, dict[str, int]]:
     }
 
 
-def live_of(compiled: Compiled, timeline: Timeline) -> Mapping[Device, Series]:
+def live_of(compiled: Compiled, timeline: StepTimeline) -> Mapping[Device, Series]:
     """Bytes over time: in every run of a stage the most that it holds, then what it keeps.
 
     What stays, such as weights and gradients, is there all the time.

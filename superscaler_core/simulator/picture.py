@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from superscaler_core.errors import PlanError
-from superscaler_core.program.side import Device
+from superscaler_core.plan import Device
 from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.live import Series
 from superscaler_core.simulator.text import headline

@@ -12,7 +12,7 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import StoredMemory
-from superscaler_core.program.side import Device
+from superscaler_core.plan import Device
 from superscaler_core.simulator.live import live_of, peaks_of
 from superscaler_core.simulator.op_time import OpTimes
 from superscaler_core.simulator.presets import profile_of

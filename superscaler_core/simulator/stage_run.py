@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from superscaler_core.program.side import Device
+from superscaler_core.plan import Device
 from superscaler_core.simulator.ports import Background, Interval, Ports
 from superscaler_core.simulator.wire import Port, Wire
 from superscaler_core.simulator.work import Act

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from superscaler_core.graph.tensor import PARAMETER, VTensor
+from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
-from superscaler_core.program.side import Device
 from superscaler_core.program.weights import Use
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from textwrap import fill
 
-from superscaler_core.program.side import Device
+from superscaler_core.plan import Device
 from superscaler_core.report.table import numbers_text, table
 from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.wire import HOST_NAME

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import Carry
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.side import Device
 from superscaler_core.schedules import Action
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import StageRun, StageRuns
@@ -46,7 +46,7 @@ class Carried:
 
 
 @dataclass
-class Timeline:
+class StepTimeline:
     """All of a step, in ticks from its start.
 
     Attributes:
@@ -101,9 +101,9 @@ class Stepper:
         self._begun: set[int] = set()
         self._wires: dict[tuple[Edge, bool], Sequence[Wire]] = {}
         self._stage_devices = [tuple(sorted(devices)) for devices in made.stage_devices]
-        self.timeline = Timeline(made.plan.devices)
+        self.timeline = StepTimeline(made.plan.devices)
 
-    def run(self) -> Timeline:
+    def run(self) -> StepTimeline:
         """The whole step."""
         everyone = self._made.plan.devices
         self._do(Outside("begin"), self._work.begin, everyone, {})

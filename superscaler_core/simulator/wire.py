@@ -13,7 +13,7 @@ from functools import cached_property
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.tensor import ITEM_BYTES
-from superscaler_core.program.side import Device
+from superscaler_core.plan import Device
 from superscaler_core.program.transfer import Transfer
 
 TICKS_PER_SEC = 10**12

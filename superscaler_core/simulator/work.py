@@ -8,11 +8,11 @@ from functools import cached_property
 
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import footprints
+from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import COMPUTING, Kind
+from superscaler_core.program.instruction import COMPUTING, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
-from superscaler_core.program.side import Device
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.simulator.op_time import OpTimes
@@ -98,20 +98,20 @@ class Work:
             kind, what = instruction.kind, instruction.what
             if kind in COMPUTING:
                 (device,) = instruction.devices
-                if kind is Kind.HOLD:
+                if kind is Verb.HOLD:
                     continue
                 act = self._segment(device, what, kind)
-                if kind is Kind.BACKWARD:
+                if kind is Verb.BACKWARD:
                     secs = sum(map(self._times.sum_secs, sums.of(device, what)))
                     act = replace(act, ticks=act.ticks + ticks(secs))
                 yield self._with_copies(act, what, kind, copies)
-            elif kind is Kind.MOVE:
+            elif kind is Verb.MOVE:
                 yield from self._each(what.tensor.name, what.forward)
-            elif kind is Kind.MOVE_BACK:
+            elif kind is Verb.MOVE_BACK:
                 yield from self._each(what.tensor.name, what.backward)
-            elif kind is Kind.GATHER:
+            elif kind is Verb.GATHER:
                 yield from self.fetch(self._made.uses_of.get(what, ()))
-            elif kind is Kind.REDUCE:
+            elif kind is Verb.REDUCE:
                 yield from self.reduce(self._made.uses_of.get(what, ()))
 
     def _copies(self, stage: int, run: str) -> Mapping[tuple[Device, Segment], Wire]:
@@ -119,14 +119,14 @@ class Work:
         return {
             (i.devices[0], i.what): self._parcel(stage, i.devices[0], i.what)
             for i in self._made.stages[stage].order[run]
-            if i.kind in (Kind.FORWARD, Kind.BACKWARD) and i.what.swap
+            if i.kind in (Verb.FORWARD, Verb.BACKWARD) and i.what.swap
         }
 
-    def _segment(self, device: Device, segment: Segment, kind: Kind) -> Act:
+    def _segment(self, device: Device, segment: Segment, kind: Verb) -> Act:
         if segment not in self._computing:
             self._computing[segment] = self._secs(segment)
         forward, backward = self._computing[segment]
-        is_back = kind is Kind.BACKWARD
+        is_back = kind is Verb.BACKWARD
         secs = backward + (forward if segment.recompute else 0.0) if is_back else forward
         name = segment.parts[0].op.module or segment.parts[0].op.kind
         return Act(name, (device,), ticks(secs + self._times.profile.segment_secs))
@@ -138,14 +138,14 @@ class Work:
         return forward, sum(map(self._times.backward_secs, segment.parts))
 
     def _with_copies(
-        self, act: Act, segment: Segment, kind: Kind, copies: Mapping[tuple[Device, Segment], Wire]
+        self, act: Act, segment: Segment, kind: Verb, copies: Mapping[tuple[Device, Segment], Wire]
     ) -> Act:
         """What a swapped segment keeps goes to the host, and comes back an act ahead."""
         (device,) = act.devices
         if (device, segment) not in copies:
             return act
         copy = copies[device, segment]
-        if kind is Kind.FORWARD:
+        if kind is Verb.FORWARD:
             return replace(act, store=copy)
         mine = [pair for pair in copies if pair[0] == device]
         after = mine[mine.index((device, segment)) + 1 :]

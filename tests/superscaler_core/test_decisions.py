@@ -9,7 +9,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
-from superscaler_core.plan import Chosen, Decisions, Placed
+from superscaler_core.plan import Chosen, Decisions, PlacedPart
 from tests.superscaler_core.test_step_program import CASES
 from tests.superscaler_core.training import Case
 
@@ -73,8 +73,8 @@ def test_decisions_about_something_else_are_refused() -> None:
     first = plan.graph.ops[0].name
     for wrong, words in (
         (replace(decisions, stages=("nothing",)), "has no op 'nothing'"),
-        (replace(decisions, parts={first: (Placed((("zz", 0, 1),)),)}), "no loop 'zz'"),
-        (replace(decisions, parts={first: (Placed(device=7),)}), "to device 7"),
+        (replace(decisions, parts={first: (PlacedPart((("zz", 0, 1),)),)}), "no loop 'zz'"),
+        (replace(decisions, parts={first: (PlacedPart(device=7),)}), "to device 7"),
         (replace(decisions, recomputed=((Chosen("no op"),),)), "has no op 'no op'"),
     ):
         with pytest.raises(PlanError, match=words):

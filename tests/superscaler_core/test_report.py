@@ -18,8 +18,8 @@ from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Plan
 from superscaler_core.plan.op_trans import replicate, split
-from superscaler_core.program.instruction import Kind
-from superscaler_core.report import Move, explain_edge, explain_ops, moves_of
+from superscaler_core.program.instruction import Verb
+from superscaler_core.report import PricedMove, explain_edge, explain_ops, moves_of
 from superscaler_core.report.table import numbers_text, table
 from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
@@ -95,7 +95,7 @@ def test_reported_bytes_are_moved_bytes_where_a_window_is_in_two_stages(
         plan.rerun(*(stage.ops for stage in plan.stages))
     made = compile(plan)
     # In each of 2 stages, for 2 microbatches: forward, backward, and what runs again.
-    gathers = made.materialized.counts[Kind.GATHER, plan.windows[0]]
+    gathers = made.materialized.counts[Verb.GATHER, plan.windows[0]]
     assert gathers == 2 * 2 * (2 + is_rerun)
     assert made.report().sent_bytes == moved_bytes(made, "gpt", tmp_path)
 
@@ -196,7 +196,7 @@ def test_what_is_recomputed_is_said() -> None:
     assert "again" not in rows["cross_entropy"]
 
 
-def edge_that_moves(made: Compiled) -> Move:
+def edge_that_moves(made: Compiled) -> PricedMove:
     return next(m for m in moves_of(made.materialized) if m.way == "backward")
 
 

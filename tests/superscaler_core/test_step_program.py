@@ -15,7 +15,7 @@ import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plans import PLANS
 from superscaler_core.program import Materialized
-from superscaler_core.program.instruction import Instruction, Kind
+from superscaler_core.program.instruction import StepInstruction, Verb
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
@@ -48,7 +48,7 @@ def test_text_is_read_back(made: tuple[Case, ss.Compiled]) -> None:
     program = made[1].materialized.step_program
     assert StepProgram.parse(str(program)) == program
     for block in program.blocks.values():
-        assert [Instruction.parse(str(i)) for i in block] == list(block)
+        assert [StepInstruction.parse(str(i)) for i in block] == list(block)
 
 
 def test_every_program_is_accepted(made: tuple[Case, ss.Compiled]) -> None:
@@ -73,17 +73,17 @@ RECORDED: dict[str, Callable[[Any], str]] = {
 """What generated code calls inside stages, and the name in it of what it is about."""
 
 CALLS = {
-    Kind.FORWARD: "forward",
-    Kind.COMPUTE: "compute",
-    Kind.HOLD: "hold",
-    Kind.BACKWARD: "backward",
-    Kind.KEEP: "keep",
-    Kind.RESUME: "kept",
-    Kind.MOVE: "move",
-    Kind.MOVE_BACK: "move_back",
-    Kind.GATHER: "gather",
-    Kind.RELEASE: "drop",
-    Kind.REDUCE: "reduce",
+    Verb.FORWARD: "forward",
+    Verb.COMPUTE: "compute",
+    Verb.HOLD: "hold",
+    Verb.BACKWARD: "backward",
+    Verb.KEEP: "keep",
+    Verb.RESUME: "kept",
+    Verb.MOVE: "move",
+    Verb.MOVE_BACK: "move_back",
+    Verb.GATHER: "gather",
+    Verb.RELEASE: "drop",
+    Verb.REDUCE: "reduce",
 }
 
 
@@ -129,9 +129,9 @@ def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
     for action in (event for event in made.step_program.events if isinstance(event, Action)):
         for i in made.stages[action.stage].on(device, action.kind):
             name = i.name
-            if i.kind in (Kind.KEEP, Kind.RESUME):
+            if i.kind in (Verb.KEEP, Verb.RESUME):
                 name = f"stage{action.stage}_{name}"
-            if i.kind in (Kind.GATHER, Kind.RELEASE, Kind.REDUCE):
+            if i.kind in (Verb.GATHER, Verb.RELEASE, Verb.REDUCE):
                 uses = [
                     use.name
                     for use in made.uses_of[i.what]
@@ -168,7 +168,7 @@ def program() -> StepProgram:
     return made
 
 
-def changed(kind: Kind, *, is_twice: bool = False) -> StepProgram:
+def changed(kind: Verb, *, is_twice: bool = False) -> StepProgram:
     """Without the first instruction of a kind, or with it twice."""
     made = program()
     blocks = dict(made.blocks)
@@ -183,14 +183,14 @@ def changed(kind: Kind, *, is_twice: bool = False) -> StepProgram:
 @pytest.mark.parametrize(
     "kind, is_twice, words",
     [
-        (Kind.FORWARD, False, "needs what no forward has kept"),
-        (Kind.FORWARD, True, "keeps what is kept already"),
-        (Kind.BACKWARD, False, "no B stage0_segment"),
-        (Kind.GATHER, False, "were not gathered"),
-        (Kind.RELEASE, False, "are there already"),
+        (Verb.FORWARD, False, "needs what no forward has kept"),
+        (Verb.FORWARD, True, "keeps what is kept already"),
+        (Verb.BACKWARD, False, "no B stage0_segment"),
+        (Verb.GATHER, False, "were not gathered"),
+        (Verb.RELEASE, False, "are there already"),
     ],
 )
-def test_a_program_that_cannot_run_is_refused(kind: Kind, is_twice: bool, words: str) -> None:
+def test_a_program_that_cannot_run_is_refused(kind: Verb, is_twice: bool, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         changed(kind, is_twice=is_twice).check()
 
