@@ -211,18 +211,27 @@ def failing(made: Callable[[], Any], kind: str, is_after: bool) -> Callable[[], 
 
     def broken(end: Callable[[], Any]) -> Any:
         """The call, which ends before or after all copies, but not in good order."""
-        run = RankProgram._run_native
+        run = RankProgram.run
 
-        def run_and_end(self: RankProgram, *arguments: Any) -> None:
-            if is_after:
-                run(self, *arguments)
-            end()
+        def run_and_end(self: RankProgram, shards: Any, device: Any) -> None:
+            way = self._ways.get(device) or self._way(device)
 
-        RankProgram._run_native = run_and_end  # type: ignore[method-assign]
+            def broken_way(*arguments: Any) -> None:
+                if is_after:
+                    way(*arguments)
+                end()
+
+            self._ways[device] = broken_way
+            try:
+                run(self, shards, device)
+            finally:
+                self._ways[device] = way
+
+        RankProgram.run = run_and_end  # type: ignore[method-assign]
         try:
             return made()
         finally:
-            RankProgram._run_native = run  # type: ignore[method-assign]
+            RankProgram.run = run  # type: ignore[method-assign]
 
     def inject() -> None:
         raise InjectedError("in the middle")
