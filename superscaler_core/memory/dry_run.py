@@ -34,13 +34,14 @@ from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.run.host import Arrival, Host
-from superscaler_core.run.tape import Tape, compute
+from superscaler_core.run.segment_runner import SegmentRunner
+from superscaler_core.run.tape import SegmentFunction, Tape
 
 _SEED = 0
 """Of dropout, which draws nothing here."""
 
 
-class DryRun:
+class DryRun(SegmentRunner):
     """What the functions of one stage on one device call, without data.
 
     Args:
@@ -67,9 +68,8 @@ class DryRun:
         self._edges = {edge.name: edge for edge in made.edges.all}
         self._uses = {use.name: use for use in made.weights.uses}
         self._weights: dict[str, Tensor] = {}
-        self._tape = Tape(writer.recomputed, writer.swapped, _Elsewhere(self.meter))
+        super().__init__(Tape(writer.recomputed, writer.swapped, _Elsewhere(self.meter)))
         self.loss_grad = self._outside((), made.plan.graph.loss.dtype)
-        self._with_grad = True
 
     def run(self, kind: str) -> Meter:
         """Run the stage: "F", "B" of the forward that was run, or "f" without gradient."""
@@ -177,30 +177,11 @@ class DryRun:
 
     # --- segments -------------------------------------------------------------------------------
 
-    def forward(self, segment: Any, mb: int, inputs: Any, others: Any) -> tuple[Tensor, ...]:
-        if not self._with_grad:
-            return self.compute(segment, mb, inputs, others)
+    def _rng(self, mb: int) -> int:
+        return _SEED
+
+    def _begin(self, segment: SegmentFunction) -> None:
         self.meter.step(segment.__name__)
-        return self._tape.forward(segment, mb, _SEED, inputs, others)
-
-    def compute(self, segment: Any, mb: int, inputs: Any, others: Any) -> tuple[Tensor, ...]:
-        self.meter.step(segment.__name__)
-        return compute(segment, _SEED, inputs, others)
-
-    def hold(self, segment: Any, mb: int, inputs: Any, others: Any) -> None:
-        self.meter.step(segment.__name__)
-        self._tape.hold(segment, mb, inputs, others)
-
-    def backward(self, segment: Any, mb: int, grads: Any) -> tuple[Tensor, ...]:
-        self.meter.step(segment.__name__)
-        return self._tape.backward(segment, mb, _SEED, grads)
-
-    def keep(self, name: str, mb: int, values: tuple[Tensor, ...]) -> None:
-        if self._with_grad:
-            self._tape.keep(name, mb, values)
-
-    def kept(self, name: str, mb: int) -> tuple[Tensor, ...]:
-        return self._tape.kept(name, mb)
 
     def add_loss(self, loss: Tensor) -> None:
         """A number more."""

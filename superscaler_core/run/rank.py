@@ -14,13 +14,14 @@ from superscaler_core.ops import mix
 from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
 from superscaler_core.run.moves import move
+from superscaler_core.run.segment_runner import SegmentRunner
 from superscaler_core.run.tables import Leg, Tables, box_of
-from superscaler_core.run.tape import SegmentFunction, Tape, Tensors, compute
+from superscaler_core.run.tape import Tape
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.weights import WeightStore
 
 
-class Rank:
+class Rank(SegmentRunner):
     """Runs a generated file.
 
     It hands on what the file says to those who do it: the tape runs segments, the carrier moves
@@ -51,7 +52,7 @@ class Rank:
         host = host or Host(device)
         self.weights = WeightStore(self.tables, transport, dtype, device, host)
         self.device = torch.device(device)
-        self._tape = Tape(self.tables.recomputed, self.tables.swapped, host)
+        super().__init__(Tape(self.tables.recomputed, self.tables.swapped, host))
         self._carrier = Carrier(self.tables, transport, self.device)
         self._step: Callable[[Rank], None] = module.step
         self._transport = transport
@@ -62,7 +63,6 @@ class Rank:
         self.loss_grad = torch.tensor(share, dtype=loss_dtype, device=device)
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
-        self._with_grad = True
         self._turn: tuple[int, ...] = ()
         transport.prepare([leg for leg in self._legs() if not leg.is_idle])
 
@@ -143,7 +143,6 @@ class Rank:
         self.weights.drop(n for n in names if self.tables.weights[n].windowed == "gather")
 
     def _rng(self, mb: int) -> int:
-        """The seed of a microbatch: the same on all ranks, and again in a recomputation."""
         return mix(self._seed, self._num_steps, mb, *self._turn)
 
     # --- turns ----------------------------------------------------------------------------------
@@ -168,48 +167,6 @@ class Rank:
     def recycled(self, name: str, mb: int) -> Any:
         """What the turn before made; zeros in the first."""
         return self._carrier.recycled(name, mb)
-
-    # --- segments -------------------------------------------------------------------------------
-
-    def forward(
-        self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
-    ) -> Tensors:
-        """Run a segment and keep what its backward needs, if there will be one.
-
-        Args:
-            segment: the function.
-            mb: the microbatch.
-            inputs: what its gradient is wanted of.
-            others: inputs, constants and weights.
-        """
-        if not self._with_grad:
-            return self.compute(segment, mb, inputs, others)
-        return self._tape.forward(segment, mb, self._rng(mb), inputs, others)
-
-    def compute(
-        self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
-    ) -> Tensors:
-        """Run a segment that has no backward."""
-        return compute(segment, self._rng(mb), inputs, others)
-
-    def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
-        """Keep what a segment's backward needs that runs its forward again."""
-        self._tape.hold(segment, mb, inputs, others)
-
-    def backward(
-        self, segment: SegmentFunction, mb: int, grads: tuple[Tensor | None, ...]
-    ) -> Tensors:
-        """The gradients of a segment's inputs, given those of its outputs."""
-        return self._tape.backward(segment, mb, self._rng(mb), grads)
-
-    def keep(self, name: str, mb: int, values: Tensors) -> None:
-        """Keep what is needed to run a span again, if there will be a backward."""
-        if self._with_grad:
-            self._tape.keep(name, mb, values)
-
-    def kept(self, name: str, mb: int) -> Tensors:
-        """What ``keep`` kept, which is let go."""
-        return self._tape.kept(name, mb)
 
     def add_loss(self, loss: Tensor) -> None:
         """Count a part of a microbatch's loss."""

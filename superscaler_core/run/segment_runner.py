@@ -1,0 +1,73 @@
+"""SegmentRunner: what generated code calls to run segments, whoever stands behind it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from superscaler_core.run.tape import SegmentFunction, Tape, Tensors, compute
+
+
+class SegmentRunner:
+    """Runs segments on a tape; in a turn without gradient it keeps nothing of them.
+
+    A rank is one, and so is a dry run that looks at memory: both run what a file says by the same
+    rules. They say which random numbers segments draw (``_rng``) and are told when one begins.
+
+    Args:
+        tape: what remembers for the backward.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._with_grad = True
+
+    def _rng(self, mb: int) -> int:
+        """The seed of a microbatch: the same on all ranks, and again in a recomputation."""
+        raise NotImplementedError
+
+    def _begin(self, segment: SegmentFunction) -> None:
+        """A segment begins to run, forward or backward."""
+
+    def forward(
+        self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
+        """Run a segment and keep what its backward needs, if there will be one.
+
+        Args:
+            segment: the function.
+            mb: the microbatch.
+            inputs: what its gradient is wanted of.
+            others: inputs, constants and weights.
+        """
+        if not self._with_grad:
+            return self.compute(segment, mb, inputs, others)
+        self._begin(segment)
+        return self._tape.forward(segment, mb, self._rng(mb), inputs, others)
+
+    def compute(
+        self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
+        """Run a segment that has no backward."""
+        self._begin(segment)
+        return compute(segment, self._rng(mb), inputs, others)
+
+    def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
+        """Keep what a segment's backward needs that runs its forward again."""
+        self._begin(segment)
+        self._tape.hold(segment, mb, inputs, others)
+
+    def backward(
+        self, segment: SegmentFunction, mb: int, grads: tuple[Tensor | None, ...]
+    ) -> Tensors:
+        """The gradients of a segment's inputs, given those of its outputs."""
+        self._begin(segment)
+        return self._tape.backward(segment, mb, self._rng(mb), grads)
+
+    def keep(self, name: str, mb: int, values: Tensors) -> None:
+        """Keep what is needed to run a span again, if there will be a backward."""
+        if self._with_grad:
+            self._tape.keep(name, mb, values)
+
+    def kept(self, name: str, mb: int) -> Tensors:
+        """What ``keep`` kept, which is let go."""
+        return self._tape.kept(name, mb)
