@@ -30,9 +30,9 @@ Ranges = Mapping[str, tuple[int, int]]
 class Annotation:
     """Operands of an op by the loops that index them, in canonical form.
 
-    Laws (tests/superscaler_core/test_annotation.py): ``Annotation.parse(str(x)) == x``; the boxes
-    of an operand, over ranges that tile its loops, tile the operand, or cover it where windows
-    overlap.
+    Laws (tests/superscaler_core/graph/test_annotation.py): ``Annotation.parse(str(x)) == x``; the
+    boxes of an operand, over ranges that tile its loops, tile the operand, or cover it where
+    windows overlap.
 
     >>> matmul = Annotation.parse("m k+, k n -> m n")
     >>> str(matmul), matmul.reductions

@@ -72,8 +72,8 @@ class Op:
 class Graph:
     """A captured model: one microbatch's way from inputs to a scalar loss.
 
-    Laws (tests/superscaler_core/test_graph.py): an op reads only inputs, parameters, constants and
-    what ops before it write; every activation is written by one op.
+    Laws (tests/superscaler_core/graph/test_graph.py): an op reads only inputs, parameters,
+    constants and what ops before it write; every activation is written by one op.
 
     Attributes:
         name: of the model.

@@ -19,9 +19,9 @@ Piece = tuple[str, int, int]
 class Part:
     """The iterations ``pieces`` of an op, all of every loop that is not named there.
 
-    Laws (tests/superscaler_core/test_op_trans.py, test_models.py): the boxes and summands of a part
-    are those of its iterations; parts whose iterations tile the op's write every element once, with
-    every summand.
+    Laws (tests/superscaler_core/plan/test_op_trans.py, models/test_models.py): the boxes and
+    summands of a part are those of its iterations; parts whose iterations tile the op's write every
+    element once, with every summand.
 
     Attributes:
         op: what it is a part of.

@@ -20,8 +20,8 @@ class SlidingWindow:
     Windows reach over the ends of the tensor, where the op pads. What lies between two windows
     is read with the first of them, and what is behind the last one with the last.
 
-    Laws (tests/superscaler_core/test_sliding.py): ``SlidingWindow.parse(str(x)) == x``; runs of
-    iterations that tile the loop read runs of indices that cover the dim, and tile it if
+    Laws (tests/superscaler_core/graph/test_sliding.py): ``SlidingWindow.parse(str(x)) == x``; runs
+    of iterations that tile the loop read runs of indices that cover the dim, and tile it if
     ``overlap`` is 0; neighbouring runs have ``overlap`` indices in common, or what the ends leave.
 
     >>> window = SlidingWindow.parse("y*2-1+1")

@@ -26,8 +26,8 @@ RunKind = str
 class Footprint:
     """What one run of a stage for one microbatch holds on a device, above what was there before.
 
-    Laws (tests/superscaler_core/test_footprint.py): what a forward keeps, its backward frees; the
-    worst moment of all steps is what a real step takes, within a tenth.
+    Laws (tests/superscaler_core/memory/test_footprint.py): what a forward keeps, its backward
+    frees; the worst moment of all steps is what a real step takes, within a tenth.
 
     Attributes:
         peaks: of every step of ``StageProgram.steps``, in the order run (a backward runs them from

@@ -34,9 +34,9 @@ _ADVICE = {
 class DeviceMemory:
     """What one device needs, at the moment of a step at which it needs most.
 
-    Laws (tests/superscaler_core/test_memory.py): ZeRO's bytes a parameter (Rajbhandari et al.,
-    2020) with gradients in the dtype of storage, as Megatron-LM has them: 18, 6 + 12/N, 2 + 16/N
-    and 16/N for a model in bfloat16 that is stored in float32 and trained with Adam.
+    Laws (tests/superscaler_core/memory/test_memory.py): ZeRO's bytes a parameter (Rajbhandari et
+    al., 2020) with gradients in the dtype of storage, as Megatron-LM has them: 18, 6 + 12/N, 2 +
+    16/N and 16/N for a model in bfloat16 that is stored in float32 and trained with Adam.
 
     Attributes:
         weights_bytes: what is stored, copies in another form, and windows that are open.

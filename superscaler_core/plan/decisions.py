@@ -61,8 +61,8 @@ ChosenGroup = tuple[Chosen, ...]
 class Decisions:
     """What a plan says; plans that say the same are equal here.
 
-    Law (tests/superscaler_core/test_decisions.py): ``Decisions.parse(str(d)) == d``; a plan that
-    decides so becomes the same program, file by file.
+    Law (tests/superscaler_core/plan/test_decisions.py): ``Decisions.parse(str(d)) == d``; a plan
+    that decides so becomes the same program, file by file.
 
     Attributes:
         model: name of the graph.

@@ -54,7 +54,7 @@ _TEXT = re.compile(rf"({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)")
 class StepInstruction:
     """What devices do together, or one device by itself.
 
-    Law (tests/superscaler_core/test_step_program.py): ``StepInstruction.parse(str(i)) == i``.
+    Law (tests/superscaler_core/program/test_step_program.py): ``parse`` reads what ``str`` writes.
 
     Attributes:
         kind: what is done.

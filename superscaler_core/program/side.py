@@ -28,7 +28,7 @@ class View:
 class Side:
     """All views of one end; canonical, so that equal ends are equal objects.
 
-    Laws (tests/superscaler_core/test_transfer.py): summands are numbered from 0 to
+    Laws (tests/superscaler_core/program/test_transfer.py): summands are numbered from 0 to
     ``num_summands - 1``; the order in which views are given does not matter.
     """
 

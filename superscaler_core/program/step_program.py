@@ -25,8 +25,8 @@ class StepProgram:
     stage runs its block for which microbatch. Before all events weights come that are not in
     windows, and after them gradients go; ``instructions`` leaves both out.
 
-    Law (tests/superscaler_core/test_step_program.py): ``StepProgram.parse(str(p)) == p``, and
-    ``check`` accepts what ``materialize`` makes.
+    Law (tests/superscaler_core/program/test_step_program.py): ``StepProgram.parse(str(p)) == p``,
+    and ``check`` accepts what ``materialize`` makes.
 
     Attributes:
         name: of the model, one word.

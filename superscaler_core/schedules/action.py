@@ -26,7 +26,7 @@ class Action:
     gradient of one microbatch (recycling runs several before the one that counts): ``1f3`` is
     the first, ``1f3.1`` the second.
 
-    Law (tests/superscaler_core/test_schedules.py): ``Action.parse(str(a)) == a``.
+    Law (tests/superscaler_core/schedules/test_schedules.py): ``Action.parse(str(a)) == a``.
 
     >>> Action.parse("1F3")
     Action(kind='F', stage=1, microbatch=3, turn=0)

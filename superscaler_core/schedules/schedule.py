@@ -28,9 +28,9 @@ class Schedule:
     in several rows is run by these workers together (interlaced pipelines), and microbatches may
     be dealt out among workers that hold copies of the stage (Chimera).
 
-    Laws (tests/superscaler_core/test_schedules.py): ``Schedule.parse(str(s)) == s``; every
-    microbatch has one F and one B at every stage, on the same workers. Whether the rows can run
-    at all depends on the data flow: ``timeline`` says.
+    Laws (tests/superscaler_core/schedules/test_schedules.py): ``Schedule.parse(str(s)) == s``;
+    every microbatch has one F and one B at every stage, on the same workers. Whether the rows can
+    run at all depends on the data flow: ``timeline`` says.
 
     >>> from superscaler_core.schedules import one_f_one_b
     >>> print(one_f_one_b(2, 3))

@@ -25,8 +25,8 @@ Load = tuple[Port, int]
 class Ports:
     """Busy times of ports.
 
-    Law (tests/superscaler_core/test_simulator_wire.py): work that is given to a port takes, in all,
-    the sum of its times, and no two intervals of a port overlap.
+    Law (tests/superscaler_core/simulator/test_simulator_wire.py): work that is given to a port
+    takes, in all, the sum of its times, and no two intervals of a port overlap.
     """
 
     def __init__(self, background: Background = ()) -> None:

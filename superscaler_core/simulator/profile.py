@@ -22,8 +22,8 @@ PRODUCTS, BYTES = "products", "bytes"
 class DeviceProfile:
     """What the simulator knows about one device; all devices of a plan are alike.
 
-    Laws (tests/superscaler_core/test_simulator_profile.py): ``load`` returns what ``save`` wrote; a
-    device that is twice as fast in all respects takes half the time for every op.
+    Laws (tests/superscaler_core/simulator/test_simulator_profile.py): ``load`` returns what
+    ``save`` wrote; a device that is twice as fast in all respects takes half the time for every op.
 
     Attributes:
         name: for people.

@@ -19,7 +19,7 @@ from superscaler_core.models.swin import (
     to_windows,
 )
 from superscaler_core.plans.blocks import blocks_of, stages_of_blocks
-from tests.superscaler_core.test_plans_communication import (
+from tests.superscaler_core.plans.test_plans_communication import (
     all_reduce_bytes,
     backward,
     forward,

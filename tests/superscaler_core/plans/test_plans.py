@@ -173,7 +173,7 @@ def test_no_plan_computes_anything_else_than_the_model(name: str) -> None:
 
 
 def test_the_page_of_plans_has_a_row_for_each_with_its_knobs() -> None:
-    page = (Path(__file__).parents[2] / "docs/plans.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/plans.md").read_text()
     cells = [line.split("|")[1:6] for line in page.splitlines() if line.startswith("| [")]
     found = {re.findall(r"\w+", row[0])[0]: re.findall(r"\w+", row[4]) for row in cells}
     assert found == {name: list(signature(plan).parameters)[1:] for name, plan in PLANS.items()}

@@ -10,7 +10,7 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Chosen, Decisions, PlacedPart
-from tests.superscaler_core.test_step_program import CASES
+from tests.superscaler_core.program.test_step_program import CASES
 from tests.superscaler_core.training import Case
 
 

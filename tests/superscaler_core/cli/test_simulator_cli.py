@@ -10,7 +10,7 @@ import pytest
 
 import rvdcomm as rv
 from superscaler_core.simulator import PROFILES
-from tests.superscaler_core.test_superscaler_cli import Said
+from tests.superscaler_core.cli.test_superscaler_cli import Said
 
 PIPELINE = ["simulate", "mlp", "one_f_one_b", "--devices", "2", "--set", "microbatches=3"]
 

@@ -19,7 +19,7 @@ from superscaler_core.program.instruction import StepInstruction, Verb
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
-from tests.superscaler_core.test_plans import CASES as OTHER_CASES
+from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.training import MODEL_OF, Case
 
 NUM_DEVICES = {"dap_pipeline": 4, "mesh_2d": 4, "interlaced": 4}

@@ -16,7 +16,7 @@ from superscaler_core.plans import PLANS
 from superscaler_core.plans.axial import EVOFORMER, Cut, axial_loops
 from superscaler_core.plans.follow import followed
 from superscaler_core.program.edges import Edge
-from tests.superscaler_core.test_plans_communication import backward, forward, kinds
+from tests.superscaler_core.plans.test_plans_communication import backward, forward, kinds
 from tests.superscaler_core.training import Case
 
 EIGHTS = {"sequences": 8, "residues": 16}

@@ -9,7 +9,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.compiled import Compiled
-from tests.superscaler_core.test_plans_communication import (
+from tests.superscaler_core.plans.test_plans_communication import (
     backward,
     fetches,
     forward,

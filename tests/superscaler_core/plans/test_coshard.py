@@ -15,8 +15,13 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.sequence import Compute
 from superscaler_core.program.transfer import Transfer
-from tests.superscaler_core.test_footprint import LOSS_BYTES, step_bytes
-from tests.superscaler_core.test_plans_communication import backward, fetches, forward, reductions
+from tests.superscaler_core.memory.test_footprint import LOSS_BYTES, step_bytes
+from tests.superscaler_core.plans.test_plans_communication import (
+    backward,
+    fetches,
+    forward,
+    reductions,
+)
 from tests.superscaler_core.training import Case, errors_on_threads
 
 SMALL_SWIN = {"depths": (2,)}
