@@ -26,10 +26,9 @@ RUNS = ("f", "F", "B")
 class StageProgram:
     """What all devices do in one stage for one microbatch.
 
-    Laws (tests/superscaler_core/program/test_step_program.py): every segment with a backward has
-    one ``FORWARD`` or ``HOLD`` before its ``BACKWARD``, as many as runs of it are differentiated;
-    devices that take part in an instruction all have it in the same place among those that they
-    share; what generated code does, as it is recorded, is the program.
+    Laws (tests/superscaler_core/program/test_step_program.py): every ``BACKWARD`` takes what one
+    ``FORWARD`` or ``HOLD`` before it kept; what generated code does, as it is recorded, is the
+    program, in its order.
 
     Attributes:
         given: the stage.
