@@ -205,7 +205,7 @@ def _operator_of(
     memory_limit: int | None,
     replica_grads: str,
 ) -> Operator | None:
-    """What the operator is told, by what this rank knows alone; None if it is none."""
+    """The arguments of the operator, from what this rank knows; None if the call cannot be one."""
     try:
         size = World.of(group).size
         known = known_shape(src, dst, shape)
@@ -256,7 +256,7 @@ def _operator_of_redistributor(redistributor: CompiledPlan) -> Operator | None:
 
 
 def _known(ask: Ask) -> Operator | None:
-    """What the operator is told if every rank has a tensor on both sides."""
+    """The arguments of the operator; None unless every rank has a tensor on both sides."""
     if set(ask.src.ranks) != set(ask.dst.ranks) or World.of(ask.group).rank not in ask.dst:
         return None
     return ask.operator()

@@ -58,7 +58,7 @@ def with_grad(tensor: Tensor | None, run: Callable[[], Tensor | None], there: Wi
 
 
 class Redistribute(torch.autograd.Function):
-    """``there`` makes the result; ``back`` is its adjoint, and the adjoint of that is ``there``."""
+    """A call as a node: ``there`` makes the result, ``back`` takes the gradient to the source."""
 
     @staticmethod
     def forward(

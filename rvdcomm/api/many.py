@@ -140,7 +140,7 @@ class _Mover:
         ]
 
     def fits(self, request: ManyRequest) -> bool:
-        """Whether the tensors of a later call are what this was made for; no layout is asked.
+        """Whether the tensors of a later call fit this bundle; no layout is looked up.
 
         Their dtypes are, since they are in the request's key.
         """

@@ -136,11 +136,11 @@ class ManyRequest:
         return _of(self.dtype, src_name)
 
     def asked_dst_dtype(self, name: str) -> str | None:
-        """What ``name`` of dst is to become, if the caller said it."""
+        """The dtype that the caller asked for ``name`` of dst; None if it asked for none."""
         return _of(self.dst_dtype, name)
 
     def becomes(self, name: str, dtype: str) -> str:
-        """What ``name`` of dst, which has ``dtype`` in src, becomes.
+        """The dtype of ``name`` in dst, given its ``dtype`` in src.
 
         One dtype for all is meant for values: integers and truths stay what they are.
         """
@@ -330,7 +330,7 @@ def _usable(
     fault_of_one: Callable[[Any], str | None],
     faults: list[str],
 ) -> dict[str, Any]:
-    """What is there and can be used; why the rest cannot be goes to ``faults``."""
+    """The tensors that can be used; for every other one, the reason is added to ``faults``."""
     found = {}
     for name, value in given.items():
         if value is None:

@@ -147,7 +147,7 @@ def _agreed_before(world: World, key: tuple[Any, ...]) -> tuple[Redistributor | 
 def _agreed(
     request: Request, src: Layout | str, dst: Layout | str, topology: Topology | None, group: Any
 ) -> tuple[Redistributor, bool]:
-    """Compare the requests of all ranks; the plan that follows, compiled, and if it has a way back.
+    """Compare the requests of all ranks; returns the compiled plan and whether a gradient flows.
 
     The way back is compiled here too, where all ranks are together.
     """

@@ -111,7 +111,7 @@ def written(out: Tensor) -> Tensor:
 
 
 def resolved(tensor: Tensor) -> Tensor:
-    """The tensor with bytes of its own: one that is conjugated or negated lazily has none."""
+    """Write out a tensor that is conjugated or negated lazily: its memory has other values."""
     if tensor.is_conj() or tensor.is_neg():
         return tensor.resolve_conj().resolve_neg()
     return tensor

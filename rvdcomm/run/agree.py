@@ -96,7 +96,7 @@ def compare_requests(
     fault: Exception | None = None,
     **own: Any,
 ) -> dict[int, Post]:
-    """Every member's ``own``, by rank, once it is sure that ``asked`` is equal on all members.
+    """Check that ``asked`` is equal on all members; return every member's ``own`` by rank.
 
     Requests may be long. So ranks compare digests, and exchange the requests only to say what
     differs.
@@ -141,7 +141,7 @@ def check_equal(
 
 
 def generation_of(world: Group, members: Members, what: str) -> str:
-    """A name that these members of this group share, and no earlier or later group of their ranks.
+    """A name for this group, on which its members agree and which no other group ever had.
 
     What an earlier group of the same name left in the store is never taken for this group's.
     Collective over ``members`` when first asked.
@@ -164,7 +164,9 @@ def tell_failure(world: Group, text: str) -> None:
 
 
 def bounded(function: Callable[[], _Result], timeout_secs: float) -> _Result:
-    """What ``function`` returns; its thread is left behind if that takes too long.
+    """Run ``function`` in a thread of its own and return its result.
+
+    If it takes too long, the thread is left behind.
 
     Raises:
         TimeoutError: it took longer.
@@ -320,7 +322,7 @@ def _failed(generation: str) -> str:
 
 
 def read_post(data: bytes) -> Post:
-    """The JSON object that another process sent: plain values, whatever it did send.
+    """Read the JSON object that another process sent; it holds plain values alone.
 
     Raises:
         ValueError: it is no JSON object.

@@ -138,7 +138,7 @@ def _check_all_near(found: Islands, hosts: Islands) -> None:
 def _may_run(
     programs: Sequence[Program], members: tuple[int, ...], world: World, executor: str
 ) -> bool:
-    """Share the memory that programs need; whether the system refused it to no rank.
+    """Try to share the memory that the programs need; False if the system refuses it to any rank.
 
     All members learn it, also those of other islands: they must run the same programs.
 
@@ -154,7 +154,7 @@ def _may_run(
 
 
 def _refusal(program: Program, world: World) -> str:
-    """What the system says to the memory that the islands of a program need of this rank."""
+    """Reserve the shared memory that a program needs; why the system refused, or an empty text."""
     group = next((group for group in program.peer_groups if world.rank in group), None)
     if group is None:
         return ""

@@ -33,7 +33,7 @@ class InPlace:
 
     @classmethod
     def of(cls, program: Program, rank: int, island: Sequence[int]) -> InPlace:
-        """What ``program`` lets ``rank`` read in place, and others of ``rank``.
+        """Find what ``rank`` may read in place, and what others may read of it.
 
         All ranks of the island find the same ``copies``: they see each other's instructions.
         """
@@ -50,7 +50,7 @@ class InPlace:
         )
 
     def of_owners(self, owners: Iterable[int]) -> Copies:
-        """The copies that are left out in a call to which these ranks bring a source in a pool."""
+        """The copies that a call leaves out when these ranks bring a source that lies in a pool."""
         owners = frozenset(owners)
         return frozenset(one for one in self.copies if one[0] in owners)
 

@@ -136,12 +136,12 @@ class RankProgram:
         return way
 
     def _num_bytes(self, name: str) -> int:
-        """Of a shard of this rank."""
+        """The size of a shard of this rank."""
         num_elements = self.program.buffer[name, self.rank].num_elements
         return num_elements * ITEM_BYTES[self.program.dtype_of(name)]
 
     def _copied_bytes(self, strides: ShardStrides) -> int:
-        """Of shards that are copied first: the backend needs what it reads in one piece."""
+        """Bytes of shards that are copied first: the backend reads contiguous memory alone."""
         shards = zip(self.names, strides, strict=True)
         return sum(self._num_bytes(name) for name, one in shards if one and name in self.direct)
 
@@ -295,7 +295,7 @@ def _location(source: Tensor) -> int:
 
 
 def _tagged(collectives: Sequence[Collective]) -> Iterator[tuple[int, Collective]]:
-    """Each collective with its number among those of its group, which all its ranks count alike."""
+    """Number the collectives of every group from 0; all ranks of a group count them alike."""
     counts: dict[tuple[int, ...], int] = {}
     for collective in collectives:
         tag = counts.get(collective.ranks, 0)

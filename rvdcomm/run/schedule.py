@@ -288,7 +288,7 @@ class _Scheduler:
         return None
 
     def _count_events(self, rank: int) -> _Events:
-        """Count an event after awaited actions, as late as nobody is kept waiting by it."""
+        """Place events after actions that others wait for, as late as keeps nobody waiting."""
         awaited = {i for needs in self.needs.values() for r, i in needs if r == rank}
         reads = [
             i

@@ -96,7 +96,7 @@ def _steps(memory: _Memory, actions: Sequence[Action]) -> Iterator[tuple[int, An
 
 
 def _rounds(actions: Sequence[Action]) -> list[tuple[list[Await], list[Do], int]]:
-    """Runs of actions up to an event each: what they wait for, what they do, the event.
+    """Split actions at every event: what to wait for, what to do, and how many events follow.
 
     Nobody waits for a copy of a run before the run's own event, so its waits may all come first.
     """

@@ -107,7 +107,7 @@ def islands(
 
 
 def partition(reached: dict[int, frozenset[int]]) -> tuple[tuple[int, ...], ...]:
-    """Sets of ranks of which each two reach each other, by whom each rank reached.
+    """Split ranks into sets in which every two reach each other; ``reached`` says who reached whom.
 
     Where reaching is not transitive a rank joins the first set that takes it.
 

@@ -99,7 +99,9 @@ class SharedStaging:
         self.island.signals.begin(identity, location, self.island.timeout_secs)
 
     def sources(self, owners: Collection[int], location: int) -> tuple[int, ...]:
-        """Of every rank its source's address here; 0 if it is not among ``owners``, or elsewhere.
+        """The address of every rank's source in this process.
+
+        It is 0 for a rank that is not among ``owners``, or whose source is not in its pool.
 
         This rank's own is its ``location``. Waits until all ``owners`` have begun this call.
         """
