@@ -15,6 +15,7 @@ from superscaler_core.schedules import Schedule, ScheduleError
 _PIECE = re.compile(r"(\w+)\[([0-9]+):([0-9]+)\]")
 _HEAD = re.compile(r"plan of (.+) on ([0-9]+(?:,[0-9]+)*)")
 _WHOLE = "whole"
+_PART_WORD = re.compile(rf"{_PIECE.pattern}|copy:[0-9]+|{_WHOLE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +194,12 @@ def _part_of(words: Iterable[str]) -> tuple[tuple[Piece, ...], int]:
 
 
 def _chosen(text: str) -> Chosen:
-    op, *words = text.split()
-    return Chosen(op, _part_of(words) if words else None)
+    words = text.split(" ")
+    end = len(words)
+    # From the end: names of modules, and so of ops, may have spaces.
+    while end > 1 and _PART_WORD.fullmatch(words[end - 1]):
+        end -= 1
+    return Chosen(" ".join(words[:end]), _part_of(words[end:]) if end < len(words) else None)
 
 
 def _placed(text: str) -> PlacedPart:

@@ -13,7 +13,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.instruction import Carry, Event, StepInstruction, Verb, parse_event
 from superscaler_core.schedules import Action
 
-_HEAD = re.compile(r"step of (\S+) on ([0-9]+(?:,[0-9]+)*)")
+_HEAD = re.compile(r"step of (.+) on ([0-9]+(?:,[0-9]+)*)")
 _BLOCK = re.compile(r"stage ([0-9]+) ([fFB]):")
 
 
@@ -29,7 +29,7 @@ class StepProgram:
     and ``check`` accepts what ``materialize`` makes.
 
     Attributes:
-        name: of the model, one word.
+        name: of the model.
         devices: ascending.
         blocks: by stage and run ("f", "F" or "B"), what all devices do.
         events: in order.

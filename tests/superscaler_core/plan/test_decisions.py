@@ -6,6 +6,8 @@ import copy
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
@@ -61,6 +63,27 @@ def test_a_text_may_be_edited() -> None:
 def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         Decisions.parse(f"plan of x on 0\n{line}")
+
+
+def test_names_may_have_spaces() -> None:
+    class Spaced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_module("my layer", nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.get_submodule("my layer")(x).square().mean()
+
+    graph = ss.capture(Spaced(), (torch.ones(2, 4),), name="a model of mine")
+    plan = ss.Plan(graph, range(2))
+    for op in graph.ops:
+        plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,))])
+    plan.recompute(graph.ops[:2])
+    plan.op_order(plan.parts(graph.ops[0])[0], graph.ops[1])
+    assert any(" " in op.name for op in graph.ops)
+    assert Decisions.parse(str(plan.decisions)) == plan.decisions
+    program = ss.compile(plan).step_program
+    assert ss.StepProgram.parse(str(program)) == program
 
 
 def test_decisions_about_something_else_are_refused() -> None:
