@@ -30,8 +30,9 @@ TIMEOUT = timedelta(seconds=300)
 # Where ranks are more than the cores they leave a barrier some milliseconds apart. The first call,
 # in which they meet again, would be charged with that, and a copy of one rank alone would not.
 MAX_CALLS, ROW_SECS = 50, 0.05
-# Of every method: the first finds the plan, and how many calls the second has; that, how many all
-# others have. Judged by one call, a method that was disturbed in it would have short rows for good.
+# Rows that are not counted. The first is one call, whose time says how many calls the second row
+# has. The second says how many all later rows have: one call alone may have been disturbed, and
+# the method would have short rows for good.
 NUM_TRIALS = 2
 MODULUS = 1021
 """Values are small integers, so that sums of parts are exact whatever their order."""

@@ -24,7 +24,7 @@ class Compiled:
 
     Attributes:
         materialized: the plan and its communication.
-        optimizer: that it will be trained with, by its name in ``validate.STATES``.
+        optimizer: that it will be trained with, by its name in ``memory.STATES``.
         master_dtype: of stored parameters; the model's if None.
     """
 

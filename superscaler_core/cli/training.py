@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Opti
     "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, eps=1e-3),
     "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr, eps=1e-3),
 }
-"""As in ``validate.STATES``."""
+"""As in ``memory.STATES``."""
 
 
 class Trains(Protocol):

@@ -10,9 +10,9 @@ from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT
 from superscaler_core.front_end.register import registered_modules
 from superscaler_core.plan import Device
+from superscaler_core.program.events import schedule_of
 from superscaler_core.program.instruction import Carry, Event
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.steps import schedule_of
 from superscaler_core.schedules import Action
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.

@@ -75,7 +75,9 @@ class Decisions:
         orders: what runs before what on one device.
         recomputed, rerun, swapped: groups, as of ``Plan.recompute``, ``rerun`` and ``swap``.
         on_host: names of parameters that are stored in host memory.
-        gathered, reduced: groups of names of ops, as of ``Plan.gather_weights``, ``reduce_grads``.
+        windows: groups of ops with whether their weights are gathered (``Plan.gather_weights``) or
+            their gradients alone are reduced (``reduce_grads``), in order: of an op in several the
+            last counts.
         notes: where the plan computes something else than the model.
     """
 
@@ -89,12 +91,12 @@ class Decisions:
     rerun: tuple[ChosenGroup, ...] = ()
     swapped: tuple[ChosenGroup, ...] = ()
     on_host: tuple[str, ...] = ()
-    gathered: tuple[ChosenGroup, ...] = ()
-    reduced: tuple[ChosenGroup, ...] = ()
+    windows: tuple[tuple[ChosenGroup, bool], ...] = ()
     notes: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        return hash((self.model, self.devices, tuple(self.parts.items()), self.stages))
+        # Equal parts may have been said in another order.
+        return hash((self.model, self.devices, frozenset(self.parts.items()), self.stages))
 
     # --- text -----------------------------------------------------------------------------------
 
@@ -105,7 +107,11 @@ class Decisions:
         lines += [] if self.schedule is None else ["schedule " + str(self.schedule)]
         lines += [f"order {first} -> {then}" for first, then in self.orders]
         for word, attribute in _GROUPS.items():
-            lines += [f"{word} {', '.join(map(str, g))}" for g in getattr(self, attribute)]
+            lines += [f"{word} {_group_text(group)}" for group in getattr(self, attribute)]
+        lines += [
+            f"{'gather' if gathers else 'reduce'} {_group_text(group)}"
+            for group, gathers in self.windows
+        ]
         lines += [f"host {name}" for name in self.on_host]
         lines += [f"note {note}" for note in self.notes]
         return "\n".join(lines)
@@ -165,10 +171,12 @@ _GROUPS = {
     "recompute": "recomputed",
     "rerun": "rerun",
     "swap": "swapped",
-    "gather": "gathered",
-    "reduce": "reduced",
 }
 """How a text calls groups, and which attribute they are."""
+
+
+def _group_text(group: ChosenGroup) -> str:
+    return ", ".join(map(str, group))
 
 
 def _part_words(pieces: Iterable[Piece], replica: int) -> list[str]:
@@ -240,9 +248,20 @@ def _with_name(attribute: str) -> Callable[[Decisions, str], Decisions]:
     return read
 
 
+def _group(text: str) -> ChosenGroup:
+    return tuple(map(_chosen, text.split(", ")))
+
+
+def _with_window(gathers: bool) -> Callable[[Decisions, str], Decisions]:
+    def read(found: Decisions, rest: str) -> Decisions:
+        return _with(found, "windows", (_group(rest), gathers))
+
+    return read
+
+
 def _with_group(attribute: str) -> Callable[[Decisions, str], Decisions]:
     def read(found: Decisions, rest: str) -> Decisions:
-        return _with(found, attribute, tuple(map(_chosen, rest.split(", "))))
+        return _with(found, attribute, _group(rest))
 
     return read
 
@@ -252,6 +271,8 @@ _READ: Mapping[str, Callable[[Decisions, str], Decisions]] = {
     "stage": _with_stage,
     "order": _with_order,
     **{word: _with_group(attribute) for word, attribute in _GROUPS.items()},
+    "gather": _with_window(True),
+    "reduce": _with_window(False),
     "host": _with_name("on_host"),
     "note": _with_name("notes"),
 }

@@ -80,7 +80,7 @@ class Replicate:
 class Pieces:
     """Cut out pieces by hand: for every part the ranges of the loops that it takes.
 
-    Nothing checks here that they tile the work; ``validate`` does.
+    Nothing checks here that they tile the work; ``check_coverage`` does.
     """
 
     ranges: tuple[tuple[Piece, ...], ...]

@@ -265,7 +265,6 @@ class Plan(Savings):
         """
         ops = (*self.graph.ops, *self.graph.updates.values())
         placed = {op.name: self._placed(op) for op in ops}
-        windows = [(tuple(Chosen(op.name) for op in w.ops), w.gathers) for w in self.windows]
         return Decisions(
             self.graph.name,
             self.devices,
@@ -277,8 +276,7 @@ class Plan(Savings):
             rerun=self._groups(lambda part: self.rerun_group(part.op)),
             swapped=self._groups(self.swap_group),
             on_host=tuple(sorted(self.on_host)),
-            gathered=tuple(group for group, gathers in windows if gathers),
-            reduced=tuple(group for group, gathers in windows if not gathers),
+            windows=tuple((tuple(map(self._chosen, w.ops)), w.gathers) for w in self.windows),
             notes=tuple(self.notes[len(self.graph.notes) :]),
         )
 
@@ -315,8 +313,9 @@ class Plan(Savings):
         self.swap(*(map(self._meant, group) for group in decisions.swapped))
         if decisions.on_host:
             self.store_on_host(*decisions.on_host)
-        self.gather_weights(*([self._op(one.op) for one in g] for g in decisions.gathered))
-        self.reduce_grads(*([self._op(one.op) for one in g] for g in decisions.reduced))
+        for group, gathers in decisions.windows:
+            say = self.gather_weights if gathers else self.reduce_grads
+            say([self._op(one.op) for one in group])
         for note in decisions.notes:
             self.note(note)
 

@@ -43,8 +43,8 @@ class Verb(StrEnum):
     """The gradients of a window's weights go to where these are stored."""
 
 
-COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.HOLD, Verb.BACKWARD})
-"""Kinds of what one device does with a segment."""
+COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.BACKWARD})
+"""What runs a segment, which one device does by itself."""
 
 _CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
 _TEXT = re.compile(rf"({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)")

@@ -15,6 +15,7 @@ from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
+from superscaler_core.program.events import step_events
 from superscaler_core.program.instruction import Event, Verb
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
@@ -22,7 +23,6 @@ from superscaler_core.program.side import Side, View
 from superscaler_core.program.spans import spans_of
 from superscaler_core.program.stage_program import RUNS, StageProgram
 from superscaler_core.program.step_program import StepProgram
-from superscaler_core.program.steps import step_events
 from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.program.weights import Use, Weights, find_weights
 from superscaler_core.schedules import Action
@@ -78,7 +78,7 @@ class Materialized:
 
     @cached_property
     def spans(self) -> tuple[Mapping[Item, int], ...]:
-        """Of every stage, what is run again as a whole, and with which group."""
+        """Of every stage, what is run again as a whole: by item the number of its span, from 1."""
         return tuple(spans_of(self.plan, items) for items in self.items)
 
     @cached_property
@@ -194,7 +194,7 @@ class Materialized:
 
 
 def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:
-    """Decide all communication of a plan whose parts are complete (``validate`` says so).
+    """Decide all communication of a plan whose parts are complete (``check_coverage`` says so).
 
     Args:
         plan: with a device for every part.

@@ -7,13 +7,12 @@ generated from it, time and memory are found from it, and reports count its inst
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
-from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import StepInstruction, Verb
 from superscaler_core.program.segments import Segment, StageItems, Step, device_steps
 from superscaler_core.program.sequence import Close, Compute, Move, Open
@@ -45,9 +44,8 @@ class StageProgram:
     def order(self) -> Mapping[str, tuple[StepInstruction, ...]]:
         """By run, what all devices do, in an order that each of them keeps."""
         forward = tuple(self._in_order(is_back=False))
-        without_grad = {Verb.FORWARD: Verb.COMPUTE}
         turn = tuple(
-            StepInstruction(without_grad.get(i.kind, i.kind), i.name, i.devices, i.what)
+            replace(i, kind=Verb.COMPUTE) if i.kind is Verb.FORWARD else i
             for i in forward
             if i.kind is not Verb.KEEP
         )
@@ -120,7 +118,7 @@ class StageProgram:
             if (kind_of := _kind_of(step, turn)) is not None:
                 yield StepInstruction(kind_of, step.name, devices, step)
         elif isinstance(step, Move):
-            edge: Edge = step.edge
+            edge = step.edge
             if not turn.is_back:
                 yield StepInstruction(Verb.MOVE, edge.name, devices, edge)
             elif edge.backward:

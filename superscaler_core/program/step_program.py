@@ -40,7 +40,7 @@ class StepProgram:
     blocks: Mapping[tuple[int, str], tuple[StepInstruction, ...]]
     events: tuple[Event, ...]
 
-    def instructions(self, device: Device) -> Iterator[tuple[StepInstruction | Event, int]]:
+    def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
         """What one device does inside stages, each instruction with its microbatch."""
         for event in self.events:
             if isinstance(event, Action):
@@ -148,14 +148,11 @@ _KEEPS = {Verb.FORWARD: Verb.BACKWARD, Verb.HOLD: Verb.BACKWARD, Verb.KEEP: Verb
 _TAKES = frozenset(_KEEPS.values())
 
 
-def _check_device(
-    device: Device, instructions: Iterable[tuple[StepInstruction | Event, int]]
-) -> None:
+def _check_device(device: Device, instructions: Iterable[tuple[StepInstruction, int]]) -> None:
     """Follow what one device keeps and has gathered."""
     kept: set[tuple[Verb, str, int]] = set()
     gathered: set[str] = set()
     for instruction, microbatch in instructions:
-        assert isinstance(instruction, StepInstruction)
         kind, name = instruction.kind, instruction.name
         what = f"device {device}, microbatch {microbatch}: {instruction}"
         if kind in _KEEPS:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import rvdcomm as rv
 from superscaler_core.memory.memory import DeviceMemory
 from superscaler_core.plan import Device
+from superscaler_core.program.events import schedule_of
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.steps import schedule_of
 from superscaler_core.report.move import moves_of
 from superscaler_core.report.rows import HEADER, Row, rows_of
 from superscaler_core.report.table import numbers_text, table
@@ -120,7 +120,7 @@ def report_of(
 
     Args:
         made: the plan.
-        memory: what ``validate.memory_of`` found.
+        memory: what ``memory.memory_of`` found.
         topology: who is near to whom; one host with a port for every device if None.
         master_dtype: of stored parameters, in which gradients are reduced; the model's if None.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from torch import Tensor
 
 from superscaler_core.run.tape import SegmentFunction, Tape, Tensors, compute
 
 
-class SegmentRunner:
+class SegmentRunner(ABC):
     """Runs segments on a tape; in a turn without gradient it keeps nothing of them.
 
     A rank is one, and so is a dry run that looks at memory: both run what a file says by the same
@@ -21,11 +23,11 @@ class SegmentRunner:
         self._tape = tape
         self._with_grad = True
 
+    @abstractmethod
     def _rng(self, mb: int) -> int:
         """The seed of a microbatch: the same on all ranks, and again in a recomputation."""
-        raise NotImplementedError
 
-    def _begin(self, segment: SegmentFunction) -> None:
+    def _begin(self, segment: SegmentFunction) -> None:  # noqa: B027 - most are told nothing
         """A segment begins to run, forward or backward."""
 
     def forward(

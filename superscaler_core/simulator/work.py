@@ -98,8 +98,6 @@ class Work:
             kind, what = instruction.kind, instruction.what
             if kind in COMPUTING:
                 (device,) = instruction.devices
-                if kind is Verb.HOLD:
-                    continue
                 act = self._segment(device, what, kind)
                 if kind is Verb.BACKWARD:
                     secs = sum(map(self._times.sum_secs, sums.of(device, what)))

@@ -65,6 +65,27 @@ def test_a_line_that_cannot_be_read_is_named(line: str, words: str) -> None:
         Decisions.parse(f"plan of x on 0\n{line}")
 
 
+def test_order_of_lines_is_no_decision_but_that_of_windows_is() -> None:
+    graph = Case("zero3", 2).compiled().plan.graph
+    plans = []
+    for order in ((True, False), (False, True)):
+        plan = ss.Plan(graph, range(2))
+        for op in graph.ops:
+            plan.op_assign(plan.op_trans(op, ss.replicate(2)), [0, 1])
+        for gathers in order:
+            (plan.gather_weights if gathers else plan.reduce_grads)(graph.ops)
+        plans.append(plan)
+    first, other = (plan.decisions for plan in plans)
+    assert first != other
+    for plan in plans:
+        again = plan.copy()
+        assert again.windows == plan.windows
+        assert ss.compile(again).files == ss.compile(plan).files
+    backwards = replace(first, parts=dict(reversed(first.parts.items())))
+    assert backwards == first
+    assert hash(backwards) == hash(first)
+
+
 def test_names_may_have_spaces() -> None:
     class Spaced(nn.Module):
         def __init__(self) -> None:

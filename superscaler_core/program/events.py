@@ -1,4 +1,4 @@
-"""Steps: one order of all actions and transfers of a training step, which every device keeps."""
+"""Events: one order of all actions and transfers of a training step, which every device keeps."""
 
 from __future__ import annotations
 
