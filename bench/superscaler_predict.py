@@ -132,14 +132,20 @@ COLUMNS = ("plan", "measured", "predicted", "error", "cpu", "busy", "MiB", "pred
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A row a plan, and the medians of errors without their signs."""
-    lines = [COLUMNS, *map(_cells, rows)]
+    texts = texts_of([COLUMNS, *map(_cells, rows)])
+    medians = [median(abs(errors(row)[i]) for row in rows) for i in (0, 1)]
+    return "\n".join([*texts, f"median error: time {medians[0]:.1%}, peak memory {medians[1]:.1%}"])
+
+
+def texts_of(lines: Sequence[Sequence[str]], num_left: int = 1) -> list[str]:
+    """Rows of cells in columns, the first columns to the left."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = []
     for cells in lines:
         both = enumerate(zip(cells, widths, strict=True))
-        texts.append("  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in both).rstrip())
-    medians = [median(abs(errors(row)[i]) for row in rows) for i in (0, 1)]
-    return "\n".join([*texts, f"median error: time {medians[0]:.1%}, peak memory {medians[1]:.1%}"])
+        aligned = (c.ljust(w) if i < num_left else c.rjust(w) for i, (c, w) in both)
+        texts.append("  ".join(aligned).rstrip())
+    return texts
 
 
 def errors(row: dict[str, Any]) -> tuple[float, float]:

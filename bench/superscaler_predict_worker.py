@@ -23,11 +23,11 @@ from torch import Tensor
 
 import rvdcomm as rv
 from rvdcomm.calibration import calibrate
+from superscaler_core.cli.sources import plan_source
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plan import Plan
-from superscaler_core.plans import PLANS
 from superscaler_core.run.live_bytes import LiveBytes
 from superscaler_core.run.load import load
 from superscaler_core.run.trainer import Trainer
@@ -73,15 +73,15 @@ def main(argv: list[str]) -> None:
     profile = measured(
         [case.compiled for case in cases],
         op_secs=config["op_secs"],
-        move_secs=_move_secs(topology),
+        move_secs=measured_move_secs(topology),
     )
     for case in cases:
-        case.row["peak_bytes"] = _everyone(_peak_bytes(case))
+        case.row["peak_bytes"] = everyone(_peak_bytes(case))
     for case in cases:
         case.row |= {"step_secs": [], "cpu_secs": []}
     for i in range(NUM_WARM + config["steps"]):
         for case in cases:
-            secs, cpu_secs = zip(*_everyone(case.step()), strict=True)
+            secs, cpu_secs = zip(*everyone(case.step()), strict=True)
             if i >= NUM_WARM:
                 case.row["step_secs"].append(max(secs))
                 case.row["cpu_secs"].append(sum(cpu_secs) / len(cpu_secs))
@@ -104,7 +104,7 @@ def _case(config: Mapping[str, Any], row: dict[str, Any], topology: rv.Topology)
     model = build(row["model"], **row["sizes"])
     inputs = example_inputs(row["model"], config["microbatch"], **row["sizes"])
     plan = Plan(capture(model, inputs), range(config["ranks"]))
-    PLANS[row["plan"]](plan, **row["knobs"])
+    plan_source(row["plan"]).call(plan, **row["knobs"])
     compiled = compile(plan, topology=topology, optimizer="momentum")
     folder = Path(config["folder"], row["name"].replace(":", "_"))
     if dist.get_rank() == 0:
@@ -118,7 +118,7 @@ def _case(config: Mapping[str, Any], row: dict[str, Any], topology: rv.Topology)
     return Case(row, compiled, trainer, batch, optimizer)
 
 
-def _move_secs(topology: rv.Topology) -> float:
+def measured_move_secs(topology: rv.Topology) -> float:
     """What a call takes besides its plan's time: of a small all-reduce, the median."""
     ranks = range(dist.get_world_size())
     src, dst = (
@@ -132,7 +132,7 @@ def _move_secs(topology: rv.Topology) -> float:
         start = time.perf_counter()
         call(value, requires_grad=False)
         times.append(time.perf_counter() - start)
-    spent: list[float] = _everyone(median(times))
+    spent: list[float] = everyone(median(times))
     return max(0.0, median(spent) - plan.cost.secs)
 
 
@@ -155,7 +155,7 @@ def _predicted(compiled: Compiled, profile: DeviceProfile, topology: rv.Topology
     }
 
 
-def _everyone(value: Any) -> list[Any]:
+def everyone(value: Any) -> list[Any]:
     """The values of all ranks."""
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)

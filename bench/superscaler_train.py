@@ -20,6 +20,7 @@ import rvdcomm as rv
 from bench import stream
 from bench.local import run_here
 from bench.run import ALPHA_SECS, environment
+from bench.superscaler_predict import texts_of
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.program.transfer import Transfer
 
@@ -189,12 +190,7 @@ def table(result: dict[str, Any]) -> str:
         "processes"
     )
     lines = [COLUMNS, *(cells for row in result["rows"] for cells in _rows(row))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = []
-    for cells in lines:
-        both = enumerate(zip(cells, widths, strict=True))
-        texts.append("  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in both).rstrip())
-    return "\n".join([title, *texts])
+    return "\n".join([title, *texts_of(lines, num_left=2)])
 
 
 def _rows(row: dict[str, Any]) -> list[tuple[str, ...]]:

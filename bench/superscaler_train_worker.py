@@ -78,7 +78,7 @@ def _run(config: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
     batches = [example_inputs(sizes, num_sequences, generator) for _ in range(NUM_CHECKED)]
     methods = {name: _method(name, config, grid, model) for name in config["methods"]}
     losses = {name: _losses(method, batches) for name, method in methods.items()}
-    _check(losses)
+    check_losses(losses)
     samples: dict[str, dict[str, list[float]]] = {
         name: {"step": [], "optimizer": [], "cpu": []} for name in methods
     }
@@ -129,7 +129,7 @@ def _losses(method: Method, batches: list[tuple[Tensor, Tensor]]) -> list[float]
     return values
 
 
-def _check(losses: Mapping[str, list[float]]) -> None:
+def check_losses(losses: Mapping[str, list[float]]) -> None:
     """All methods train the same model: every loss but the first comes after updates."""
     (first, expected), *others = losses.items()
     for name, values in others:

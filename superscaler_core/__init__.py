@@ -17,17 +17,30 @@ from superscaler_core.errors import (
     PlanError,
 )
 from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.dims import DimClass, Dims
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.modules import Modules
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor, VTensor
-from superscaler_core.plan import Axis, Decisions, Plan, Stage
+from superscaler_core.plan import (
+    Axis,
+    Decisions,
+    Keep,
+    OpSplit,
+    Overlap,
+    Placement,
+    Plan,
+    Stage,
+)
 from superscaler_core.plan.op_trans import pieces, replicate, split
 from superscaler_core.program import StepProgram
 from superscaler_core.schedules import SCHEDULES, Schedule, ScheduleError
 
 if TYPE_CHECKING:
+    from superscaler_core import cost
+    from superscaler_core.cost import CostModel
     from superscaler_core.front_end import capture
     from superscaler_core.front_end.register import register_op
     from superscaler_core.run.live_bytes import LiveBytes
@@ -37,6 +50,7 @@ if TYPE_CHECKING:
     from superscaler_core.simulator import DeviceProfile, simulate
 
 _LAZY = {
+    "CostModel": "superscaler_core.cost",
     "DeviceProfile": "superscaler_core.simulator",
     "LiveBytes": "superscaler_core.run.live_bytes",
     "Trainer": "superscaler_core.run.trainer",
@@ -53,8 +67,10 @@ __all__ = [
     "Annotation",
     "AnnotationError",
     "Axis",
+    "Blocks",
     "CaptureError",
     "Compiled",
+    "CostModel",
     "CoverageError",
     "Decisions",
     "DeviceMemoryError",
@@ -63,11 +79,16 @@ __all__ = [
     "Dims",
     "Graph",
     "GraphBuilder",
+    "Keep",
     "LiveBytes",
+    "Modules",
     "Op",
+    "OpSplit",
     "OrderError",
+    "Overlap",
     "PTensor",
     "Part",
+    "Placement",
     "Plan",
     "PlanError",
     "Schedule",
@@ -78,6 +99,8 @@ __all__ = [
     "VTensor",
     "capture",
     "compile",
+    "cost",
+    "find_blocks",
     "load",
     "pieces",
     "register_op",
@@ -89,8 +112,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'superscaler_core' has no attribute {name!r}")
     import importlib
 
+    if name == "cost":
+        return importlib.import_module("superscaler_core.cost")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'superscaler_core' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)

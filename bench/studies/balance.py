@@ -13,21 +13,21 @@ from itertools import accumulate, combinations, pairwise
 
 import superscaler_core as ss
 from bench.studies import cluster
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
-from superscaler_core.plans.blocks import block_groups, blocks_of
-from superscaler_core.simulator.op_time import OpTimes
 
 
 @lru_cache(maxsize=8)
-def sizes(graph: ss.Graph, num_stages: int) -> str:
+def sizes(graph: ss.Graph, num_stages: int) -> tuple[int, ...]:
     """Blocks of every stage, as ``hybrid`` takes them; empty if there are fewer than stages.
 
     Stages take a forward and a backward of uncut ops; as tensor parallel cuts all blocks alike,
     their ratios are those of any grid.
     """
     costs = _block_secs(graph)
-    return ",".join(map(str, partition(costs, num_stages))) if num_stages <= len(costs) else ""
+    return tuple(partition(costs, num_stages)) if num_stages <= len(costs) else ()
 
 
 def partition(costs: Sequence[float], num: int) -> list[int]:
@@ -70,9 +70,10 @@ def _block_secs(graph: ss.Graph) -> list[float]:
     def secs(ops: tuple[Op, ...]) -> float:
         return sum(times.forward_secs(p) + times.backward_secs(p) for p in map(Part, ops))
 
-    blocks = blocks_of(graph)
+    parts = find_blocks(graph)
+    blocks = parts.all
     found = [secs(ops) for ops in blocks]
-    for group in block_groups(graph):
+    for group in parts.groups:
         if group[-1].index < blocks[0][0].index:
             found[0] += secs(group)
         elif group[0].index > blocks[-1][-1].index:

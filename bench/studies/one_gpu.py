@@ -12,7 +12,7 @@ from bench.studies import cluster, report
 from bench.studies.processes import side_by_side
 from bench.studies.systems import Way, zero3
 from bench.studies.workload import Workload, compiled
-from superscaler_core.plans import PLANS
+from superscaler_core.cli.sources import plan_source
 
 SEQUENCES = (2048, 4096, 8192, 12288, 16384, 24576)
 """Lengths of the table; the paper's code scripts co-shard up to the last."""
@@ -31,11 +31,11 @@ class Method:
 
 
 METHODS = (
-    Method("as it is", PLANS["hybrid"], Way(1)),
-    Method("recompute", PLANS["hybrid"], Way(1, {"rerun": True})),
+    Method("as it is", plan_source("hybrid").call, Way(1)),
+    Method("recompute", plan_source("hybrid").call, Way(1, {"rerun": True})),
     Method("ZeRO-3-offload", zero3, Way(1, {"rerun": True, "offload": True})),
-    Method("co-shard", PLANS["hybrid"], Way(1, {"coshard": 8})),
-    Method("co-shard, whole", PLANS["hybrid"], Way(1, {"coshard": 8, "rerun": True})),
+    Method("co-shard", plan_source("hybrid").call, Way(1, {"coshard": 8})),
+    Method("co-shard, whole", plan_source("hybrid").call, Way(1, {"coshard": 8, "rerun": True})),
 )
 
 CLAIM = {"ZeRO-3-offload": 1.2, "recompute": 1.7}

@@ -12,8 +12,8 @@ from bench.studies import cluster
 from bench.studies.systems import System, Way
 from bench.studies.workload import Workload, compiled, kept_bytes, num_parameters
 from superscaler_core.collector import paused_collector
+from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.simulator import Simulated, simulate
-from superscaler_core.simulator.wire import TICKS_PER_SEC
 
 FEW = 4
 """Microbatches for every GPU that an estimate simulates."""

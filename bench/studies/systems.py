@@ -14,14 +14,18 @@ from typing import Any
 
 import superscaler_core as ss
 from bench.studies import balance
-from superscaler_core.plans import PLANS
-from superscaler_core.plans.blocks import block_groups, blocks_of
-from superscaler_core.plans.storage import shard_storage
-from superscaler_core.plans.tensor_parallel import tensor_parallel
+from superscaler_core.cli.options import numbers
+from superscaler_core.cli.sources import plan_source
+from superscaler_core.plan import Keep
+from superscaler_core.plans.pieces.storage import shard_storage
+from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
 from superscaler_core.schedules import nf1b, one_f_one_b
 
 Ladder = tuple[Mapping[str, Any], ...]
-"""Knobs that save memory, each more of it than the one before, in more time."""
+"""Knobs that save memory, each more of it than the one before, in more time.
+
+In the words of the command line, as result files have them.
+"""
 
 SAVINGS: Ladder = ({}, {"recompute": True}, {"rerun": True})
 """What blocks keep: all; what segments between communication read; their input alone."""
@@ -93,10 +97,14 @@ def _powers(most: int) -> list[int]:
     return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
 
 
-def balanced(plan: ss.Plan, *, microbatches: int, pp: int, **knobs: Any) -> None:
+def balanced(
+    plan: ss.Plan, *, microbatches: int, pp: int, coshard_blocks: str = "", **knobs: Any
+) -> None:
     """``hybrid`` with stages that take nearly as long."""
-    sizes = balance.sizes(plan.graph, pp)
-    PLANS["hybrid"](plan, microbatches=microbatches, pp=pp, sizes=sizes, **knobs)
+    sizes, blocks = balance.sizes(plan.graph, pp), numbers(coshard_blocks)
+    plan_source("hybrid").call(
+        plan, microbatches=microbatches, pp=pp, sizes=sizes, coshard_blocks=blocks, **knobs
+    )
 
 
 def megatron_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
@@ -128,13 +136,13 @@ def zero3(
     tensor_parallel(plan, plan.graph.ops, plan.devices, tp, vocabulary=vocabulary)
     plan.op_order(one_f_one_b(1, microbatches))
     shard_storage(plan)
-    plan.gather_weights(*block_groups(plan.graph))
+    plan.gather_weights(*plan.blocks.groups)
     if offload:
         plan.store_on_host()
     if recompute:
-        plan.recompute(*blocks_of(plan.graph))
+        plan.keep(Keep.SEGMENT_INPUTS)
     if rerun:
-        plan.rerun(*blocks_of(plan.graph))
+        plan.keep(Keep.BLOCK_INPUTS)
 
 
 def zero3_ways(num_gpus: int, *, vocabulary: bool = False) -> Iterator[Way]:
@@ -187,10 +195,14 @@ def interlaced_ways(num_gpus: int, slack: int) -> Iterator[Way]:
         yield Way(1, {"tp": tp, "slack": slack}, num_gpus, is_last_resort=tp > MAX_TP)
 
 
-IN_STEPS = System("interlaced in steps", PLANS["interlaced"], lambda num: interlaced_ways(num, 0))
+IN_STEPS = System(
+    "interlaced in steps", plan_source("interlaced").call, lambda num: interlaced_ways(num, 0)
+)
 """The table of the paper's public code: all devices meet at every step's border."""
 
-INTERLACED = System("interlaced", PLANS["interlaced"], lambda num: interlaced_ways(num, 1))
+INTERLACED = System(
+    "interlaced", plan_source("interlaced").call, lambda num: interlaced_ways(num, 1)
+)
 """Look-ups a step ahead, their gradients a step behind."""
 
 
@@ -205,11 +217,11 @@ RECYCLE = 2
 
 def dap(plan: ss.Plan, *, microbatches: int, zero3: bool = False, **knobs: Any) -> None:
     """DAP with data parallel, microbatches one after another with all their turns."""
-    PLANS["dap"](plan, **knobs)
+    plan_source("dap").call(plan, **knobs)
     plan.op_order(nf1b(1, microbatches, RECYCLE))
     if zero3:
         shard_storage(plan)
-        plan.gather_weights(*block_groups(plan.graph))
+        plan.gather_weights(*plan.blocks.groups)
 
 
 def dap_ways(num_gpus: int) -> Iterator[Way]:
@@ -242,4 +254,4 @@ def nf1b_ways(num_gpus: int) -> Iterator[Way]:
                 yield Way(dp, knobs, pp, num_gpus, ladders=(AXIAL_SAVINGS,))
 
 
-NF1B = System("3F1B", PLANS["nf1b"], nf1b_ways)
+NF1B = System("3F1B", plan_source("nf1b").call, nf1b_ways)

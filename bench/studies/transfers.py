@@ -15,8 +15,8 @@ from bench.studies.processes import side_by_side
 from bench.studies.study import STUDIES
 from bench.studies.systems import Way
 from bench.studies.workload import compiled
+from superscaler_core.cost.wire import TICKS_PER_SEC, Wires
 from superscaler_core.program.transfer import Transfer
-from superscaler_core.simulator.wire import TICKS_PER_SEC, Wires
 
 MODES = (("rvd", "rvd"), ("p2p", "rvd"), ("rvd", "p2p"), ("p2p", "p2p"))
 """How communication inside stages, and between stages, is done."""

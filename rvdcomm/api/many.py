@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from rvdcomm.api.float8 import Scale, dequantized, quantized
 from rvdcomm.api.inspect import has_agreed
 from rvdcomm.api.many_request import ManyRequest, agree
-from rvdcomm.api.pending import drain
+from rvdcomm.api.pending import drain, submit
 from rvdcomm.api.tensors import resolved, written
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.fill import Batch
@@ -36,11 +37,12 @@ def redistribute_many(
     scale: Scale | Mapping[str, Scale] | None = None,
     memory_limit: int | None = None,
     progress: bool = False,
+    async_op: bool = False,
     group: Any = None,
     topology: Topology | None = None,
     executor: str | None = None,
     dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
-) -> dict[str, Tensor | None]:
+) -> Any:
     """Redistribute every tensor of a state dict, as one call: ``redistribute`` for many.
 
     Tensors are joined: in every step those of the same ranks are one message a pair of ranks, and
@@ -64,12 +66,14 @@ def redistribute_many(
         memory_limit: bytes that the buffers of no rank may exceed, the src and dst shards of all
             tensors included; the same on all ranks.
         progress: show a bar on stderr, for calls of several seconds.
+        async_op: return a ``Pending`` at once; its ``wait()`` returns the dict.
         group, topology, executor: as of ``redistribute``.
         dtype: of the tensors, one for all or some by the names of ``src``, as of ``redistribute``:
             what a call asks of them, on a rank that passes none too. It converts nothing.
 
     Returns:
-        This rank's dst shards by the names of ``dst``; None where it has none.
+        This rank's dst shards by the names of ``dst``, None where it has none: a dict, or the
+        ``Pending`` of it.
 
     Raises:
         LayoutError: names do not match, the request is illegal, or ranks disagree about it.
@@ -99,6 +103,12 @@ def redistribute_many(
         mover = world.agreed[request.key] = _Mover(request, agree(world, request), world)
     elif not mover.fits(request):
         mover.refuse(request)
+    if async_op:
+        return submit(
+            partial(mover.run, request, progress),
+            mover.device_of(request),
+            [*request.tensors.values(), *request.out.values()],
+        )
     drain()
     return mover.run(request, progress)
 
@@ -165,8 +175,7 @@ class _Mover:
     def run(self, request: ManyRequest, progress: bool) -> dict[str, Tensor | None]:
         """Move all tensors, batch by batch."""
         found: dict[str, Tensor | None] = dict.fromkeys(request.dst)
-        given = next(iter((*request.tensors.values(), *request.out.values())), None)
-        device = self._device if given is None else given.device
+        device = self.device_of(request)
         sizes = self._sizes
         with (
             torch.no_grad(),
@@ -180,6 +189,11 @@ class _Mover:
                         found[slot.name] = self._result(slot, shard, request)
                 bar.update(size)
         return found
+
+    def device_of(self, request: ManyRequest) -> torch.device:
+        """Where the tensors of a call are."""
+        given = next(iter((*request.tensors.values(), *request.out.values())), None)
+        return self._device if given is None else given.device
 
     def _slot(self, batch: Batch, program: RankProgram, buffer: str) -> _Slot:
         member = self._bundle.members[batch.members[shard_index(buffer)]]

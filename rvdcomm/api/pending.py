@@ -1,25 +1,32 @@
-"""Pending: calls that run in the background, one after another."""
+"""Pending: calls that are under way while their caller goes on."""
 
 from __future__ import annotations
 
+import atexit
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Job = Callable[[], Tensor | None]
+Result = Any
+"""This rank's shard or None; of ``redistribute_many`` a dict of them by name."""
+
+Job = Callable[[], Result]
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(ABC):
     """A call that was started with ``async_op=True``.
 
-    Until ``wait`` has returned, the caller may not change or free the tensor that it passed, nor
+    Until ``wait`` has returned, the caller may not change or free the tensors that it passed, nor
     use ``out``. A call whose handle is dropped still runs to its end, because other ranks need it.
     A process that ends waits for it, at most for the group's timeout.
 
@@ -27,28 +34,94 @@ class Pending:
     caller's stream may use that result only after ``wait``.
     """
 
-    future: Future[Tensor | None]
-    _join: Callable[[Tensor | None], None] | None = None
+    @property
+    @abstractmethod
+    def future(self) -> Future[Result]:
+        """The call as a future of Python's."""
 
-    def wait(self) -> Tensor | None:
+    @abstractmethod
+    def wait(self) -> Result:
         """Wait for the call and return its result, or raise its error.
 
         On a GPU the caller's current stream waits for the data, and this function returns at once.
         """
-        result = self.future.result()
-        if self._join is not None:
-            self._join(result)
-        return result
 
     def is_completed(self) -> bool:
         """Whether ``wait`` would return at once."""
         return self.future.done()
 
 
+@dataclass(frozen=True)
+class _InBackground(Pending):
+    """A call that a thread runs."""
+
+    running: Future[Result]
+    join: Callable[[Result], None] | None = None
+
+    @property
+    def future(self) -> Future[Result]:
+        return self.running
+
+    def wait(self) -> Result:
+        result = self.running.result()
+        if self.join is not None:
+            self.join(result)
+        return result
+
+
+class Posted(Pending):
+    """A call whose messages the backend moves by itself, and which needs nobody until then.
+
+    Nothing is handed to another thread, unless somebody asks for the future or drops the handle.
+
+    Args:
+        finish: waits for the messages, and returns the result.
+    """
+
+    __slots__ = ("_error", "_finish", "_future", "_lock", "_result")
+
+    def __init__(self, finish: Callable[[], Result]) -> None:
+        self._finish: Callable[[], Result] | None = finish
+        self._result: Result = None
+        self._error: BaseException | None = None
+        self._future: Future[Result] | None = None
+        self._lock = Lock()
+        _POSTED[id(self)] = self
+        if len(_POSTED) > MOST_POSTED:
+            _THREAD.submit(_POSTED.pop(next(iter(_POSTED))).wait)
+
+    @property
+    def future(self) -> Future[Result]:
+        if self._future is None:
+            self._future = _THREAD.submit(self.wait)
+        return self._future
+
+    def wait(self) -> Result:
+        with self._lock:
+            if self._finish is not None:
+                try:
+                    self._result = self._finish()
+                except BaseException as error:
+                    self._error = error
+                # What the call holds is let go, and it is nobody's to wait for.
+                self._finish = None
+                _POSTED.pop(id(self), None)
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+MOST_POSTED = 64
+"""Calls that are posted and not waited for; older ones are waited for by the thread, so that a
+handle that was dropped does not keep its tensors for ever."""
+
+_POSTED: dict[int, Posted] = {}
+
+
 def submit(job: Job, device: torch.device, tensors: Sequence[Tensor | None]) -> Pending:
     """Run ``job``, which uses ``tensors``, after all earlier jobs."""
     if device.type != "cuda":
-        return Pending(_THREAD.submit(job))
+        return _InBackground(_THREAD.submit(job))
     if device not in _SIDES:
         _SIDES[device] = SideStream(device)
     return _SIDES[device].submit(job, [tensor for tensor in tensors if tensor is not None])
@@ -66,13 +139,13 @@ class Thread:
     """The one thread that runs all asynchronous calls of this process, in order."""
 
     def __init__(self) -> None:
-        self.last: Future[Tensor | None] | None = None
+        self.last: Future[Result] | None = None
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rvdcomm")
 
-    def submit(self, job: Job) -> Future[Tensor | None]:
+    def submit(self, job: Job) -> Future[Result]:
         self.last = self._pool.submit(job)
         return self.last
 
@@ -101,23 +174,25 @@ class SideStream:
         for tensor in tensors:
             tensor.record_stream(self._stream)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return Pending(_THREAD.submit(partial(self._run, job, done)), partial(self._join, done))
+        running = _THREAD.submit(partial(self._run, job, done))
+        return _InBackground(running, partial(self._join, done))
 
     def drain(self) -> None:
         """Let the caller's stream wait for all calls: they share staging memory."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
-    def _run(self, job: Job, done: torch.cuda.Event) -> Tensor | None:
+    def _run(self, job: Job, done: torch.cuda.Event) -> Result:
         with torch.cuda.stream(self._stream):
             result = job()
             done.record(self._stream)
         return result
 
-    def _join(self, done: torch.cuda.Event, result: Tensor | None) -> None:
+    def _join(self, done: torch.cuda.Event, result: Result) -> None:
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(done)
-        if result is not None and result.is_cuda:
-            result.record_stream(stream)
+        for tensor in result.values() if isinstance(result, dict) else (result,):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(stream)
 
 
 _THREAD = Thread()
@@ -129,6 +204,15 @@ def _after_fork() -> None:
     global _THREAD
     _THREAD = Thread()
     _SIDES.clear()
+    _POSTED.clear()
+
+
+def _finish_posted() -> None:
+    """At the end of a process: other ranks need what it has posted."""
+    for call in list(_POSTED.values()):
+        with suppress(Exception):
+            call.wait()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_finish_posted)

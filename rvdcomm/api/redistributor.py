@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rvdcomm.api.gradient import with_grad
 from rvdcomm.api.inspect import grad_flows, request_of
-from rvdcomm.api.pending import drain, submit
+from rvdcomm.api.pending import Posted, drain, submit
 from rvdcomm.api.tensors import fault_of_mode, misuse_of, resolved, written
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
@@ -181,6 +181,8 @@ class Redistributor:
             return self._start_with_grad(tensor, async_op)
         if async_op:
             device = self._device_of(tensor if tensor is not None else out)
+            if self._is_posted and device.type == "cpu":
+                return Posted(self._post(tensor, out, device))
             return submit(partial(self._run, tensor, out), device, (tensor, out))
         drain()
         return self._run(tensor, out)
@@ -211,6 +213,40 @@ class Redistributor:
             return self._moved(program, tensor, out, device)
         with torch.no_grad():
             return self._moved(program, tensor, out, device)
+
+    @cached_property
+    def _is_posted(self) -> bool:
+        """Whether a call in the background is messages alone, from tensor to tensor.
+
+        All ranks find the same: other ranks get the shards as they are, and no memory is shared.
+        Nothing has to be done between the messages, so nobody has to be there.
+        """
+        plan = self.plan
+        is_sent = [step.kind for step in plan.path.steps] == ["transfer"]
+        return is_sent and plan.src.rvd == plan.dst.rvd and not plan.islands
+
+    def _post(
+        self, tensor: Tensor | None, out: Tensor | None, device: torch.device
+    ) -> Callable[[], Tensor | None]:
+        """Begin to send or receive; what is returned waits for it."""
+        given = None if tensor is None else resolved(tensor.detach()).contiguous()
+        is_direct = out is not None and out.is_contiguous()
+        shards = [] if given is None else [given]
+        if self._dst_shape is not None:
+            shards.append(out.detach() if out is not None and is_direct else self._empty(device))
+        finish = self._program.post(shards)
+
+        def wait() -> Tensor | None:
+            finish()
+            self.peak_bytes = self._program.peak_bytes
+            if self._dst_shape is None or out is None:
+                return None if self._dst_shape is None else shards[-1]
+            if is_direct:
+                return written(out)
+            with torch.no_grad():
+                return out.copy_(shards[-1])
+
+        return wait
 
     def _moved(
         self, program: RankProgram, tensor: Tensor | None, out: Tensor | None, device: torch.device

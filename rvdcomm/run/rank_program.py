@@ -8,7 +8,7 @@ tensor operation a box.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from itertools import compress
 from typing import Any
@@ -28,7 +28,7 @@ from rvdcomm.run.pool import pool_here
 from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
 from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of, whole
 from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
-from rvdcomm.run.world import World
+from rvdcomm.run.world import POSTED, World
 
 Shards = Sequence[Tensor]
 _CallStep = Callable[[CallMemory], None]
@@ -120,6 +120,43 @@ class RankProgram:
             lost = self._staging.island.comm_error(error, "a peer step")
             self._world.fail(lost)
             raise lost from None
+        except BaseException as error:
+            self._world.fail(error)
+            raise
+
+    def post(self, shards: Shards) -> Callable[[], None]:
+        """Begin a program of messages alone; what is returned waits for them.
+
+        Calls that are posted are counted apart from those that are run, because they are begun in
+        the order in which the caller makes them, however late those in the background are.
+
+        Args:
+            shards: contiguous tensors of ``program.shard_names(rank)``.
+
+        Raises:
+            CommError: the group failed before; of the function, a peer is dead or late.
+        """
+        starts, finishes = self._messages
+        call = CallMemory(dict(zip(self.names, shards, strict=True)), self._staging.block)
+        call.tag = self._world.begin((POSTED, *self._members), self._identity)
+        self.peak_bytes = self._held_bytes
+        self._each(starts, call)
+        self.sent_bytes = call.sent_bytes
+        return partial(self._each, finishes, call)
+
+    @cached_property
+    def _messages(self) -> tuple[list[_CallStep], list[_CallStep]]:
+        """What starts the messages of a program that has nothing else, and what waits for them."""
+        assert not self.program.arena(self.rank).num_bytes, "it needs no memory of its own"
+        transfers = [part for part in self._parts if isinstance(part, Start | Finish)]
+        assert len(transfers) == len(self._parts), "it does nothing but send and receive"
+        starts = [self._transfer(part) for part in transfers if isinstance(part, Start)]
+        return starts, [self._transfer(part) for part in transfers if isinstance(part, Finish)]
+
+    def _each(self, steps: Sequence[_CallStep], call: CallMemory) -> None:
+        try:
+            for step in steps:
+                step(call)
         except BaseException as error:
             self._world.fail(error)
             raise

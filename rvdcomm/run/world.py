@@ -228,6 +228,9 @@ class World:
             ) from None
 
 
+POSTED = -1
+"""Before the ranks of calls that are posted, which are counted apart from others."""
+
 MAX_TAG = (1 << 31) - 1
 """Of a message: gloo's are integers of 31 bits."""
 

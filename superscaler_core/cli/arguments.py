@@ -19,7 +19,8 @@ from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import STATES
 from superscaler_core.models import MODELS
-from superscaler_core.plan import Plan
+from superscaler_core.plan import Overlap, Plan
+from superscaler_core.plan.overlap import BUCKET_BYTES
 from superscaler_core.plans import PLANS
 from superscaler_core.units import parse_bytes
 
@@ -72,7 +73,8 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="a size of the model or a knob of the plan; 'model.NAME' and 'plan.NAME' if both "
-        "have it; may be given several times",
+        "have it; may be given several times; every plan takes block, features, experts and "
+        "embedding, parts of the model that structure does not say",
     )
     parser.add_argument("--preset", help="sizes that the model has by name (default tiny)")
     parser.add_argument("--dtype", choices=DTYPES, help="of the model (default: as it is built)")
@@ -81,6 +83,20 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--optimizer", choices=sorted(STATES), default="adam", help="(default adam)"
+    )
+    parser.add_argument(
+        "--overlap",
+        metavar="DEPTH",
+        type=count,
+        help="let communication run while devices compute: fetch weights DEPTH gathers ahead, and "
+        "reduce gradients during the backward (default: as the plan says, which is without)",
+    )
+    parser.add_argument(
+        "--bucket",
+        metavar="BYTES",
+        type=_bytes,
+        default=BUCKET_BYTES,
+        help="the most that one call of these reduces or fetches (default 16MiB)",
     )
 
 
@@ -170,6 +186,8 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     plan = Plan(graph, range(args.devices))
     with phase(f"apply {plan_from.name}"):
         _called(plan_from, plan, **knobs)
+    if args.overlap is not None:
+        plan.overlap = Overlap(args.overlap, reductions=True, bucket_bytes=args.bucket)
     return AskedProgram(plan, model, make, model_from.recycled)
 
 

@@ -11,8 +11,8 @@ from superscaler_core.cli.arguments import NAMES, add_program, program_of
 from superscaler_core.cli.command import NOT_VALID, OK, Command, UsageError
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
+from superscaler_core.cost.wire import METHODS
 from superscaler_core.simulator import PROFILES, DeviceProfile, simulate
-from superscaler_core.simulator.wire import METHODS
 
 
 def _simulate(args: argparse.Namespace) -> int:

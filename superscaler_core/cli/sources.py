@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from superscaler_core.cli import options
 from superscaler_core.cli.command import UsageError
 from superscaler_core.models import MODELS, config_of
 from superscaler_core.plan import Decisions, Plan
@@ -32,6 +33,8 @@ class Source:
     Attributes:
         name: as it was asked for.
         defaults: what it takes by ``--set``, with the values that are set already.
+        readers: of what it takes, how texts of values become values, where not by the default.
+        also: what it takes besides, unless the other one takes it; with a default of None.
         call: makes the model of a microbatch's size and settings, or fills a plan by settings.
         recycled: of a model, as of ``models.Model``.
     """
@@ -40,6 +43,8 @@ class Source:
     defaults: Mapping[str, Any]
     call: Callable[..., Any]
     recycled: Mapping[str, int] = field(default_factory=dict)
+    readers: Mapping[str, options.TextReader] = field(default_factory=dict)
+    also: Collection[str] = ()
 
 
 def model_source(name: str, preset: str | None) -> Source:
@@ -78,6 +83,7 @@ def plan_source(name: str) -> Source:
         if not Path(name).is_file():
             raise UsageError(f"{name}: there is no such file of decisions.")
         return Source(name, {}, lambda plan: plan.decide(Decisions.load(name)))
+    is_shipped = name in PLANS
     if ":" not in name:
         _check_known("plan", name, PLANS)
     function = _function(name) if ":" in name else PLANS[name]
@@ -85,10 +91,18 @@ def plan_source(name: str) -> Source:
     if first is None:
         raise UsageError(f"{name} takes no plan: an sProgram is a function of one.")
 
-    def fill(plan: Plan, **knobs: Any) -> None:
+    def fill(plan: Plan, **given: Any) -> None:
+        knobs = options.with_parts(plan, given)
+        knobs, besides = options.levels(name, knobs) if is_shipped else (knobs, [])
         function(plan, **knobs)
+        for level in besides:
+            plan.keep(level)
 
-    return Source(name, _settings(function, skip=first), fill)
+    takes = _settings(function, skip=first)
+    readers = {**options.PARTS, **(options.READERS if is_shipped else {})}
+    also = [*options.PARTS, *options.savings(takes)] if is_shipped else [*options.PARTS]
+    also = [word for word in also if word not in takes]
+    return Source(name, takes, fill, readers=readers, also=also)
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -114,45 +128,28 @@ def settings_of(
             raise UsageError(f"--set {text}: expected NAME=VALUE, such as layers=4.")
         owner, _, name = key.rpartition(".")
         whose = [owner] if owner else [w for w in sources if name in sources[w].defaults]
+        whose = whose or [w for w in sources if name in sources[w].also]
         if len(whose) > 1:
             raise UsageError(
                 f"--set {text}: the model {model.name} and the plan {plan.name} both take {name}; "
                 f"say model.{name}= or plan.{name}=."
             )
-        if not whose or whose[0] not in sources or name not in sources[whose[0]].defaults:
+        source = sources.get(whose[0]) if whose else None
+        if source is None or name not in {*source.defaults, *source.also}:
             raise UsageError(f"--set {text}: {_known_text(sources, key)}")
-        found[whose[0]][name] = _value(text, value, sources[whose[0]].defaults[name])
+        reader = source.readers.get(name) or options.reader_of(source.defaults.get(name, False))
+        found[whose[0]][name] = options.read(text, value, reader)
     return found["model"], found["plan"]
 
 
 def _known_text(sources: Mapping[str, Source], key: str) -> str:
-    known = [name for source in sources.values() for name in source.defaults]
+    known = [name for source in sources.values() for name in (*source.defaults, *source.also)]
     near = get_close_matches(key.rpartition(".")[2], known, 1)
     texts = (
         f"the {what} {source.name} takes {', '.join(source.defaults) or 'nothing'}"
         for what, source in sources.items()
     )
     return "; ".join(texts) + "." + (f" Is it {near[0]}?" if near else "")
-
-
-_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _value(text: str, value: str, default: Any) -> Any:
-    """A value of the type of the default."""
-    try:
-        if isinstance(default, bool):
-            return _WORDS[value.lower()]
-        if isinstance(default, int | float):
-            return type(default)(value)
-        if isinstance(default, tuple):
-            return tuple(int(word) for word in value.split(","))
-        return value
-    except (KeyError, ValueError):
-        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
-        kind = kinds.get(type(default), "whole numbers with commas between")
-        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-        raise UsageError(f"--set {text}: expected {kind}, such as {shown}.") from None
 
 
 def _settings(function: Callable[..., Any], skip: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from superscaler_core.memory import check_memory, memory_of
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.report import moves_of
-from superscaler_core.schedules import Action
+from superscaler_core.schedules import Action, ScheduleError
 from superscaler_core.units import bytes_text
 
 
@@ -20,7 +20,7 @@ def _validate(args: argparse.Namespace) -> int:
     try:
         for name, finding in _findings(program_of(args).plan, args):
             print(f"ok      {name + ':':<14} {finding}", flush=True)
-    except PlanError as error:
+    except (PlanError, ScheduleError) as error:
         print(f"failed  {error}")
         return NOT_VALID
     return OK

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from superscaler_core.codegen.names import Names
-from superscaler_core.codegen.stage_writer import StageWriter
+from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter, weights_call
 from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT
+from superscaler_core.codegen.text_form import text_form
 from superscaler_core.front_end.register import registered_modules
 from superscaler_core.plan import Device
 from superscaler_core.program.events import schedule_of
 from superscaler_core.program.instruction import Carry, Event
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.schedules import Action
+from superscaler_core.program.step_program import Block
+from superscaler_core.schedules import Action, ActionKind
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
 
@@ -32,29 +35,46 @@ from superscaler_core.run.tables import Leg, RankEdge, Stored, Tables, Weight
 
 def rank_files(made: Materialized) -> dict[Device, str]:
     """The text of every device's file."""
-    return {device: _rank_file(made, device) for device in made.plan.devices}
+    known: dict[Hashable, _Functions] = {}
+    return {device: _rank_file(made, device, known) for device in made.plan.devices}
 
 
-def _rank_file(made: Materialized, device: Device) -> str:
-    names = Names()
-    writers = [
-        StageWriter(made, stage, device, names)
-        for stage, program in enumerate(made.stages)
-        if device in program.steps
-    ]
-    recomputed = [name for writer in writers for name in writer.recomputed]
-    swapped = [name for writer in writers for name in writer.swapped]
+class _Functions(NamedTuple):
+    """The functions of a file, and the names of segments that are recomputed and swapped."""
+
+    texts: list[str]
+    recomputed: list[str]
+    swapped: list[str]
+
+
+def _rank_file(made: Materialized, device: Device, known: dict[Hashable, _Functions]) -> str:
+    stages = [stage for stage, program in enumerate(made.stages) if device in program.steps]
+    form = tuple(text_form(made, stage, device) for stage in stages)
+    if form not in known:
+        known[form] = _functions(made, device, stages)
+    functions = known[form]
     texts = [
         _head(made, device),
-        *(text for writer in writers for text in writer.functions()),
-        _step(made.events_on[device]),
-        tables_text(made, device, recomputed, swapped),
+        *functions.texts,
+        _step(made, device),
+        tables_text(made, device, functions.recomputed, functions.swapped),
     ]
     return "\n\n\n".join(text.rstrip("\n") for text in texts) + "\n"
 
 
+def _functions(made: Materialized, device: Device, stages: Sequence[int]) -> _Functions:
+    names = Names()
+    writers = [StageWriter(made, stage, device, names) for stage in stages]
+    return _Functions(
+        [text for writer in writers for text in writer.functions()],
+        [name for writer in writers for name in writer.recomputed],
+        [name for writer in writers for name in writer.swapped],
+    )
+
+
 def _head(made: Materialized, device: Device) -> str:
-    modules = sorted({m for op in made.plan.graph.ops for m in registered_modules(op)})
+    codes = {op.code: op for op in made.plan.graph.ops}
+    modules = sorted({m for op in codes.values() for m in registered_modules(op)})
     notes = "".join(f"\n\nNot what the model says: {note}." for note in made.plan.notes)
     return _HEAD.format(
         name=made.plan.graph.name,
@@ -66,25 +86,34 @@ def _head(made: Materialized, device: Device) -> str:
     )
 
 
-_CALLS = {
-    "F": "stage{stage}_forward(run, {mb})",
-    "B": "stage{stage}_backward(run, {mb})",
-    "f": "run.without_grad(stage{stage}_forward, {mb}, turn={turn})",
-}
-
-
-def _step(events: Sequence[Event]) -> str:
+def _step(made: Materialized, device: Device) -> str:
     """The function ``step``: the schedule, call by call."""
-    lines = ["def step(run):", f"{INDENT}run.begin()"]
-    lines += [INDENT + _event(event) for event in events]
-    lines.append(f"{INDENT}run.end()")
-    return "\n".join(lines)
+    program = made.step_program
+    lines = [
+        "run.begin()",
+        *_around(made, program.begin, device),
+        *map(_event, made.events_on[device]),
+        *_around(made, program.end, device),
+        "run.end()",
+    ]
+    return "\n".join(["def step(run):", *(INDENT + line for line in lines)])
+
+
+def _around(made: Materialized, block: Block, device: Device) -> list[str]:
+    """What a device calls before or after all stages."""
+    return [
+        weights_call(made, instruction, device)
+        for instruction in block
+        if device in instruction.devices
+    ]
 
 
 def _event(event: Event) -> str:
     if isinstance(event, Action):
-        mb = event.microbatch
-        return _CALLS[event.kind].format(stage=event.stage, mb=mb, turn=event.turn)
+        mb, name = event.microbatch, f"stage{event.stage}_{STAGE_FUNCTIONS[event.kind]}"
+        if event.kind is ActionKind.TURN:
+            return f"run.without_grad({name}, {mb}, turn={event.turn})"
+        return f"{name}(run, {mb})"
     assert isinstance(event, Carry)
     which = "carry_back" if event.is_back else "carry"
     return f'run.{which}("{event.edge.name}", {event.microbatch})'

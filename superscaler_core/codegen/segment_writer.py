@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from superscaler_core.codegen.free import freed
-from superscaler_core.codegen.text import function, tuple_of, wrapped
+from superscaler_core.codegen.statement import (
+    Expression,
+    Statement,
+    freed,
+    reads_of,
+    tuple_expression,
+)
+from superscaler_core.codegen.text import function, wrapped
 from superscaler_core.codegen.values import Value, Values, combined
 from superscaler_core.graph.part import Part
 from superscaler_core.program.materialized import Materialized
@@ -26,7 +32,7 @@ class SegmentWriter:
     def function(self, segment: Segment, args: Sequence[Value], results: Sequence[Value]) -> str:
         """The function of a segment that is given ``args`` and returns ``results``."""
         names = ["rng", *(value.name for value in args)]
-        lines = []
+        lines: list[Statement] = []
         module = None
         sums, joined = segment.products, set(segment.products.values())
         for part in segment.parts:
@@ -34,23 +40,27 @@ class SegmentWriter:
                 continue
             if part.op.module != module:
                 module = part.op.module
-                lines.append(f"# {module or self._made.plan.graph.name}")
+                lines.append(Statement(f"# {module or self._made.plan.graph.name}", is_last=True))
             lines.append(self._statement(part, sums.get(part)))
-        lines.append(f"return {tuple_of(value.name for value in results)}")
+        value = tuple_expression(Expression.of(result.name) for result in results)
+        lines.append(Statement(f"return {value}", reads=value.reads, is_last=True))
         return function(wrapped(f"def {segment.name}(", names, "):"), freed(lines))
 
-    def _statement(self, part: Part, product: Part | None = None) -> str:
+    def _statement(self, part: Part, product: Part | None = None) -> Statement:
         """What a part computes; with the product to which it adds a bias, if they are one call."""
-        outs = ", ".join(self._values.of_part(part, i).name for i in range(len(part.outputs)))
-        if product is None:
-            return f"{outs} = {self._call_text(part)}"
-        bias = self._expression(part, 1)
-        return f"{outs} = {self._call_text(product).removesuffix(')')}, bias={bias})"
+        outs = tuple(self._values.of_part(part, i).name for i in range(len(part.outputs)))
+        call = self._call(part)
+        if product is not None:
+            made, bias = self._call(product), self._expression(part, 1)
+            text = f"{made.text.removesuffix(')')}, bias={bias})"
+            call = Expression(text, (*made.reads, *bias.reads))
+        return Statement(f"{', '.join(outs)} = {call}", outs, call.reads)
 
-    def _call_text(self, part: Part) -> str:
+    def _call(self, part: Part) -> Expression:
         operands = [self._expression(part, position) for position in range(len(part.inputs))]
-        return part.call(operands, seed=f"rng + {part.op.index}")
+        text = part.call([operand.text for operand in operands], seed=f"rng + {part.op.index}")
+        return Expression(text, reads_of(operands))
 
-    def _expression(self, part: Part, position: int) -> str:
+    def _expression(self, part: Part, position: int) -> Expression:
         """What an operand of a part is made of, as an expression."""
         return combined(part.inputs[position].box, self._values.source(part, position))

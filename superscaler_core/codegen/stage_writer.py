@@ -2,25 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from superscaler_core.codegen.flow import Flow
-from superscaler_core.codegen.free import freed
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.segment_writer import SegmentWriter
-from superscaler_core.codegen.text import INDENT, assigned, function, index_text, tuple_of, wrapped
+from superscaler_core.codegen.statement import (
+    NONE,
+    Expression,
+    Statement,
+    freed,
+    tuple_expression,
+)
+from superscaler_core.codegen.text import INDENT, assigned, function, index_text, wrapped
 from superscaler_core.codegen.totals import Totals
 from superscaler_core.codegen.values import Values, combined
 from superscaler_core.plan import Device
-from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import StepInstruction, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
+from superscaler_core.schedules import ActionKind
 
-_CALLS = {Verb.GATHER: "gather", Verb.RELEASE: "drop", Verb.REDUCE: "reduce"}
-"""What generated code calls at a window."""
+_CALLS = {
+    Verb.FETCH: "fetch",
+    Verb.GATHER: "gather",
+    Verb.RELEASE: "drop",
+    Verb.REDUCE: "reduce",
+    Verb.LOSS: "total_loss",
+}
+"""What generated code calls with the weights of a window or a bucket, or with none."""
+
+_BACK = {Verb.BACKWARD: "backward", Verb.BACKWARD_INPUTS: "backward_inputs"}
+"""What generated code calls for the gradients of what a segment was given."""
+
+_HALVES = {ActionKind.RECOMPUTE: "recompute", ActionKind.WEIGHTS: "backward_weights"}
+"""Runs in which nothing comes from other stages or goes there, and their functions."""
+
+_BACKWARDS = {ActionKind.BACKWARD: "backward", ActionKind.INPUTS: "backward_inputs"}
+"""Runs in which gradients do, and their functions."""
+
+STAGE_FUNCTIONS = {
+    ActionKind.TURN: "forward", ActionKind.FORWARD: "forward", **_HALVES, **_BACKWARDS
+}  # fmt: skip
+"""How the function of a stage ends that does a run: ``stage0_backward_weights``."""
+
+
+def weights_call(made: Materialized, instruction: StepInstruction, device: Device) -> str:
+    """The call that brings weights or takes their gradients, or begins to, or waits for it."""
+    if instruction.kind is Verb.LOSS:
+        return f"run.{_CALLS[instruction.kind]}()"
+    names = [
+        use.name
+        for use in made.uses_in(instruction.what)
+        if device in use.storage.shards or device in use.side.shards
+    ]
+    phase = f"{instruction.phase}_" if instruction.phase else ""
+    return f"run.{phase}{_CALLS[instruction.kind]}([{', '.join(map(repr, names))}])"
 
 
 class StageWriter:
@@ -34,7 +74,6 @@ class StageWriter:
 
     def __init__(self, made: Materialized, stage: int, device: Device, names: Names) -> None:
         self._made, self._stage, self._device = made, stage, device
-        self._program = made.stages[stage]
         self._names = names
         self._grads = Totals(names)
         self._sums = Totals(names)
@@ -44,13 +83,22 @@ class StageWriter:
     # --- what the file gets ---------------------------------------------------------------------
 
     def functions(self) -> list[str]:
-        """Segments, then the stage's forward and backward."""
+        """Segments, then what the schedule has of the stage: its forward, its backward."""
         writer = SegmentWriter(self._made, self._values)
         texts = []
         for segment in self._flow.segments:
             with_grad, others = self._flow.args[segment]
             texts.append(writer.function(segment, with_grad + others, self._flow.exports[segment]))
-        return [*texts, self._forward(), self._backward()]
+        texts.append(self._forward())
+        for run in self._made.stages[self._stage].order:
+            if run in _BACKWARDS:
+                texts.append(self._backward(run))
+            elif run in _HALVES:
+                texts.append(self._function(run, self._body(run)))
+        return texts
+
+    def _function(self, run: ActionKind, lines: list[Statement]) -> str:
+        return function(f"def stage{self._stage}_{STAGE_FUNCTIONS[run]}(run, mb):", freed(lines))
 
     @property
     def recomputed(self) -> list[str]:
@@ -64,23 +112,25 @@ class StageWriter:
 
     # --- edges ----------------------------------------------------------------------------------
 
-    def _packed(self, edge: Edge) -> str:
-        """This device's shard of an edge, as an expression."""
+    def _packed(self, edge: Edge) -> Expression:
+        """This device's shard of an edge."""
         if self._device not in edge.src.shards:
-            return "None"
+            return NONE
         box = edge.src.shards[self._device].box
         return self._sums.of(edge) or combined(box, self._values.edge_source(edge))
 
-    def _unpack_grad(self, edge: Edge, grad: str) -> list[str]:
+    def _unpack_grad(self, edge: Edge, grad: str) -> list[Statement]:
         """Give the gradient of a shard to what the shard was made of."""
         box = edge.src.shards[self._device].box
         return [
             line
             for value in self._values.edge_source(edge)
-            for line in self._add_grad(value.name, grad + index_text(value.box, box))
+            for line in self._add_grad(
+                value.name, Expression(grad + index_text(value.box, box), (grad,))
+            )
         ]
 
-    def _add_grad(self, name: str, grad: str) -> list[str]:
+    def _add_grad(self, name: str, grad: Expression) -> list[Statement]:
         """Count a gradient of a value that several may read."""
         return self._grads.add(name, f"g_{name}_sum", grad)
 
@@ -90,33 +140,46 @@ class StageWriter:
         lines = []
         for edge in self._made.crossing_to(self._stage):
             if self._device in edge.dst.shards:
-                call = "receive" if edge.recycles is None else "recycled"
-                lines.append(f'{self._values.of_edge(edge).name} = run.{call}("{edge.name}", mb)')
-        lines += self._body("F")
+                which = "receive" if edge.recycles is None else "recycled"
+                call = Expression(f'run.{which}("{edge.name}", mb)')
+                lines.append(Statement.assign(self._values.of_edge(edge).name, call))
+        lines += self._body(ActionKind.FORWARD)
         for edge in self._made.crossing_from(self._stage):
             if self._device in edge.src.shards:
-                call = "send" if edge.recycles is None else "recycle"
-                lines.append(f'run.{call}("{edge.name}", mb, {self._packed(edge)})')
-        return function(f"def stage{self._stage}_forward(run, mb):", freed(lines))
+                which, shard = "send" if edge.recycles is None else "recycle", self._packed(edge)
+                lines.append(Statement.call(f'run.{which}("{edge.name}", mb, {shard})', shard))
+        return self._function(ActionKind.FORWARD, lines)
 
-    def _body(self, run: str) -> list[str]:
+    def _body(self, run: ActionKind) -> list[Statement]:
         return [
             line
-            for instruction in self._program.on(self._device, run)
-            for line in self._statements(instruction, run)
+            for instruction in self._made.step_program.on(self._device, self._stage, run)
+            for line in self._if_for(instruction, self._statements(instruction, run))
         ]
 
-    def _statements(self, instruction: StepInstruction, run: str) -> list[str]:
-        """What an instruction becomes in the forward ("F") or the backward ("B")."""
+    def _if_for(self, instruction: StepInstruction, lines: list[Statement]) -> Iterator[Statement]:
+        """Statements of an instruction that may be for one microbatch alone."""
+        if instruction.microbatch is None:
+            yield from lines
+            return
+        yield Statement(f"if mb == {instruction.microbatch}:")
+        yield from (replace(line, text=INDENT + line.text) for line in lines)
+
+    def _statements(self, instruction: StepInstruction, run: ActionKind) -> list[Statement]:
+        """What an instruction becomes in a run of the stage."""
         kind, what = instruction.kind, instruction.what
         match kind:
             case Verb.FORWARD | Verb.COMPUTE:
-                again = what.span if run == "B" else 0
+                again = what.span if run is not ActionKind.FORWARD else 0
                 return [*self._call(what, kind, again), *self._add_up(what, again)]
             case Verb.HOLD:
                 return [self._with_args("run.hold", what)]
-            case Verb.BACKWARD:
-                return self._call_back(what)
+            case Verb.BACKWARD | Verb.BACKWARD_INPUTS:
+                return self._call_back(what, kind)
+            case Verb.RERUN:
+                return [Statement(f"run.rerun({what.name}, mb)")]
+            case Verb.BACKWARD_WEIGHTS:
+                return [Statement(f"run.backward_weights({what.name}, mb)")]
             case Verb.KEEP:
                 return self._keep(what)
             case Verb.RESUME:
@@ -125,61 +188,57 @@ class StageWriter:
                 return self._move(what)
             case Verb.MOVE_BACK:
                 return self._move_back(what)
-            case Verb.GATHER | Verb.RELEASE | Verb.REDUCE:
-                return self._window(what, kind)
+            case _:
+                return [Statement(weights_call(self._made, instruction, self._device))]
 
-    def _keep(self, span: int) -> list[str]:
-        values = tuple_of(v.name for v in self._flow.entering(span))
-        return [f'run.keep("stage{self._stage}_span{span}", mb, {values})']
+    def _keep(self, span: int) -> list[Statement]:
+        values = tuple_expression(Expression.of(v.name) for v in self._flow.entering(span))
+        call = f'run.keep("stage{self._stage}_span{span}", mb, {values})'
+        return [Statement.call(call, values)]
 
-    def _resume(self, span: int) -> list[str]:
+    def _resume(self, span: int) -> list[Statement]:
         """Begin to run a span again, which now keeps what its backward needs."""
-        values = self._flow.entering(span)
+        names = tuple(v.name for v in self._flow.entering(span))
         self._sums = Totals(self._names)
         kept = f'run.kept("stage{self._stage}_span{span}", mb)'
-        return [f"{assigned(v.name for v in values)}{kept}"]
+        return [Statement(assigned(names) + kept, names)]
 
-    def _call(self, segment: Segment, kind: Verb, again: int) -> list[str]:
-        outs = assigned(value.name for value in self._flow.exports[segment])
+    def _call(self, segment: Segment, kind: Verb, again: int) -> list[Statement]:
+        outs = tuple(value.name for value in self._flow.exports[segment])
         which = "forward" if kind is Verb.FORWARD else "compute"
-        lines = [self._with_args(f"{outs}run.{which}", segment)]
-        if not again:
-            lines += [f"run.add_loss({name})" for name in self._flow.loss_names(segment)]
+        lines = [self._with_args(f"run.{which}", segment, outs)]
+        for name in () if again else self._flow.loss_names(segment):
+            lines.append(Statement(f"run.add_loss({name})", reads=(name,)))
         return lines
 
-    def _with_args(self, head: str, segment: Segment) -> str:
+    def _with_args(self, call: str, segment: Segment, outs: tuple[str, ...] = ()) -> Statement:
         """A call with a segment and all that it is given."""
         with_grad, others = self._flow.args[segment]
-        given, texts = tuple_of(v.name for v in with_grad), [v.text for v in others]
-        end = ",))" if len(texts) == 1 else "))"
-        return wrapped(f"{head}({segment.name}, mb, {given}, (", texts, end, INDENT)
+        given = tuple_expression(Expression.of(v.name) for v in with_grad)
+        texts = [v.text for v in others]
+        reads = (*given.reads, *(v.name for v in others if v.text == v.name))
+        head, end = f"{assigned(outs)}{call}", ",))" if len(texts) == 1 else "))"
+        text = wrapped(f"{head}({segment.name}, mb, {given}, (", texts, end, INDENT)
+        return Statement(text, outs, reads)
 
-    def _add_up(self, segment: Segment, again: int) -> list[str]:
+    def _add_up(self, segment: Segment, again: int) -> list[Statement]:
         """Add what a segment made to the sums that edges take."""
         return [
             line
             for value in self._flow.exports[segment]
             for edge in self._flow.summands.get(value.name, ())
             if not again or self._flow.is_summed_in(edge, again)
-            for line in self._sums.add(edge, f"{edge.tensor.name}_sum", value.name)
+            for line in self._sums.add(edge, f"{edge.tensor.name}_sum", Expression.of(value.name))
         ]
 
-    def _move(self, edge: Edge) -> list[str]:
-        shard = self._packed(edge)
-        call = f'run.move("{edge.name}", {shard}){self._comment(edge.forward)}'
+    def _move(self, edge: Edge) -> list[Statement]:
+        shard, comment = self._packed(edge), self._comment(edge.forward)
+        call = Expression(f'run.move("{edge.name}", {shard})', shard.reads)
         if self._device not in edge.dst.shards:
-            return [call]
+            return [Statement.call(f"{call}{comment}", call)]
         if len(edge.forward) == 1 and edge.forward[0].is_idle:
-            call = shard
-        return [f"{self._values.of_edge(edge).name} = {call}"]
-
-    def _window(self, window: Window, kind: Verb) -> list[str]:
-        names = [
-            use.name
-            for use in self._made.uses_of.get(window, ())
-            if self._device in use.storage.shards or self._device in use.side.shards
-        ]
-        return [f"run.{_CALLS[kind]}([{', '.join(map(repr, names))}])"]
+            call, comment = shard, ""
+        return [Statement.assign(self._values.of_edge(edge).name, call, comment)]
 
     def _comment(self, legs: Sequence[Transfer]) -> str:
         """What a move does, for the reader of the file."""
@@ -191,47 +250,53 @@ class StageWriter:
 
     # --- the way back ---------------------------------------------------------------------------
 
-    def _backward(self) -> str:
+    def _backward(self, run: ActionKind) -> str:
+        self._grads = Totals(self._names)
         lines = []
         for edge in self._made.crossing_from(self._stage):
             if self._device in edge.src.shards and edge.backward:
                 grad = self._grad_name(edge, edge.tensor.name)
-                lines.append(f'{grad} = run.receive_grad("{edge.name}", mb)')
+                call = Expression(f'run.receive_grad("{edge.name}", mb)')
+                lines.append(Statement.assign(grad, call))
                 lines += self._unpack_grad(edge, grad)
-        lines += self._body("B")
+        lines += self._body(run)
         for edge in self._made.crossing_to(self._stage):
             if self._device in edge.dst.shards and edge.backward:
-                grad = self._sum(self._values.of_edge(edge).name)
-                lines.append(f'run.send_grad("{edge.name}", mb, {grad})')
-        return function(f"def stage{self._stage}_backward(run, mb):", freed(lines))
+                given = self._sum(self._values.of_edge(edge).name)
+                lines.append(Statement.call(f'run.send_grad("{edge.name}", mb, {given})', given))
+        return self._function(run, lines)
 
     def _grad_name(self, source: Segment | Edge, name: str) -> str:
         """The variable of the gradient of a value that comes from a segment or an edge."""
         return self._names.of((source, name), f"g_{name}")
 
-    def _sum(self, name: str) -> str:
+    def _sum(self, name: str) -> Expression:
         """The gradient of a value, from all who read it."""
-        return self._grads.of(name) or "None"
+        return self._grads.of(name) or NONE
 
-    def _call_back(self, segment: Segment) -> list[str]:
+    def _call_back(self, segment: Segment, kind: Verb) -> list[Statement]:
         outs = [value for value in self._flow.exports[segment] if value.has_grad]
         loss = self._flow.loss_names(segment)
-        grads = ["run.loss_grad" if v.name in loss else self._sum(v.name) for v in outs]
+        grads = tuple_expression(
+            Expression("run.loss_grad") if v.name in loss else self._sum(v.name) for v in outs
+        )
         with_grad, _ = self._flow.args[segment]
-        results = [self._grad_name(segment, value.name) for value in with_grad]
-        lines = [f"{assigned(results)}run.backward({segment.name}, mb, {tuple_of(grads)})"]
+        results = tuple(self._grad_name(segment, value.name) for value in with_grad)
+        call = f"run.{_BACK[kind]}({segment.name}, mb, {grads})"
+        lines = [Statement(assigned(results) + call, results, grads.reads)]
         for value, result in zip(with_grad, results, strict=True):
-            lines += self._add_grad(value.name, result)
+            lines += self._add_grad(value.name, Expression.of(result))
         return lines
 
-    def _move_back(self, edge: Edge) -> list[str]:
-        grad = "None"
+    def _move_back(self, edge: Edge) -> list[Statement]:
+        grad = NONE
         if self._device in edge.dst.shards:
             grad = self._sum(self._values.of_edge(edge).name)
-        call = f'run.move_back("{edge.name}", {grad}){self._comment(edge.backward)}'
+        comment = self._comment(edge.backward)
+        call = Expression(f'run.move_back("{edge.name}", {grad})', grad.reads)
         if self._device not in edge.src.shards:
-            return [call]
-        if len(edge.backward) == 1 and edge.backward[0].is_idle and grad != "None":
-            call = grad
+            return [Statement.call(f"{call}{comment}", call)]
+        if len(edge.backward) == 1 and edge.backward[0].is_idle and grad is not NONE:
+            call, comment = grad, ""
         name = self._grad_name(edge, edge.tensor.name)
-        return [f"{name} = {call}", *self._unpack_grad(edge, name)]
+        return [Statement.assign(name, call, comment), *self._unpack_grad(edge, name)]

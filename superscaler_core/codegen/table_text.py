@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import rvdcomm as rv
+from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
+
+MAX_TEXTS = 1 << 14
+"""Texts of transfers, and of parameters, that are remembered: most devices have the same."""
 
 
 def tables_text(
@@ -33,10 +37,10 @@ def tables_text(
         *_indented(_edge_lines(edge, device) for edge in made.edges.all if device in edge.devices),
         "    },",
         "    weights={",
-        *_indented(_weight_lines(made, use, device) for use in _uses_on(made, device)),
+        *_indented(_weight_lines(use, device) for use in _uses_on(made, device)),
         "    },",
         "    parameters={",
-        *_indented(_stored_lines(made, name, device) for name in plan.graph.parameters),
+        *_parameter_lines(made, device),
         "    },",
         f"    aliases={dict(plan.graph.aliases)!r},",
         f"    recomputed=frozenset({sorted(recomputed)!r}),",
@@ -82,7 +86,7 @@ def _layouts(legs: Sequence[Transfer]) -> str:
     return f"{legs[0].src.rvd} -> {legs[0].dst.rvd}"
 
 
-def _weight_lines(made: Materialized, use: Use, device: Device) -> list[str]:
+def _weight_lines(use: Use, device: Device) -> list[str]:
     windowed = "" if use.window is None else "gather" if use.window.gathers else "reduce"
     return [
         f"# {use.tensor}: gradient {_layouts(use.reduce)}",
@@ -93,24 +97,40 @@ def _weight_lines(made: Materialized, use: Use, device: Device) -> list[str]:
         f"    fetch={_legs(use.fetch, device)},",
         f"    reduce={_legs(use.reduce, device)},",
         f"    windowed={windowed!r},",
-        f"    bucket={made.weights.bucket_of[use]},",
         "),",
     ]
 
 
-def _stored_lines(made: Materialized, name: str, device: Device) -> list[str]:
-    tensor = made.plan.graph.parameters[name]
-    storage = made.weights.storage[tensor]
-    return [
-        f"{name!r}: Stored(",
+def _parameter_lines(made: Materialized, device: Device) -> Iterator[str]:
+    """Every parameter, with what this device stores of it."""
+    hosted = made.plan.on_host
+    for tensor in made.plan.graph.parameters.values():
+        storage, whole = made.weights.storage[tensor], made.whole[tensor]
+        shard = storage.shards.get(device)
+        # Saved parameters go to all devices, so that most legs are of this one too.
+        legs = whole
+        if not all(device in leg.dst for leg in whole):
+            legs = tuple(leg for leg in whole if device in leg.src or device in leg.dst)
+        is_hosted = tensor.name in hosted
+        yield _stored_text(tensor, None if shard is None else shard.box, legs, is_hosted)
+
+
+@lru_cache(maxsize=MAX_TEXTS)
+def _stored_text(
+    tensor: PTensor, box: rv.Box | None, whole: tuple[Transfer, ...], is_hosted: bool
+) -> str:
+    """The lines of one parameter."""
+    lines = [
+        f"{tensor.name!r}: Stored(",
         f"    shape={tensor.shape!r},",
         f"    dtype={tensor.dtype!r},",
-        f"    box={_box(storage, device)},",
+        f"    box={None if box is None else repr(str(box))},",
         f"    is_trained={tensor.requires_grad},",
-        f"    whole={_legs(made.whole[tensor], device)},",
-        *(["    on_host=True,"] if name in made.plan.on_host else []),
+        f"    whole={_legs_text(whole)},",
+        *(["    on_host=True,"] if is_hosted else []),
         "),",
     ]
+    return "\n".join(_indented([lines]))
 
 
 def _box(side: Side, device: Device) -> str:
@@ -120,15 +140,19 @@ def _box(side: Side, device: Device) -> str:
 
 def _legs(legs: Iterable[Transfer], device: Device) -> str:
     """Those in which the device takes part."""
+    return _legs_text(tuple(leg for leg in legs if device in leg.src or device in leg.dst))
+
+
+@lru_cache(maxsize=MAX_TEXTS)
+def _legs_text(legs: tuple[Transfer, ...]) -> str:
     texts = [
         f"Leg({str(leg.box)!r}, {_layout(leg.src)}, {_layout(leg.dst)}, {leg.dtype!r})"
         for leg in legs
-        if device in leg.src or device in leg.dst
     ]
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
-@cache
+@lru_cache(maxsize=MAX_TEXTS)
 def _layout(layout: rv.Layout) -> str:
     return repr(str(layout))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.statement import Expression, Statement
 
 
 class Totals:
@@ -16,10 +17,10 @@ class Totals:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._now: dict[Hashable, str] = {}
+        self._now: dict[Hashable, Expression] = {}
         self._own: set[str] = set()
 
-    def add(self, key: Hashable, wish: str, term: str) -> list[str]:
+    def add(self, key: Hashable, wish: str, term: Expression) -> list[Statement]:
         """The statements that add an expression to the total of ``key``.
 
         Args:
@@ -31,14 +32,14 @@ class Totals:
         if now is None:
             self._now[key] = term
             return []
-        if now in self._own:
-            return [f"{now} += {term}"]
+        if now.text in self._own:
+            return [Statement(f"{now} += {term}", (now.text,), term.reads)]
         # The first sum of two is a tensor of its own, which nobody else holds.
         total = self._names.of((key, "total"), wish)
         self._own.add(total)
-        self._now[key] = total
-        return [f"{total} = {now} + {term}"]
+        self._now[key] = Expression.of(total)
+        return [Statement(f"{total} = {now} + {term}", (total,), (*now.reads, *term.reads))]
 
-    def of(self, key: Hashable) -> str | None:
+    def of(self, key: Hashable) -> Expression | None:
         """The total, as an expression; None if nothing was added."""
         return self._now.get(key)

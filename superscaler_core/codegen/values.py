@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import rvdcomm as rv
 from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.statement import Expression
 from superscaler_core.codegen.text import index_text
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, INPUT, PARAMETER, VTensor
@@ -102,11 +103,13 @@ class Values:
         return self.writers(view)
 
 
-def combined(box: rv.Box, sources: Sequence[Value]) -> str:
+def combined(box: rv.Box, sources: Sequence[Value]) -> Expression:
     """The sum, in ``box``, of values that each hold some of it."""
+    names = tuple(value.name for value in sources)
     if len(sources) == 1:
-        return sources[0].name + index_text(box, sources[0].box)
+        return Expression(names[0] + index_text(box, sources[0].box), names)
     if all(value.box.contains(box) for value in sources):
-        return "(" + " + ".join(v.name + index_text(box, v.box) for v in sources) + ")"
+        terms = " + ".join(v.name + index_text(box, v.box) for v in sources)
+        return Expression(f"({terms})", names)
     pieces = ", ".join(f'({v.name}, "{v.box}")' for v in sources)
-    return f'ops.join("{box}", [{pieces}])'
+    return Expression(f'ops.join("{box}", [{pieces}])', names)

@@ -287,6 +287,7 @@ def _windows(operands: Sequence[Operand]) -> list[SlidingWindow]:
     return [dim for operand in operands for dim in operand if isinstance(dim, SlidingWindow)]
 
 
+@cache
 def _ids_of(operand: Operand) -> frozenset[str]:
     return frozenset(i for dim in operand for i in _loops(dim))
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.sliding import SlidingWindow
+from superscaler_core.graph.tensor import PTensor
 
 Node = tuple[str | int, str | int]
 """A dim ``(tensor name, dim)`` or a loop ``(op index, identifier)``."""
@@ -72,6 +73,19 @@ class Dims:
         """The class of dim 0 of the first input."""
         return self.of(self.graph.inputs[0].name, 0)
 
+    def of_tensor(self, tensor: PTensor) -> tuple[DimClass, ...]:
+        """The classes of a tensor's dims of more than one element, each once."""
+        nodes = ((tensor.name, dim) for dim in range(len(tensor.shape)))
+        return tuple(dict.fromkeys(self._classes[n] for n in nodes if n in self._classes))
+
+    def of_loop(self, op: Op, identifier: str) -> DimClass:
+        """The class of a loop of an op."""
+        return self._classes[op.index, identifier]
+
+    def sizes(self, of: DimClass) -> Mapping[int, Op]:
+        """The sizes of the loops of a class that can be cut, each with the first op that has it."""
+        return self._sizes.get(of, {})
+
     def ids(self, op: Op, of: DimClass) -> tuple[str, ...]:
         """Loops of an op that belong to a class and can be cut."""
         return self._loops[op.index].get(of, ())
@@ -87,6 +101,14 @@ class Dims:
                 by_class[of] = (*by_class.get(of, ()), identifier)
             found.append(by_class)
         return tuple(found)
+
+    @cached_property
+    def _sizes(self) -> Mapping[DimClass, Mapping[int, Op]]:
+        found: dict[DimClass, dict[int, Op]] = {}
+        for op, by_class in zip(self.graph.ops, self._loops, strict=True):
+            for of, ids in by_class.items():
+                found.setdefault(of, {}).setdefault(op.sizes[ids[0]], op)
+        return found
 
     @cached_property
     def _classes(self) -> dict[Node, DimClass]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.form import OpForm, TensorForm
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 UPDATE = "update"
-"""Kind of the op that applies an optimizer to one parameter."""
+"""ActionKind of the op that applies an optimizer to one parameter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +51,21 @@ class Op:
     saves: tuple[int, ...]
     flops: float
 
+    @cached_property
+    def form(self) -> OpForm:
+        """What it has in common with the same op of other layers."""
+        inputs, outputs = (
+            tuple(TensorForm(t.shape, t.dtype, t.kind, t.requires_grad) for t in side)
+            for side in (self.inputs, self.outputs)
+        )
+        return OpForm.of(
+            self.kind, self.annotation, tuple(self.sizes.items()), inputs, outputs,
+            self.code, self.saves, self.flops,
+        )  # fmt: skip
+
     def is_splittable(self, identifier: str) -> bool:
         """Whether the loop can be cut."""
-        return self.annotation.is_splittable(identifier, self.sizes)
+        return identifier not in self.form.uncut
 
     @property
     def parameters(self) -> tuple[PTensor, ...]:

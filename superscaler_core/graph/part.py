@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
-from superscaler_core.graph.annotation import Operand, tiling_loops
+from superscaler_core.graph.form import PartForm, Piece
 from superscaler_core.graph.graph import Op
-from superscaler_core.graph.tensor import PTensor, VTensor
+from superscaler_core.graph.tensor import VTensor
 
-Piece = tuple[str, int, int]
-"""Iterations ``[lo, hi)`` of one loop."""
+__all__ = ["Part", "Piece"]
 
 
 @dataclass(frozen=True)
@@ -34,56 +32,41 @@ class Part:
     replica: int = 0
 
     @cached_property
+    def form(self) -> PartForm:
+        """What it has in common with the same pieces of ops of the same form."""
+        return self.op.form.part(self.pieces)
+
+    @property
     def ranges(self) -> dict[str, tuple[int, int]]:
         """The pieces by identifier."""
-        return {i: (lo, hi) for i, lo, hi in self.pieces}
+        return self.form.ranges
 
     def range(self, identifier: str) -> tuple[int, int]:
         """Iterations of a loop, ``[lo, hi)``."""
-        return self.ranges.get(identifier, (0, self.op.sizes[identifier]))
+        return self.form.ranges.get(identifier) or (0, self.op.sizes[identifier])
 
     @cached_property
     def inputs(self) -> tuple[VTensor, ...]:
         """What it reads; the summand is of the gradient that it gives back."""
-        pairs = zip(self.op.inputs, self.op.annotation.inputs, strict=True)
-        return tuple(self._view(tensor, operand) for tensor, operand in pairs)
+        pairs = zip(self.op.inputs, self.form.inputs, strict=True)
+        return tuple(VTensor(tensor, *view) for tensor, view in pairs)
 
     @cached_property
     def outputs(self) -> tuple[VTensor, ...]:
         """What it writes."""
-        pairs = zip(self.op.outputs, self.op.annotation.outputs, strict=True)
-        return tuple(self._view(tensor, operand) for tensor, operand in pairs)
-
-    @property
-    def overhangs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """How far its windows reach over the ends of every dim of every input."""
-        op = self.op
-        return tuple(
-            op.annotation.overhang(operand, self.ranges, op.sizes, tensor.shape)
-            for tensor, operand in zip(op.inputs, op.annotation.inputs, strict=True)
-        )
+        pairs = zip(self.op.outputs, self.form.outputs, strict=True)
+        return tuple(VTensor(tensor, *view) for tensor, view in pairs)
 
     @property
     def volume(self) -> int:
         """Iterations of all loops together."""
-        return prod(hi - lo for lo, hi in map(self.range, self.op.sizes))
+        return self.form.volume
 
     def call(self, names: Sequence[str], seed: str = "0") -> str:
         """The expression that computes its outputs, given the expressions of its inputs."""
-        fields: dict[str, object] = {f"x{i}": name for i, name in enumerate(names)}
-        fields |= {f"in{i}": view.box for i, view in enumerate(self.inputs)}
-        fields |= {f"out{i}": view.box for i, view in enumerate(self.outputs)}
-        fields |= {f"pad{i}": pad for i, pad in enumerate(self.overhangs)}
-        ranges = {i: self.range(i) for i in self.op.sizes}
-        fields["start"] = {i: lo for i, (lo, _) in ranges.items()}
-        fields["size"] = {i: hi - lo for i, (lo, hi) in ranges.items()}
-        return self.op.code.format(**fields, seed=seed)
-
-    def _view(self, tensor: PTensor, operand: Operand) -> VTensor:
-        box = self.op.annotation.box(operand, self.ranges, self.op.sizes, tensor.shape)
-        # Where windows overlap, parts give back summands of one gradient.
-        tiling = tiling_loops(operand)
-        return VTensor(tensor, box, tuple(p for p in self.pieces if p[0] not in tiling))
+        given = {f"x{i}": name for i, name in enumerate(names)} | {"seed": seed}
+        pieces = self.form.call
+        return "".join(given[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
     def __hash__(self) -> int:
         return self._hash

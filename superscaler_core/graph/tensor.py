@@ -44,6 +44,10 @@ class PTensor:
         """Bytes of all elements."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
+    def __hash__(self) -> int:
+        # Names are unique in a graph, and tensors are keys of most tables.
+        return hash(self.name)
+
     def __str__(self) -> str:
         return f"{self.name}{list(self.shape)}"
 

@@ -7,7 +7,7 @@ what generated code and autograd hold. Only weights, inputs and communication st
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -20,11 +20,12 @@ from torch import Tensor
 import rvdcomm as rv
 from superscaler_core import ops
 from superscaler_core.codegen.names import Names
-from superscaler_core.codegen.stage_writer import StageWriter
+from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter
 from superscaler_core.front_end.register import registered_modules
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.fused_attention import FusedAttention
 from superscaler_core.memory.moments import Meter
+from superscaler_core.memory.stage_form import stored_name
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
@@ -36,6 +37,7 @@ from superscaler_core.program.weights import Use
 from superscaler_core.run.host import Arrival, Host
 from superscaler_core.run.segment_runner import SegmentRunner
 from superscaler_core.run.tape import SegmentFunction, Tape
+from superscaler_core.schedules import ActionKind
 
 _SEED = 0
 """Of dropout, which draws nothing here."""
@@ -68,16 +70,18 @@ class DryRun(SegmentRunner):
         self._edges = {edge.name: edge for edge in made.edges.all}
         self._uses = {use.name: use for use in made.weights.uses}
         self._weights: dict[str, Tensor] = {}
+        self._arriving: dict[str, int] = {}
+        self._open: set[str] = set()
         super().__init__(Tape(writer.recomputed, writer.swapped, _Elsewhere(self.meter)))
         self.loss_grad = self._outside((), made.plan.graph.loss.dtype)
 
-    def run(self, kind: str) -> Meter:
-        """Run the stage: "F", "B" of the forward that was run, or "f" without gradient."""
-        self._with_grad, self._is_back = kind != "f", kind == "B"
+    def run(self, kind: ActionKind) -> Meter:
+        """Run the stage, as of a microbatch whose runs before this one were run."""
+        self._with_grad, self._run = kind is not ActionKind.TURN, kind
+        self._is_back = kind.goes_back or kind is ActionKind.WEIGHTS
         self.meter.start()
-        which = "backward" if kind == "B" else "forward"
         with torch.enable_grad(), FusedAttention(), self.meter:
-            getattr(self._module, f"stage{self._stage}_{which}")(self, 0)
+            getattr(self._module, f"stage{self._stage}_{STAGE_FUNCTIONS[kind]}")(self, 0)
         self.meter.step(None)
         return self.meter
 
@@ -114,7 +118,10 @@ class DryRun(SegmentRunner):
 
     def _outside(self, shape: Sequence[int], dtype: str) -> Tensor:
         """What is counted elsewhere, or by nobody."""
+        # Else it would be counted while it is made.
+        was_paused, self.meter.is_paused = self.meter.is_paused, True
         tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
+        self.meter.is_paused = was_paused
         self.meter.ignore([tensor])
         return tensor
 
@@ -134,11 +141,31 @@ class DryRun(SegmentRunner):
 
     def gather(self, names: Sequence[str]) -> None:
         self._begin_window(names, opens=not self._is_back)
+        self._open_window(names)
+        # What arrives is copied to where it is read.
+        self._wait(self._gathered_bytes(names))
+
+    def start_gather(self, names: Sequence[str]) -> None:
+        size = self._gathered_bytes(names)
+        self._arriving[names[0]] = size
+        self.meter.buffers += size
+        self.meter.look()
+
+    def wait_gather(self, names: Sequence[str]) -> None:
+        self._begin_window(names, opens=not self._is_back)
+        self._open_window(names)
+        self.meter.look()
+        self.meter.buffers -= self._arriving.pop(names[0])
+
+    def _open_window(self, names: Sequence[str]) -> None:
+        self._open.add(names[0])
+        self.meter.opened += sum(self._copy_bytes(self._uses[name]) for name in names)
+
+    def _gathered_bytes(self, names: Sequence[str]) -> int:
+        """What arrives, and what is stored on the host, which comes first."""
         uses = [self._uses[name] for name in names]
-        size = sum(map(self._copy_bytes, uses))
-        self.meter.opened += size
-        # What arrives is copied to where it is read; what is stored on the host comes first.
-        self._wait(size + sum(self._stored.passing_bytes(use, self._here) for use in uses))
+        passing = (self._stored.passing_bytes(use, self._here) for use in uses)
+        return sum(map(self._copy_bytes, uses)) + sum(passing)
 
     def _wait(self, num_bytes: int) -> None:
         """Look at the moment at which communication holds so much."""
@@ -147,7 +174,9 @@ class DryRun(SegmentRunner):
         self.meter.buffers -= num_bytes
 
     def drop(self, names: Sequence[str]) -> None:
-        self._begin_window(names, opens=False)
+        # In I a window ends where it opened in the forward; in others that is where it is reduced.
+        self._begin_window(names, opens=self._run is ActionKind.INPUTS)
+        self._open.discard(names[0])
         self.meter.opened -= sum(self._copy_bytes(self._uses[name]) for name in names)
 
     def _copy_bytes(self, use: Use) -> int:
@@ -157,13 +186,41 @@ class DryRun(SegmentRunner):
     def reduce(self, names: Sequence[str]) -> None:
         self._begin_window(names, opens=True)
         uses = [self._uses[name] for name in names]
-        arriving = {use: self._reduced_bytes(use) for use in uses if use.reduce}
-        self._wait(sum(arriving.values()))
-        for use, size in arriving.items():
+        self._wait(sum(self._reduced_bytes(use) for use in uses))
+        self._end_reduction(uses)
+        self._drop_gathered(names)
+
+    def start_reduce(self, names: Sequence[str]) -> None:
+        uses = [self._uses[name] for name in names]
+        if uses[0].window is None:
+            return  # What is not of a window is counted with the step's end.
+        self._begin_window(names, opens=True)
+        self._arriving[names[0]] = size = sum(self._reduced_bytes(use) for use in uses)
+        self.meter.buffers += size
+        self.meter.look()
+        self._drop_gathered(names)
+
+    def wait_reduce(self, names: Sequence[str]) -> None:
+        if names[0] in self._arriving:
+            self.meter.buffers -= self._arriving.pop(names[0])
+            self._end_reduction([self._uses[name] for name in names])
+
+    def start_fetch(self, names: Sequence[str]) -> None:
+        """Counted with the step's start."""
+
+    wait_fetch = start_fetch
+
+    def _end_reduction(self, uses: Iterable[Use]) -> None:
+        """Gradients are added up where they are stored, and gone where they were."""
+        for use in uses:
             self.meter.passing.pop(use.name, None)
-            if use.tensor.name not in self._made.plan.on_host:
-                self.meter.staying[f"{use.tensor.name} (stored)"] = size
-        self.meter.opened -= sum(self._copy_bytes(use) for use in uses if use.is_fetched)
+            if use.reduce and use.tensor.name not in self._made.plan.on_host:
+                self.meter.staying[stored_name(use.tensor)] = self._reduced_bytes(use)
+
+    def _drop_gathered(self, names: Sequence[str]) -> None:
+        if names[0] in self._open:
+            self._open.remove(names[0])
+            self.meter.opened -= sum(self._copy_bytes(self._uses[name]) for name in names)
 
     def _begin_window(self, names: Sequence[str], *, opens: bool) -> None:
         window = self._uses[names[0]].window
@@ -171,7 +228,9 @@ class DryRun(SegmentRunner):
         self.meter.step(window_step(window, opens=opens))
 
     def _reduced_bytes(self, use: Use) -> int:
-        """Of a gradient where it is stored."""
+        """Of a gradient where it is stored; 0 if it is not trained."""
+        if not use.reduce:
+            return 0
         shard = use.storage.shards.get(self._here)
         return 0 if shard is None else shard.box.num_elements * self._stored_item_bytes(use)
 

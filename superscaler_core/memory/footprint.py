@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from superscaler_core.graph.part import Part
 from superscaler_core.memory.dry_run import DryRun, window_step
 from superscaler_core.memory.moments import Moment, Peak
+from superscaler_core.memory.stage_form import StageForm
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Close, Move, Open
 from superscaler_core.program.side import Side
-from superscaler_core.schedules import Action
-
-RunKind = str
-"""Of a run of a stage: "F" forward, "B" backward, "f" forward without gradient."""
+from superscaler_core.schedules import ActionKind
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,16 @@ class Footprint:
     """What one run of a stage for one microbatch holds on a device, above what was there before.
 
     Laws (tests/superscaler_core/memory/test_footprint.py): what a forward keeps, its backward
-    frees; the worst moment of all steps is what a real step takes, within a tenth.
+    frees, or its recomputation and both halves of the backward together; the worst moment of all
+    steps is what a real step takes, within a tenth.
 
     Attributes:
         peaks: of every step of ``StageProgram.steps``, in the order run (a backward runs them from
             the end); gradients of weights that stay are taken to be there already.
         first_peaks: the same where the gradients come to be: in the first backward of a step.
         grads: bytes of those gradients, by weight.
-        host_bytes: in host memory after the run: what a forward has swapped.
+        host_bytes: in host memory after the run, above what was there before: what a forward has
+            swapped.
         parcel_bytes: of what each swapped segment has there, by its name; memory that several
             of them keep is in every one.
     """
@@ -63,7 +63,7 @@ class Footprint:
 
 def footprints(
     made: Materialized, device: Device, master_dtype: str | None = None
-) -> Mapping[tuple[RunKind, int], Footprint]:
+) -> Mapping[tuple[ActionKind, int], Footprint]:
     """The footprints of all runs of stages on a device, by kind and stage.
 
     Args:
@@ -77,6 +77,14 @@ def footprints(
     return found[master_dtype].of(made, device)
 
 
+_RUNS = (
+    (ActionKind.TURN,),
+    (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.BACKWARD),
+    (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.INPUTS, ActionKind.WEIGHTS),
+)
+"""What a microbatch runs at a stage, in turn: if the last is in the schedule, those that are."""
+
+
 class _Footprints:
     """All footprints of a plan. Devices with parts of the same shapes share one.
 
@@ -86,33 +94,78 @@ class _Footprints:
 
     def __init__(self, made: Materialized, master_dtype: str | None) -> None:
         self._master = master_dtype
-        self._kinds = {stage.index: set[RunKind]() for stage in made.plan.stages}
-        for event in made.events:
-            if isinstance(event, Action):
-                self._kinds[event.stage].add(event.kind)
         self._speakers = _speakers(made)
-        self._found: dict[tuple[int, Device], Mapping[RunKind, Footprint]] = {}
+        self._found: dict[tuple[int, Device], Mapping[ActionKind, Footprint]] = {}
+        self._of: dict[Device, Mapping[tuple[ActionKind, int], Footprint]] = {}
 
-    def of(self, made: Materialized, device: Device) -> Mapping[tuple[RunKind, int], Footprint]:
+    def of(self, made: Materialized, device: Device) -> Mapping[tuple[ActionKind, int], Footprint]:
         """Of all runs on one device."""
-        found: dict[tuple[RunKind, int], Footprint] = {}
+        if device in self._of:
+            return self._of[device]
+        found: dict[tuple[ActionKind, int], Footprint] = {}
         for stage, speaker in self._speakers.get(device, {}).items():
             if (stage, speaker) not in self._found:
                 self._found[stage, speaker] = self._looked_at(made, stage, speaker)
             found |= {(kind, stage): f for kind, f in self._found[stage, speaker].items()}
+        self._of[device] = found
         return found
 
     def _looked_at(
         self, made: Materialized, stage: int, device: Device
-    ) -> Mapping[RunKind, Footprint]:
-        """Run a stage without data: turns without gradient, then a forward and its backward."""
+    ) -> Mapping[ActionKind, Footprint]:
+        """Run a stage without data, if none of its form was run before."""
+        form = StageForm(made, stage, device)
+        key = form.key, self._master
+        known = _KNOWN.get(key)
+        if known is None:
+            ran = self._run(made, stage, device)
+            known = _renamed(ran, form.grads, form.segments)
+            _KNOWN[key] = known
+            while len(_KNOWN) > MAX_STAGE_FORMS:
+                # The oldest goes: dicts keep the order in which keys came.
+                del _KNOWN[next(iter(_KNOWN))]
+        return _renamed(known, _turned(form.grads), _turned(form.segments))
+
+    def _run(
+        self, made: Materialized, stage: int, device: Device
+    ) -> Mapping[ActionKind, Footprint]:
+        """Turns without gradient, then a forward and its backward."""
         dry = DryRun(made, stage, device, self._master)
         names = [_name(step) for step in made.stages[stage].steps[device]]
-        return {
-            kind: _footprint(dry, kind, names[::-1] if kind == "B" else names)
-            for kind in "fFB"
-            if kind in self._kinds[stage]
-        }
+        found: dict[ActionKind, Footprint] = {}
+        for run in _RUNS:
+            kinds = made.stage_kinds[stage]
+            for kind in run if kinds.issuperset(run[-1:]) else ():
+                if kind in kinds:
+                    is_back = kind.goes_back or kind is ActionKind.WEIGHTS
+                    footprint = _footprint(dry, kind, names[::-1] if is_back else names)
+                    found.setdefault(kind, footprint)
+        return found
+
+
+MAX_STAGE_FORMS = 256
+"""Stages whose footprints are remembered: some tens of kilobytes each, the key included."""
+
+_KNOWN: dict[Hashable, Mapping[ActionKind, Footprint]] = {}
+"""By form: footprints in which gradients and segments have the names of the form."""
+
+
+def _renamed(
+    found: Mapping[ActionKind, Footprint], grads: Mapping[str, str], segments: Mapping[str, str]
+) -> Mapping[ActionKind, Footprint]:
+    """The same with other names of gradients and segments."""
+    return {
+        kind: replace(
+            footprint,
+            grads={grads[name]: size for name, size in footprint.grads.items()},
+            parcel_bytes={segments[name]: size for name, size in footprint.parcel_bytes.items()},
+        )
+        for kind, footprint in found.items()
+    }
+
+
+def _turned(names: Mapping[str, str]) -> Mapping[str, str]:
+    return {number: name for name, number in names.items()}
 
 
 def _speakers(made: Materialized) -> Mapping[Device, Mapping[int, Device]]:
@@ -135,13 +188,14 @@ def _worst(peaks: Sequence[Peak]) -> Moment:
     return max((peak.most for peak in peaks), key=lambda moment: moment.total, default=Moment())
 
 
-def _footprint(dry: DryRun, kind: RunKind, names: Sequence[str]) -> Footprint:
+def _footprint(dry: DryRun, kind: ActionKind, names: Sequence[str]) -> Footprint:
+    host_bytes = dry.meter.host.now_bytes
     meter = dry.run(kind)
     return Footprint(
         _in_order(meter.peaks, names),
         _in_order(meter.first_peaks, names),
         dict(meter.staying),
-        meter.host.now_bytes,
+        meter.host.now_bytes - host_bytes,
         dry.parcel_bytes,
     )
 
@@ -190,7 +244,7 @@ def _step_form(made: Materialized, device: Device, step: Step) -> Hashable:
 
 
 def _part_form(part: Part) -> Hashable:
-    return part.op.index, tuple((loop, hi - lo) for loop, lo, hi in part.pieces)
+    return part.op.index, part.form.extents
 
 
 def _edge_form(edge: Edge, device: Device) -> Hashable:

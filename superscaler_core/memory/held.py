@@ -17,7 +17,7 @@ from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
-from superscaler_core.schedules import Action
+from superscaler_core.schedules import Action, ActionKind, held_by
 
 VIEWS = frozenset(
     {
@@ -65,8 +65,10 @@ def in_flight(made: Materialized, device: Device) -> dict[int, int]:
     now: Counter[int] = Counter()
     most: Counter[int] = Counter()
     for event in made.events_on[device]:
-        if isinstance(event, Action) and event.kind in ("F", "B"):
-            now[event.stage] += 1 if event.kind == "F" else -1
+        if isinstance(event, Action):
+            now[event.stage] += held_by(
+                event, ActionKind.RECOMPUTE in made.stage_kinds[event.stage]
+            )
             most[event.stage] = max(most[event.stage], now[event.stage])
     return {stage: count for stage, count in most.items() if count}
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from superscaler_core.collector import paused_collector
 from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.held import tensors_in_flight
@@ -86,6 +87,7 @@ class DeviceMemory:
         return f"{bytes_text(self.total_bytes)} ({kinds}){host}"
 
 
+@paused_collector()
 def memory_of(
     made: Materialized, *, optimizer: str = "adam", master_dtype: str | None = None
 ) -> dict[Device, DeviceMemory]:
@@ -106,6 +108,7 @@ def memory_of(
     return _Account(made, optimizer, master_dtype).all()
 
 
+@paused_collector()
 def check_memory(
     made: Materialized,
     limit_bytes: int,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import Footprint, footprints
 from superscaler_core.memory.moments import Moment
-from superscaler_core.memory.staging import Staging
+from superscaler_core.memory.staging import staging_bytes
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
+from superscaler_core.program.buckets import GRADS
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.transfer import Transfer
-from superscaler_core.schedules import Action
+from superscaler_core.schedules import Action, ActionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,6 @@ class StepMemory:
 
     def __init__(self, made: Materialized, stored: StoredMemory) -> None:
         self._made, self._stored = made, stored
-        self._staging = Staging(made.topology)
         constants = {t for op in made.plan.graph.ops for t in op.inputs if t.kind == "constant"}
         self._constant_bytes = sum(tensor.num_bytes for tensor in constants)
 
@@ -59,23 +59,31 @@ class StepMemory:
         at_start = Moment(buffers=stored.fetched_bytes(device))
         at_end = Moment(grads=sum(walk.grads.values()), buffers=stored.arriving_bytes(device))
         moment = max(walk.worst, at_start, at_end, key=lambda moment: moment.total)
-        staging = self._staging.most(self._legs(device))
+        staging = self._staging.get(device, 0)
         buffers = self._constant_bytes + staging
         resting = Moment(weights=stored.resting_bytes(device), buffers=buffers)
         return Worst(resting + moment, staging, walk.most_host_bytes)
 
-    def _legs(self, device: Device) -> Iterable[Transfer]:
-        """All communication of a step in which a device takes part."""
+    @cached_property
+    def _staging(self) -> Mapping[Device, int]:
+        """Of all communication of a step in which a device takes part, the most that is staged."""
+        topology = self._made.topology
+        found: dict[Device, int] = {}
         for edge in self._made.edges.all:
-            if device in edge.devices:
-                yield from (*edge.forward, *edge.backward)
-        yield from self._stored.fetches(device)
-        yield from self._stored.reductions(device)
+            size = staging_bytes((*edge.forward, *edge.backward), topology)
+            for device in edge.devices if size else ():
+                found[device] = max(found.get(device, 0), size)
+        for use, legs in self._stored.legs.items():
+            size = staging_bytes(legs, topology)
+            for device in {*use.side.shards, *use.storage.shards} if size else ():
+                found[device] = max(found.get(device, 0), size)
+        return found
 
     def _read(self, run: Action) -> Iterable[tuple[Edge, int, bool]]:
         """What a run takes of what edges have brought."""
-        is_back = run.kind == "B"
-        made = self._made
+        made, is_back = self._made, run.kind.goes_back
+        if run.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
+            return ()
         edges = made.crossing_from(run.stage) if is_back else made.crossing_to(run.stage)
         return ((edge, run.microbatch, is_back) for edge in edges)
 
@@ -89,7 +97,7 @@ class _Walk:
         most_host_bytes: the most that was on the host.
     """
 
-    def __init__(self, footprints: Mapping[tuple[str, int], Footprint]) -> None:
+    def __init__(self, footprints: Mapping[tuple[ActionKind, int], Footprint]) -> None:
         self._footprints = footprints
         self._kept = self.worst = Moment()
         self._mail: dict[tuple[Edge, int, bool], int] = {}
@@ -103,13 +111,11 @@ class _Walk:
         footprint = self._footprints[run.kind, run.stage]
         for letter in read:
             self._mail.pop(letter, None)
-        is_first = run.kind == "B" and run.stage not in self._begun
+        is_first = run.kind in GRADS and run.stage not in self._begun
         self._look(footprint.first_most if is_first else footprint.most)
         self._kept += footprint.kept
-        forward = self._footprints.get(("F", run.stage))
-        if forward is not None and run.kind != "f":
-            self._host_bytes += forward.host_bytes if run.kind == "F" else -forward.host_bytes
-            self.most_host_bytes = max(self.most_host_bytes, self._host_bytes)
+        self._host_bytes += footprint.host_bytes
+        self.most_host_bytes = max(self.most_host_bytes, self._host_bytes)
         if is_first:
             self._begun.add(run.stage)
             self.grads |= footprint.grads

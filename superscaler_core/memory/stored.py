@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import cached_property
+from itertools import chain
 
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device
+from superscaler_core.program.buckets import Bucket
+from superscaler_core.program.instruction import Phase, Verb
 from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.overlap import MOST_REDUCTIONS
 from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
@@ -29,19 +32,21 @@ class StoredMemory:
 
     def __init__(self, made: Materialized, master_dtype: str | None = None) -> None:
         self._made, self.master_dtype = made, master_dtype
-        self._shards: dict[Device, Mapping[PTensor, int]] = {}
+        self._hosted = made.plan.on_host
 
     # --- what is there all the time -------------------------------------------------------------
 
     def shards(self, device: Device) -> Mapping[PTensor, int]:
         """Bytes that are stored, on the device or on its host, by parameter."""
-        if device not in self._shards:
-            self._shards[device] = {
-                tensor: side.shards[device].box.num_elements * self._item_bytes(tensor)
-                for tensor, side in self._made.weights.storage.items()
-                if device in side.shards
-            }
-        return self._shards[device]
+        return self._shards.get(device, {})
+
+    @cached_property
+    def _shards(self) -> Mapping[Device, Mapping[PTensor, int]]:
+        found: dict[Device, dict[PTensor, int]] = {}
+        for tensor, side in self._made.weights.storage.items():
+            for device, size in stored_bytes(tensor.dtype, side, self.master_dtype).items():
+                found.setdefault(device, {})[tensor] = size
+        return found
 
     def _item_bytes(self, tensor: PTensor) -> int:
         return ITEM_BYTES[self.master_dtype or tensor.dtype]
@@ -52,10 +57,12 @@ class StoredMemory:
 
     def _here(self, sizes: Mapping[PTensor, int]) -> dict[PTensor, int]:
         """Those of parameters that are not stored on the host."""
+        if not self._hosted:
+            return dict(sizes)
         return {t: size for t, size in sizes.items() if not self._is_hosted(t)}
 
     def _is_hosted(self, tensor: PTensor) -> bool:
-        return tensor.name in self._made.plan.on_host
+        return tensor.name in self._hosted
 
     def host_bytes(self, device: Device, num_states: int) -> int:
         """Of what is stored on the host, its gradients and its states."""
@@ -72,38 +79,60 @@ class StoredMemory:
 
     def passing_bytes(self, use: Use, device: Device) -> int:
         """Of what is stored on the host, on its way to other devices."""
-        if not self._is_hosted(use.tensor) or device not in use.storage.shards:
+        if not self._hosted or not self._is_hosted(use.tensor):
             return 0
-        return use.storage.shards[device].box.num_elements * ITEM_BYTES[use.tensor.dtype]
+        return use.storage.num_elements.get(device, 0) * ITEM_BYTES[use.tensor.dtype]
 
     def fetched_bytes(self, device: Device) -> int:
         """Of what communication brings to copies that stay, at the step's start: of one bucket."""
-        most = 0
-        for uses in self._buckets:
-            # Those that only come from the host are copied one by one.
-            copied = max((self.passing_bytes(u, device) for u in uses if not u.fetch), default=0)
-            fetched = [use for use in uses if use.fetch and not use.is_fetched]
-            arrived = sum(
-                _copy_bytes(use, device) + self.passing_bytes(use, device) for use in fetched
-            )
-            most = max(most, copied, arrived)
+        # Those that only come from the host are copied one by one.
+        most = max((self.passing_bytes(use, device) for use in self._alone), default=0)
+        buckets = self._buckets_on.get((Verb.FETCH, device), [])
+        for first in range(len(buckets)):
+            uses = chain(*buckets[first : first + 1 + self._made.plan.overlap.prefetch])
+            arrived = sum(_copy_bytes(u, device) + self.passing_bytes(u, device) for u in uses)
+            most = max(most, arrived)
         return most
 
     @cached_property
-    def _buckets(self) -> list[list[Use]]:
-        """Uses that are there all the time, as they move in one call each."""
-        found: dict[int, list[Use]] = {}
-        for use in self._made.weights.uses:
-            if not use.is_fetched:
-                found.setdefault(self._made.weights.bucket_of[use], []).append(use)
-        return [found[number] for number in sorted(found)]
+    def _alone(self) -> list[Use]:
+        """What is there all the time and needs no other device."""
+        return [use for use in self._made.weights.uses if not (use.fetch or use.is_fetched)]
+
+    @cached_property
+    def _buckets_on(self) -> Mapping[tuple[Verb, Device], list[list[Use]]]:
+        """By what is done and by device, uses outside windows that one call fetches or reduces.
+
+        In the step's order; what the device neither reads nor stores is left out.
+        """
+        made = self._made
+        blocks = [made.begin, made.end]
+        if made.plan.overlap:
+            blocks[1:1] = made.step_program.blocks.values()
+        found: dict[tuple[Verb, Device], dict[str, list[Use]]] = {}
+        for i in chain(*blocks):
+            if i.phase is Phase.WAIT or not isinstance(i.what, Bucket):
+                continue
+            for use in i.what.uses:
+                for device in use.side.shards.keys() | use.storage.shards.keys():
+                    found.setdefault((i.kind, device), {}).setdefault(i.name, []).append(use)
+        return {key: list(by_name.values()) for key, by_name in found.items()}
 
     def _resting(self, device: Device) -> list[Use]:
         """Copies besides storage that stay."""
         return [use for use in self._uses(device) if not use.is_fetched and not self._is_own(use)]
 
     def _uses(self, device: Device) -> list[Use]:
-        return [use for use in self._made.weights.uses if device in use.side.shards]
+        return self._read_on.get(device, [])
+
+    @cached_property
+    def _read_on(self) -> Mapping[Device, list[Use]]:
+        """The uses that devices read."""
+        found: dict[Device, list[Use]] = {}
+        for use in self._made.weights.uses:
+            for device in use.side.shards:
+                found.setdefault(device, []).append(use)
+        return found
 
     def _is_own(self, use: Use) -> bool:
         """Whether what is read is the stored tensor itself."""
@@ -116,52 +145,42 @@ class StoredMemory:
         """The most beyond gradients of copies while they are reduced, at the step's end.
 
         Bucket by bucket, sums arrive where parameters are stored, and what they are of is dropped.
+        Where backwards go on meanwhile, as many buckets arrive at one time as may be under way.
         """
         trained = self._trained(device)
+        buckets = self._buckets_on.get((Verb.REDUCE, device), [])
+        at_once = MOST_REDUCTIONS if self._made.plan.overlap.reductions else 1
         now = most = 0
-        for uses in self._buckets:
-            moved = [u for u in uses if u.window is None and u.tensor not in self._staying]
-            arriving = {u.tensor: trained.get(u.tensor, 0) for u in moved}
-            most = max(most, now + sum(arriving.values()))
-            now += sum(self._here(arriving).values())
-            now -= sum(self._grad_bytes(use, device) for use in moved)
+        for first, uses in enumerate(buckets):
+            coming = {u.tensor for u in chain(*buckets[first : first + at_once])}
+            most = max(most, now + sum(trained.get(tensor, 0) for tensor in coming))
+            arrived = {use.tensor: trained.get(use.tensor, 0) for use in uses}
+            now += sum(self._here(arrived).values())
+            now -= sum(self._grad_bytes(use, device) for use in uses)
         return most
 
     @cached_property
-    def _staying(self) -> frozenset[PTensor]:
-        """Parameters that are read where they are stored, by nobody else."""
-        moved = {
-            use.tensor
-            for use in self._made.weights.uses
-            if not use.is_stored or not all(leg.is_idle for leg in use.reduce)
-        }
-        return frozenset(self._made.weights.storage) - moved
-
-    def fetches(self, device: Device) -> Iterable[Transfer]:
-        """Communication of weights in which a device takes part."""
+    def legs(self) -> Mapping[Use, tuple[Transfer, ...]]:
+        """Communication of every use: of weights, and of gradients in the dtype of storage."""
+        found = {}
         for use in self._made.weights.uses:
-            if _takes_part(device, use.side, use.storage):
-                yield from use.fetch
-
-    def reductions(self, device: Device) -> Iterable[Transfer]:
-        """Communication of gradients in which a device takes part."""
-        for use in self._made.weights.uses:
-            if _takes_part(device, use.side, use.storage):
-                dtype = self.master_dtype or use.tensor.dtype
-                yield from (replace(leg, dtype=dtype) for leg in use.reduce)
+            dtype = self.master_dtype or use.tensor.dtype
+            reduce = tuple(leg.of_dtype(dtype) for leg in use.reduce)
+            found[use] = (*use.fetch, *reduce)
+        return found
 
     def _grad_bytes(self, use: Use, device: Device) -> int:
         """Of the sum of gradients of a copy."""
-        shard = use.side.shards.get(device)
-        if shard is None or not use.tensor.requires_grad:
+        if not use.tensor.requires_grad:
             return 0
-        return shard.box.num_elements * self._item_bytes(use.tensor)
+        return use.side.num_elements.get(device, 0) * self._item_bytes(use.tensor)
+
+
+def stored_bytes(dtype: str, side: Side, master_dtype: str | None) -> Mapping[Device, int]:
+    """What devices store of a parameter of a dtype, on them or on their hosts."""
+    item_bytes = ITEM_BYTES[master_dtype or dtype]
+    return {device: count * item_bytes for device, count in side.num_elements.items()}
 
 
 def _copy_bytes(use: Use, device: Device) -> int:
-    shard = use.side.shards.get(device)
-    return 0 if shard is None else shard.box.num_elements * ITEM_BYTES[use.tensor.dtype]
-
-
-def _takes_part(device: Device, *sides: Side) -> bool:
-    return any(device in side.shards for side in sides)
+    return use.side.num_elements.get(device, 0) * ITEM_BYTES[use.tensor.dtype]

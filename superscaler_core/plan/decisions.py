@@ -10,6 +10,8 @@ from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.part import Piece
+from superscaler_core.plan.overlap import NO_OVERLAP, Overlap
+from superscaler_core.plan.placement import Placement
 from superscaler_core.schedules import Schedule, ScheduleError
 
 _PIECE = re.compile(r"(\w+)\[([0-9]+):([0-9]+)\]")
@@ -72,12 +74,14 @@ class Decisions:
             left out.
         stages: names of the ops with which the second stage and all after it begin.
         schedule: in which order stages run; None for one microbatch.
+        placement: which devices act as which workers of the schedule; None if nothing was said.
         orders: what runs before what on one device.
         recomputed, rerun, swapped: groups, as of ``Plan.recompute``, ``rerun`` and ``swap``.
         on_host: names of parameters that are stored in host memory.
         windows: groups of ops with whether their weights are gathered (``Plan.gather_weights``) or
             their gradients alone are reduced (``reduce_grads``), in order: of an op in several the
             last counts.
+        overlap: which communication runs while devices compute.
         notes: where the plan computes something else than the model.
     """
 
@@ -86,12 +90,14 @@ class Decisions:
     parts: Mapping[str, tuple[PlacedPart, ...]] = field(default_factory=dict)
     stages: tuple[str, ...] = ()
     schedule: Schedule | None = None
+    placement: Placement | None = None
     orders: tuple[tuple[Chosen, Chosen], ...] = ()
     recomputed: tuple[ChosenGroup, ...] = ()
     rerun: tuple[ChosenGroup, ...] = ()
     swapped: tuple[ChosenGroup, ...] = ()
     on_host: tuple[str, ...] = ()
     windows: tuple[tuple[ChosenGroup, bool], ...] = ()
+    overlap: Overlap = NO_OVERLAP
     notes: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
@@ -105,6 +111,7 @@ class Decisions:
         lines += [f"op {op}: {'; '.join(map(str, parts))}" for op, parts in self.parts.items()]
         lines += [f"stage at {op}" for op in self.stages]
         lines += [] if self.schedule is None else ["schedule " + str(self.schedule)]
+        lines += [] if self.placement is None else [f"place {self.placement}"]
         lines += [f"order {first} -> {then}" for first, then in self.orders]
         for word, attribute in _GROUPS.items():
             lines += [f"{word} {_group_text(group)}" for group in getattr(self, attribute)]
@@ -113,6 +120,7 @@ class Decisions:
             for group, gathers in self.windows
         ]
         lines += [f"host {name}" for name in self.on_host]
+        lines += [f"overlap {self.overlap}"] if self.overlap != NO_OVERLAP else []
         lines += [f"note {note}" for note in self.notes]
         return "\n".join(lines)
 
@@ -228,6 +236,10 @@ def _with_stage(found: Decisions, rest: str) -> Decisions:
     return _with(found, "stages", rest.removeprefix("at "))
 
 
+def _with_place(found: Decisions, rest: str) -> Decisions:
+    return replace(found, placement=Placement.parse(rest))
+
+
 def _with_order(found: Decisions, rest: str) -> Decisions:
     first, arrow, then = rest.partition(" -> ")
     if not arrow:
@@ -239,6 +251,10 @@ def _with(found: Decisions, attribute: str, value: Any) -> Decisions:
     """One value more in an attribute that is a tuple."""
     changes: dict[str, Any] = {attribute: (*getattr(found, attribute), value)}
     return replace(found, **changes)
+
+
+def _with_overlap(found: Decisions, rest: str) -> Decisions:
+    return replace(found, overlap=Overlap.parse(rest))
 
 
 def _with_name(attribute: str) -> Callable[[Decisions, str], Decisions]:
@@ -270,10 +286,12 @@ _READ: Mapping[str, Callable[[Decisions, str], Decisions]] = {
     "op": _with_op,
     "stage": _with_stage,
     "order": _with_order,
+    "place": _with_place,
     **{word: _with_group(attribute) for word, attribute in _GROUPS.items()},
     "gather": _with_window(True),
     "reduce": _with_window(False),
     "host": _with_name("on_host"),
+    "overlap": _with_overlap,
     "note": _with_name("notes"),
 }
 """What a line that begins with a word adds."""

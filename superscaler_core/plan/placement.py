@@ -1,39 +1,84 @@
-"""Placement: a schedule's workers are devices of the plan."""
+"""Placement: which devices act as which workers of a schedule."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
 from superscaler_core.errors import PlanError
-from superscaler_core.plan.plan import Plan
+from superscaler_core.schedules import Schedule
+
+_WORKER = re.compile(r"([0-9]{1,9}):([0-9]{1,9}(?:,[0-9]{1,9})*)")
 
 
-def check_placement(plan: Plan) -> None:
-    """Stages that a schedule gives to one worker run on the same devices.
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices of every worker of a schedule: one device, or a group that shares its stages.
 
-    A worker is one device or one group of devices, and its row says in which order they work. With
-    stages elsewhere the rows would order what runs on different devices, and not what shares one:
-    right, and slower than the schedule says. A stage may leave some of its worker's devices idle.
+    Laws (tests/superscaler_core/plan/test_placement.py): ``Placement.parse(str(x)) == x``; the
+    order of a worker's devices means nothing; a device is of one worker.
 
-    Raises:
-        PlanError: two stages of a worker are on other devices; the message names them.
+    >>> print(Placement.even(range(4), 2))
+    0:0,1 1:2,3
+
+    Attributes:
+        workers: of each the devices, ascending.
     """
-    schedule = plan.schedule
-    if schedule is None:
-        return
-    devices = [
-        {d for op in stage.ops for p in plan.parts(op) if (d := plan.device(p)) is not None}
-        for stage in plan.stages
-    ]
-    for worker in range(schedule.num_workers):
-        # A stage of several workers is on the devices of all of them.
-        own = [s for s in schedule.stages_of(worker) if schedule.workers_of(s) == (worker,)]
-        widest = max(own, key=lambda stage: len(devices[stage]), default=None)
-        for stage in own:
-            assert widest is not None
-            if not devices[stage] <= devices[widest]:
-                a, b = sorted((stage, widest))
-                raise PlanError(
-                    f"schedule {schedule.name} has stages {a} and {b} on worker {worker}, which is "
-                    f"one device or one group of them, but the plan has stage {a} on devices "
-                    f"{sorted(devices[a])} and stage {b} on {sorted(devices[b])}; assign both to "
-                    "the same devices."
-                )
+
+    workers: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        workers = tuple(tuple(sorted(devices)) for devices in self.workers)
+        object.__setattr__(self, "workers", workers)
+        every = [device for devices in workers for device in devices]
+        if not all(workers) or not workers or len(set(every)) != len(every):
+            raise PlanError(
+                f"placement {list(map(list, workers))}: every worker has a device at least, and "
+                "every device is of one worker."
+            )
+
+    @classmethod
+    def even(cls, devices: Sequence[int], num_workers: int) -> Placement:
+        """Deal devices out, as many next to each other to every worker.
+
+        Raises:
+            PlanError: the workers do not divide the devices.
+        """
+        num = len(devices) // max(num_workers, 1)
+        if num_workers < 1 or num * num_workers != len(devices):
+            raise PlanError(
+                f"placement of {len(devices)} devices on {num_workers} workers: the workers have "
+                "to divide the devices."
+            )
+        return cls(tuple(tuple(devices[i * num : (i + 1) * num]) for i in range(num_workers)))
+
+    def devices(self, workers: Iterable[int]) -> frozenset[int]:
+        """The devices of some workers together."""
+        return frozenset(device for worker in workers for device in self.workers[worker])
+
+    def devices_of(
+        self, schedule: Schedule, stage: int, microbatch: int | None = None
+    ) -> frozenset[int]:
+        """Where a schedule runs a stage: of one microbatch, or of all."""
+        return self.devices(schedule.workers_of(stage, microbatch))
+
+    def __str__(self) -> str:
+        return " ".join(f"{w}:{','.join(map(str, own))}" for w, own in enumerate(self.workers))
+
+    @classmethod
+    def parse(cls, text: str) -> Placement:
+        """Read the text that ``str`` writes.
+
+        Raises:
+            PlanError: it has another form, or workers are not numbered from 0.
+        """
+        found = [_WORKER.fullmatch(word) for word in text.split()]
+        if not found or any(
+            one is None or int(one[1]) != worker for worker, one in enumerate(found)
+        ):
+            raise PlanError(
+                f"{text[:60]!r} is no placement: it is WORKER:DEVICE,DEVICE,... for every worker "
+                "from 0 on, such as '0:0,1 1:2,3'."
+            )
+        return cls(tuple(tuple(map(int, one[2].split(","))) for one in found if one is not None))

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain, pairwise, product
 from math import prod
+from typing import Any
 
 from superscaler_core.errors import PlanError
+from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.dims import DimClass, Dims
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.part import Part, Piece
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
+from superscaler_core.plan.keep import Keep
+from superscaler_core.plan.op_split import OpSplit
 from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
-from superscaler_core.plan.savings import Savings
+from superscaler_core.plan.overlap import NO_OVERLAP, Overlap
+from superscaler_core.plan.placement import Placement
+from superscaler_core.plan.savings import Groups, Savings
 from superscaler_core.schedules import Schedule
 
 Device = int
 """A device is named by the rank of the process that drives it."""
+
+
+def _copied(value: Any) -> Any:
+    """A table or list of a plan that can be changed apart from the one that it is of."""
+    is_changed = isinstance(value, dict | list | set | Groups)
+    return copy(value) if is_changed else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +74,23 @@ class Plan(Savings):
         self.notes: list[str] = list(graph.notes)
         """Where the plan computes something else than the model; empty if it does not."""
         self.schedule: Schedule | None = None
+        self.overlap: Overlap = NO_OVERLAP
+        """Which communication runs while devices compute."""
+        self.placement: Placement | None = None
+        """Which devices act as which workers of the schedule; None while nothing was said."""
         self._parts: dict[int, tuple[Part, ...]] = {}
         self._devices: dict[Part, Device] = {}
+        self._splits: dict[int, OpSplit] = {}
         self._orders: list[tuple[Op | Part, Op | Part]] = []
         self._cuts: tuple[int, ...] = ()
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The parts of the model that plans speak of; set it where structure does not say them.
+
+        ``plan.blocks = find_blocks(graph, Modules("h.*"))``.
+        """
+        return find_blocks(self.dims)
 
     # --- op_trans -------------------------------------------------------------------------------
 
@@ -83,12 +109,17 @@ class Plan(Savings):
         made = {part: how(part) for part in (now if isinstance(what, Op) else (what,))}
         for part in made:
             self._devices.pop(part, None)
+        self._splits.pop(op.index, None)
         self._parts[op.index] = tuple(new for part in now for new in made.get(part, (part,)))
         return tuple(new for parts in made.values() for new in parts)
 
     def parts(self, op: Op) -> tuple[Part, ...]:
         """The parts of an op now."""
         return self._parts.get(op.index) or (Part(op),)
+
+    def has_parts(self, op: Op) -> bool:
+        """Whether the plan has said anything of how an op is cut."""
+        return op.index in self._parts
 
     # --- op_assign ------------------------------------------------------------------------------
 
@@ -118,24 +149,65 @@ class Plan(Savings):
                 raise PlanError(
                     f"op_assign of {part} to device {chosen}: the plan has {list(self.devices)}."
                 )
+            self._splits.pop(part.op.index, None)
             self._devices[part] = chosen
 
     def device(self, part: Part) -> Device | None:
         """Where a part runs; None while nothing was said."""
         return self._devices.get(part)
 
+    def op_split(self, op: Op) -> OpSplit:
+        """How an op is cut now, and where its parts run."""
+        found = self._splits.get(op.index)
+        if found is None:
+            devices = self._devices
+            parts = ((p.pieces, p.replica, devices.get(p)) for p in self.parts(op))
+            found = self._splits[op.index] = OpSplit.of(parts)
+        return found
+
+    def with_splits(self, splits: Mapping[Op, OpSplit]) -> Plan:
+        """Another plan that says the same, but for how these ops are split and where they run.
+
+        Raises:
+            PlanError: a split has devices that are none of the plan's, or parts without one.
+        """
+        made = object.__new__(Plan)
+        made.__dict__.update({name: _copied(value) for name, value in self.__dict__.items()})
+        for op, chosen in splits.items():
+            for part in self._parts.get(op.index, (Part(op),)):
+                made._devices.pop(part, None)
+            made._parts[op.index] = tuple(Part(op, p.pieces, p.replica) for p in chosen.parts)
+            made._splits.pop(op.index, None)
+            devices = [p.device for p in chosen.parts if p.device is not None]
+            made.op_assign(op, devices)
+        return made
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether some part has a device."""
+        return bool(self._devices)
+
     # --- op_order -------------------------------------------------------------------------------
 
-    def op_order(self, first: Op | Part | Schedule, then: Op | Part | None = None) -> None:
+    def op_order(
+        self, first: Op | Part | Schedule, then: Op | Part | Placement | None = None
+    ) -> None:
         """Say what runs before what: one op or part before another, or stages by a schedule.
 
         Between parts on one device the order is kept as it is given. Parts on different devices
         wait for data alone, so there it only has to be possible.
 
+        Args:
+            first: op, part or schedule.
+            then: what runs after an op or part; of a schedule, which devices are its workers.
+
         Raises:
-            PlanError: the schedule is not of this plan's stages.
+            PlanError: the schedule is not of this plan's stages, or the placement not of its
+                workers and the plan's devices.
         """
         if isinstance(first, Schedule):
+            if isinstance(then, Op | Part):
+                raise PlanError(f"op_order by {first.name}: a schedule runs before no {then}.")
             if first.num_stages != self.num_stages:
                 raise PlanError(
                     f"op_order by {first.name} of {first.num_stages} stages: the plan has "
@@ -147,11 +219,32 @@ class Plan(Savings):
                     f"{self.graph.name} recycles nothing that they would make; capture it with "
                     "recycled={input: number of the output}."
                 )
-            self.schedule = first
+            self._check_workers(first, then)
+            self.schedule, self.placement = first, then
             return
-        if then is None:
+        if then is None or isinstance(then, Placement):
             raise PlanError(f"op_order of {first}: say before what it runs.")
         self._orders.append((first, then))
+
+    def _check_workers(self, schedule: Schedule, placement: Placement | None) -> None:
+        if placement is None:
+            return
+        if len(placement.workers) != schedule.num_workers:
+            raise PlanError(
+                f"op_order by {schedule.name} of {schedule.num_workers} workers: placement "
+                f"{placement} is of {len(placement.workers)}."
+            )
+        unknown = sorted({d for own in placement.workers for d in own}.difference(self.devices))
+        if unknown:
+            raise PlanError(
+                f"op_order by {schedule.name}: placement {placement} has devices {unknown}; the "
+                f"plan has {list(self.devices)}."
+            )
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether ``op_order`` was told what runs before what on one device."""
+        return bool(self._orders)
 
     @property
     def orders(self) -> tuple[tuple[Part, Part], ...]:
@@ -226,16 +319,42 @@ class Plan(Savings):
                 f"{prod(a.num for a in axes)} devices, but {len(devices)} were given."
             )
         for axis in axes:
-            self.op_trans(op, self._how(op, axis))
+            self.op_trans(op, self.along(op, axis))
         self.op_assign(op, devices)
         return self.parts(op)
 
-    def _how(self, op: Op, axis: Axis) -> Transformation:
+    def along(self, op: Op, axis: Axis) -> Transformation:
+        """How an op is cut along an axis: along the first of its dims that the op has."""
         for dim in axis.dims:
             ids = self.dims.ids(op, dim)
             if ids and axis.num > 1:
                 return split(ids[0], axis.num)
         return replicate(axis.num)
+
+    # --- what is kept ---------------------------------------------------------------------------
+
+    def keep(self, level: Keep, groups: Iterable[Iterable[Op]] | None = None) -> None:
+        """Say what of the forward stays for the backward; the rest is computed again there.
+
+        A level on top of another adds to it: after ``BLOCK_INPUTS``, ``SEGMENT_INPUTS`` lets the
+        second run of a block keep the inputs of its segments alone.
+
+        Args:
+            level: what is kept.
+            groups: in place of the blocks; of a stage and of attentions, only what is in them.
+        """
+        given = None if groups is None else [tuple(group) for group in groups]
+        chosen = set(self.graph.ops if given is None else chain.from_iterable(given))
+        if level is Keep.SEGMENT_INPUTS:
+            self.recompute(*(self.blocks.all if given is None else given))
+        if level is Keep.BLOCK_INPUTS:
+            self.rerun(*(self.blocks.all if given is None else given))
+        if level is Keep.STAGE_INPUT:
+            inside = ([op for op in stage.ops if op in chosen] for stage in self.stages)
+            self.rerun(*filter(None, inside))
+        if level is Keep.ATTENTION_ONLY:
+            attentions = ([op for op in ops if op in chosen] for ops in self.blocks.attention)
+            self.recompute(*filter(None, attentions))
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -264,19 +383,21 @@ class Plan(Savings):
         Groups are in the order of the first op of each, whenever they were made.
         """
         ops = (*self.graph.ops, *self.graph.updates.values())
-        placed = {op.name: self._placed(op) for op in ops}
+        placed = {op.name: self.op_split(op).parts for op in ops}
         return Decisions(
             self.graph.name,
             self.devices,
             parts={name: parts for name, parts in placed.items() if parts != (PlacedPart(),)},
             stages=tuple(self.graph.ops[cut].name for cut in self._cuts),
             schedule=self.schedule,
+            placement=self.placement,
             orders=tuple((self._chosen(a), self._chosen(b)) for a, b in self._orders),
             recomputed=self._groups(self.recompute_group),
             rerun=self._groups(lambda part: self.rerun_group(part.op)),
             swapped=self._groups(self.swap_group),
             on_host=tuple(sorted(self.on_host)),
             windows=tuple((tuple(map(self._chosen, w.ops)), w.gathers) for w in self.windows),
+            overlap=self.overlap,
             notes=tuple(self.notes[len(self.graph.notes) :]),
         )
 
@@ -296,6 +417,7 @@ class Plan(Savings):
             raise PlanError("decide: the plan says something already; make a new one for these.")
         for name, placed in decisions.parts.items():
             op = self._op(name)
+            self._splits.pop(op.index, None)
             self._parts[op.index] = parts = tuple(
                 self._part(op, one.pieces, one.replica) for one in placed
             )
@@ -305,7 +427,9 @@ class Plan(Savings):
         if decisions.stages:
             self.pipeline([self._op(name) for name in decisions.stages])
         if decisions.schedule is not None:
-            self.op_order(decisions.schedule)
+            self.op_order(decisions.schedule, decisions.placement)
+        elif decisions.placement is not None:
+            raise PlanError(f"place {decisions.placement}: there is no schedule with workers.")
         for pair in decisions.orders:
             self.op_order(*map(self._meant, pair))
         self.recompute(*(map(self._meant, group) for group in decisions.recomputed))
@@ -316,6 +440,7 @@ class Plan(Savings):
         for group, gathers in decisions.windows:
             say = self.gather_weights if gathers else self.reduce_grads
             say([self._op(one.op) for one in group])
+        self.overlap = decisions.overlap
         for note in decisions.notes:
             self.note(note)
 
@@ -326,10 +451,6 @@ class Plan(Savings):
         return made
 
     __copy__ = copy
-
-    def _placed(self, op: Op) -> tuple[PlacedPart, ...]:
-        parts = self.parts(op)
-        return tuple(PlacedPart(part.pieces, part.replica, self.device(part)) for part in parts)
 
     def _chosen(self, what: Op | Part) -> Chosen:
         if isinstance(what, Op):

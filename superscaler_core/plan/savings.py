@@ -23,8 +23,19 @@ class Groups:
         """One group more; what is in another one too leaves that."""
         self._number |= dict.fromkeys(group, next(self._numbers))
 
+    def __copy__(self) -> Groups:
+        made = Groups(self._numbers)
+        made._number = dict(self._number)
+        return made
+
+    def __bool__(self) -> bool:
+        """Whether anything is in a group."""
+        return bool(self._number)
+
     def number(self, what: Op | Part) -> int:
         """The number of the group of something, 0 if it has none; a part is where its op is."""
+        if not self._number:
+            return 0
         own = self._number.get(what)
         return own or (self._number.get(what.op, 0) if isinstance(what, Part) else 0)
 
@@ -100,6 +111,19 @@ class Savings:
     def swap_group(self, part: Part) -> int:
         """The number of the group with which what a part keeps is swapped; 0 if it is not."""
         return self._swapped.number(part)
+
+    @property
+    def runs_again(self) -> bool:
+        """Whether groups are run again as a whole."""
+        return bool(self._rerun)
+
+    @property
+    def runs_in_order(self) -> bool:
+        """Whether every op runs by itself, where the graph has it.
+
+        None is run again or swapped with others, and weights do not come and go.
+        """
+        return not (self._rerun or self._swapped or self._windows)
 
     def store_on_host(self, *patterns: str) -> None:
         """Let devices store parameters in host memory, where their optimizer runs: ZeRO-Offload.

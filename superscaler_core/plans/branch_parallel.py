@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.graph import Graph, Op, is_in
-from superscaler_core.plan import Axis, Plan
-from superscaler_core.plans.cuts import spread_all
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.modules import Modules
+from superscaler_core.plan import Plan
+from superscaler_core.plans.pieces.along import along
 
-EVOFORMER = "layers.*.msa_*; layers.*.outer,layers.*.tri_*,layers.*.pair_transition"
+EVOFORMER = (
+    Modules("layers.*.msa_*"),
+    Modules("layers.*.outer", "layers.*.tri_*", "layers.*.pair_transition"),
+)
 """Alignment and pairs. They run at once if the outer product is at a block's end."""
 
 
-def branch_parallel(plan: Plan, *, branches: str = EVOFORMER) -> None:
+def branch_parallel(plan: Plan, *, branches: Sequence[Modules] = EVOFORMER) -> None:
     """Put every branch of the blocks on as many devices, which share the batch.
 
     A microbatch sends what one branch reads of another: of an Evoformer's block the pairs one way
@@ -22,44 +26,37 @@ def branch_parallel(plan: Plan, *, branches: str = EVOFORMER) -> None:
 
     Args:
         plan: to fill.
-        branches: of each the patterns of its modules' paths, with commas between; semicolons
-            between branches. Other ops join the branch that reads them, else that they read.
+        branches: the modules of each. Other ops join the branch that reads them, else that they
+            read.
 
     Raises:
         PlanError: the branches do not divide the devices, or one has no modules.
 
     Source: Wang et al., HelixFold's branch parallelism ("Parallel Evoformer"), 2022.
     """
-    patterns = [
-        [word.strip() for word in branch.split(",") if word.strip()]
-        for branch in branches.split(";")
-    ]
-    num = len(plan.devices) // len(patterns)
-    if num * len(patterns) != len(plan.devices):
+    num = len(plan.devices) // len(branches)
+    if num * len(branches) != len(plan.devices):
         raise PlanError(
-            f"{len(patterns)} branches on {len(plan.devices)} devices: the devices have to be a "
-            f"multiple of {len(patterns)}."
+            f"{len(branches)} branches on {len(plan.devices)} devices: the devices have to be a "
+            f"multiple of {len(branches)}."
         )
-    branch_of = _branch_of(plan.graph, patterns)
-    for branch in range(len(patterns)):
-        ops = [op for op in plan.graph.ops if branch_of[op] == branch]
-        devices = plan.devices[branch * num : (branch + 1) * num]
-        spread_all(plan, [Axis(num, (plan.dims.batch,))], ops, devices)
+    branch_of = _branch_of(plan.graph, branches)
+    for op in plan.graph.ops:
+        plan.op_trans(op, along(plan, op, num, plan.dims.batch))
+        plan.op_assign(op, plan.devices[branch_of[op] * num :][:num])
 
 
-def _branch_of(graph: Graph, patterns: Sequence[Sequence[str]]) -> Mapping[Op, int]:
+def _branch_of(graph: Graph, branches: Sequence[Modules]) -> Mapping[Op, int]:
     """The number of every op's branch."""
     found: dict[Op, int] = {}
-    for op in graph.ops:
-        fits = [i for i, words in enumerate(patterns) if is_in(op.module, words)]
-        if fits:
-            found[op] = fits[0]
-    for branch, words in enumerate(patterns):
-        if branch not in found.values():
+    for number, modules in enumerate(branches):
+        ops = modules.ops(graph)
+        if not ops:
             raise PlanError(
-                f"{graph.name} has no modules {', '.join(words)!r}; say branches='PATTERN,...; "
-                "PATTERN,...' with a semicolon between branches."
+                f"{graph.name} has no modules {modules}; say branches=(Modules('PATTERN', ...), "
+                "...), the modules of each branch."
             )
+        found = dict.fromkeys(ops, number) | found
     for op in reversed(graph.ops):
         readers = [reader for made in op.outputs for reader, _ in graph.readers.get(made, ())]
         _join(op, readers, found)

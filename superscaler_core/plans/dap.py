@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from superscaler_core.errors import PlanError
-from superscaler_core.plan import Plan
-from superscaler_core.plans.axial import EVOFORMER, spread_axially
-from superscaler_core.plans.blocks import BLOCK, blocks_of
-from superscaler_core.plans.storage import shard_storage
+from collections.abc import Sequence
+
+from superscaler_core.plan import Keep, Plan
+from superscaler_core.plans.pieces.along import shares
+from superscaler_core.plans.pieces.axial import EVOFORMER, Cut, spread_axially
+from superscaler_core.plans.pieces.storage import shard_storage
 
 
 def dap(
     plan: Plan,
     *,
     dp: int = 1,
-    modules: str = EVOFORMER,
+    modules: Sequence[Cut] = EVOFORMER,
     zero1: bool = False,
-    recompute: bool = False,
-    block: str = BLOCK,
+    keep: Keep = Keep.EVERYTHING,
 ) -> None:
     """Cut rows or columns of alignment and pairs, whichever a module treats alike.
 
@@ -28,11 +28,9 @@ def dap(
     Args:
         plan: to fill.
         dp: groups of devices among which the batch is cut.
-        modules: what is cut how, as of ``axial.axial_loops``.
+        modules: what is cut how.
         zero1: cut master weights and states among the devices that read the same, which are all.
-        recompute: keep of every block only what enters it, and run it again in the backward, its
-            communication too.
-        block: pattern of the blocks' module paths.
+        keep: what of the blocks stays for the backward.
 
     Raises:
         PlanError: ``dp`` does not divide the devices, a dim is too small, or there are no such
@@ -40,11 +38,8 @@ def dap(
 
     Source: Cheng et al., FastFold, 2022.
     """
-    num = len(plan.devices)
-    if dp < 1 or num % dp:
-        raise PlanError(f"dap in dp={dp} groups of {num} devices: dp has to divide {num}.")
-    spread_axially(plan, plan.graph.ops, plan.devices, num // dp, modules)
+    shares(plan, dp=dp)
+    spread_axially(plan, plan.graph.ops, plan.devices, dp, modules)
     if zero1:
         shard_storage(plan)
-    if recompute:
-        plan.rerun(*blocks_of(plan.graph, block))
+    plan.keep(keep)

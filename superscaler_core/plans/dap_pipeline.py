@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from superscaler_core.plan import Plan
-from superscaler_core.plans.axial import EVOFORMER, axial_stages
-from superscaler_core.plans.blocks import BLOCK
+from collections.abc import Sequence
+
+from superscaler_core.plan import Keep, Placement, Plan
+from superscaler_core.plans.pieces.along import shares
+from superscaler_core.plans.pieces.axial import EVOFORMER, Cut, spread_axially
+from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import one_f_one_b
 
 
@@ -14,11 +18,10 @@ def dap_pipeline(
     pp: int = 2,
     dp: int = 1,
     microbatches: int = 8,
-    modules: str = EVOFORMER,
+    modules: Sequence[Cut] = EVOFORMER,
     zero1: bool = False,
-    recompute: bool = False,
-    block: str = BLOCK,
-    sizes: str = "",
+    keep: Keep = Keep.EVERYTHING,
+    sizes: Sequence[int] = (),
 ) -> None:
     """Stages of blocks on ``pp`` groups of devices, which share rows and columns as ``dap`` does.
 
@@ -31,13 +34,17 @@ def dap_pipeline(
         pp: stages.
         dp: groups of a stage's devices among which the batch is cut.
         microbatches: of a step, each as large as what was captured.
-        modules, zero1, recompute: as of ``dap``.
-        block, sizes: as of ``blocks.stages_of_blocks``.
+        modules, zero1, keep: as of ``dap``.
+        sizes: blocks of every stage, as of ``stages_of_blocks``.
 
     Raises:
         PlanError: ``pp * dp`` does not divide the devices, or as of ``dap``.
     """
-    axial_stages(
-        plan, pp, dp, modules=modules, zero1=zero1, recompute=recompute, block=block, sizes=sizes
-    )
-    plan.op_order(one_f_one_b(pp, microbatches))
+    num = shares(plan, pp=pp, dp=dp) * dp
+    for stage in stages_of_blocks(plan, pp, sizes):
+        devices = plan.devices[stage.index * num :][:num]
+        spread_axially(plan, stage.ops, devices, dp, modules)
+    if zero1:
+        shard_storage(plan)
+    plan.keep(keep)
+    plan.op_order(one_f_one_b(pp, microbatches), Placement.even(plan.devices, pp))

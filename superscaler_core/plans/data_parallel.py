@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from superscaler_core.plan import Axis, Plan
-from superscaler_core.plans.cuts import spread_all
+from superscaler_core.plan import Plan
+from superscaler_core.plans.pieces.along import along
 
 
 def data_parallel(plan: Plan) -> None:
@@ -14,5 +14,6 @@ def data_parallel(plan: Plan) -> None:
 
     Source: algorithm 1 of the SuperScaler paper.
     """
-    axes = [Axis(len(plan.devices), (plan.dims.batch,))]
-    spread_all(plan, axes, plan.graph.ops, plan.devices)
+    for op in plan.graph.ops:
+        plan.op_trans(op, along(plan, op, len(plan.devices), plan.dims.batch))
+        plan.op_assign(op, plan.devices)

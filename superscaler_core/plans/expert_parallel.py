@@ -6,12 +6,10 @@ from math import gcd
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Axis, Plan
-from superscaler_core.plans.cuts import spread_all
-
-EXPERTS = "*.experts"
+from superscaler_core.plans.pieces.along import spread
 
 
-def expert_parallel(plan: Plan, *, ep: int = 0, experts: str = EXPERTS) -> None:
+def expert_parallel(plan: Plan, *, ep: int = 0) -> None:
     """Cut the experts' ops by expert, and all others along the batch.
 
     A microbatch has two all-to-alls forward and two backward in every layer of experts; a step
@@ -22,21 +20,14 @@ def expert_parallel(plan: Plan, *, ep: int = 0, experts: str = EXPERTS) -> None:
         plan: to fill.
         ep: devices among which the experts are dealt out; as many as divide both devices and
             experts if 0. With fewer than all devices the experts are data parallel besides.
-        experts: pattern of the module path of the experts, whose parameters have them as dim 0.
 
     Raises:
         PlanError: there are no experts, or ``ep`` does not divide the devices or the experts.
 
     Source: Lepikhin et al., GShard, 2020.
     """
-    inside = set(plan.graph.ops_in(experts))
-    weights = [tensor for op in plan.graph.ops if op in inside for tensor in op.parameters]
-    if not weights:
-        raise PlanError(
-            f"{plan.graph.name} has no parameters in modules {experts!r}; expert_parallel is for "
-            "mixtures of experts: say experts=... if they are named otherwise."
-        )
-    num, num_experts = len(plan.devices), weights[0].shape[0]
+    experts, dims = plan.blocks.experts, plan.blocks.expert_dims
+    num, num_experts = len(plan.devices), gcd(*(n for d in dims for n in plan.dims.sizes(d)))
     ep = ep or gcd(num, num_experts)
     if num % ep or num_experts % ep:
         raise PlanError(
@@ -44,9 +35,6 @@ def expert_parallel(plan: Plan, *, ep: int = 0, experts: str = EXPERTS) -> None:
             f"{gcd(num, num_experts)} or a divisor of it."
         )
     batch = (plan.dims.batch,)
-    expert = tuple(sorted({plan.dims.of(weight.name, 0) for weight in weights}))
-    others = [op for op in plan.graph.ops if op not in inside]
-    spread_all(plan, [Axis(num // ep, batch), Axis(ep, batch)], others, plan.devices)
-    spread_all(
-        plan, [Axis(num // ep, batch), Axis(ep, expert)], plan.graph.ops_in(experts), plan.devices
-    )
+    for op in plan.graph.ops:
+        inside = Axis(ep, dims if op in experts else batch)
+        spread(plan, [op], plan.devices, Axis(num // ep, batch), inside)

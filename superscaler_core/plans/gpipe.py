@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from superscaler_core.plan import Plan
-from superscaler_core.plans.blocks import BLOCK, stages_of_blocks
+from collections.abc import Sequence
+
+from superscaler_core.plan import Placement, Plan
+from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.schedules import gpipe as order
 
 
-def gpipe(plan: Plan, *, microbatches: int = 8, block: str = BLOCK, sizes: str = "") -> None:
+def gpipe(plan: Plan, *, microbatches: int = 8, sizes: Sequence[int] = ()) -> None:
     """Put as many blocks on every device, and run all forwards before all backwards.
 
     A microbatch sends the hidden state from stage to stage, and its gradient back. Memory a
@@ -16,11 +18,12 @@ def gpipe(plan: Plan, *, microbatches: int = 8, block: str = BLOCK, sizes: str =
     Args:
         plan: to fill.
         microbatches: of a step, each as large as what was captured.
-        block, sizes: as of ``blocks.stages_of_blocks``.
+        sizes: blocks of every stage, as of ``stages_of_blocks``.
 
     Source: Huang et al., GPipe, 2019.
     """
-    for stage in stages_of_blocks(plan, len(plan.devices), block=block, sizes=sizes):
+    for stage in stages_of_blocks(plan, len(plan.devices), sizes):
         for op in stage.ops:
             plan.op_assign(op, plan.devices[stage.index])
-    plan.op_order(order(len(plan.devices), microbatches))
+    num = len(plan.devices)
+    plan.op_order(order(num, microbatches), Placement.even(plan.devices, num))

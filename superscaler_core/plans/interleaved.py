@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from superscaler_core.plan import Plan
-from superscaler_core.plans.blocks import BLOCK, stages_of_blocks
+from collections.abc import Sequence
+
+from superscaler_core.plan import Placement, Plan
+from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.schedules import interleaved as order
 
 
 def interleaved(
-    plan: Plan, *, microbatches: int = 8, chunks: int = 2, block: str = BLOCK, sizes: str = ""
+    plan: Plan, *, microbatches: int = 8, chunks: int = 2, sizes: Sequence[int] = ()
 ) -> None:
     """Deal stages of blocks out to the devices in turn, ``chunks`` to each.
 
@@ -20,12 +22,12 @@ def interleaved(
         plan: to fill.
         microbatches: of a step, each as large as what was captured.
         chunks: stages a device.
-        block, sizes: as of ``blocks.stages_of_blocks``.
+        sizes: blocks of every stage, as of ``stages_of_blocks``.
 
     Source: Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021.
     """
     num = len(plan.devices)
-    for stage in stages_of_blocks(plan, num * chunks, block=block, sizes=sizes):
+    for stage in stages_of_blocks(plan, num * chunks, sizes):
         for op in stage.ops:
             plan.op_assign(op, plan.devices[stage.index % num])
-    plan.op_order(order(num, microbatches, chunks))
+    plan.op_order(order(num, microbatches, chunks), Placement.even(plan.devices, num))

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from superscaler_core.plan import Plan
-from superscaler_core.plans.tensor_parallel import tensor_parallel
+from superscaler_core.plans.pieces.along import along
+from superscaler_core.plans.pieces.words import words
 
 
-def megatron(plan: Plan, *, vocabulary: bool = False, features: str = "") -> None:
+def megatron(plan: Plan, *, vocabulary: bool = False) -> None:
     """Cut every block between its linear maps, the first by rows and the second by columns.
 
-    A microbatch all-reduces the hidden state twice a layer forward and twice backward. Memory a
-    device: 1/N of the weights of the blocks, all of the others.
+    What has no inner features, such as a norm, is replicated. A microbatch all-reduces the hidden
+    state twice a layer forward and twice backward. Memory a device: 1/N of the weights of the
+    blocks, all of the others.
 
     Args:
         plan: to fill.
         vocabulary: cut the embedding and the head along the words too. The scores then go from
             words to tokens by an all-to-all, as the loss is cut along the sequence.
-        features: what is cut, as ``cuts.inner`` takes it.
 
     Source: Shoeybi et al., Megatron-LM, 2019.
     """
-    tensor_parallel(
-        plan,
-        plan.graph.ops,
-        plan.devices,
-        len(plan.devices),
-        vocabulary=vocabulary,
-        features=features,
-    )
+    for op in plan.graph.ops:
+        dims = words(plan, op) if vocabulary else ()
+        plan.op_trans(op, along(plan, op, len(plan.devices), *dims, *plan.blocks.inner))
+        plan.op_assign(op, plan.devices)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from superscaler_core.plan import Plan
-from superscaler_core.plans.tensor_parallel import tensor_parallel
+from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
 
 
-def megatron_sp(plan: Plan, *, vocabulary: bool = False, features: str = "") -> None:
+def megatron_sp(plan: Plan, *, vocabulary: bool = False) -> None:
     """Cut the inner features as ``megatron`` does, and all other ops along the sequence.
 
     A microbatch gathers the hidden state and reduces and scatters it, twice a layer forward and
@@ -15,16 +15,9 @@ def megatron_sp(plan: Plan, *, vocabulary: bool = False, features: str = "") -> 
 
     Args:
         plan: to fill.
-        vocabulary, features: as of ``megatron``.
+        vocabulary: as of ``megatron``.
 
     Source: Korthikanti et al., Reducing activation recomputation in large transformer models, 2022.
     """
-    tensor_parallel(
-        plan,
-        plan.graph.ops,
-        plan.devices,
-        len(plan.devices),
-        sequence=True,
-        vocabulary=vocabulary,
-        features=features,
-    )
+    ops, devices = plan.graph.ops, plan.devices
+    tensor_parallel(plan, ops, devices, len(devices), sequence=True, vocabulary=vocabulary)

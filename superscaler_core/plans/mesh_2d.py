@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Axis, Plan
-from superscaler_core.plans import cuts
+from superscaler_core.plans.pieces.along import spread
 
 
-def mesh_2d(
-    plan: Plan, *, x: int = 0, y: int = 0, sequence: bool = False, features: str = ""
-) -> None:
+def mesh_2d(plan: Plan, *, x: int = 0, y: int = 0, sequence: bool = False) -> None:
     """Cut inner features along ``x`` and the width of the hidden state along ``y``.
 
     Words of an embedding and a head count as inner features. What has no dim to cut along a side
@@ -23,8 +21,6 @@ def mesh_2d(
         x, y: sides of the mesh, ``y`` innermost; the rest is data parallel. If both are 0, all
             devices are one mesh, as square as can be; if one is, it is what the other leaves.
         sequence: cut the sequence instead of the batch, on the mesh.
-        features: what is cut along ``x``, as ``cuts.inner`` takes it; their weights' other dims are
-            the width.
 
     Raises:
         PlanError: ``x * y`` does not divide the devices.
@@ -33,15 +29,16 @@ def mesh_2d(
     """
     num = len(plan.devices)
     rows, columns = _sides(num, x, y)
-    known = {*plan.graph.parameters, *plan.graph.aliases}
-    words = [plan.dims.of(name, dim) for name, dim in cuts.VOCABULARY if name in known]
-    rest = (*(cuts.sequences(plan) if sequence else ()), plan.dims.batch)
-    axes = [
-        Axis(num // (rows * columns), (plan.dims.batch,)),
-        Axis(rows, (*words, *cuts.inner(plan, features), *rest)),
-        Axis(columns, (*cuts.width(plan, features), *rest)),
-    ]
-    cuts.spread_all(plan, axes, plan.graph.ops, plan.devices)
+    blocks, batch = plan.blocks, plan.dims.batch
+    rest = (*(blocks.tokens if sequence else ()), batch)
+    spread(
+        plan,
+        plan.graph.ops,
+        plan.devices,
+        Axis(num // (rows * columns), (batch,)),
+        Axis(rows, (*blocks.words, *blocks.inner, *rest)),
+        Axis(columns, (*blocks.width, *rest)),
+    )
 
 
 def _sides(num: int, x: int, y: int) -> tuple[int, int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from superscaler_core.errors import PlanError
-from superscaler_core.plan import Plan
-from superscaler_core.plans.axial import EVOFORMER, axial_stages
-from superscaler_core.plans.blocks import BLOCK
-from superscaler_core.schedules import ScheduleError
+from collections.abc import Sequence
+
+from superscaler_core.plan import Keep, Placement, Plan
+from superscaler_core.plans.pieces.along import along, shares
+from superscaler_core.plans.pieces.axial import EVOFORMER, Cut, axial_loops, axially
+from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import nf1b as order
 
 
@@ -17,11 +19,10 @@ def nf1b(
     pp: int = 0,
     dp: int = 1,
     microbatches: int = 8,
-    modules: str = EVOFORMER,
+    modules: Sequence[Cut] = EVOFORMER,
     zero1: bool = False,
-    recompute: bool = False,
-    block: str = BLOCK,
-    sizes: str = "",
+    keep: Keep = Keep.EVERYTHING,
+    sizes: Sequence[int] = (),
 ) -> None:
     """Run ``recycle`` turns without gradient between the forwards and backwards of 1F1B.
 
@@ -35,21 +36,24 @@ def nf1b(
         pp: stages; as many as devices if 0.
         dp: groups of a stage's devices among which the batch is cut; in a group ``dap`` cuts.
         microbatches: of a step, each as large as what was captured; as many as stages at least.
-        modules, zero1, recompute: as of ``dap``.
-        block, sizes: as of ``blocks.stages_of_blocks``.
+        modules, zero1, keep: as of ``dap``.
+        sizes: blocks of every stage, as of ``stages_of_blocks``.
 
     Raises:
-        PlanError: ``pp * dp`` does not divide the devices, there are fewer microbatches than
-            stages, or the model recycles nothing.
+        PlanError: ``pp * dp`` does not divide the devices, or the model recycles nothing.
+        ScheduleError: there are fewer microbatches than stages.
 
     Source: SuperScaler, 3F1B for AlphaFold2.
     """
-    stages = pp or len(plan.devices)
-    axial_stages(
-        plan, stages, dp, modules=modules, zero1=zero1, recompute=recompute, block=block,
-        sizes=sizes,
-    )  # fmt: skip
-    try:
-        plan.op_order(order(stages, microbatches, recycle))
-    except ScheduleError as error:
-        raise PlanError(f"microbatches={microbatches} of {stages} stages: {error}") from None
+    pp = pp or len(plan.devices)
+    num = shares(plan, pp=pp, dp=dp)
+    loops = axial_loops(plan.graph, modules) if num > 1 else {}
+    for stage in stages_of_blocks(plan, pp, sizes):
+        for op in stage.ops:
+            plan.op_trans(op, along(plan, op, dp, plan.dims.batch))
+            plan.op_trans(op, axially(plan, op, num, loops))
+            plan.op_assign(op, plan.devices[stage.index * dp * num :][: dp * num])
+    plan.op_order(order(pp, microbatches, recycle), Placement.even(plan.devices, pp))
+    if zero1:
+        shard_storage(plan)
+    plan.keep(keep)

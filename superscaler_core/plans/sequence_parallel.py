@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from superscaler_core.plan import Axis, Plan
-from superscaler_core.plans.cuts import sequences, spread_all
+from superscaler_core.plan import Plan
+from superscaler_core.plans.pieces.along import along
 
 
 def sequence_parallel(plan: Plan) -> None:
@@ -14,5 +14,7 @@ def sequence_parallel(plan: Plan) -> None:
     activations but for keys and values.
     """
     # What mixes the tokens of a sequence, such as a gate's places, is cut along the batch.
-    axes = [Axis(len(plan.devices), (*sequences(plan), plan.dims.batch))]
-    spread_all(plan, axes, plan.graph.ops, plan.devices)
+    dims = (*plan.blocks.tokens, plan.dims.batch)
+    for op in plan.graph.ops:
+        plan.op_trans(op, along(plan, op, len(plan.devices), *dims))
+        plan.op_assign(op, plan.devices)

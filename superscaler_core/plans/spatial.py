@@ -6,6 +6,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.dims import DimClass
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Plan
+from superscaler_core.plans.pieces.along import shares
 
 
 def spatial(plan: Plan, *, rows: int = 0, columns: int = 1) -> None:
@@ -31,13 +32,9 @@ def spatial(plan: Plan, *, rows: int = 0, columns: int = 1) -> None:
     """
     num = len(plan.devices)
     rows = rows or num // max(columns, 1)
-    if min(rows, columns) < 1 or num % (rows * columns):
-        raise PlanError(
-            f"spatial of {rows} rows times {columns} columns on {num} devices: both are at least "
-            f"1, and their product {rows * columns} has to divide {num}."
-        )
+    pieces = shares(plan, rows=rows, columns=columns)
     grid = {_image_dim(plan, 2 + i): n for i, n in enumerate((rows, columns)) if n > 1}
-    batch, pieces = plan.graph.inputs[0].shape[0], num // (rows * columns)
+    batch = plan.graph.inputs[0].shape[0]
     if batch < pieces:
         raise PlanError(
             f"spatial of {rows} rows times {columns} columns on {num} devices: the batch of "

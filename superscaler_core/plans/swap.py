@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from superscaler_core.plan import Plan
-from superscaler_core.plans.blocks import BLOCK, blocks_of
+from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans.data_parallel import data_parallel
 
 
-def swap(plan: Plan, *, recompute: bool = False, block: str = BLOCK) -> None:
+def swap(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
     """Let what every block keeps for its backward wait in host memory.
 
     Devices send each other what they send under ``data_parallel``; besides, what a block keeps goes
@@ -17,13 +16,10 @@ def swap(plan: Plan, *, recompute: bool = False, block: str = BLOCK) -> None:
 
     Args:
         plan: to fill.
-        recompute: whether blocks keep only what they read, and are computed again.
-        block: pattern of the blocks' module paths.
+        keep: what of the blocks stays for the backward, on the host.
 
     Source: Rhu et al., vDNN, 2016.
     """
     data_parallel(plan)
-    blocks = blocks_of(plan.graph, block)
-    plan.swap(*blocks)
-    if recompute:
-        plan.recompute(*blocks)
+    plan.swap(*plan.blocks.all)
+    plan.keep(keep)

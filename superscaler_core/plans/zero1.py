@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from superscaler_core.plan import Plan
 from superscaler_core.plans.data_parallel import data_parallel
-from superscaler_core.plans.storage import shard_storage
+from superscaler_core.plans.pieces.storage import shard_storage
 
 
 def zero1(plan: Plan) -> None:

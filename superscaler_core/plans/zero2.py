@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from superscaler_core.plan import Plan
-from superscaler_core.plans.blocks import BLOCK, block_groups
 from superscaler_core.plans.zero1 import zero1
 
 
-def zero2(plan: Plan, *, block: str = BLOCK) -> None:
+def zero2(plan: Plan) -> None:
     """ZeRO 1 that reduces the gradients of a block as soon as its backward is done.
 
     A step moves what ``zero1`` moves; a microbatch reduces and scatters all gradients, so with
     accumulation it is more. Memory a device: all weights, the gradients of one block, 1/N of all
     gradients, master weights and states.
 
-    Args:
-        plan: to fill.
-        block: pattern of the blocks' module paths.
-
     Source: Rajbhandari et al., ZeRO, 2019.
     """
     zero1(plan)
-    plan.reduce_grads(*block_groups(plan.graph, block))
+    plan.reduce_grads(*plan.blocks.groups)

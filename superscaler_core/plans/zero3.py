@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from superscaler_core.plan import Plan
-from superscaler_core.plans.blocks import BLOCK, block_groups
 from superscaler_core.plans.zero1 import zero1
 
 
-def zero3(plan: Plan, *, block: str = BLOCK) -> None:
+def zero3(plan: Plan) -> None:
     """ZeRO 2 that also gathers the weights of a block for its forward, and again for its backward.
 
     A microbatch gathers all weights twice, and reduces and scatters all gradients: 1.5 times the
     volume of an all-reduce. Memory a device: 1/N of everything, and the weights and gradients of
     one block.
 
-    Args:
-        plan: to fill.
-        block: pattern of the blocks' module paths.
-
     Source: Rajbhandari et al., ZeRO, 2019.
     """
     zero1(plan)
-    plan.gather_weights(*block_groups(plan.graph, block))
+    plan.gather_weights(*plan.blocks.groups)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from superscaler_core.plan import Plan
-from superscaler_core.plans.blocks import BLOCK, blocks_of
+from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans.zero3 import zero3
 
 
-def zero3_offload(plan: Plan, *, recompute: bool = False, block: str = BLOCK) -> None:
+def zero3_offload(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
     """Let every device store its share of all that ``zero3`` cuts on its host.
 
     A step moves what ``zero3`` moves; besides, for every microbatch each device takes 1/N of the
@@ -16,12 +15,10 @@ def zero3_offload(plan: Plan, *, recompute: bool = False, block: str = BLOCK) ->
 
     Args:
         plan: to fill.
-        recompute: whether to compute the forward of every block again in its backward.
-        block: pattern of the blocks' module paths.
+        keep: what of the blocks stays for the backward.
 
     Source: Rajbhandari et al., ZeRO-Infinity, 2021.
     """
-    zero3(plan, block=block)
+    zero3(plan)
     plan.store_on_host()
-    if recompute:
-        plan.recompute(*blocks_of(plan.graph, block))
+    plan.keep(keep)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from superscaler_core.plan import Plan
-from superscaler_core.plans.blocks import BLOCK, blocks_of
+from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans.zero2 import zero2
 
 
-def zero_offload(plan: Plan, *, recompute: bool = False, block: str = BLOCK) -> None:
+def zero_offload(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
     """Let every device store its share of states, gradients and master weights on its host.
 
     A step moves what ``zero2`` moves; besides, every device takes 1/N of the gradients to the host
@@ -15,12 +14,10 @@ def zero_offload(plan: Plan, *, recompute: bool = False, block: str = BLOCK) -> 
 
     Args:
         plan: to fill.
-        recompute: whether to compute the forward of every block again in its backward.
-        block: pattern of the blocks' module paths.
+        keep: what of the blocks stays for the backward.
 
     Source: Ren et al., ZeRO-Offload, 2021.
     """
-    zero2(plan, block=block)
+    zero2(plan)
     plan.store_on_host()
-    if recompute:
-        plan.recompute(*blocks_of(plan.graph, block))
+    plan.keep(keep)

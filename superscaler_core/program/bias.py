@@ -11,6 +11,9 @@ from superscaler_core.program.edges import Edges
 TAKES_BIAS = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
 """Kinds of products whose functions in torch take a bias."""
 
+ADDS_BIAS = "add_bias"
+"""Kind of the op that adds one."""
+
 
 def products_of(
     graph: Graph, edges: Edges, segment: Sequence[Part], on_device: Mapping[Op, Sequence[Part]]
@@ -26,6 +29,8 @@ def products_of(
         on_device: by op all its parts on the device, which may be in other segments too. A product
             that one of those reads is left alone.
     """
+    if not any(part.op.kind == ADDS_BIAS for part in segment):
+        return {}
     made: dict[Op, list[Part]] = {}
     for part in segment:
         if part.op.kind in TAKES_BIAS and len(part.op.inputs) == 2:
@@ -48,6 +53,6 @@ def products_of(
 def _sums_a_product(part: Part, graph: Graph, edges: Edges) -> bool:
     """Whether a part adds a bias to what its own device made, and nobody else reads that."""
     op = part.op
-    if op.kind != "add_bias" or (op, 0) in edges.of_reader or op.inputs[0] not in graph.producer:
+    if op.kind != ADDS_BIAS or (op, 0) in edges.of_reader or op.inputs[0] not in graph.producer:
         return False
     return len(graph.readers[op.inputs[0]]) == 1

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 
 import rvdcomm as rv
+from superscaler_core.graph.form import OpForm, PartForm
 from superscaler_core.graph.graph import Op
-from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import PARAMETER, PTensor
-from superscaler_core.plan import Device, Plan
-from superscaler_core.program.side import Side
+from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
+from superscaler_core.plan import Device, OpSplit, Plan
+from superscaler_core.program.side import MAX_SIDES, Side, sides_of
 from superscaler_core.program.transfer import Transfer, transfers
 
 Reader = tuple[Op, int]
@@ -87,6 +87,26 @@ class Edges:
     deferred: Mapping[Op, Mapping[Device, int]]
     """Ops whose replicas pass on a share of the gradient each (``_shares``); which share."""
 
+    @classmethod
+    def of(cls, edges: Iterable[Edge], deferred: Mapping[Op, Mapping[Device, int]]) -> Edges:
+        """These edges; what they do not bring is read from parts on the same device."""
+        given = tuple(edges)
+        return cls(given, {reader: e for e in given for reader in e.readers}, deferred)
+
+    def read_directly(self, op: Op) -> tuple[tuple[int, PTensor], ...]:
+        """The inputs that an op reads from parts on its device, with their positions."""
+        found = self._direct.get(op)
+        if found is None:
+            inputs = enumerate(op.inputs)
+            found = self._direct[op] = tuple(
+                (i, t) for i, t in inputs if t.kind == ACTIVATION and (op, i) not in self.of_reader
+            )
+        return found
+
+    @cached_property
+    def _direct(self) -> dict[Op, tuple[tuple[int, PTensor], ...]]:
+        return {}
+
     @property
     def stage_graph(self) -> tuple[tuple[int, int], ...]:
         """Pairs of stages of which one reads what the other makes, in the same turn."""
@@ -95,38 +115,66 @@ class Edges:
 
     def of_stage(self, stage: int) -> tuple[Edge, ...]:
         """Edges inside a stage."""
-        return tuple(e for e in self.all if e.src_stage == stage and not e.crosses)
+        return tuple(e for e in self._from.get(stage, ()) if not e.crosses)
+
+    def leaving(self, stage: int) -> tuple[Edge, ...]:
+        """Edges from a stage to others, or to another turn."""
+        return tuple(e for e in self._from.get(stage, ()) if e.crosses)
+
+    @cached_property
+    def _from(self) -> Mapping[int, list[Edge]]:
+        found: dict[int, list[Edge]] = {}
+        for edge in self.all:
+            found.setdefault(edge.src_stage, []).append(edge)
+        return found
 
 
 def find_edges(plan: Plan) -> Edges:
     """Compare all readers of all activations with those who write them."""
-    stage_of = {op.index: stage.index for stage in plan.stages for op in stage.ops}
+    stage_of = stages_by_op(plan)
     made: list[Edge] = []
-    of_reader: dict[Reader, Edge] = {}
     deferred: dict[Op, Mapping[Device, int]] = {}
     for tensor, op in plan.graph.producer.items():
-        readers = plan.graph.readers.get(tensor, ())
-        if not readers:
-            continue
-        src = output_side(plan, op, op.outputs.index(tensor))
-        groups: dict[tuple[int, Side], list[Reader]] = {}
-        for reader in readers:
-            end = stage_of[reader[0].index], input_side(plan, *reader)
-            groups.setdefault(end, []).append(reader)
-        shares = _shares(plan, op, src, groups, stage_of[op.index])
+        new, shares = edges_of(plan, tensor, stage_of, len(made))
+        made += new
         if shares is not None:
             deferred[op] = shares
-            continue
-        new = _edges_of(tensor, stage_of[op.index], src, groups, len(made))
-        made += new
-        of_reader |= {reader: edge for edge in new for reader in edge.readers}
-    for edge in _recycled(plan, stage_of, len(made)):
-        made.append(edge)
-        of_reader |= dict.fromkeys(edge.readers, edge)
-    return Edges(tuple(made), of_reader, deferred)
+    made += recycling_edges(plan, stage_of, len(made))
+    return Edges.of(made, deferred)
 
 
-def _recycled(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iterator[Edge]:
+def stages_by_op(plan: Plan) -> Mapping[int, int]:
+    """The number of the stage of every op, by its index."""
+    return {op.index: stage.index for stage in plan.stages for op in stage.ops}
+
+
+def edges_of(
+    plan: Plan, tensor: PTensor, stage_of: Mapping[int, int], first: int
+) -> tuple[list[Edge], Mapping[Device, int] | None]:
+    """The edges of one activation, or the shares of its gradient that spare them.
+
+    Args:
+        plan: the decisions.
+        tensor: what one op writes.
+        stage_of: as of ``stages_by_op``.
+        first: number of the first edge.
+    """
+    op = plan.graph.producer[tensor]
+    readers = plan.graph.readers.get(tensor, ())
+    if not readers:
+        return [], None
+    groups: dict[tuple[int, Side], list[Reader]] = {}
+    for reader in readers:
+        end = stage_of[reader[0].index], input_side(plan, *reader)
+        groups.setdefault(end, []).append(reader)
+    shares = _shares(plan, op, groups, stage_of[op.index])
+    if shares is not None:
+        return [], shares
+    src = output_side(plan, op, op.outputs.index(tensor))
+    return _edges_of(tensor, stage_of[op.index], src, groups, first), None
+
+
+def recycling_edges(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iterator[Edge]:
     """Edges, numbered from ``first``, that lead from a turn of a microbatch to the next."""
     numbers = count(first)
     for given, tensor in plan.graph.recycled.items():
@@ -144,25 +192,40 @@ def _recycled(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iterator[E
 
 
 def _shares(
-    plan: Plan, op: Op, src: Side, groups: Iterable[tuple[int, Side]], stage: int
+    plan: Plan, op: Op, groups: Iterable[tuple[int, Side]], stage: int
 ) -> Mapping[Device, int] | None:
-    """Which share of the gradient each replica of an op gets, if that is all it needs.
+    """Which share of the gradient each replica of an op gets, if that is all it needs."""
+    if not reads_weights_alone(op) or any(dst_stage != stage for dst_stage, _ in groups):
+        return None
+    return shares_of(op.form, plan.op_split(op), Side.joined(side for _, side in groups))
+
+
+def reads_weights_alone(op: Op) -> bool:
+    """Whether nothing but weights gives an op a gradient to pass on, as a table of positions."""
+    has_weights_alone = all(t.kind == PARAMETER for t in op.inputs if t.requires_grad)
+    return bool(op.parameters) and has_weights_alone and len(op.outputs) == 1
+
+
+@lru_cache(maxsize=MAX_SIDES)
+def shares_of(form: OpForm, split: OpSplit, reading: Side) -> Mapping[Device, int] | None:
+    """Which share of the gradient each replica gets of an op that reads weights alone.
 
     The backward of an op is linear: the replicas of one that reads weights alone, such as a table
     of positions, may each take the gradient that is on their device, and what they make of it is
     summed with the gradients of the weights, once a step, not once a microbatch.
+
+    Args:
+        form: of the op.
+        split: its parts.
+        reading: all that read its output, on the same devices.
     """
-    has_weights_alone = all(t.kind == PARAMETER for t in op.inputs if t.requires_grad)
-    if not (op.parameters and has_weights_alone and len(op.outputs) == 1):
-        return None
-    reading = Side.joined(side for _, side in groups)
-    is_here = all(dst_stage == stage for dst_stage, _ in groups)
-    if not is_here or reading.shards.keys() != src.shards.keys() or not _holds(src, reading):
+    (src,) = sides_of(form, split).outputs
+    if reading.shards.keys() != src.shards.keys() or not _holds(src, reading):
         return None
     # By the pieces of the op, if it is cut: what its replicas on different devices read of them.
-    kinds: dict[frozenset[Part], list[frozenset[tuple[rv.Box, int]]]] = {}
+    kinds: dict[frozenset[PartForm], list[frozenset[tuple[rv.Box, int]]]] = {}
     shares: dict[Device, int] = {}
-    for device, pieces in _pieces_on(plan, op).items():
+    for device, pieces in _pieces_on(form, split).items():
         held = reading.shards[device].held
         known = kinds.setdefault(pieces, [])
         known += [held] if held not in known else []
@@ -172,22 +235,25 @@ def _shares(
     return shares
 
 
-def _pieces_on(plan: Plan, op: Op) -> Mapping[Device, frozenset[Part]]:
+def _pieces_on(form: OpForm, split: OpSplit) -> Mapping[Device, frozenset[PartForm]]:
     """What every device does of an op, which replica aside."""
-    found: dict[Device, set[Part]] = {}
-    for part in plan.parts(op):
-        found.setdefault(_device(plan, part), set()).add(Part(op, part.pieces))
+    found: dict[Device, set[PartForm]] = {}
+    for part in split.parts:
+        if part.device is not None:
+            found.setdefault(part.device, set()).add(form.part(part.pieces))
     return {device: frozenset(parts) for device, parts in found.items()}
 
 
-def _are_apart(kinds: Iterable[frozenset[Part]]) -> bool:
+def _are_apart(kinds: Iterable[frozenset[PartForm]]) -> bool:
     """Whether devices do the same pieces of an op or none in common, with nothing summed."""
     parts = [part for pieces in kinds for part in pieces]
     is_summed = any(
-        view.summand
+        summand
         for part in parts
-        for view in (*part.inputs, *part.outputs)
-        if view.tensor.requires_grad
+        for of, (_, summand) in zip(
+            (*part.op.inputs, *part.op.outputs), (*part.inputs, *part.outputs), strict=True
+        )
+        if of.requires_grad
     )
     return not is_summed and len(set(parts)) == len(parts)
 
@@ -224,21 +290,15 @@ def _edges_of(
 
 def output_side(plan: Plan, op: Op, position: int) -> Side:
     """The end at which an op writes its output ``position``."""
-    return Side.of((_device(plan, part), part.outputs[position]) for part in plan.parts(op))
+    return sides_of(op.form, plan.op_split(op)).outputs[position]
 
 
 def input_side(plan: Plan, op: Op, position: int) -> Side:
     """The end at which an op reads its input ``position``."""
-    return Side.of((_device(plan, part), part.inputs[position]) for part in plan.parts(op))
+    return sides_of(op.form, plan.op_split(op)).inputs[position]
 
 
-def _device(plan: Plan, part: Part) -> Device:
-    device = plan.device(part)
-    assert device is not None, f"{part} has no device; validate comes before"
-    return device
-
-
-@cache
+@lru_cache(maxsize=MAX_SIDES)
 def is_inline(src: Side, dst: Side, has_grad: bool) -> bool:
     """Whether every device can compute what it reads, and its gradients, from what it wrote.
 

@@ -6,7 +6,14 @@ from superscaler_core.errors import OrderError
 from superscaler_core.plan import Plan
 from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.instruction import Carry, Event
-from superscaler_core.schedules import Schedule, ScheduleError, one_f_one_b, timeline
+from superscaler_core.schedules import (
+    Action,
+    ActionKind,
+    Schedule,
+    ScheduleError,
+    one_f_one_b,
+    timeline,
+)
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -21,28 +28,46 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
     order, none waits for what can only come later.
 
     Raises:
-        OrderError: the schedule's rows and the stages' data wait for each other.
+        OrderError: the schedule's rows and the stages' data wait for each other, or it recomputes
+            some microbatches of a stage apart, and others not.
     """
     schedule = schedule_of(plan)
+    _check_recomputations(schedule)
     crossing = [edge for edge in edges.all if edge.crosses]
     try:
         spans = timeline(schedule, edges=edges.stage_graph).spans
     except ScheduleError as error:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
-    carried: dict[tuple[str, int], list[Edge]] = {}
+    carried: dict[tuple[ActionKind, int], list[Edge]] = {}
     for edge in crossing:
         # What is recycled leads from a turn to the next, and the last turn is the forward.
-        for kind in "fF" if edge.recycles is None else "f":
+        for kind in (
+            (ActionKind.TURN, ActionKind.FORWARD) if edge.recycles is None else (ActionKind.TURN,)
+        ):
             carried.setdefault((kind, edge.src_stage), []).append(edge)
-        if edge.backward:
-            carried.setdefault(("B", edge.dst_stage), []).append(edge)
+        for kind in (ActionKind.BACKWARD, ActionKind.INPUTS) if edge.backward else ():
+            carried.setdefault((kind, edge.dst_stage), []).append(edge)
     timed: list[tuple[tuple[int, ...], Event]] = []
     for action, span in spans.items():
         start, end, mb = int(span.start), int(span.end), action.microbatch
         timed.append(((start, 1, action.stage, mb), action))
-        is_back = action.kind == "B"
+        is_back = action.kind.goes_back
         for edge in carried.get((action.kind, action.stage), ()):
             timed.append(
                 ((end, 0, int(is_back), edge.index, mb), Carry(edge.name, mb, is_back, edge))
             )
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))
+
+
+def _check_recomputations(schedule: Schedule) -> None:
+    """Of a stage all microbatches have an R, or none: its blocks are written once for all."""
+    for stage in range(schedule.num_stages):
+        microbatches = range(schedule.num_microbatches)
+        apart = [
+            m for m in microbatches if Action(ActionKind.RECOMPUTE, stage, m) in schedule.places
+        ]
+        if apart and len(apart) < schedule.num_microbatches:
+            raise OrderError(
+                f"schedule {schedule.name} has an R for microbatches {apart} of stage {stage} and "
+                f"none for others; of a stage all {schedule.num_microbatches} have one, or none."
+            )

@@ -25,8 +25,14 @@ class Verb(StrEnum):
     """Run a segment, and keep nothing of it."""
     HOLD = "hold"
     """Keep what a segment is given, because its backward runs it again by itself."""
+    RERUN = "R"
+    """Run a segment again that kept only what it was given, ahead of its backward."""
     BACKWARD = "B"
     """The gradients of what a segment was given, and of its weights."""
+    BACKWARD_INPUTS = "I"
+    """The gradients of what a segment was given; what those of its weights need is kept."""
+    BACKWARD_WEIGHTS = "W"
+    """The gradients of a segment's weights, after those of what it was given."""
     KEEP = "keep"
     """Keep what enters a span, which the backward runs again as a whole."""
     RESUME = "resume"
@@ -35,19 +41,40 @@ class Verb(StrEnum):
     """An edge inside the stage takes its value along."""
     MOVE_BACK = "move-back"
     """It takes the gradient of the value back."""
+    FETCH = "fetch"
+    """The weights of a bucket come to where they are read, and stay for the step."""
     GATHER = "gather"
     """The weights of a window come to where they are read."""
     RELEASE = "release"
     """The weights of a window are dropped where they were gathered."""
     REDUCE = "reduce"
-    """The gradients of a window's weights go to where these are stored."""
+    """The gradients of a window's or a bucket's weights go to where these are stored."""
+    LOSS = "loss"
+    """The losses of all microbatches are added up, and every device gets the sum."""
 
 
-COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.BACKWARD})
+GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
+"""What makes gradients of what a segment was given."""
+
+COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.BACKWARD_WEIGHTS})
 """What runs a segment, which one device does by itself."""
 
+
+class Phase(StrEnum):
+    """Which part of a communication an instruction is; its value is how texts write it."""
+
+    WHOLE = ""
+    """It starts, and devices wait until it is done."""
+    START = "start"
+    """It starts, and devices go on while it is under way."""
+    WAIT = "wait"
+    """Devices wait until what they started is done."""
+
+
 _CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
-_TEXT = re.compile(rf"({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)")
+_TEXT = re.compile(
+    rf"(?:(start|wait) )?({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)(?: at ([0-9]{{1,9}}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +85,31 @@ class StepInstruction:
 
     Attributes:
         kind: what is done.
-        name: of the segment, edge, window or span that it is done with. Every device has segments
-            of its own, which have the same names.
+        name: of the segment, edge, window, bucket or span that it is done with. Every device has
+            segments of its own, which have the same names.
         devices: that take part, ascending.
-        what: the segment, edge or window itself; None if the instruction was read from a text.
+        phase: of communication: all of it, its start, or the wait for its end.
+        microbatch: the only one for which a stage's block does it; None for all of them.
+        what: the segment, edge, window or bucket itself; None if the instruction was read from a
+            text.
     """
 
     kind: Verb
     name: str
     devices: tuple[Device, ...]
+    phase: Phase = Phase.WHOLE
+    microbatch: int | None = None
     what: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name} on {','.join(map(str, self.devices))}"
+        words = [self.phase, self.kind, self.name, "on", ",".join(map(str, self.devices))]
+        if self.microbatch is not None:
+            words += ["at", str(self.microbatch)]
+        return " ".join(word for word in words if word)
+
+    def is_for(self, microbatch: int) -> bool:
+        """Whether a stage's block does it for a microbatch."""
+        return self.microbatch is None or self.microbatch == microbatch
 
     @classmethod
     def parse(cls, text: str) -> StepInstruction:
@@ -85,7 +124,10 @@ class StepInstruction:
                 f"cannot read the instruction {text.strip()[:80]!r}: it is a kind, a name and the "
                 f"devices, such as 'F stage0_segment1 on 0'; kinds are {', '.join(Verb)}."
             )
-        return cls(Verb(found[1]), found[2], tuple(map(int, found[3].split(","))))
+        phase = Phase(found[1] or "")
+        devices = tuple(map(int, found[4].split(",")))
+        microbatch = None if found[5] is None else int(found[5])
+        return cls(Verb(found[2]), found[3], devices, phase, microbatch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,23 +9,26 @@ from functools import cached_property
 from typing import Any
 
 import rvdcomm as rv
+from superscaler_core.collector import paused_collector
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
+from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
 from superscaler_core.program.events import step_events
-from superscaler_core.program.instruction import Event, Verb
+from superscaler_core.program.instruction import Event, Phase, StepInstruction, Verb
+from superscaler_core.program.overlap import overlap_reductions, prefetch
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
-from superscaler_core.program.side import Side, View
+from superscaler_core.program.side import Side
 from superscaler_core.program.spans import spans_of
-from superscaler_core.program.stage_program import RUNS, StageProgram
-from superscaler_core.program.step_program import StepProgram
+from superscaler_core.program.stage_program import StageProgram
+from superscaler_core.program.step_program import Block, StepProgram
 from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.program.weights import Use, Weights, find_weights
-from superscaler_core.schedules import Action
+from superscaler_core.schedules import Action, ActionKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +67,7 @@ class Materialized:
         }
 
     def _everyone(self, tensor: PTensor) -> Side:
-        box = tensor.box
-        return Side(1, tuple(View(device, box, 0) for device in sorted(self.plan.devices)))
+        return Side.everyone(self.plan.devices, tensor.shape)
 
     def check(self) -> None:
         """Find all communication, and what runs again, so that what cannot be is refused now."""
@@ -90,9 +92,26 @@ class Materialized:
             taking_part: dict[Step, tuple[Device, ...]] = {
                 item: self._devices_of(item) for item in items if not isinstance(item, Compute)
             }
-            given = StageItems(self.plan, stage, items, spans, taking_part, edges)
+            kinds = self.stage_kinds[stage]
+            given = StageItems(
+                self.plan, stage, items, spans, taking_part, edges, self.segment_ends, kinds
+            )
             found.append(StageProgram(given))
         return tuple(found)
+
+    @cached_property
+    def stage_kinds(self) -> tuple[frozenset[ActionKind], ...]:
+        """The kinds of actions that the schedule has for every stage."""
+        kinds: list[set[ActionKind]] = [set() for _ in self.items]
+        for event in self.events:
+            if isinstance(event, Action):
+                kinds[event.stage].add(event.kind)
+        return tuple(map(frozenset, kinds))
+
+    @cached_property
+    def segment_ends(self) -> frozenset[Op]:
+        """The ops before which segments end though no communication is there."""
+        return ends(self.plan, self.weights)
 
     def _devices_of(self, item: Move | Open | Close) -> tuple[Device, ...]:
         """Who takes part in communication."""
@@ -102,38 +121,71 @@ class Materialized:
 
     @cached_property
     def step_program(self) -> StepProgram:
-        """The whole step as a value."""
-        kinds = {(e.stage, e.kind) for e in self.events if isinstance(e, Action)}
+        """The whole step as a value, with the overlap that the plan wants."""
         blocks = {
-            (stage, run): program.order[run]
+            (stage, run): block
             for stage, program in enumerate(self.stages)
-            for run in RUNS
-            if (stage, run) in kinds
+            for run, block in program.order.items()
         }
-        devices = tuple(sorted(self.plan.devices))
-        return StepProgram(self.plan.graph.name, devices, blocks, self.events)
+        overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
+        program = StepProgram(self.plan.graph.name, devices, blocks, self.events, *self._around)
+        if overlap.prefetch:
+            program = prefetch(program, overlap.prefetch)
+        return overlap_reductions(program) if overlap.reductions else program
+
+    @cached_property
+    def _around(self) -> tuple[Block, Block]:
+        """What all devices do before all stages, and after them, without overlap."""
+        given = self.plan, self.weights, self.segment_ends
+        begin = (_of_bucket(Verb.FETCH, bucket) for bucket in fetched(*given))
+        end = (_of_bucket(Verb.REDUCE, bucket) for bucket in reduced(*given))
+        loss = StepInstruction(Verb.LOSS, "loss", tuple(sorted(self.plan.devices)))
+        return tuple(begin), (*end, loss)
+
+    # One stage is written out without the others where nothing overlaps.
+
+    def block(self, stage: int, run: ActionKind) -> Block:
+        """What all devices do in a run of a stage; as of the step program."""
+        if self.plan.overlap:
+            return self.step_program.blocks[stage, run]
+        return self.stages[stage].order[run]
+
+    @property
+    def begin(self) -> Block:
+        """What all devices do before all stages; as of the step program."""
+        return self.step_program.begin if self.plan.overlap else self._around[0]
+
+    @property
+    def end(self) -> Block:
+        """What all devices do after all stages; as of the step program."""
+        return self.step_program.end if self.plan.overlap else self._around[1]
 
     @cached_property
     def counts(self) -> Counter[tuple[Verb, Any]]:
         """How often every instruction of a stage is run in a step, by kind and what it is about."""
-        runs = Counter((e.kind, e.stage) for e in self.events if isinstance(e, Action))
         found: Counter[tuple[Verb, Any]] = Counter()
-        for (run, stage), times in runs.items():
-            for instruction in self.stages[stage].order[run]:
-                found[instruction.kind, instruction.what] += times
+        for event in self.events:
+            if isinstance(event, Action):
+                for instruction in self.block(event.stage, event.kind):
+                    if instruction.phase is not Phase.WAIT and instruction.is_for(event.microbatch):
+                        found[instruction.kind, instruction.what] += 1
         return found
 
     @cached_property
     def stage_devices(self) -> tuple[frozenset[Device], ...]:
         """Who runs parts of every stage, or stores weights that come and go in it."""
         found = []
-        for items in self.items:
-            devices = {item.device for item in items if isinstance(item, Compute)}
-            for item in items:
+        for stage, items in zip(self.plan.stages, self.items, strict=True):
+            devices = {d for op in stage.ops for d in self.plan.op_split(op).devices}
+            for item in items if self.plan.windows else ():
                 if isinstance(item, Open):
                     devices |= self.window_devices(item.window)
             found.append(frozenset(devices))
         return tuple(found)
+
+    def uses_in(self, what: Window | Bucket) -> tuple[Use, ...]:
+        """The copies of weights that come and go together."""
+        return what.uses if isinstance(what, Bucket) else self.uses_of.get(what, ())
 
     def window_devices(self, window: Window) -> frozenset[Device]:
         """Who stores or reads the weights of a window."""
@@ -193,6 +245,7 @@ class Materialized:
         return found
 
 
+@paused_collector()
 def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:
     """Decide all communication of a plan whose parts are complete (``check_coverage`` says so).
 
@@ -211,3 +264,7 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
     )
     made.check()
     return made
+
+
+def _of_bucket(kind: Verb, bucket: Bucket) -> StepInstruction:
+    return StepInstruction(kind, bucket.name, bucket.devices, what=bucket)

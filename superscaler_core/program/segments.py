@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import rvdcomm as rv
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import PTensor
+from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.bias import products_of
 from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.sequence import Compute, Item, Move
+from superscaler_core.schedules import ActionKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,12 @@ class Segment:
     is_left_out: bool = False
     products: Mapping[Part, Part] = field(default_factory=dict)
 
+    @cached_property
+    def has_weights(self) -> bool:
+        """Whether it reads a weight that is trained."""
+        views = (view for part in self.parts for view in part.inputs)
+        return any(v.tensor.kind == PARAMETER and v.tensor.requires_grad for v in views)
+
 
 Step = Segment | Item
 
@@ -55,6 +63,8 @@ class StageItems:
         spans: by item, the group with which it is run again as a whole.
         taking_part: by item that communicates, the devices that take part.
         edges: of the plan.
+        ends: ops before which segments end, though no communication is there.
+        kinds: of actions that the schedule has for the stage.
     """
 
     plan: Plan
@@ -63,10 +73,31 @@ class StageItems:
     spans: Mapping[Item, int]
     taking_part: Mapping[Step, Sequence[Device]]
     edges: Edges
+    ends: Collection[Op] = ()
+    kinds: frozenset[ActionKind] = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD})
 
     def span(self, step: Step) -> int:
         """The number of the span that a step is in; 0 if in none."""
-        return step.span if isinstance(step, Segment) else self.spans.get(step, 0)
+        if isinstance(step, Segment):
+            return step.span
+        return self.spans.get(step, 0) if self.spans else 0
+
+    @cached_property
+    def read_outside(self) -> frozenset[PTensor]:
+        """What these items make and others of the stage read: none if they are all of it."""
+        ops = {item.part.op for item in self.items if isinstance(item, Compute)}
+        moved = {item.edge for item in self.items if isinstance(item, Move)}
+        readers, of_reader = self.plan.graph.readers, self.edges.of_reader
+        direct = {
+            tensor
+            for op in ops
+            for tensor in op.outputs
+            for reader in readers.get(tensor, ())
+            if reader[0] not in ops and reader not in of_reader
+        }
+        made = {tensor for op in ops for tensor in op.outputs}
+        edges = (edge for edge in self.edges.of_stage(self.stage) if edge not in moved)
+        return frozenset(direct | ({edge.tensor for edge in edges} & made))
 
 
 @dataclass
@@ -85,6 +116,10 @@ class _Builder:
         self.group = group
         self.parts.append(part)
 
+    def is_at(self, op: Op) -> bool:
+        """Whether the part before is of the same op."""
+        return bool(self.parts) and self.parts[-1].op == op
+
     def close(self) -> None:
         if not self.parts:
             return
@@ -102,6 +137,8 @@ def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
         if isinstance(item, Compute):
             builder = builders.setdefault(item.device, _Builder(given.stage))
             part = item.part
+            if part.op in given.ends and not builder.is_at(part.op):
+                builder.close()
             groups = plan.recompute_group(part), plan.swap_group(part), given.span(item)
             builder.add(part, groups)
             continue
@@ -111,9 +148,34 @@ def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
             builder.steps.append(item)
     for builder in builders.values():
         builder.close()
-    return {
-        device: tuple(_marked(given, device, builder.steps)) for device, builder in builders.items()
-    }
+    known: dict[Hashable, Sequence[_Marks]] = {}
+    found = {}
+    for device, builder in builders.items():
+        steps = builder.steps
+        sequence = _sequence(steps)
+        marks = known.get(sequence) if sequence else None
+        if marks is None:
+            marks = tuple(_marks(given, device, steps))
+            known[sequence] = marks
+        found[device] = tuple(_marked(given, steps, marks))
+    return found
+
+
+def _sequence(steps: Sequence[Step]) -> Hashable:
+    """What devices have in common that run the same ops in the same segments, a part of each.
+
+    There is none for a device with several parts of an op. Where there is one, a device reads of an
+    op what its one part made, wherever that lies, so that who reads which segment is the same too.
+    """
+    ops = [part.op for step in steps if isinstance(step, Segment) for part in step.parts]
+    if len(set(ops)) < len(ops):
+        return None
+    return tuple(
+        (step.recompute, step.swap, step.span, tuple(part.op for part in step.parts))
+        if isinstance(step, Segment)
+        else step
+        for step in steps
+    )
 
 
 # --- who reads what a segment makes -------------------------------------------------------------
@@ -122,29 +184,40 @@ _Reads = Mapping[PTensor, Sequence[tuple[Step | None, rv.Box]]]
 """By tensor made on a device, who reads which box of it there; None stands for other stages."""
 
 
-def _marked(given: StageItems, device: Device, steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps; each segment with what follows from who reads what it makes."""
-    reads = _reads(given, device, steps)
-    segments = [step for step in steps if isinstance(step, Segment)]
+_Marks = tuple[bool, bool]
+"""Whether a segment has a backward, and whether its span's second run leaves it out."""
+
+
+def _marked(given: StageItems, steps: Sequence[Step], marks: Sequence[_Marks]) -> Iterator[Step]:
+    """The steps; each segment with its marks, and with the sums that its products make."""
+    left = iter(marks)
     on_device: dict[Op, list[Part]] = {}
-    for part in (part for segment in segments for part in segment.parts):
+    for part in (part for step in steps if isinstance(step, Segment) for part in step.parts):
         on_device.setdefault(part.op, []).append(part)
     for step in steps:
         if not isinstance(step, Segment):
             yield step
             continue
-        has_backward, is_read_again = False, False
-        for view in (view for part in step.parts for view in part.outputs):
-            for reader, box in reads.get(view.tensor, ()):
-                if reader is not step and box.intersect(view.box) is not None:
-                    has_backward |= view.tensor.requires_grad
-                    is_read_again |= reader is not None and given.span(reader) == step.span
-        yield replace(
-            step,
-            has_backward=has_backward,
-            is_left_out=step.span > 0 and step.recompute and not is_read_again,
-            products=products_of(given.plan.graph, given.edges, step.parts, on_device),
+        products = products_of(given.plan.graph, given.edges, step.parts, on_device)
+        yield Segment(
+            step.name, step.parts, step.recompute, step.swap, step.span, *next(left), products
         )
+
+
+def _marks(given: StageItems, device: Device, steps: Sequence[Step]) -> Iterator[_Marks]:
+    """What follows for each segment from who reads what it makes."""
+    reads = _reads(given, device, steps)
+    for step in steps:
+        if not isinstance(step, Segment):
+            continue
+        has_backward, is_read_again = False, False
+        for part in step.parts:
+            for tensor, (made, _) in zip(part.op.outputs, part.form.outputs, strict=True):
+                for reader, box in reads.get(tensor, ()):
+                    if reader is not step and box.intersect(made) is not None:
+                        has_backward |= tensor.requires_grad
+                        is_read_again |= reader is not None and given.span(reader) == step.span
+        yield has_backward, step.span > 0 and step.recompute and not is_read_again
 
 
 def _reads(given: StageItems, device: Device, steps: Sequence[Step]) -> _Reads:
@@ -158,14 +231,13 @@ def _reads(given: StageItems, device: Device, steps: Sequence[Step]) -> _Reads:
     for step in steps:
         if isinstance(step, Segment):
             for part in step.parts:
-                for position, view in enumerate(part.inputs):
-                    if (part.op, position) not in given.edges.of_reader:
-                        found.setdefault(view.tensor, []).append((step, view.box))
+                boxes = part.form.inputs
+                for position, tensor in given.edges.read_directly(part.op):
+                    found.setdefault(tensor, []).append((step, boxes[position][0]))
         elif isinstance(step, Move):
             leave(step.edge, step)
-    for edge in given.edges.all:
-        if edge.crosses and edge.src_stage == given.stage:
-            leave(edge, None)
-    loss = given.plan.graph.loss
-    found.setdefault(loss, []).append((None, loss.box))
+    for edge in given.edges.leaving(given.stage):
+        leave(edge, None)
+    for tensor in (*given.read_outside, given.plan.graph.loss):
+        found.setdefault(tensor, []).append((None, tensor.box))
     return found

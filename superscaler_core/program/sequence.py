@@ -81,10 +81,11 @@ def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
             assert device is not None
             computes[part] = Compute(part, device)
             keys[computes[part]] = op.index, 1, i
-    moves = {edge: Move(edge) for edge in edges.of_stage(stage.index)}
-    first_read = _first_read(moves)
-    for edge, move in moves.items():
-        keys[move] = first_read[edge], 0, edge.index
+    moves: dict[Edge, Move] = {}
+    for index, waiting in moves_before(edges, stage.index).items():
+        for edge in waiting:
+            moves[edge] = Move(edge)
+            keys[moves[edge]] = index, 0, edge.index
     for i, window in enumerate(plan.windows):
         mine = [op.index for op in window.ops if stage.ops[0].index <= op.index]
         mine = [index for index in mine if index <= stage.ops[-1].index]
@@ -100,14 +101,21 @@ def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
     return _sorted(keys, before)
 
 
-def _first_read(moves: Mapping[Edge, Move]) -> dict[Edge, int]:
-    """The first op that waits for an edge, by itself or by an edge that passes it on."""
-    found = {edge: min((op.index for op, _ in edge.readers), default=1 << 60) for edge in moves}
-    for edge in moves:
+def moves_before(edges: Edges, stage: int) -> Mapping[int, list[Edge]]:
+    """By index of an op, the edges inside a stage that wait until right before it, in order.
+
+    That is the first op that waits for an edge, by itself or by an edge that passes it on.
+    """
+    inside = edges.of_stage(stage)
+    first = {edge: min((op.index for op, _ in edge.readers), default=1 << 60) for edge in inside}
+    for edge in inside:
         parent = edge.parent
-        while parent in found:
-            found[parent] = min(found[parent], found[edge])
+        while parent in first:
+            first[parent] = min(first[parent], first[edge])
             parent = parent.parent
+    found: dict[int, list[Edge]] = {}
+    for edge in sorted(inside, key=lambda edge: edge.index):
+        found.setdefault(first[edge], []).append(edge)
     return found
 
 

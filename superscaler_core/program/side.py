@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import rvdcomm as rv
-from superscaler_core.graph.tensor import VTensor
-from superscaler_core.plan import Device
+from superscaler_core.graph.form import OpForm
+from superscaler_core.graph.tensor import Summand
+from superscaler_core.plan import Device, OpSplit
+
+MAX_SIDES = 1 << 16
+"""Ends that are remembered: of a form of ops with one split, or of one list of readers."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,22 +40,22 @@ class Side:
     views: tuple[View, ...]
 
     @classmethod
-    def of(cls, views: Iterable[tuple[Device, VTensor]]) -> Side:
+    def of(cls, views: Iterable[tuple[Device, rv.Box, Summand]]) -> Side:
         """The end that these parts of one op make."""
-        pairs = list(views)
-        numbers = {s: i for i, s in enumerate(sorted({view.summand for _, view in pairs}))}
-        found = {View(device, view.box, numbers[view.summand]) for device, view in pairs}
+        given = list(views)
+        numbers = {s: i for i, s in enumerate(sorted({summand for _, _, summand in given}))}
+        found = {View(device, box, numbers[summand]) for device, box, summand in given}
         return cls(len(numbers), tuple(sorted(found)))
 
-    @classmethod
-    def joined(cls, sides: Iterable[Side]) -> Side:
+    @staticmethod
+    def joined(sides: Iterable[Side]) -> Side:
         """Several readers of one tensor, whose gradients are summed."""
-        views: list[View] = []
-        base = 0
-        for side in sides:
-            views += [View(v.device, v.box, base + v.summand) for v in side.views]
-            base += side.num_summands
-        return cls(base, tuple(sorted(views)))
+        return _joined(tuple(sides))
+
+    @staticmethod
+    def everyone(devices: Iterable[Device], shape: tuple[int, ...]) -> Side:
+        """The end at which devices all hold all of a tensor."""
+        return _everyone(tuple(sorted(devices)), shape)
 
     @cached_property
     def shards(self) -> Mapping[Device, Shard]:
@@ -60,6 +64,11 @@ class Side:
         for view in self.views:
             found.setdefault(view.device, []).append(view)
         return {device: Shard.of(views) for device, views in found.items()}
+
+    @cached_property
+    def num_elements(self) -> Mapping[Device, int]:
+        """Of what each device holds."""
+        return {device: shard.box.num_elements for device, shard in self.shards.items()}
 
     @cached_property
     def held(self) -> tuple[tuple[rv.Box, int], ...]:
@@ -90,6 +99,47 @@ class Side:
     @cached_property
     def _hash(self) -> int:
         return hash((self.num_summands, self.views))
+
+
+@lru_cache(maxsize=MAX_SIDES)
+def _everyone(devices: tuple[Device, ...], shape: tuple[int, ...]) -> Side:
+    box = rv.Box.of_shape(shape)
+    return Side(1, tuple(View(device, box, 0) for device in devices))
+
+
+@lru_cache(maxsize=MAX_SIDES)
+def _joined(sides: tuple[Side, ...]) -> Side:
+    views: list[View] = []
+    base = 0
+    for side in sides:
+        views += [View(v.device, v.box, base + v.summand) for v in side.views]
+        base += side.num_summands
+    return Side(base, tuple(sorted(views)))
+
+
+@dataclass(frozen=True, slots=True)
+class OpSides:
+    """The ends that an op makes: where it reads every input, and where it writes every output."""
+
+    inputs: tuple[Side, ...]
+    outputs: tuple[Side, ...]
+
+
+@lru_cache(maxsize=MAX_SIDES)
+def sides_of(form: OpForm, split: OpSplit) -> OpSides:
+    """The ends of an op of a form that is split so; every part has a device."""
+    placed = [(part.device, form.part(part.pieces)) for part in split.parts]
+    assert all(device is not None for device, _ in placed), f"{split}; validate comes before"
+    return OpSides(
+        tuple(
+            Side.of((device, *part.inputs[i]) for device, part in placed if device is not None)
+            for i in range(len(form.inputs))
+        ),
+        tuple(
+            Side.of((device, *part.outputs[i]) for device, part in placed if device is not None)
+            for i in range(len(form.outputs))
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
     Raises:
         PlanError: two groups are not one behind the other, or a part is swapped too.
     """
+    if not plan.runs_again:
+        return {}
     begins: dict[int, int] = {}
     ends: dict[int, int] = {}
     for place, item in enumerate(items):

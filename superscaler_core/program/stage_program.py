@@ -6,19 +6,26 @@ generated from it, time and memory are found from it, and reports count its inst
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
+from superscaler_core.program.halves import reads_weights_late
 from superscaler_core.program.instruction import StepInstruction, Verb
 from superscaler_core.program.segments import Segment, StageItems, Step, device_steps
 from superscaler_core.program.sequence import Close, Compute, Move, Open
+from superscaler_core.schedules import ActionKind
 
-RUNS = ("f", "F", "B")
-"""A stage runs forward without gradient, forward, or backward."""
+RUNS = (
+    *(ActionKind.TURN, ActionKind.FORWARD, ActionKind.RECOMPUTE),
+    *(ActionKind.BACKWARD, ActionKind.INPUTS, ActionKind.WEIGHTS),
+)
+"""Kinds of runs of a stage, in the order in which texts have them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,95 +48,138 @@ class StageProgram:
         return device_steps(self.given)
 
     @cached_property
-    def order(self) -> Mapping[str, tuple[StepInstruction, ...]]:
-        """By run, what all devices do, in an order that each of them keeps."""
-        forward = tuple(self._in_order(is_back=False))
-        turn = tuple(
-            replace(i, kind=Verb.COMPUTE) if i.kind is Verb.FORWARD else i
-            for i in forward
-            if i.kind is not Verb.KEEP
-        )
-        return {"f": turn, "F": forward, "B": tuple(self._in_order(is_back=True))}
+    def order(self) -> Mapping[ActionKind, tuple[StepInstruction, ...]]:
+        """By run, what all devices do, in an order that each of them keeps.
 
-    @cached_property
-    def _on(self) -> Mapping[tuple[str, Device], Sequence[StepInstruction]]:
-        found: dict[tuple[str, Device], list[StepInstruction]] = {}
-        for run in RUNS:
-            for instruction in self.order[run]:
-                for device in instruction.devices:
-                    found.setdefault((run, device), []).append(instruction)
-        return found
-
-    def on(self, device: Device, run: str) -> Sequence[StepInstruction]:
-        """What one device does."""
-        return self._on.get((run, device), ())
+        A stage has the runs that the schedule has for it. Where a recomputation (R) is a run of its
+        own, it has all that runs again, and B or I only what goes back. I has the gradients of what
+        segments were given, with all communication of gradients; W those of weights.
+        """
+        runs = (run for run in RUNS if run in self.given.kinds)
+        return {run: tuple(self._in_order(run)) for run in runs}
 
     # --- the order of all devices ---------------------------------------------------------------
 
-    def _in_order(self, *, is_back: bool) -> Iterator[StepInstruction]:
+    def _in_order(self, run: ActionKind) -> Iterator[StepInstruction]:
         """What all devices do: what they do together once, each one's segments before what follows.
 
-        All devices meet communication in the order of the stage's items.
+        All devices meet communication in the order of the stage's items. Between it, segments of
+        different devices come in the order of their ops, so that what concerns all devices at one
+        op has a place between instructions of each of them.
         """
         given = self.given
-        left = {
-            device: list(self._one_way(mine, is_back))[::-1] for device, mine in self.steps.items()
-        }
+        left = {device: list(self._one_way(mine, run))[::-1] for device, mine in self.steps.items()}
         together = [item for item in given.items if not isinstance(item, Compute)]
-        for wanted in self._one_way(together, is_back):
+        for wanted in self._one_way(together, run):
             if isinstance(wanted, _Border):
                 continue
             devices = [d for d in given.taking_part[wanted.step] if d in left]
-            for device in devices:
+            before: dict[Device, list[_Turn | _Border]] = {device: [] for device in devices}
+            for device, alone in before.items():
                 while (mine := left[device].pop()) != wanted:
-                    yield from self._written(mine, (device,))
-            yield from self._written(wanted, tuple(devices))
-        for device, rest in left.items():
-            for mine in reversed(rest):
-                yield from self._written(mine, (device,))
+                    alone.append(mine)
+            yield from self._side_by_side(before, run)
+            yield from self._written(wanted, tuple(devices), run)
+        yield from self._side_by_side({device: rest[::-1] for device, rest in left.items()}, run)
 
-    def _one_way(self, steps: Iterable[Step], is_back: bool) -> Iterator[_Turn | _Border]:
-        """Steps in the order run: a backward begins every span by running it forward again."""
-        spans = [(span, list(run)) for span, run in groupby(steps, self.given.span)]
-        for span, run in spans[::-1] if is_back else spans:
-            if span:
-                yield _Border(span, is_back)
-            if not is_back:
-                yield from (_Turn(step, is_back=False) for step in run)
-                continue
-            if span:
-                yield from (_Turn(step, is_back=False, is_again=True) for step in run)
-            yield from (_Turn(step, is_back=True) for step in reversed(run))
+    def _side_by_side(
+        self, alone: Mapping[Device, Sequence[_Turn | _Border]], run: ActionKind
+    ) -> Iterator[StepInstruction]:
+        """What devices do without each other, in the order of ops."""
+        rows = [
+            [(place, device, turn) for place, turn in _placed(turns)]
+            for device, turns in alone.items()
+        ]
+        for _, device, turn in heapq.merge(*rows, key=itemgetter(0)):
+            yield from self._written(turn, (device,), run)
+
+    def _one_way(self, steps: Iterable[Step], run: ActionKind) -> Iterator[_Turn | _Border]:
+        """Steps in the order run: a backward begins every span by running it forward again.
+
+        A recomputation of its own runs all spans forward, and a backward behind it none.
+        """
+        spans = [(span, list(mine)) for span, mine in groupby(steps, self.given.span)]
+        is_back = run.goes_back or run is ActionKind.WEIGHTS
+        is_apart = ActionKind.RECOMPUTE in self.given.kinds
+        for span, mine in spans[::-1] if is_back else spans:
+            runs_again = run is ActionKind.RECOMPUTE or (run.goes_back and not is_apart)
+            if span and (not is_back or runs_again):
+                yield _Border(span)
+            if run is ActionKind.RECOMPUTE or (span and runs_again):
+                yield from (_Turn(step, is_again=True) for step in mine)
+            elif not is_back:
+                yield from (_Turn(step) for step in mine)
+            if is_back:
+                yield from (_Turn(step, is_back=True) for step in reversed(mine))
 
     # --- instructions ---------------------------------------------------------------------------
 
     def _written(
-        self, turn: _Turn | _Border, devices: tuple[Device, ...]
+        self, turn: _Turn | _Border, devices: tuple[Device, ...], run: ActionKind
     ) -> Iterator[StepInstruction]:
-        """The instruction of a step on devices; nothing where there is nothing to do."""
+        """The instructions of a step on devices; none where there is nothing to do."""
         if not devices:
             return
         if isinstance(turn, _Border):
-            kind = Verb.RESUME if turn.is_back else Verb.KEEP
-            yield StepInstruction(kind, f"span{turn.span}", devices, turn.span)
+            for verb in _border_verbs(run):
+                yield StepInstruction(verb, f"span{turn.span}", devices, what=turn.span)
             return
         step = turn.step
         if isinstance(step, Segment):
-            if (kind_of := _kind_of(step, turn)) is not None:
-                yield StepInstruction(kind_of, step.name, devices, step)
+            for verb in _segment_verbs(step, turn, run):
+                yield StepInstruction(verb, step.name, devices, what=step)
         elif isinstance(step, Move):
-            edge = step.edge
-            if not turn.is_back:
-                yield StepInstruction(Verb.MOVE, edge.name, devices, edge)
-            elif edge.backward:
-                yield StepInstruction(Verb.MOVE_BACK, edge.name, devices, edge)
+            for verb in self._move_verbs(step, turn, run):
+                yield StepInstruction(verb, step.edge.name, devices, what=step.edge)
         elif isinstance(step, Open | Close):
-            opens = isinstance(step, Open)
-            if opens and turn.is_back:
-                yield StepInstruction(Verb.REDUCE, self._name(step.window), devices, step.window)
-            elif step.window.gathers:
-                kind = Verb.GATHER if opens != turn.is_back else Verb.RELEASE
-                yield StepInstruction(kind, self._name(step.window), devices, step.window)
+            for verb in self._window_verbs(step, turn, run):
+                yield StepInstruction(verb, self._name(step.window), devices, what=step.window)
+
+    def _move_verbs(self, move: Move, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
+        if not turn.is_back:
+            if run is not ActionKind.RECOMPUTE or self.given.span(move):
+                yield Verb.MOVE
+        elif run.goes_back and move.edge.backward:
+            yield Verb.MOVE_BACK
+
+    def _window_verbs(self, step: Open | Close, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
+        """A window is open while something in it needs values of its weights."""
+        window = step.window
+        begins = isinstance(step, Open) != turn.is_back
+        is_open = window.gathers
+        if run is ActionKind.RECOMPUTE:
+            is_open = window.gathers and window in self._run_again
+        elif run is ActionKind.WEIGHTS:
+            is_open = window.gathers and window in self._read_late
+        if turn.is_back and not begins and run is not ActionKind.INPUTS:
+            # What it reduces it drops too.
+            yield Verb.REDUCE
+        elif is_open:
+            yield Verb.GATHER if begins else Verb.RELEASE
+
+    @cached_property
+    def _run_again(self) -> frozenset[Window]:
+        """Windows in which, or around which, something runs again."""
+        found: set[Window] = set()
+        opened: list[Window] = []
+        for item in self.given.items:
+            if isinstance(item, Open):
+                opened.append(item.window)
+            elif isinstance(item, Close):
+                opened.remove(item.window)
+            if self.given.span(item) or (
+                isinstance(item, Compute) and self.given.plan.recompute_group(item.part)
+            ):
+                found.update(opened)
+        return frozenset(found)
+
+    @cached_property
+    def _read_late(self) -> frozenset[Window]:
+        """Windows of weights whose values W may read."""
+        segments = {s for mine in self.steps.values() for s in mine if isinstance(s, Segment)}
+        ops = {part.op for s in segments if reads_weights_late(s) for part in s.parts}
+        windows = (item.window for item in self.given.items if isinstance(item, Open))
+        return frozenset(window for window in windows if not ops.isdisjoint(window.ops))
 
     def _name(self, window: Window) -> str:
         return f"w{self.given.plan.windows.index(window)}"
@@ -137,26 +187,65 @@ class StageProgram:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A step on its way forward, forward again in a backward, or back."""
+    """A step on its way forward, forward again for a backward, or back."""
 
     step: Step
-    is_back: bool
+    is_back: bool = False
     is_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """Where a span begins on a device: to be kept, or, in a backward, to be run again."""
+    """Where a span begins on a device: to be kept, or to be run again."""
 
     span: int
-    is_back: bool
 
 
-def _kind_of(segment: Segment, turn: _Turn) -> Verb | None:
+def _placed(turns: Sequence[_Turn | _Border]) -> Iterator[tuple[int, _Turn | _Border]]:
+    """Each with the place of its op among all that run; a border is where the next begins."""
+    place = 0
+    found: list[tuple[int, _Turn | _Border]] = []
+    for turn in reversed(turns):
+        if isinstance(turn, _Turn) and isinstance(turn.step, Segment):
+            index = turn.step.parts[0].op.index
+            place = -index if turn.is_back else index
+        found.append((place, turn))
+    return reversed(found)
+
+
+def _border_verbs(run: ActionKind) -> Iterator[Verb]:
+    if run is ActionKind.FORWARD:
+        yield Verb.KEEP
+    elif run is not ActionKind.TURN:
+        yield Verb.RESUME
+
+
+def _segment_verbs(segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
     if turn.is_back:
-        return Verb.BACKWARD if segment.has_backward else None
-    if turn.is_again and segment.is_left_out:
-        return Verb.HOLD if segment.has_backward else None
-    # What runs again later keeps nothing the first time.
-    is_differentiated = segment.has_backward and (turn.is_again or not segment.span)
-    return Verb.FORWARD if is_differentiated else Verb.COMPUTE
+        if segment.has_backward:
+            yield from _back_verbs(segment, run)
+        return
+    if run is ActionKind.TURN:
+        yield Verb.COMPUTE
+        return
+    if not turn.is_again:
+        # What runs again later keeps nothing the first time.
+        is_kept = segment.has_backward and not segment.span
+        yield Verb.FORWARD if is_kept else Verb.COMPUTE
+        return
+    if segment.span and not (segment.is_left_out and not segment.has_backward):
+        kept = Verb.HOLD if segment.is_left_out else Verb.FORWARD
+        yield kept if segment.has_backward else Verb.COMPUTE
+    if run is ActionKind.RECOMPUTE and segment.recompute and segment.has_backward:
+        yield Verb.RERUN
+
+
+def _back_verbs(segment: Segment, run: ActionKind) -> Iterator[Verb]:
+    """A segment without weights goes back as a whole in I."""
+    if run is ActionKind.WEIGHTS:
+        if segment.has_weights:
+            yield Verb.BACKWARD_WEIGHTS
+    elif run is ActionKind.INPUTS and segment.has_weights:
+        yield Verb.BACKWARD_INPUTS
+    else:
+        yield Verb.BACKWARD

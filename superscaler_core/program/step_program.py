@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.instruction import Carry, Event, StepInstruction, Verb, parse_event
-from superscaler_core.schedules import Action
+from superscaler_core.program.instruction import (
+    Carry,
+    Event,
+    Phase,
+    StepInstruction,
+    Verb,
+    parse_event,
+)
+from superscaler_core.schedules import Action, ActionKind
 
 _HEAD = re.compile(r"step of (.+) on ([0-9]+(?:,[0-9]+)*)")
-_BLOCK = re.compile(r"stage ([0-9]+) ([fFB]):")
+_BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
+
+
+Block = tuple[StepInstruction, ...]
+"""What all devices do, in an order that each of them keeps."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class StepProgram:
 
     What a stage does is written once for all microbatches, as its *block*; ``events`` say when a
     stage runs its block for which microbatch. Before all events weights come that are not in
-    windows, and after them gradients go; ``instructions`` leaves both out.
+    windows, and after them gradients go.
 
     Law (tests/superscaler_core/program/test_step_program.py): ``StepProgram.parse(str(p)) == p``,
     and ``check`` accepts what ``materialize`` makes.
@@ -31,25 +42,38 @@ class StepProgram:
     Attributes:
         name: of the model.
         devices: ascending.
-        blocks: by stage and run ("f", "F" or "B"), what all devices do.
+        blocks: by stage and kind of run, what all devices do.
         events: in order.
+        begin, end: what all devices do before all events, and after them.
     """
 
     name: str
     devices: tuple[Device, ...]
-    blocks: Mapping[tuple[int, str], tuple[StepInstruction, ...]]
+    blocks: Mapping[tuple[int, ActionKind], Block]
     events: tuple[Event, ...]
+    begin: Block = ()
+    end: Block = ()
 
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
-        """What one device does inside stages, each instruction with its microbatch."""
+        """What one device does, but for what edges carry; each instruction with its microbatch.
+
+        Before and after all stages that is -1.
+        """
+        yield from ((i, -1) for i in self.begin if device in i.devices)
         for event in self.events:
             if isinstance(event, Action):
-                for instruction in self._mine.get((device, event.stage, event.kind), ()):
-                    yield instruction, event.microbatch
+                for instruction in self.on(device, event.stage, event.kind):
+                    if instruction.is_for(event.microbatch):
+                        yield instruction, event.microbatch
+        yield from ((i, -1) for i in self.end if device in i.devices)
+
+    def on(self, device: Device, stage: int, run: ActionKind) -> Sequence[StepInstruction]:
+        """What one device does of a block."""
+        return self._mine.get((device, stage, run), ())
 
     @cached_property
-    def _mine(self) -> Mapping[tuple[Device, int, str], list[StepInstruction]]:
-        found: dict[tuple[Device, int, str], list[StepInstruction]] = {}
+    def _mine(self) -> Mapping[tuple[Device, int, ActionKind], list[StepInstruction]]:
+        found: dict[tuple[Device, int, ActionKind], list[StepInstruction]] = {}
         for (stage, run), block in self.blocks.items():
             for instruction in block:
                 for device in instruction.devices:
@@ -60,9 +84,9 @@ class StepProgram:
 
     def __str__(self) -> str:
         lines = [f"step of {self.name} on {','.join(map(str, self.devices))}"]
-        for (stage, run), block in self.blocks.items():
-            lines.append(f"stage {stage} {run}:")
-            lines += [f"  {instruction}" for instruction in block]
+        titled = {f"stage {stage} {run}:": block for (stage, run), block in self.blocks.items()}
+        for title, block in {"begin:": self.begin, **titled, "end:": self.end}.items():
+            lines += [title, *(f"  {instruction}" for instruction in block)]
         lines.append("order:")
         lines += [f"  {event}" for event in self.events]
         return "\n".join(lines)
@@ -78,7 +102,8 @@ class StepProgram:
         found = _HEAD.fullmatch(head.strip())
         if found is None:
             raise _unreadable(1, head, "step of NAME on DEVICE,DEVICE,...")
-        blocks: dict[tuple[int, str], list[StepInstruction]] = {}
+        blocks: dict[tuple[int, ActionKind], list[StepInstruction]] = {}
+        around: dict[str, list[StepInstruction]] = {"begin:": [], "end:": []}
         events: list[Event] = []
         block: list[StepInstruction] | None = None
         is_order = False
@@ -86,27 +111,38 @@ class StepProgram:
             words = line.strip()
             if words == "order:":
                 is_order = True
+            elif words in around:
+                block = around[words]
             elif (title := _BLOCK.fullmatch(words)) is not None:
-                block = blocks.setdefault((int(title[1]), title[2]), [])
+                block = blocks.setdefault((int(title[1]), ActionKind(title[2])), [])
             elif is_order:
                 events.append(_event(number, words))
             elif block is None:
-                raise _unreadable(number, line, "stage NUMBER f, F or B:")
+                kinds = ", ".join(ActionKind)
+                raise _unreadable(number, line, f"begin:', 'end:' or 'stage NUMBER {kinds}:")
             else:
                 block.append(StepInstruction.parse(words))
         devices = tuple(map(int, found[2].split(",")))
-        return cls(found[1], devices, {key: tuple(b) for key, b in blocks.items()}, tuple(events))
+        return cls(
+            found[1],
+            devices,
+            {key: tuple(block) for key, block in blocks.items()},
+            tuple(events),
+            *map(tuple, around.values()),
+        )
 
     # --- what has to hold -----------------------------------------------------------------------
 
     def check(self) -> None:
         """Refuse a program that cannot run as it stands.
 
-        Every stage runs every microbatch forward once, and then back once, and has a block for
-        it. On every device what a backward needs was kept by a forward, once; nothing that was kept
-        is left at the end; weights are gathered before they are released; gradients of an edge go
-        back after its value came. No two devices wait for each other, because all of them keep the
-        one order of ``events`` and of each block.
+        Every stage runs every microbatch forward once, and then back once, as a whole or for inputs
+        and then for weights, and has a block for it. On every device what a backward needs was kept
+        by a forward, once; nothing that was kept is left at the end; gradients of weights come
+        after those of the inputs, from what these kept; weights are gathered before they are
+        released; gradients of an edge go back after its value came. What is started is waited for,
+        once, on the same devices, and is not started again before. No two devices wait for each
+        other, because all of them keep the one order of ``events`` and of each block.
 
         Raises:
             PlanError: names the instruction and what is missing.
@@ -127,43 +163,83 @@ class StepProgram:
                 raise PlanError(f"{event}: stage {event.stage} has no block {event.kind}.")
             if seen[event] > 1:
                 raise PlanError(f"{event} is run twice.")
-            forward = Action("F", event.stage, event.microbatch)
-            if event.kind == "B" and not seen[forward]:
-                raise PlanError(f"{event}: {forward} has to be run before it.")
-        forwards = {a for a in seen if isinstance(a, Action) and a.kind == "F"}
+            for before in _BEFORE.get(event.kind, ()):
+                needed = replace(event, kind=before)
+                if not seen[needed]:
+                    raise PlanError(f"{event}: {needed} has to be run before it.")
+        forwards = {a for a in seen if isinstance(a, Action) and a.kind is ActionKind.FORWARD}
         for action in forwards:
-            back = Action("B", action.stage, action.microbatch)
-            if back not in seen:
-                raise PlanError(f"{action} has no {back} after it.")
+            whole, *halves = (
+                replace(action, kind=kind)
+                for kind in (ActionKind.BACKWARD, ActionKind.INPUTS, ActionKind.WEIGHTS)
+            )
+            if not seen[whole] and not any(seen[half] for half in halves):
+                raise PlanError(f"{action} has no {whole} after it.")
+            if not seen[whole] and not seen[halves[1]]:
+                raise PlanError(f"{halves[0]} has no {halves[1]} after it.")
+            if seen[whole] and any(seen[half] for half in halves):
+                raise PlanError(f"{action} goes back twice: {whole} and its halves are run.")
         stages = {stage for stage, _ in self.blocks}
         microbatches = {action.microbatch for action in forwards}
         for stage in stages:
             for microbatch in microbatches:
-                if Action("F", stage, microbatch) not in forwards:
+                if Action(ActionKind.FORWARD, stage, microbatch) not in forwards:
                     raise PlanError(f"no F of microbatch {microbatch} at stage {stage}.")
 
 
-_KEEPS = {Verb.FORWARD: Verb.BACKWARD, Verb.HOLD: Verb.BACKWARD, Verb.KEEP: Verb.RESUME}
-"""What keeps something, and what takes it away again."""
-_TAKES = frozenset(_KEEPS.values())
+_BEFORE = {
+    ActionKind.BACKWARD: (ActionKind.FORWARD,),
+    ActionKind.RECOMPUTE: (ActionKind.FORWARD,),
+    ActionKind.INPUTS: (ActionKind.FORWARD,),
+    ActionKind.WEIGHTS: (ActionKind.INPUTS,),
+}
+"""Which runs of a stage a run needs the results of."""
+
+_KEEPS = {
+    Verb.FORWARD: Verb.BACKWARD,
+    Verb.HOLD: Verb.BACKWARD,
+    Verb.KEEP: Verb.RESUME,
+    Verb.BACKWARD_INPUTS: Verb.BACKWARD_WEIGHTS,
+}
+"""What keeps something, and what takes it away again; ``BACKWARD_INPUTS`` takes as ``BACKWARD``."""
+
+_TAKES = {verb: verb for verb in _KEEPS.values()} | {Verb.BACKWARD_INPUTS: Verb.BACKWARD}
 
 
 def _check_device(device: Device, instructions: Iterable[tuple[StepInstruction, int]]) -> None:
     """Follow what one device keeps and has gathered."""
     kept: set[tuple[Verb, str, int]] = set()
     gathered: set[str] = set()
+    started: dict[tuple[Verb, str], StepInstruction] = {}
     for instruction, microbatch in instructions:
         kind, name = instruction.kind, instruction.name
         what = f"device {device}, microbatch {microbatch}: {instruction}"
+        if instruction.phase is Phase.WAIT:
+            if (begun := started.pop((kind, name), None)) is None:
+                raise PlanError(f"{what}: nobody has started it.")
+            if begun.devices != instruction.devices:
+                raise PlanError(f"{what}: it was started as {begun}.")
+            continue
+        if (kind, name) in started:
+            raise PlanError(f"{what}: it is under way already.")
+        if kind in (Verb.RELEASE, Verb.REDUCE) and (Verb.GATHER, name) in started:
+            raise PlanError(f"{what}: its weights are still on their way.")
+        if instruction.phase is Phase.START:
+            started[kind, name] = instruction
+        if kind in _TAKES:
+            key = _TAKES[kind], name, microbatch
+            if key not in kept:
+                maker = "I" if kind is Verb.BACKWARD_WEIGHTS else "forward"
+                raise PlanError(f"{what} needs what no {maker} has kept.")
+            kept.remove(key)
         if kind in _KEEPS:
             key = _KEEPS[kind], name, microbatch
             if key in kept:
                 raise PlanError(f"{what} keeps what is kept already.")
             kept.add(key)
-        elif kind in _TAKES:
-            if (kind, name, microbatch) not in kept:
+        elif kind is Verb.RERUN:
+            if (Verb.BACKWARD, name, microbatch) not in kept:
                 raise PlanError(f"{what} needs what no forward has kept.")
-            kept.remove((kind, name, microbatch))
         elif kind is Verb.GATHER:
             if name in gathered:
                 raise PlanError(f"{what}: these weights are there already.")
@@ -174,6 +250,8 @@ def _check_device(device: Device, instructions: Iterable[tuple[StepInstruction, 
             gathered.remove(name)
         elif kind is Verb.REDUCE:
             gathered.discard(name)
+    if started:
+        raise PlanError(f"device {device}: nobody waits for {next(iter(started.values()))}.")
     if kept:
         kind, name, microbatch = min(kept)
         raise PlanError(f"device {device}: no {kind} {name} of microbatch {microbatch} is run.")

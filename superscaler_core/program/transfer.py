@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise, product
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.side import Side
+
+MAX_TRANSFERS = 1 << 16
+"""Pairs of ends whose transfers are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class Transfer:
         """The cheapest way."""
         return rv.plan(self.src, self.dst, self.dtype, topology, executor="dist")
 
+    def of_dtype(self, dtype: str) -> Transfer:
+        """The same with elements of another type."""
+        return self if dtype == self.dtype else Transfer(self.box, self.src, self.dst, dtype)
+
     @property
     def devices(self) -> tuple[Device, ...]:
         """All that take part."""
@@ -47,7 +54,7 @@ class Transfer:
         return self.src == self.dst
 
 
-@cache
+@lru_cache(maxsize=MAX_TRANSFERS)
 def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple[Transfer, ...]:
     """What takes the value that ``src`` writes to all boxes that ``dst`` reads.
 

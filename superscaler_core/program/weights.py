@@ -12,17 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.graph.graph import Op
-from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
-from superscaler_core.plan import Plan
+from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
-from superscaler_core.program.edges import Edges, Reader, input_side
+from superscaler_core.program.edges import Edges, Reader, input_side, output_side
 from superscaler_core.program.side import Side, View
 from superscaler_core.program.transfer import Transfer, transfers
-
-BUCKET_ELEMENTS = 1 << 24
-"""Elements that a device moves in one call at a step's start or end (64 MiB of float32): few calls,
-and little memory for what arrives before what it replaces is dropped."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,48 +85,57 @@ class Weights:
         """The copy that a reader reads."""
         return {reader: use for use in self.uses for reader in use.readers}
 
-    @cached_property
-    def bucket_of(self) -> Mapping[Use, int]:
-        """Which uses move in one call at a step's start and end; the same for all devices."""
-        found: dict[Use, int] = {}
-        number = size = 0
-        for use in self.uses:
-            most = max(shard.box.num_elements for shard in use.side.shards.values())
-            if size and size + most > BUCKET_ELEMENTS:
-                number, size = number + 1, 0
-            found[use] = number
-            size += most
-        return found
-
 
 def find_weights(plan: Plan, edges: Edges) -> Weights:
     """Where all parameters are stored and used."""
     window_of: dict[Op, Window] = {op: w for w in plan.windows for op in w.ops}
     uses: list[Use] = []
     storage: dict[PTensor, Side] = {}
-    updates = plan.updates()
     for tensor in plan.graph.parameters.values():
-        readers = plan.graph.readers.get(tensor, ())
-        groups: dict[Window | None, list[Reader]] = {}
-        for reader in readers:
-            groups.setdefault(window_of.get(reader[0]), []).append(reader)
-        sides = {
-            window: Side.joined(_read_by(plan, edges, *reader) for reader in group)
-            for window, group in groups.items()
-        }
-        storage[tensor] = _storage(plan, tensor, sides, updates)
-        for number, (window, group) in enumerate(groups.items()):
-            side, readers = sides[window], tuple(group)
-            uses.append(Use(number, tensor, storage[tensor], side, readers, window))
+        storage[tensor], found = uses_of(plan, edges.deferred, tensor, window_of)
+        uses += found
     return Weights(storage, tuple(uses))
 
 
-def _read_by(plan: Plan, edges: Edges, op: Op, position: int) -> Side:
+def uses_of(
+    plan: Plan,
+    deferred: Mapping[Op, Mapping[Device, int]],
+    tensor: PTensor,
+    window_of: Mapping[Op, Window],
+) -> tuple[Side, tuple[Use, ...]]:
+    """Where one parameter is stored, and its uses.
+
+    Args:
+        plan: the decisions.
+        deferred: as of ``Edges``.
+        tensor: the parameter.
+        window_of: the window of an op, if it is in one.
+    """
+    groups: dict[Window | None, list[Reader]] = {}
+    for reader in plan.graph.readers.get(tensor, ()):
+        groups.setdefault(window_of.get(reader[0]), []).append(reader)
+    sides = {
+        window: Side.joined(_read_by(plan, deferred, *reader) for reader in group)
+        for window, group in groups.items()
+    }
+    storage = _storage(plan, tensor, sides)
+    return storage, tuple(
+        Use(number, tensor, storage, sides[window], tuple(group), window)
+        for number, (window, group) in enumerate(groups.items())
+    )
+
+
+def _read_by(
+    plan: Plan, deferred: Mapping[Op, Mapping[Device, int]], op: Op, position: int
+) -> Side:
     """The end at which an op reads a parameter."""
     side = input_side(plan, op, position)
-    shares = edges.deferred.get(op)
-    if shares is None:
-        return side
+    shares = deferred.get(op)
+    return side if shares is None else shared(side, shares)
+
+
+def shared(side: Side, shares: Mapping[Device, int]) -> Side:
+    """The end at which replicas read a parameter that each give back a share of its gradient."""
     views = {View(view.device, view.box, shares[view.device]) for view in side.views}
     return Side(1 + max(shares.values()), tuple(sorted(views)))
 
@@ -140,15 +144,10 @@ def _storage(
     plan: Plan,
     tensor: PTensor,
     sides: Mapping[Window | None, Side],
-    updates: Mapping[PTensor, tuple[Part, ...]],
 ) -> Side:
-    if tensor in updates:
-        op = plan.update(tensor.name)
-        return Side.of(
-            (device, part.outputs[0])
-            for part in plan.parts(op)
-            if (device := plan.device(part)) is not None
-        )
+    op = plan.update(tensor.name)
+    if plan.has_parts(op):
+        return output_side(plan, op, 0)
     if sides:
         return Side.joined(sides.values()).resident
     # Nobody reads it: the first device keeps it, so that what is saved is whole.

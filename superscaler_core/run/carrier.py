@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from superscaler_core.run.moves import Shard, Wait, move, start
 from superscaler_core.run.tables import RankEdge, Tables, box_of
 from superscaler_core.run.transport import Transport
+from superscaler_core.run.way import Wait, Way
 
 
 class Carrier:
@@ -28,7 +28,13 @@ class Carrier:
     """
 
     def __init__(self, tables: Tables, transport: Transport, device: torch.device) -> None:
-        self._edges, self._transport, self._device = tables.edges, transport, device
+        self._edges, self._device = tables.edges, device
+        # In the order of the tables, which is that of all ranks.
+        self._ways: dict[tuple[str, bool], Way] = {}
+        for name, edge in tables.edges.items():
+            ends = _box(edge.src), _box(edge.dst)
+            self._ways[name, False] = Way(transport, edge.forward, *ends)
+            self._ways[name, True] = Way(transport, edge.backward, *ends[::-1])
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
         self._has_turned: set[tuple[str, int]] = set()
 
@@ -47,20 +53,16 @@ class Carrier:
 
     def move(self, name: str, shard: Tensor | None) -> Tensor | None:
         """Take an edge's value from those who write it to those who read it."""
-        edge = self._edges[name]
-        return move(self._transport, edge.forward, _shard(shard, edge.src), _box(edge.dst))
+        return self._ways[name, False].move(shard)
 
     def move_back(self, name: str, grad: Tensor | None) -> Tensor | None:
         """Take the gradient back."""
-        edge = self._edges[name]
-        return move(self._transport, edge.backward, self._grad(edge, grad), _box(edge.src))
+        return self._ways[name, True].move(self._grad(name, grad))
 
-    def _grad(self, edge: RankEdge, grad: Tensor | None) -> Shard | None:
+    def _grad(self, name: str, grad: Tensor | None) -> Tensor | None:
         """The gradient of what this rank read; zeros if none reached it."""
-        box = _box(edge.dst)
-        if box is None:
-            return None
-        return self._zeros(box, edge) if grad is None else grad, box
+        box = _box(self._edges[name].dst)
+        return grad if grad is not None or box is None else self._zeros(box, self._edges[name])
 
     def _zeros(self, box: rv.Box, edge: RankEdge) -> Tensor:
         dtype: torch.dtype = getattr(torch, edge.dtype)
@@ -74,10 +76,8 @@ class Carrier:
 
     def carry(self, name: str, mb: int) -> None:
         """Let a value go."""
-        edge = self._edges[name]
-        shard = _shard(self._taken("out", name, mb), edge.src)
-        waits = start(self._transport, edge.forward, shard, _box(edge.dst))
-        self._mail["in" if edge.dst else "sent", name, mb].append(waits)
+        waits = self._ways[name, False].start(self._taken("out", name, mb))
+        self._mail["in" if self._edges[name].dst else "sent", name, mb].append(waits)
 
     def receive(self, name: str, mb: int) -> Tensor | None:
         """What ``carry`` brought."""
@@ -98,10 +98,8 @@ class Carrier:
 
     def carry_back(self, name: str, mb: int) -> None:
         """Let a gradient go."""
-        edge = self._edges[name]
-        grad = self._grad(edge, self._taken("grad out", name, mb))
-        waits = start(self._transport, edge.backward, grad, _box(edge.src))
-        self._mail["grad in" if edge.src else "grad sent", name, mb].append(waits)
+        waits = self._ways[name, True].start(self._grad(name, self._taken("grad out", name, mb)))
+        self._mail["grad in" if self._edges[name].src else "grad sent", name, mb].append(waits)
 
     def receive_grad(self, name: str, mb: int) -> Tensor | None:
         """What ``carry_back`` brought."""
@@ -120,7 +118,3 @@ class Carrier:
 
 def _box(text: str | None) -> rv.Box | None:
     return None if text is None else box_of(text)
-
-
-def _shard(tensor: Tensor | None, box: str | None) -> Shard | None:
-    return None if tensor is None or box is None else (tensor, box_of(box))

@@ -40,6 +40,10 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if id(storage) not in self._watched:
                 self._watch(storage, storage.nbytes())
 
+    def counted(self, storage: torch.UntypedStorage) -> int:
+        """What of a piece of memory is counted."""
+        return self._sizes.get(id(storage), 0)
+
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Never count the memory of tensors."""
         for tensor in tensors:

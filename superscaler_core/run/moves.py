@@ -1,10 +1,9 @@
-"""Moves: a shard's way along the legs of an edge, which may take a region each."""
+"""Moves: many shards at one time, those of the same ranks in one call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 import rvdcomm as rv
@@ -14,64 +13,64 @@ from superscaler_core.run.transport import Transport
 Shard = tuple[Tensor, rv.Box]
 """What a rank holds of a tensor, and which box of it that is."""
 
-Wait = Callable[[], Tensor | None]
+Moves = Mapping[str, tuple[Sequence[Leg], Shard | None]]
+"""By name, the legs of a tensor and what this rank has of it."""
+
+Brought = Iterator[tuple[str, rv.Box, Tensor]]
+"""The name of every result of this rank, its box in the tensor, and the shard."""
 
 
-def move(
-    transport: Transport, legs: Sequence[Leg], shard: Shard | None, dst: rv.Box | None
-) -> Tensor | None:
-    """Move a shard along all legs; this rank's shard ``dst``, or None if it gets none."""
-    pieces = [_piece(transport.rank, leg, shard) for leg in legs]
-    results = [
-        piece if leg.is_idle else transport.move(leg, piece)
-        for leg, piece in zip(legs, pieces, strict=True)
-    ]
-    return _assembled(transport.rank, legs, results, dst)
+def move_many(transport: Transport, moves: Moves) -> Brought:
+    """Move many shards, those of the same ranks in one call."""
+    groups = _Groups(transport.rank, moves)
+    yield from groups.staying
+    for legs, pieces in groups.calls():
+        yield from groups.brought(transport.move_many(legs, pieces))
 
 
-def start(
-    transport: Transport, legs: Sequence[Leg], shard: Shard | None, dst: rv.Box | None
-) -> Wait:
-    """As ``move``, in the background; what is returned waits for it."""
-    waits: list[Wait] = []
-    for leg in legs:
-        piece = _piece(transport.rank, leg, shard)
-        waits.append(_given(piece) if leg.is_idle else transport.start(leg, piece).wait)
-    return lambda: _assembled(transport.rank, legs, [wait() for wait in waits], dst)
+def start_many(transport: Transport, moves: Moves) -> Callable[[], Brought]:
+    """As ``move_many``, in the background; what is returned waits for it."""
+    groups = _Groups(transport.rank, moves)
+    handles = [transport.start_many(legs, pieces) for legs, pieces in groups.calls()]
+
+    def wait() -> Brought:
+        yield from groups.staying
+        for handle in handles:
+            yield from groups.brought(handle.wait())
+
+    return wait
 
 
-def move_many(
-    transport: Transport, moves: Mapping[str, tuple[Sequence[Leg], Shard | None]]
-) -> Iterator[tuple[str, rv.Box, Tensor]]:
-    """Move many shards, those of the same ranks in one call.
+class _Groups:
+    """What moves together, because the same ranks take part; ``staying`` is what is here."""
 
-    Yields:
-        The name of every result of this rank, its box in the tensor, and the shard.
-    """
-    groups: dict[tuple[int, ...], dict[str, tuple[str, Leg, Tensor | None]]] = {}
-    for name, (legs, shard) in moves.items():
-        for leg in legs:
-            piece = _piece(transport.rank, leg, shard)
-            box = leg.dst_box(transport.rank)
-            if not leg.is_idle:
-                groups.setdefault(leg.ranks, {})[name + leg.box] = name, leg, piece
-            elif piece is not None and box is not None:
-                yield name, box, piece
-    # Every rank meets its groups in one order, so none waits for what comes later.
-    for _, entries in sorted(groups.items()):
-        results = transport.move_many(
-            {key: leg for key, (_, leg, _) in entries.items()},
-            {key: piece for key, (_, _, piece) in entries.items() if piece is not None},
-        )
+    def __init__(self, rank: int, moves: Moves) -> None:
+        self._rank = rank
+        self._groups: dict[tuple[int, ...], dict[str, tuple[str, Leg, Tensor | None]]] = {}
+        self.staying: list[tuple[str, rv.Box, Tensor]] = []
+        for name, (legs, shard) in moves.items():
+            for leg in legs:
+                piece, box = _piece(rank, leg, shard), leg.dst_box(rank)
+                if not leg.is_idle:
+                    group = self._groups.setdefault(leg.ranks, {})
+                    group[name + leg.box] = name, leg, piece
+                elif piece is not None and box is not None:
+                    self.staying.append((name, box, piece))
+        self._entries = {k: e for group in self._groups.values() for k, e in group.items()}
+
+    def calls(self) -> Iterator[tuple[dict[str, Leg], dict[str, Tensor]]]:
+        """Legs and pieces of every call; all ranks meet their groups in one order."""
+        for _, group in sorted(self._groups.items()):
+            pieces = {key: piece for key, (_, _, piece) in group.items() if piece is not None}
+            yield {key: leg for key, (_, leg, _) in group.items()}, pieces
+
+    def brought(self, results: Mapping[str, Tensor | None]) -> Brought:
+        """What a call has brought."""
         for key, result in results.items():
-            name, leg, _ = entries[key]
-            box = leg.dst_box(transport.rank)
+            name, leg, _ = self._entries[key]
+            box = leg.dst_box(self._rank)
             if result is not None and box is not None:
                 yield name, box, result
-
-
-def _given(piece: Tensor | None) -> Wait:
-    return lambda: piece
 
 
 def _piece(rank: int, leg: Leg, shard: Shard | None) -> Tensor | None:
@@ -81,23 +80,3 @@ def _piece(rank: int, leg: Leg, shard: Shard | None) -> Tensor | None:
         return None
     tensor, held = shard
     return tensor if box == held else tensor[box.slices_within(held)]
-
-
-def _assembled(
-    rank: int, legs: Sequence[Leg], results: Sequence[Tensor | None], dst: rv.Box | None
-) -> Tensor | None:
-    """This rank's shard, put together from what legs brought."""
-    if dst is None:
-        return None
-    found = [
-        (box, result)
-        for leg, result in zip(legs, results, strict=True)
-        if result is not None and (box := leg.dst_box(rank)) is not None
-    ]
-    if len(found) == 1 and found[0][0] == dst:
-        return found[0][1]
-    assert found, "a leg brings every reader what it reads"
-    shard = torch.zeros(dst.shape, dtype=found[0][1].dtype, device=found[0][1].device)
-    for box, result in found:
-        shard[box.slices_within(dst)] = result
-    return shard

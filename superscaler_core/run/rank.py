@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,11 +13,11 @@ import rvdcomm as rv
 from superscaler_core.ops import mix
 from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
-from superscaler_core.run.moves import move
 from superscaler_core.run.segment_runner import SegmentRunner
-from superscaler_core.run.tables import Leg, Tables, box_of
+from superscaler_core.run.tables import Tables, box_of
 from superscaler_core.run.tape import Tape
 from superscaler_core.run.transport import Transport
+from superscaler_core.run.way import Way
 from superscaler_core.run.weights import WeightStore
 
 
@@ -63,14 +63,10 @@ class Rank(SegmentRunner):
         self.loss_grad = torch.tensor(share, dtype=loss_dtype, device=device)
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
+        self._total = torch.zeros((), dtype=loss_dtype, device=device)
         self._turn: tuple[int, ...] = ()
-        transport.prepare([leg for leg in self._legs() if not leg.is_idle])
-
-    def _legs(self) -> Iterable[Leg]:
-        """All that are moved one by one, in the order of the tables, which is that of all ranks."""
-        for edge in self.tables.edges.values():
-            yield from (*edge.forward, *edge.backward)
-        yield from self.tables.loss
+        scalar = rv.Box((), ())
+        self._way_of_loss = Way(transport, self.tables.loss, scalar, scalar)
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -87,10 +83,7 @@ class Rank(SegmentRunner):
         self._step(self)
         self._tape.check_done()
         self._carrier.finish()
-        loss = None if self._loss is None else (self._loss, rv.Box((), ()))
-        total = move(self._transport, self.tables.loss, loss, rv.Box((), ()))
-        assert total is not None
-        return total
+        return self._total
 
     def _check(self, batch: Mapping[str, Tensor]) -> None:
         for name, (shape, dtype) in self.tables.inputs.items():
@@ -104,12 +97,18 @@ class Rank(SegmentRunner):
                 )
 
     def begin(self) -> None:
-        """Bring weights to where they are read."""
+        """Copy weights to where they are read on this rank itself."""
         self.weights.begin()
 
     def end(self) -> None:
-        """Take gradients to where weights are stored."""
+        """Leave gradients where optimizers look."""
         self.weights.end()
+
+    def total_loss(self) -> None:
+        """Add up the losses of all microbatches, on all ranks."""
+        total = self._way_of_loss.move(self._loss)
+        assert total is not None, "every rank gets the loss"
+        self._total = total
 
     # --- what segments are given ----------------------------------------------------------------
 
@@ -129,17 +128,51 @@ class Rank(SegmentRunner):
         """A weight's copy."""
         return self.weights.copy(name)
 
+    # --- weights that come, and gradients that go; what is started runs while the rank goes on ----
+
+    def fetch(self, names: Sequence[str]) -> None:
+        """Bring weights to where they are read, for the whole step."""
+        self.weights.fetch(names)
+
+    def start_fetch(self, names: Sequence[str]) -> None:
+        """Begin to."""
+        self.weights.start_fetch(names)
+
+    def wait_fetch(self, names: Sequence[str]) -> None:
+        """Wait until they are there."""
+        self.weights.wait_fetch(names)
+
     def gather(self, names: Sequence[str]) -> None:
         """Fill the weights of a window."""
         self.weights.gather(names)
+
+    def start_gather(self, names: Sequence[str]) -> None:
+        """Begin to."""
+        self.weights.start_gather(names)
+
+    def wait_gather(self, names: Sequence[str]) -> None:
+        """Wait until they are there."""
+        self.weights.wait_gather(names)
 
     def drop(self, names: Sequence[str]) -> None:
         """Free the weights of a window."""
         self.weights.drop(names)
 
     def reduce(self, names: Sequence[str]) -> None:
-        """Reduce the gradients of a window's weights; those that were gathered are dropped."""
+        """Reduce gradients of weights; weights that were gathered are dropped."""
         self.weights.reduce(names)
+        self._drop_gathered(names)
+
+    def start_reduce(self, names: Sequence[str]) -> None:
+        """Begin to; weights that were gathered are dropped."""
+        self.weights.start_reduce(names)
+        self._drop_gathered(names)
+
+    def wait_reduce(self, names: Sequence[str]) -> None:
+        """Wait until gradients are where weights are stored."""
+        self.weights.wait_reduce(names)
+
+    def _drop_gathered(self, names: Sequence[str]) -> None:
         self.weights.drop(n for n in names if self.tables.weights[n].windowed == "gather")
 
     def _rng(self, mb: int) -> int:

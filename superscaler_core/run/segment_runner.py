@@ -65,6 +65,23 @@ class SegmentRunner(ABC):
         self._begin(segment)
         return self._tape.backward(segment, mb, self._rng(mb), grads)
 
+    def rerun(self, segment: SegmentFunction, mb: int) -> None:
+        """Run the forward again of a segment that kept only what it was given."""
+        self._begin(segment)
+        self._tape.rerun(segment, mb, self._rng(mb))
+
+    def backward_inputs(
+        self, segment: SegmentFunction, mb: int, grads: tuple[Tensor | None, ...]
+    ) -> Tensors:
+        """As ``backward``, but the gradients of weights are left to ``backward_weights``."""
+        self._begin(segment)
+        return self._tape.backward_inputs(segment, mb, self._rng(mb), grads)
+
+    def backward_weights(self, segment: SegmentFunction, mb: int) -> None:
+        """Add the gradients of a segment's weights to those of their copies."""
+        self._begin(segment)
+        self._tape.backward_weights(segment, mb)
+
     def keep(self, name: str, mb: int, values: Tensors) -> None:
         """Keep what is needed to run a span again, if there will be a backward."""
         if self._with_grad:

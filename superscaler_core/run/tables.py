@@ -85,7 +85,6 @@ class Weight:
         fetch: from storage to here; empty if it is read where it is stored.
         reduce: its gradient's way to storage.
         windowed: "" or what a window does: "gather" (and reduce), or "reduce" alone.
-        bucket: what is of one bucket moves in one call at a step's start or end.
     """
 
     name: str
@@ -94,7 +93,6 @@ class Weight:
     fetch: tuple[Leg, ...]
     reduce: tuple[Leg, ...]
     windowed: str = ""
-    bucket: int = 0
 
 
 @dataclass(frozen=True)

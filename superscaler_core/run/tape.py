@@ -11,12 +11,16 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from superscaler_core.run.host import Host
+from superscaler_core.run.split_backward import SplitBackward
 from superscaler_core.run.swap import Parcel, Swap, emptied
 
 SegmentFunction = Callable[..., tuple[Tensor, ...]]
 """A function of a generated file: of the seed of its dropout, and tensors."""
 
 Tensors = tuple[Tensor, ...]
+
+Grads = tuple[Tensor | None, ...]
+"""Gradients of results; None where nobody asks for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class Tape:
         self._recomputed, self._swapped = recomputed, swapped
         self._swap = Swap(host)
         self._saved: dict[tuple[str, int], _Saved] = {}
+        self._split: dict[tuple[str, int], SplitBackward] = {}
         self._kept: dict[tuple[str, int], Tensors] = {}
 
     def forward(
@@ -66,11 +71,8 @@ class Tape:
         if name in self._recomputed:
             self.hold(segment, mb, inputs, others)
             return compute(segment, seed, inputs, others)
-        leaves = tuple(x.detach().requires_grad_() for x in inputs)
-        # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
-        outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
-        self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
-        return tuple(x.detach() for x in outputs)
+        self._saved[name, mb], outputs = _run(segment, seed, inputs, others)
+        return outputs
 
     def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
         """Keep what a backward needs that runs the forward again."""
@@ -92,26 +94,66 @@ class Tape:
         self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs), parcel)
         return tuple(x.detach() for x in outputs)
 
-    def backward(
-        self, segment: SegmentFunction, mb: int, seed: int, grads: tuple[Tensor | None, ...]
-    ) -> Tensors:
+    def rerun(self, segment: SegmentFunction, mb: int, seed: int) -> None:
+        """Run a forward again that kept only what it was given; the backward then need not.
+
+        What is kept from here on is what ``forward`` keeps of a segment that is not recomputed.
+        """
+        key = segment.__name__, mb
+        saved = self._saved[key]
+        self._fetch(saved, mb)
+        # In place, as the order of what is kept says what the next backward will need.
+        self._saved[key] = self._with_graph(saved, segment, seed)
+
+    def _with_graph(self, saved: _Saved, segment: SegmentFunction, seed: int) -> _Saved:
+        """What a backward starts from; the forward runs again if it has not."""
+        if saved.roots is not None:
+            return saved
+        parcel = saved.parcel
+        inputs = saved.leaves if parcel is None else tuple(map(parcel.unpack, saved.leaves))
+        return _run(segment, seed, inputs, saved.others)[0]
+
+    def backward(self, segment: SegmentFunction, mb: int, seed: int, grads: Grads) -> Tensors:
         """The gradients of a segment's inputs, given those of its outputs.
 
         Gradients of weights are added to those of their copies.
         """
+        leaves, given = self._begun(segment, mb, seed, grads)
+        if given:
+            torch.autograd.backward(tuple(given), tuple(given.values()))
+        return tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves)
+
+    def backward_inputs(
+        self, segment: SegmentFunction, mb: int, seed: int, grads: Grads
+    ) -> Tensors:
+        """The first half of ``backward``: gradients of inputs; what weights need is kept."""
+        leaves, given = self._begun(segment, mb, seed, grads)
+        split = self._split[segment.__name__, mb] = SplitBackward(given, leaves)
+        found = split.inputs()
+        return tuple(
+            torch.zeros_like(x) if grad is None else grad
+            for x, grad in zip(leaves, found, strict=True)
+        )
+
+    def backward_weights(self, segment: SegmentFunction, mb: int) -> None:
+        """The second half: gradients of weights are added to those of their copies."""
+        self._split.pop((segment.__name__, mb)).weights()
+
+    def _begun(
+        self, segment: SegmentFunction, mb: int, seed: int, grads: Grads
+    ) -> tuple[tuple[Any, ...], dict[GradientEdge, Tensor]]:
+        """The leaves of a graph, and gradients by where they enter it."""
         saved = self._saved.pop((segment.__name__, mb))
         self._fetch(saved, mb)
-        leaves, roots = saved.leaves, saved.roots
-        if roots is None:
-            unpacked = leaves if saved.parcel is None else map(saved.parcel.unpack, leaves)
-            leaves = tuple(x.detach().requires_grad_() for x in unpacked)
-            roots = _roots(segment(seed, *leaves, *saved.others))
+        saved = self._with_graph(saved, segment, seed)
+        assert saved.roots is not None
         # Results that have gradients come first.
-        pairs = zip(roots, grads, strict=False)
-        given = [(root, grad) for root, grad in pairs if root is not None and grad is not None]
-        if given:
-            torch.autograd.backward([root for root, _ in given], [grad for _, grad in given])
-        return tuple(x.grad if x.grad is not None else torch.zeros_like(x) for x in leaves)
+        pairs = zip(saved.roots, grads, strict=False)
+        given: dict[GradientEdge, Tensor] = {}
+        for root, grad in pairs:
+            if root is not None and grad is not None:
+                given[root] = given[root] + grad if root in given else grad
+        return saved.leaves, given
 
     def parcel_bytes(self, mb: int) -> Mapping[str, int]:
         """What waits on the host for the backward of each swapped segment of a microbatch."""
@@ -143,6 +185,7 @@ class Tape:
     def check_done(self) -> None:
         """A step has run backward all that it ran forward."""
         assert not self._saved, "every forward had its backward"
+        assert not self._split, "every gradient of inputs had those of weights after it"
         assert not self._kept, "every span was run again"
 
 
@@ -150,6 +193,17 @@ def compute(segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensor
     """Run a segment of which nothing is kept."""
     with torch.no_grad():
         return segment(seed, *inputs, *others)
+
+
+def _run(
+    segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
+) -> tuple[_Saved, Tensors]:
+    """Run a segment under autograd; what its backward needs, and its results."""
+    leaves = tuple(x.detach().requires_grad_() for x in inputs)
+    # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
+    outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
+    saved = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
+    return saved, tuple(x.detach() for x in outputs)
 
 
 def _roots(outputs: Tensors) -> tuple[GradientEdge | None, ...]:

@@ -24,7 +24,7 @@ def sum_of_all(value: Tensor, tables: Tables, transport: Transport) -> Tensor:
     src = f"R(1)V({len(ranks)})D() shape() ranks({names})"
     dst = f"R({len(ranks)})V(1)D() shape() ranks({names})"
     dtype = str(value.dtype).removeprefix("torch.")
-    total = transport.move(Leg("[]", src, dst, dtype), value)
+    total = transport.call(Leg("[]", src, dst, dtype)).move(value)
     assert total is not None
     return total
 

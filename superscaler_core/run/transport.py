@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,24 +22,38 @@ class Handle(Protocol):
         """This rank's shard at the dst end; None if it has none."""
 
 
+class Call(Protocol):
+    """What moves a leg, again and again."""
+
+    def move(self, tensor: Tensor | None) -> Tensor | None:
+        """Move a tensor and wait for it."""
+
+    def start(self, tensor: Tensor | None) -> Handle:
+        """Move a tensor while the caller goes on."""
+
+
+class ManyHandle(Protocol):
+    """Moves that were started together."""
+
+    def wait(self) -> dict[str, Tensor | None]:
+        """This rank's shards at the dst ends by name; None where it has none."""
+
+
 class Transport(Protocol):
     """Moves tensors along legs; collective over the ranks of each, in one order on all."""
 
     rank: int
 
-    def prepare(self, legs: Sequence[Leg]) -> None:
-        """Make ready what will be called."""
-
-    def move(self, leg: Leg, tensor: Tensor | None) -> Tensor | None:
-        """Move a tensor and wait for it."""
-
-    def start(self, leg: Leg, tensor: Tensor | None) -> Handle:
-        """Move a tensor while the caller goes on."""
+    def call(self, leg: Leg) -> Call:
+        """What moves a leg; collective when it is first asked for."""
 
     def move_many(
         self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor | None]:
         """Move tensors by name; all legs have the same ranks."""
+
+    def start_many(self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]) -> ManyHandle:
+        """Move tensors by name while the caller goes on."""
 
 
 class DistTransport:
@@ -47,42 +61,55 @@ class DistTransport:
 
     def __init__(self, rank: int, group: Any = None, topology: rv.Topology | None = None) -> None:
         self.rank, self._group, self._topology = rank, group, topology
-        self._calls: dict[Leg, rv.Redistributor] = {}
-
-    def prepare(self, legs: Sequence[Leg]) -> None:
-        for leg in legs:
-            self._call(leg)
-
-    def move(self, leg: Leg, tensor: Tensor | None) -> Tensor | None:
-        result: Tensor | None = self._call(leg)(tensor, requires_grad=False)
-        return result
-
-    def start(self, leg: Leg, tensor: Tensor | None) -> Handle:
-        handle: Handle = self._call(leg)(tensor, requires_grad=False, async_op=True)
-        return handle
+        self._calls: dict[Leg, DistCall] = {}
 
     def move_many(
         self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor | None]:
         if len(legs) == 1:
             ((name, leg),) = legs.items()
-            return {name: self.move(leg, tensors.get(name))}
-        result: dict[str, Tensor | None] = rv.redistribute_many(
+            return {name: self.call(leg).move(tensors.get(name))}
+        result: dict[str, Tensor | None] = self._many(legs, tensors, async_op=False)
+        return result
+
+    def start_many(self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]) -> ManyHandle:
+        handle: ManyHandle = self._many(legs, tensors, async_op=True)
+        return handle
+
+    def _many(
+        self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor], *, async_op: bool
+    ) -> Any:
+        return rv.redistribute_many(
             tensors,
             {name: leg.layouts[0] for name, leg in legs.items()},
             {name: leg.layouts[1] for name, leg in legs.items()},
+            async_op=async_op,
             group=self._group,
             topology=self._topology,
         )
-        return result
 
-    def _call(self, leg: Leg) -> rv.Redistributor:
+    def call(self, leg: Leg) -> DistCall:
         # Legs of one transition share what they were compiled to, whatever region they move.
         key = Leg("", leg.src, leg.dst, leg.dtype)
         if key not in self._calls:
             plan = rv.plan(*leg.layouts, leg.dtype, self._topology)
-            self._calls[key] = rv.Redistributor(plan, self._group)
+            self._calls[key] = DistCall(rv.Redistributor(plan, self._group))
         return self._calls[key]
+
+
+@dataclass(frozen=True)
+class DistCall:
+    """A transition compiled for one rank."""
+
+    redistributor: rv.Redistributor
+
+    def move(self, tensor: Tensor | None) -> Tensor | None:
+        result: Tensor | None = self.redistributor(tensor, requires_grad=False)
+        return result
+
+    def start(self, tensor: Tensor | None) -> Handle:
+        handle: Handle = self.redistributor(tensor, requires_grad=False, async_op=True)
+        return handle
 
 
 @dataclass
@@ -121,11 +148,8 @@ class ThreadTransport:
         self._counts: dict[Leg, int] = defaultdict(int)
         self.sent_bytes = 0
 
-    def prepare(self, legs: Sequence[Leg]) -> None:
-        pass
-
-    def move(self, leg: Leg, tensor: Tensor | None) -> Tensor | None:
-        return self.start(leg, tensor).wait()
+    def call(self, leg: Leg) -> ThreadCall:
+        return ThreadCall(self, leg)
 
     def start(self, leg: Leg, tensor: Tensor | None) -> Handle:
         key = leg, self._counts[leg]
@@ -144,7 +168,10 @@ class ThreadTransport:
     def move_many(
         self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor | None]:
-        return {name: self.move(leg, tensors.get(name)) for name, leg in legs.items()}
+        return self.start_many(legs, tensors).wait()
+
+    def start_many(self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]) -> ManyHandle:
+        return _Visits({name: self.start(leg, tensors.get(name)) for name, leg in legs.items()})
 
     def _meet(self, leg: Leg, meeting: _Meeting) -> None:
         try:
@@ -187,6 +214,20 @@ def _numpy_dtype(leg: Leg) -> torch.dtype:
 
 
 @dataclass(frozen=True)
+class ThreadCall:
+    """A leg on a ``ThreadTransport``."""
+
+    transport: ThreadTransport
+    leg: Leg
+
+    def move(self, tensor: Tensor | None) -> Tensor | None:
+        return self.start(tensor).wait()
+
+    def start(self, tensor: Tensor | None) -> Handle:
+        return self.transport.start(self.leg, tensor)
+
+
+@dataclass(frozen=True)
 class _Visit:
     """A move that was started on a ``ThreadTransport``."""
 
@@ -197,3 +238,13 @@ class _Visit:
     def wait(self) -> Tensor | None:
         """This rank's shard at the dst end."""
         return self.transport.take(self.leg, self.key)
+
+
+@dataclass(frozen=True)
+class _Visits:
+    """Moves that were started together on a ``ThreadTransport``."""
+
+    visits: Mapping[str, Handle]
+
+    def wait(self) -> dict[str, Tensor | None]:
+        return {name: visit.wait() for name, visit in self.visits.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import rvdcomm as rv
 from superscaler_core.run.host import Host
-from superscaler_core.run.moves import Shard, move_many
+from superscaler_core.run.moves import Brought, Moves, Shard, move_many, start_many
 from superscaler_core.run.tables import Leg, Tables, Weight, box_of
 from superscaler_core.run.transport import Transport
 
@@ -60,9 +60,12 @@ class WeightStore:
         self._wide: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
         self._landing: list[tuple[str, rv.Box, Tensor]] = []
-        self._resting = [n for n, w in tables.weights.items() if w.windowed != "gather"]
+        self._under_way: dict[tuple[str, str], Callable[[], Brought]] = {}
+        resting = [n for n, w in tables.weights.items() if w.windowed != "gather"]
+        self._read_here = [n for n in resting if all(x.is_idle for x in tables.weights[n].fetch)]
         self._unwindowed = [n for n, w in tables.weights.items() if not w.windowed]
-        for name in set(tables.weights) - set(self._resting):
+        self._unreduced = dict.fromkeys(self._unwindowed)
+        for name in set(tables.weights) - set(resting):
             self.drop([name])
 
     def _stored_dtype(self, parameter: str) -> torch.dtype:
@@ -115,25 +118,29 @@ class WeightStore:
     # --- values ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Bring all copies that stay up to date."""
-        for names in self._buckets(self._resting):
-            self._fetch(names)
+        """Bring copies up to date that are made of what is stored here."""
+        self._unreduced = dict.fromkeys(self._unwindowed)
+        self.fetch(self._read_here)
 
-    def _buckets(self, names: Iterable[str]) -> Iterable[list[str]]:
-        """Copies that move in one call each, in the order that all ranks keep."""
-        found: dict[int, list[str]] = {}
-        for name in names:
-            found.setdefault(self._tables.weights[name].bucket, []).append(name)
-        return (found[number] for number in sorted(found))
-
-    def gather(self, names: Iterable[str]) -> None:
+    def gather(self, names: Sequence[str]) -> None:
         """Fill copies that a window drops when it ends."""
-        chosen = list(names)
-        for name in chosen:
+        self._grow(names)
+        self.fetch(names)
+
+    def start_gather(self, names: Sequence[str]) -> None:
+        """Begin to."""
+        self.start_fetch(names)
+
+    def wait_gather(self, names: Sequence[str]) -> None:
+        """Fill them with what was started, when it is there."""
+        self._grow(names)
+        self.wait_fetch(names)
+
+    def _grow(self, names: Iterable[str]) -> None:
+        for name in names:
             copy = self._copies.get(name)
             if copy is not None:
                 copy.untyped_storage().resize_(copy.numel() * copy.element_size())
-        self._fetch(chosen)
 
     def drop(self, names: Iterable[str]) -> None:
         """Free the memory of copies; autograd keeps them as names of what is gathered again."""
@@ -142,17 +149,36 @@ class WeightStore:
             if copy is not None:
                 copy.untyped_storage().resize_(0)
 
-    def _fetch(self, names: Iterable[str]) -> None:
-        moves = {}
+    def fetch(self, names: Sequence[str]) -> None:
+        """Bring copies up to date with what is stored, wherever that is."""
+        self._fill(move_many(self._transport, self._fetched(names)))
+        self._fill_from_here(names)
+
+    def start_fetch(self, names: Sequence[str]) -> None:
+        """Begin to."""
+        wait = start_many(self._transport, self._fetched(names))
+        self._under_way["fetch", names[0]] = wait
+
+    def wait_fetch(self, names: Sequence[str]) -> None:
+        """Bring them up to date with what was started, when it is there."""
+        self._fill(self._under_way.pop(("fetch", names[0]))())
+        self._fill_from_here(names)
+
+    def _fetched(self, names: Iterable[str]) -> Moves:
+        weights = ((name, self._tables.weights[name]) for name in names)
+        return {name: (w.fetch, self._value(w)) for name, w in weights if w.fetch}
+
+    def _fill_from_here(self, names: Iterable[str]) -> None:
+        """Fill copies of which nothing has to move."""
         for name in names:
             weight = self._tables.weights[name]
-            if weight.fetch:
-                moves[name] = weight.fetch, self._value(weight)
-            elif name in self._copies and not self._is_shared(weight):
+            if name in self._copies and not weight.fetch and not self._is_shared(weight):
                 value = self._value(weight)
                 assert value is not None, "it is read where it is stored"
                 self._copies[name].data.copy_(value[0])
-        for name, box, result in move_many(self._transport, moves):
+
+    def _fill(self, brought: Brought) -> None:
+        for name, box, result in brought:
             held = self._tables.weights[name].box
             assert held is not None
             self._copies[name].data[box.slices_within(box_of(held))] = result
@@ -163,23 +189,40 @@ class WeightStore:
 
     # --- gradients ------------------------------------------------------------------------------
 
-    def reduce(self, names: Iterable[str]) -> None:
+    def reduce(self, names: Sequence[str]) -> None:
         """Take gradients of copies to where the parameters are stored, and add them up there."""
+        self._add_up(move_many(self._transport, self._reduced(names)))
+
+    def start_reduce(self, names: Sequence[str]) -> None:
+        """Begin to."""
+        wait = start_many(self._transport, self._reduced(names))
+        self._under_way["reduce", names[0]] = wait
+
+    def wait_reduce(self, names: Sequence[str]) -> None:
+        """Add up what was started, when it is there."""
+        self._add_up(self._under_way.pop(("reduce", names[0]))())
+
+    def _reduced(self, names: Iterable[str]) -> Moves:
+        """What moves of the gradients of copies, which have none after this."""
         chosen = [name for name in names if self._tables.weights[name].reduce]
         moves = {name: (self._way_home(name), self._grad(name)) for name in chosen}
+        for name in chosen:
+            self._unreduced.pop(name, None)
+            self._wide.pop(name, None)
+            if name in self._copies:
+                self._copies[name].grad = None
+        return moves
+
+    def _add_up(self, brought: Brought) -> None:
         # What the window before sent to the host has had this one's time to arrive.
         if self._landing:
             self._settle()
-        for name, box, result in move_many(self._transport, moves):
+        for name, box, result in brought:
             parameter = self._tables.weights[name].name
             if self._tables.parameters[parameter].on_host:
                 self._landing.append((parameter, box, self._host.to_host(result)))
             else:
                 self._add(parameter, box, result)
-        for name in chosen:
-            self._wide.pop(name, None)
-            if name in self._copies:
-                self._copies[name].grad = None
 
     def _settle(self) -> None:
         """Wait for copies to and from the host, and add up the gradients that came there."""
@@ -219,9 +262,12 @@ class WeightStore:
         total[box.slices_within(held)] += grad
 
     def end(self) -> None:
-        """Reduce what no window has reduced, and add gradients to those where optimizers look."""
-        for names in self._buckets(self._unwindowed):
-            self.reduce(names)
+        """Add gradients to those where optimizers look.
+
+        What no instruction has reduced needs nobody else: it is taken as it is.
+        """
+        self.reduce(list(self._unreduced))
+        assert not self._under_way, "what was started was waited for"
         self._settle()
         for name, total in self._totals.items():
             stored = self.stored[name]

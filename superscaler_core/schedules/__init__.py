@@ -9,7 +9,7 @@ worker 1 -- F0 F1 F2 B0 B1 B2 --
 
 from collections.abc import Callable
 
-from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import ScheduleError
 from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.grid import grid
@@ -18,8 +18,10 @@ from superscaler_core.schedules.interleaved import interleaved
 from superscaler_core.schedules.naive import naive
 from superscaler_core.schedules.nf1b import nf1b
 from superscaler_core.schedules.one_f_one_b import one_f_one_b
-from superscaler_core.schedules.schedule import Schedule
+from superscaler_core.schedules.schedule import Schedule, held_by
+from superscaler_core.schedules.split_backward import recompute_apart, split_backward
 from superscaler_core.schedules.timeline import Span, Timeline, timeline
+from superscaler_core.schedules.zero_bubble import zero_bubble
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "naive": naive,
@@ -28,23 +30,29 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "interleaved": interleaved,
     "interlaced": interlaced,
     "nf1b": nf1b,
+    "zero-bubble": zero_bubble,
 }
 """Generators by the name of the schedules that they make."""
 
 __all__ = [
     "SCHEDULES",
     "Action",
+    "ActionKind",
     "Schedule",
     "ScheduleError",
     "Span",
     "Timeline",
     "gpipe",
     "grid",
+    "held_by",
     "interlaced",
     "interlaced_edges",
     "interleaved",
     "naive",
     "nf1b",
     "one_f_one_b",
+    "recompute_apart",
+    "split_backward",
     "timeline",
+    "zero_bubble",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import ScheduleError
 
 Cell = dict[Action, list[int]]
 """What happens to one microbatch at one stage: each action with the workers that run it."""
+
+_BACKWARDS = (ActionKind.BACKWARD, ActionKind.INPUTS, ActionKind.WEIGHTS)
 
 Cells = dict[tuple[int, int], Cell]
 """By stage and microbatch."""
@@ -54,18 +56,26 @@ def _check_nothing_missing(what: str, num_stages: int, num_microbatches: int, ce
     # Ends at the first gap, so after at most one step more than there are actions.
     for stage in range(num_stages):
         for microbatch in range(num_microbatches):
-            for kind in "FB":
-                action = Action(kind, stage, microbatch)
-                if action not in cells.get((stage, microbatch), {}):
+            cell = cells.get((stage, microbatch), {})
+            whole, *halves = (Action(kind, stage, microbatch) for kind in _BACKWARDS)
+            if whole in cell and not cell.keys().isdisjoint(halves):
+                half = next(action for action in halves if action in cell)
+                raise ScheduleError(
+                    f"{what}: {whole} and {half} are both run; B is I and W in one, so a "
+                    "microbatch has either B or both of these."
+                )
+            back = [whole] if cell.keys().isdisjoint(halves) else halves
+            for action in (Action(ActionKind.FORWARD, stage, microbatch), *back):
+                if action not in cell:
                     raise ScheduleError(
-                        f"{what}: no worker runs {action}; every microbatch has one F and one B "
-                        "at every stage."
+                        f"{what}: no worker runs {action}; every microbatch has one F and one B, "
+                        "or one F, one I and one W, at every stage."
                     )
 
 
 def _check_same_workers(what: str, cells: Cells) -> None:
     for (stage, microbatch), cell in cells.items():
-        forward = Action("F", stage, microbatch)
+        forward = Action(ActionKind.FORWARD, stage, microbatch)
         for action, workers in cell.items():
             if workers != cell[forward]:
                 raise ScheduleError(
@@ -78,7 +88,7 @@ def _check_teams(what: str, cells: Cells) -> None:
     """The workers of a stage fall into teams: copies of the stage that share no worker."""
     teams: dict[tuple[int, int], tuple[int, list[int]]] = {}
     for (stage, microbatch), cell in cells.items():
-        team = cell[Action("F", stage, microbatch)]
+        team = cell[Action(ActionKind.FORWARD, stage, microbatch)]
         for worker in team:
             earlier, expected = teams.setdefault((stage, worker), (microbatch, team))
             if team != expected:
@@ -93,7 +103,7 @@ def _check_turns(what: str, cells: Cells) -> None:
     """A microbatch is recycled through all the stages, as often at each, or through none."""
     seen: dict[int, tuple[int, list[int]]] = {}
     for (stage, microbatch), cell in cells.items():
-        turns = sorted(action.turn for action in cell if action.kind == "f")
+        turns = sorted(action.turn for action in cell if action.kind is ActionKind.TURN)
         if turns != list(range(len(turns))):
             raise ScheduleError(
                 f"{what}: stage {stage} runs microbatch {microbatch} without gradient in turns "

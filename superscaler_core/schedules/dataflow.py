@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import ScheduleError
 from superscaler_core.schedules.schedule import Schedule
 
@@ -34,9 +34,11 @@ Waits = dict[Action, list[Wait]]
 def waits_of(schedule: Schedule, edges: Edges | None = None) -> Waits:
     """Everything that each action of ``schedule`` waits for.
 
-    A forward reads the forwards of the stages before it; a backward reads its own forward and the
-    backwards of the stages behind it. Forwards without gradient chain up: the first stages start
-    a turn with what the last stages made in the turn before, and the forward is the last turn.
+    A forward reads the forwards of the stages before it; a backward, or its half for inputs, reads
+    its own forward (and recomputation, if it has one) and the same of the stages behind it. The
+    half for weights reads the half for inputs, and a recomputation its forward alone. Forwards
+    without gradient chain up: the first stages start a turn with what the last stages made in the
+    turn before, and the forward is the last turn.
 
     Args:
         schedule: the rows.
@@ -69,19 +71,32 @@ class _StageGraph:
             self._srcs[dst].append(src)
             self._dsts[src].append(dst)
         self._sinks = [stage for stage, dsts in enumerate(self._dsts) if not dsts]
+        self._places = schedule.places
         self._num_turns = [0] * schedule.num_microbatches
         for action in schedule.places:
-            if action.kind == "f":
+            if action.kind is ActionKind.TURN:
                 turns = self._num_turns[action.microbatch]
                 self._num_turns[action.microbatch] = max(turns, action.turn + 1)
 
     def reads(self, action: Action) -> Sequence[Action]:
         """Actions whose result ``action`` reads."""
         stage, microbatch = action.stage, action.microbatch
-        if action.kind == "B":
-            behind = [Action("B", dst, microbatch) for dst in self._dsts[stage]]
-            return [Action("F", stage, microbatch), *behind]
+        kind = action.kind
+        if kind is ActionKind.WEIGHTS:
+            return [Action(ActionKind.INPUTS, stage, microbatch)]
+        forward = Action(ActionKind.FORWARD, stage, microbatch)
+        if kind is ActionKind.RECOMPUTE:
+            return [forward]
+        if kind.goes_back:
+            again = Action(ActionKind.RECOMPUTE, stage, microbatch)
+            behind = [self._back(dst, microbatch) for dst in self._dsts[stage]]
+            return [again if again in self._places else forward, *behind]
         if self._srcs[stage]:
-            return [Action(action.kind, src, microbatch, action.turn) for src in self._srcs[stage]]
-        turn = self._num_turns[microbatch] if action.kind == "F" else action.turn
-        return [Action("f", sink, microbatch, turn - 1) for sink in self._sinks if turn]
+            return [Action(kind, src, microbatch, action.turn) for src in self._srcs[stage]]
+        turn = self._num_turns[microbatch] if kind is ActionKind.FORWARD else action.turn
+        return [Action(ActionKind.TURN, sink, microbatch, turn - 1) for sink in self._sinks if turn]
+
+    def _back(self, stage: int, microbatch: int) -> Action:
+        """What makes the gradients that a stage sends back."""
+        whole = Action(ActionKind.BACKWARD, stage, microbatch)
+        return whole if whole in self._places else Action(ActionKind.INPUTS, stage, microbatch)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import ScheduleError, require_counts
 from superscaler_core.schedules.schedule import Schedule
 
@@ -58,15 +58,18 @@ def interlaced(
     embeddings = [(segment[0], layers.index(segment[1])) for segment in segments]
     rows: list[list[Action]] = [[] for _ in layers]
     for step in range(-slack, num_microbatches + num_workers - 1 + slack):
-        before = [("F", stage, _forward(step + slack, worker)) for stage, worker in embeddings]
+        before = [
+            (ActionKind.FORWARD, stage, _forward(step + slack, worker))
+            for stage, worker in embeddings
+        ]
         after = [
-            ("B", stage, _backward(step - slack, worker, num_workers))
+            (ActionKind.BACKWARD, stage, _backward(step - slack, worker, num_workers))
             for stage, worker in reversed(embeddings)
         ]
         for worker, (row, stage) in enumerate(zip(rows, layers, strict=True)):
             pair = [
-                ("F", stage, _forward(step, worker)),
-                ("B", stage, _backward(step, worker, num_workers)),
+                (ActionKind.FORWARD, stage, _forward(step, worker)),
+                (ActionKind.BACKWARD, stage, _backward(step, worker, num_workers)),
             ]
             turns = (*before, *(reversed(pair) if worker % 2 else pair), *after)
             row += [Action(*turn) for turn in turns if 0 <= turn[2] < num_microbatches]

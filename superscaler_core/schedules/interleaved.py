@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import require_counts
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.straight import alternate
@@ -46,8 +46,15 @@ def interleaved(num_workers: int, num_microbatches: int, num_chunks: int) -> Sch
     rows = []
     for worker in range(num_workers):
         stages = range(worker, num_workers * num_chunks, num_workers)
-        forwards = [Action("F", s, m) for part in rounds for s in stages for m in part]
-        backwards = [Action("B", s, m) for part in rounds for s in reversed(stages) for m in part]
+        forwards = [
+            Action(ActionKind.FORWARD, s, m) for part in rounds for s in stages for m in part
+        ]
+        backwards = [
+            Action(ActionKind.BACKWARD, s, m)
+            for part in rounds
+            for s in reversed(stages)
+            for m in part
+        ]
         num_warmup = (num_chunks - 1) * len(rounds[0]) + lead * (num_workers - 1 - worker)
         rows.append(alternate(forwards, backwards, num_warmup))
     return Schedule("interleaved", num_workers * num_chunks, num_microbatches, tuple(rows))

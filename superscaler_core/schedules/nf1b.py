@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import ScheduleError, require_counts
 from superscaler_core.schedules.schedule import Schedule
 
@@ -59,8 +59,8 @@ def _row(stage: int, num_stages: int, num_microbatches: int, recycle: int) -> It
     for wave in range(recycle + num_microbatches + lag):
         for turn in range(recycle):
             if wave - turn in microbatches:
-                yield Action("f", stage, wave - turn, turn)
+                yield Action(ActionKind.TURN, stage, wave - turn, turn)
         if wave - recycle in microbatches:
-            yield Action("F", stage, wave - recycle)
+            yield Action(ActionKind.FORWARD, stage, wave - recycle)
         if wave - recycle - lag in microbatches:
-            yield Action("B", stage, wave - recycle - lag)
+            yield Action(ActionKind.BACKWARD, stage, wave - recycle - lag)

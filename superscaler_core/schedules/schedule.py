@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.completeness import check_complete
 from superscaler_core.schedules.errors import ScheduleError, require_counts
 
 _HEAD = re.compile(r"(\S+) stages=([0-9]{1,9}) microbatches=([0-9]{1,9})")
 _ROW = re.compile(r"worker ([0-9]{1,9}):(.*)")
-_HELD = {"F": 1, "f": 0, "B": -1}
-"""Microbatches that an action adds to those whose activations a worker holds."""
 
 
 # No slots: the index of places is built once.
@@ -29,7 +27,8 @@ class Schedule:
     be dealt out among workers that hold copies of the stage (Chimera).
 
     Laws (tests/superscaler_core/schedules/test_schedules.py): ``Schedule.parse(str(s)) == s``;
-    every microbatch has one F and one B at every stage, on the same workers. Whether the rows can
+    every microbatch has one F, and one B or one I and one W, at every stage, on the same workers.
+    Whether the rows can
     run at all depends on the data flow: ``timeline`` says.
 
     >>> from superscaler_core.schedules import one_f_one_b
@@ -71,12 +70,16 @@ class Schedule:
     @property
     def num_turns(self) -> int:
         """Forwards without gradient that every stage runs, of all microbatches together."""
-        return sum(action.kind == "f" and action.stage == 0 for action in self.places)
+        return sum(action.kind is ActionKind.TURN and action.stage == 0 for action in self.places)
 
     def workers_of(self, stage: int, microbatch: int | None = None) -> tuple[int, ...]:
         """Workers that hold ``stage``, or those that run ``microbatch`` through it; ascending."""
         microbatches = range(self.num_microbatches) if microbatch is None else (microbatch,)
-        return tuple(sorted({w for m in microbatches for w in self.places[Action("F", stage, m)]}))
+        return tuple(
+            sorted(
+                {w for m in microbatches for w in self.places[Action(ActionKind.FORWARD, stage, m)]}
+            )
+        )
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
         """Stages that ``worker`` holds, ascending."""
@@ -86,10 +89,17 @@ class Schedule:
     def peak_microbatches(self) -> tuple[int, ...]:
         """Activations that each worker must have room for, in microbatches of one stage.
 
-        The most forwards at one time whose backward has not ended, over all the stages of the
-        worker; a forward counts from its start, a forward without gradient not at all.
+        A microbatch counts from the start of its forward to the end of its B, or of its W, as what
+        W needs lives that long; over all the stages of the worker. With an R of its own it counts
+        from there, because its forward keeps only what it is given. A forward without gradient
+        does not count.
         """
-        return tuple(max(accumulate(_HELD[a.kind] for a in row)) for row in self.rows)
+        again = {(a.stage, a.microbatch) for a in self.places if a.kind is ActionKind.RECOMPUTE}
+        changes = (
+            [held_by(action, (action.stage, action.microbatch) in again) for action in row]
+            for row in self.rows
+        )
+        return tuple(max(accumulate(mine)) for mine in changes)
 
     def __str__(self) -> str:
         head = f"{self.name} stages={self.num_stages} microbatches={self.num_microbatches}"
@@ -109,6 +119,24 @@ class Schedule:
         name, num_stages, num_microbatches = found.groups()
         rows = [_row(worker, line) for worker, line in enumerate(lines)]
         return cls(name, int(num_stages), int(num_microbatches), tuple(rows))
+
+
+def held_by(action: Action, runs_again: bool) -> int:
+    """Microbatches that an action adds to those whose activations its worker holds.
+
+    Args:
+        action: one of a schedule.
+        runs_again: whether its microbatch has an R at its stage.
+    """
+    match action.kind:
+        case ActionKind.FORWARD:
+            return 0 if runs_again else 1
+        case ActionKind.RECOMPUTE:
+            return 1
+        case ActionKind.BACKWARD | ActionKind.WEIGHTS:
+            return -1
+        case ActionKind.TURN | ActionKind.INPUTS:
+            return 0
 
 
 def _text(row: Iterable[Action]) -> str:

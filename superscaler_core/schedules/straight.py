@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from superscaler_core.schedules.action import Action
+from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import require_counts
 from superscaler_core.schedules.schedule import Schedule
 
@@ -26,8 +26,14 @@ def straight(
     require_counts(name, num_stages=num_stages, num_microbatches=num_microbatches)
     rows = tuple(
         alternate(
-            [Action("F", stage, microbatch) for microbatch in range(num_microbatches)],
-            [Action("B", stage, microbatch) for microbatch in range(num_microbatches)],
+            [
+                Action(ActionKind.FORWARD, stage, microbatch)
+                for microbatch in range(num_microbatches)
+            ],
+            [
+                Action(ActionKind.BACKWARD, stage, microbatch)
+                for microbatch in range(num_microbatches)
+            ],
             num_warmup(stage),
         )
         for stage in range(num_stages)

@@ -18,7 +18,10 @@ Time = int | Fraction
 """Exact, so that equal times are equal: use ``Fraction(secs)`` for a measured float."""
 
 Durations = Mapping[str | tuple[str, int], Time]
-"""Time of an action by kind, ``{"F": 1, "B": 2}``; ``("F", 3)`` overrides it for stage 3."""
+"""Time of an action by kind, ``{"F": 1, "B": 2}`` or ``{"F": 1, "I": 1, "W": 1}``.
+
+``("F", 3)`` overrides ``"F"`` for stage 3.
+"""
 
 EQUAL: Durations = dict.fromkeys(KINDS, 1)
 

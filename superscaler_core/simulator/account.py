@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.plan import Device
 from superscaler_core.simulator.live import Series
 from superscaler_core.simulator.stage_run import StageRun
 from superscaler_core.simulator.timeline import StepTimeline
-from superscaler_core.simulator.wire import TICKS_PER_SEC
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from superscaler_core.compiled import Compiled
+from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
+from superscaler_core.schedules import Action
 from superscaler_core.simulator.timeline import StepTimeline
-from superscaler_core.simulator.wire import TICKS_PER_SEC
 
 NAMES = {"grads": "gradients"}
 """Kinds of memory that have another name here."""
@@ -40,6 +41,8 @@ def live_of(compiled: Compiled, timeline: StepTimeline) -> Mapping[Device, Serie
     }
     found = {device: [(0.0, size)] for device, size in now.items()}
     for ran in timeline.runs:
+        if not isinstance(ran.event, Action):
+            continue
         key = ran.event.kind, ran.event.stage
         for device, end in zip(ran.inside.devices, ran.inside.ends, strict=True):
             footprint = prints[device].get(key)

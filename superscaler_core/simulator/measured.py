@@ -14,11 +14,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from superscaler_core.compiled import Compiled
+from superscaler_core.cost.op_time import signature
+from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, VTensor
 from superscaler_core.run.evaluate import code_names
-from superscaler_core.simulator.op_time import signature
-from superscaler_core.simulator.profile import DeviceProfile
 
 NUM_ROUNDS = 3
 """All ops are measured so many times over, so that what disturbs a round does not count."""

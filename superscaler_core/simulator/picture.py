@@ -7,17 +7,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
+from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.live import Series
 from superscaler_core.simulator.text import headline
 from superscaler_core.simulator.timeline import Ran
-from superscaler_core.simulator.wire import TICKS_PER_SEC
 
 COLOURS = {
     "forward": "#4c9be8",
     "backward": "#2a9d6f",
+    "gradients of weights": "#8fcf9f",
+    "recomputation": "#6f95c4",
     "no gradient": "#b9c7d6",
     "communication": "#e07a3f",
     "weights": "#c9a227",
@@ -25,7 +28,16 @@ COLOURS = {
 }
 """Of what a device does."""
 
-KINDS = {"F": "forward", "B": "backward", "f": "no gradient", "begin": "weights", "end": "weights"}
+KINDS = {
+    ActionKind.FORWARD: "forward",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUTS: "backward",
+    ActionKind.WEIGHTS: "gradients of weights",
+    ActionKind.RECOMPUTE: "recomputation",
+    ActionKind.TURN: "no gradient",
+    "begin": "weights",
+    "end": "weights",
+}
 
 LABEL_WIDTH = 0.008
 """Share of the step that a run takes at least to get its microbatch's number."""
@@ -123,7 +135,7 @@ def _fill(axes: Any, bars: list[Bar], name: str) -> None:
 def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int], least: float) -> None:
     """The microbatch of every run that has room for it, and a line where it begins."""
     for ran in runs:
-        colour = "black" if ran.event.kind == "f" else "white"
+        colour = "black" if ran.event.kind is ActionKind.TURN else "white"
         for device, end in zip(ran.inside.devices, ran.inside.ends, strict=True):
             if device not in rows or not ran.inside.computing[device]:
                 continue

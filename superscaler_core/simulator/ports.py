@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Iterable
 
-from superscaler_core.simulator.wire import Port
+from superscaler_core.cost.wire import Port
 
 Interval = tuple[int, int]
 """Ticks ``[start, end)``."""

@@ -9,17 +9,18 @@ from tqdm import tqdm
 import rvdcomm as rv
 from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost.presets import profile_of
+from superscaler_core.cost.profile import DeviceProfile
+from superscaler_core.cost.wire import METHODS, Wires, topology_for
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
+from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator.live import live_of, peaks_of
-from superscaler_core.simulator.op_time import OpTimes
-from superscaler_core.simulator.presets import profile_of
-from superscaler_core.simulator.profile import DeviceProfile
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.timeline import Stepper
-from superscaler_core.simulator.wire import METHODS, Wires, topology_for
 from superscaler_core.simulator.work import Methods, Work
 
 ASSUMED = (
@@ -32,6 +33,11 @@ ASSUMED = (
     "tensors between stages travel while devices compute, from when both ends come to them; "
     "computing is not slowed by communication",
 )
+
+HALVES = (
+    "an op with gradients of its inputs and of its weights takes half of its backward for either"
+)
+"""Assumed too if a schedule has halves of backwards."""
 
 
 @paused_collector()
@@ -69,11 +75,13 @@ def simulate(
     made = compiled.materialized
     devices = made.plan.devices
     wires = Wires(topology_for(topology or made.topology, devices))
-    work = Work(made, OpTimes(profile), wires, methods, compiled.master_dtype)
-    optimizer_secs = _optimizer_secs(compiled, profile)
+    times = OpTimes(profile)
+    work = Work(made, times, wires, methods, compiled.master_dtype)
+    optimizer_secs = _optimizer_secs(compiled, times)
     with tqdm(total=len(made.events), desc="simulate", delay=2, leave=False, disable=None) as bar:
         stepper = Stepper(made, work, optimizer_secs, move_secs=profile.move_secs, tick=bar.update)
         timeline = stepper.run()
+    has_halves = any(ActionKind.INPUTS in kinds for kinds in made.stage_kinds)
     title = f"{made.plan.graph.name} on {len(devices)} x {profile.name}"
     how = f"communication inside stages by {methods.intra}, between stages by {methods.inter}"
     return Simulated(
@@ -84,18 +92,16 @@ def simulate(
         profile.memory_bytes,
         live_of(compiled, timeline),
         optimizer_secs,
-        (*profile.assumptions, how, *ASSUMED),
+        (*profile.assumptions, how, *ASSUMED, *((HALVES,) if has_halves else ())),
     )
 
 
-def _optimizer_secs(compiled: Compiled, profile: DeviceProfile) -> Mapping[Device, float]:
-    """Of one fused pass: weights and states are read and written, gradients read."""
+def _optimizer_secs(compiled: Compiled, times: OpTimes) -> Mapping[Device, float]:
     stored = StoredMemory(compiled.materialized, compiled.master_dtype)
-    passes = 3 + 2 * STATES[compiled.optimizer]
+    num_states = STATES[compiled.optimizer]
     found = {}
     for device in compiled.plan.devices:
         # What has a state takes as much more of the host's memory for every one.
         hosted = stored.host_bytes(device, 1) - stored.host_bytes(device, 0)
-        here_secs = passes * stored.trained_bytes(device) / profile.reached_bytes_per_sec
-        found[device] = here_secs + passes * hosted / profile.host_memory_bytes_per_sec
+        found[device] = times.update_secs(num_states, stored.trained_bytes(device), hosted)
     return found

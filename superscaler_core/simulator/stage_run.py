@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from superscaler_core.cost.wire import Port, Wire
 from superscaler_core.plan import Device
-from superscaler_core.simulator.ports import Background, Interval, Ports
-from superscaler_core.simulator.wire import Port, Wire
+from superscaler_core.program.instruction import Phase
+from superscaler_core.simulator.ports import Interval, Ports
 from superscaler_core.simulator.work import Act
 
 
@@ -20,15 +21,18 @@ class StageRun:
         devices: that take part.
         ends: when each is free again.
         spans: every act with its start and end.
-        copies: to and from the host, which take place beside.
+        beside: what takes place while devices go on: communication that they started, and copies
+            to and from the host.
         taken: of ports.
+        under_way: what is still under way at the end, or has been since.
     """
 
     devices: tuple[Device, ...]
     ends: tuple[int, ...]
     spans: tuple[tuple[Act, int, int], ...]
-    copies: tuple[tuple[Wire, int, int], ...]
+    beside: tuple[tuple[Act, int, int], ...]
     taken: tuple[tuple[Port, Interval], ...]
+    under_way: UnderWay
 
     @cached_property
     def computing(self) -> dict[Device, int]:
@@ -55,10 +59,11 @@ class StageRun:
     def traffic(self) -> dict[tuple[Device, int], int]:
         """Ticks of each device's communication, hidden or not, by level."""
         found: dict[tuple[Device, int], int] = {}
-        calls = [(act.wire, start, end) for act, start, end in self.spans if act.wire is not None]
-        for wire, start, end in (*calls, *self.copies):
-            # A wait for a copy carries nothing: it is the copy that does.
-            for device in wire.devices if wire.level_bytes else ():
+        for act, start, end in (*self.spans, *self.beside):
+            wire = act.wire
+            # A wait carries nothing: it is what is waited for that does.
+            for device in wire.devices if wire is not None and wire.level_bytes else ():
+                assert wire is not None
                 key = device, wire.level
                 found[key] = found.get(key, 0) + end - start
         return found
@@ -75,18 +80,50 @@ class StageRun:
     def sent(self) -> dict[int, int]:
         """Bytes that all devices send, by level."""
         found: dict[int, int] = {}
-        wires = [act.wire for act, _, _ in self.spans if act.wire is not None]
-        for wire in (*wires, *(wire for wire, _, _ in self.copies)):
-            for level, count in enumerate(wire.level_bytes):
+        for act, _, _ in (*self.spans, *self.beside):
+            for level, count in enumerate(() if act.wire is None else act.wire.level_bytes):
                 found[level] = found.get(level, 0) + count
         return found
+
+
+@dataclass
+class UnderWay:
+    """What devices have started and go on beside, each one thing after another.
+
+    Attributes:
+        free: when a device is done with all that it started.
+        ends: when a device is done with what it started under a key, until it has waited for it.
+    """
+
+    free: dict[Device, int] = field(default_factory=dict)
+    ends: dict[tuple[str, Device], int] = field(default_factory=dict)
+
+    def since(self, base: int, devices: Iterable[Device]) -> UnderWay:
+        """What of it is still to be waited for after a moment, counted from that."""
+        mine = set(devices)
+        return UnderWay(
+            {d: end - base for d, end in self.free.items() if d in mine and end > base},
+            {key: max(0, end - base) for key, end in self.ends.items() if key[1] in mine},
+        )
+
+    def replace(self, devices: Iterable[Device], now: UnderWay, base: int) -> None:
+        """Devices have run: what is under way on them is ``now``, counted from ``base``."""
+        mine = set(devices)
+        self.free |= {device: base + end for device, end in now.free.items()}
+        self.ends = {key: end for key, end in self.ends.items() if key[1] not in mine}
+        self.ends |= {key: base + end for key, end in now.ends.items()}
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """By which equal ones are known."""
+        return *sorted(self.free.items()), *sorted(self.ends.items())
 
 
 class StageRuns:
     """Runs acts on devices that are free at given times.
 
-    A run depends on how far apart its devices begin, and on when the ports that it shares are
-    busy; it is remembered by both.
+    A run depends on how far apart its devices begin, on what they have under way, and on when the
+    ports that it shares are busy; it is remembered by all of these.
 
     Args:
         is_memoized: False simulates every run; slow, and the meaning of the other.
@@ -94,12 +131,16 @@ class StageRuns:
 
     def __init__(self, ports: Ports, *, is_memoized: bool = True) -> None:
         self._ports, self._is_memoized = ports, is_memoized
-        self._known: dict[tuple[int, tuple[int, ...], Background], StageRun] = {}
+        self._known: dict[tuple[Hashable, ...], StageRun] = {}
         self._shared: dict[int, tuple[Port, ...]] = {}
         self._kept: dict[int, Sequence[Act]] = {}
 
     def run(
-        self, acts: Sequence[Act], devices: tuple[Device, ...], ready: Sequence[int]
+        self,
+        acts: Sequence[Act],
+        devices: tuple[Device, ...],
+        ready: Sequence[int],
+        under_way: UnderWay,
     ) -> tuple[int, StageRun]:
         """The tick at which the first device begins, and the run counted from there.
 
@@ -107,21 +148,35 @@ class StageRuns:
             acts: in an order that every device keeps; equal runs give one object here.
             devices: that take part.
             ready: when each is free.
+            under_way: what devices have started before; brought up to date.
         """
         base = min(ready)
+        before = under_way.since(base, devices)
+        run = self._run(acts, devices, ready, base, before)
+        under_way.replace(devices, run.under_way, base)
+        return base, run
+
+    def _run(
+        self,
+        acts: Sequence[Act],
+        devices: tuple[Device, ...],
+        ready: Sequence[int],
+        base: int,
+        before: UnderWay,
+    ) -> StageRun:
         late = tuple(tick - base for tick in ready)
         if not self._is_memoized:
-            return base, _run(acts, devices, ready, self._ports, base)
+            return run_acts(acts, devices, ready, self._ports, base, before)
         # Acts are told apart by identity, so they are kept alive.
         self._kept[id(acts)] = acts
         background = self._ports.background(self._shared_by(acts), base)
-        key = id(acts), late, background
+        key = id(acts), late, background, before.key
         known = self._known.get(key)
         if known is None:
-            known = _run(acts, devices, late, Ports(background), 0)
+            known = run_acts(acts, devices, late, Ports(background), 0, before)
             self._known[key] = known
         self._ports.replay(known.taken, base)
-        return base, known
+        return known
 
     def _shared_by(self, acts: Sequence[Act]) -> tuple[Port, ...]:
         key = id(acts)
@@ -132,42 +187,116 @@ class StageRuns:
         return self._shared[key]
 
 
-def _run(
-    acts: Sequence[Act], devices: tuple[Device, ...], ready: Sequence[int], ports: Ports, base: int
+def run_acts(
+    acts: Sequence[Act],
+    devices: tuple[Device, ...],
+    ready: Sequence[int],
+    ports: Ports,
+    base: int,
+    before: UnderWay,
 ) -> StageRun:
     """Run acts; times of what is returned are counted from ``base``."""
-    clock = dict(zip(devices, ready, strict=True))
-    first = len(ports.taken)
-    coming: dict[Device, int] = {}
-    spans: list[tuple[Act, int, int]] = []
-    copies: list[tuple[Wire, int, int]] = []
+    return _Inside(devices, ready, ports, base, before).run(acts)
 
-    def copy(wire: Wire, start: int) -> int:
-        end = ports.reserve(start, wire.ticks, wire.shared)
-        copies.append((wire, start - base, end - base))
+
+class _Inside:
+    """One run as it takes place; times of what is returned are counted from ``base``."""
+
+    def __init__(
+        self,
+        devices: tuple[Device, ...],
+        ready: Sequence[int],
+        ports: Ports,
+        base: int,
+        before: UnderWay,
+    ) -> None:
+        self._devices, self._ports, self._base = devices, ports, base
+        self._clock = dict(zip(devices, ready, strict=True))
+        self._free = {d: base + end for d, end in before.free.items()}
+        self._ends = {key: base + end for key, end in before.ends.items()}
+        self._coming: dict[Device, int] = {}
+        self._spans: list[tuple[Act, int, int]] = []
+        self._beside: list[tuple[Act, int, int]] = []
+
+    def run(self, acts: Sequence[Act]) -> StageRun:
+        """All acts, one after another on each device."""
+        first, base = len(self._ports.taken), self._base
+        for act in acts:
+            if act.phase is Phase.START:
+                self._start(act)
+            elif act.phase is Phase.WAIT:
+                self._wait(act)
+            else:
+                self._do(act)
+        taken = tuple((port, (a - base, b - base)) for port, (a, b) in self._ports.taken[first:])
+        ends = tuple(self._clock[device] - base for device in self._devices)
+        left = UnderWay(
+            {device: end - base for device, end in self._free.items()},
+            {key: end - base for key, end in self._ends.items()},
+        )
+        spans, beside = tuple(self._spans), tuple(self._beside)
+        return StageRun(self._devices, ends, spans, beside, taken, left)
+
+    def _span(self, act: Act, start: int, end: int) -> None:
+        if end > start:
+            self._spans.append((act, start - self._base, end - self._base))
+
+    def _reserved(self, start: int, num_ticks: int, wire: Wire) -> int:
+        """When a call ends that begins at a time."""
+        return self._ports.reserve(start, num_ticks, wire.shared)
+
+    def _go_beside(self, act: Act, start: int) -> int:
+        """Something takes place while devices go on; when it ends."""
+        assert act.wire is not None
+        end = self._reserved(start, act.ticks, act.wire)
+        self._beside.append((act, start - self._base, end - self._base))
         return end
 
-    for act in acts:
-        start = max(clock[device] for device in act.devices)
+    def _copy(self, wire: Wire, start: int) -> int:
+        return self._go_beside(Act("copy", wire.devices, wire.ticks, wire), start)
+
+    def _do(self, act: Act) -> None:
+        """Devices do something, and nothing else."""
+        if act.wire is not None:
+            # Calls of a device follow each other, so those that were started come first.
+            for device in act.devices:
+                self._until(act, device, self._free.get(device, 0))
+        start = max(self._clock[device] for device in act.devices)
         if act.fetch is not None:
-            there = coming.pop(act.devices[0], None) or copy(act.fetch, start)
-            if there > start:
-                spans.append((_wait_for(act.fetch), start - base, there - base))
-                start = there
+            there = self._coming.pop(act.devices[0], None) or self._copy(act.fetch, start)
+            self._span(_wait_for(act.fetch), start, there)
+            start = max(start, there)
         if act.ahead is not None:
-            coming[act.devices[0]] = copy(act.ahead, start)
+            self._coming[act.devices[0]] = self._copy(act.ahead, start)
         end = start + act.ticks
         if act.wire is not None and act.wire.shared:
-            end = ports.reserve(start, act.ticks, act.wire.shared)
+            end = self._reserved(start, act.ticks, act.wire)
         if act.store is not None:
-            copy(act.store, end)
+            self._copy(act.store, end)
         for device in act.devices:
-            clock[device] = end
-        if end > start:
-            spans.append((act, start - base, end - base))
-    taken = tuple((port, (a - base, b - base)) for port, (a, b) in ports.taken[first:])
-    ends = tuple(clock[device] - base for device in devices)
-    return StageRun(devices, ends, tuple(spans), tuple(copies), taken)
+            self._clock[device] = end
+        self._span(act, start, end)
+
+    def _start(self, act: Act) -> None:
+        """Devices begin something and go on; it takes place after all that they began before."""
+        start = max(max(self._clock[d], self._free.get(d, 0)) for d in act.devices)
+        end = self._go_beside(act, start)
+        for device in act.devices:
+            self._free[device] = end
+            self._ends[act.key, device] = end
+
+    def _wait(self, act: Act) -> None:
+        for device in act.devices:
+            self._until(act, device, self._ends.pop((act.key, device), 0))
+
+    def _until(self, act: Act, device: Device, end: int) -> None:
+        """A device waits for something that goes on beside it."""
+        now = self._clock[device]
+        if end > now:
+            assert act.wire is not None
+            name, wire = act.name, replace(act.wire, devices=(device,), level_bytes=())
+            self._span(Act(name, (device,), end - now, wire), now, end)
+            self._clock[device] = end
 
 
 def _wait_for(wire: Wire) -> Act:

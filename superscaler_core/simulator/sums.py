@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superscaler_core.graph.tensor import PARAMETER, VTensor
+from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
@@ -23,16 +23,16 @@ class Sums:
         self._made, self._is_first = made, is_first
         self._begun: set[tuple[Device, Use]] = set()
 
-    def of(self, device: Device, segment: Segment) -> list[VTensor]:
-        """The gradients that a segment adds up; to be asked in the order of the backward."""
+    def of(self, device: Device, segment: Segment) -> list[int]:
+        """Bytes of the gradients that a segment adds up; ask in the order of the backward."""
         found = []
         for part in reversed(segment.parts):
-            for position, view in enumerate(part.inputs):
-                if view.tensor.kind != PARAMETER or not view.tensor.requires_grad:
-                    continue
+            for position in part.op.form.trained:
                 use = self._made.weights.of_reader[part.op, position]
                 is_new = self._is_first or use.window is not None
                 if (device, use) in self._begun or not is_new:
-                    found.append(view)
+                    dtype = part.op.form.inputs[position].dtype
+                    box, _ = part.form.inputs[position]
+                    found.append(box.num_elements * ITEM_BYTES[dtype])
                 self._begun.add((device, use))
         return found

@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from superscaler_core.cost.wire import Wire, ticks
 from superscaler_core.plan import Device
+from superscaler_core.program.buckets import GRADS
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import Carry
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.schedules import Action
+from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.ports import Ports
-from superscaler_core.simulator.stage_run import StageRun, StageRuns
-from superscaler_core.simulator.wire import Wire, ticks
+from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay
 from superscaler_core.simulator.work import Act, Work
 
 
@@ -99,6 +100,7 @@ class Stepper:
         self._clock = dict.fromkeys(made.plan.devices, 0)
         self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
         self._begun: set[int] = set()
+        self._under_way = UnderWay()
         self._wires: dict[tuple[Edge, bool], Sequence[Wire]] = {}
         self._stage_devices = [tuple(sorted(devices)) for devices in made.stage_devices]
         self.timeline = StepTimeline(made.plan.devices)
@@ -109,7 +111,7 @@ class Stepper:
         self._do(Outside("begin"), self._work.begin, everyone, {})
         for event in self._made.events:
             if isinstance(event, Action):
-                acts = self._work.stage(event.kind, event.stage, is_first=self._is_first(event))
+                acts = self._work.stage(event, is_first=self._is_first(event))
                 devices = self._stage_devices[event.stage]
                 self._do(event, acts, devices, self._arrivals(event))
             else:
@@ -120,8 +122,8 @@ class Stepper:
         return self.timeline
 
     def _is_first(self, event: Action) -> bool:
-        """Whether it is the first backward of its stage."""
-        if event.kind != "B" or event.stage in self._begun:
+        """Whether it is the first of its stage that makes gradients of weights."""
+        if event.kind not in GRADS or event.stage in self._begun:
             return False
         self._begun.add(event.stage)
         return True
@@ -148,7 +150,7 @@ class Stepper:
                 waits[key] = waits.get(key, 0) + end - max(now, start)
                 now = end
             ready.append(now)
-        base, inside = self._runs.run(acts, devices, ready)
+        base, inside = self._runs.run(acts, devices, ready, self._under_way)
         for device, end in zip(devices, inside.ends, strict=True):
             self._clock[device] = base + end
         self.timeline.runs.append(Ran(event, base, inside))
@@ -182,7 +184,9 @@ class Stepper:
 
     def _arrivals(self, event: Action) -> Mapping[Device, Arrival]:
         """For every device the last carry that a run waits for."""
-        is_back = event.kind == "B"
+        if event.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
+            return {}
+        is_back = event.kind.goes_back
         found: dict[Device, Arrival] = {}
         for edge, ends in self._awaited(event.stage, is_back):
             mail = self._mail.get((edge, event.microbatch, is_back))

@@ -12,18 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.program.instruction import Carry
-from superscaler_core.schedules import Action
+from superscaler_core.schedules import Action, ActionKind
+from superscaler_core.schedules.action import KINDS
 from superscaler_core.simulator.account import Account
 from superscaler_core.simulator.timeline import Carried, Ran
-from superscaler_core.simulator.wire import TICKS_PER_SEC
 
 MICROS_PER_TICK = 1e6 / TICKS_PER_SEC
 
 DOES, TRAVELS = 0, 1
 """Threads of a device."""
-
-KINDS = {"F": "forward", "B": "backward", "f": "forward without gradient"}
 
 
 def save_trace(account: Account, path: str | Path) -> None:
@@ -85,9 +84,11 @@ def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
         for device in act.devices:
             times = ran.start + start, ran.start + end
             yield _span(act.name, category, device, DOES, *times)
-    for wire, start, end in inside.copies:
-        times, num_bytes = (ran.start + start, ran.start + end), sum(wire.level_bytes)
-        yield _span("copy", "communication", wire.devices[0], TRAVELS, *times, bytes=num_bytes)
+    for act, start, end in inside.beside:
+        assert act.wire is not None
+        times, num_bytes = (ran.start + start, ran.start + end), sum(act.wire.level_bytes)
+        for device in act.devices:
+            yield _span(act.name, "communication", device, TRAVELS, *times, bytes=num_bytes)
 
 
 def _carried(carried: Carried) -> Iterator[dict[str, Any]]:
@@ -101,7 +102,7 @@ def _carried(carried: Carried) -> Iterator[dict[str, Any]]:
 
 def name_of(event: Action) -> str:
     """A run in a few characters: ``F3 of stage 1``."""
-    turn = f".{event.turn}" if event.kind == "f" else ""
+    turn = f".{event.turn}" if event.kind is ActionKind.TURN else ""
     return f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"
 
 

@@ -6,18 +6,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost.wire import Wire, Wires, ticks
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import COMPUTING, Verb
+from superscaler_core.program.instruction import (
+    COMPUTING,
+    GOES_BACK,
+    Phase,
+    StepInstruction,
+    Verb,
+)
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
-from superscaler_core.simulator.op_time import OpTimes
+from superscaler_core.schedules import Action, ActionKind
+from superscaler_core.simulator.halves import halves
 from superscaler_core.simulator.sums import Sums
-from superscaler_core.simulator.wire import Wire, Wires, ticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,8 @@ class Act:
         fetch, ahead: copies from the host that it waits for, and that it starts for the next act
             that fetches.
         store: a copy to the host that starts when it ends.
+        phase: of communication: devices do it, start it and go on, or wait for what they started.
+        key: of what is started, by which it is waited for.
     """
 
     name: str
@@ -41,6 +51,28 @@ class Act:
     fetch: Wire | None = None
     ahead: Wire | None = None
     store: Wire | None = None
+    phase: Phase = Phase.WHOLE
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Seconds that a segment computes: in its forward, and in the halves of its backward alone."""
+
+    forward: float
+    inputs: float
+    weights: float
+
+    def of(self, kind: Verb) -> float:
+        """In an instruction of a kind."""
+        match kind:
+            case Verb.BACKWARD:
+                return self.inputs + self.weights
+            case Verb.BACKWARD_INPUTS:
+                return self.inputs
+            case Verb.BACKWARD_WEIGHTS:
+                return self.weights
+        return self.forward
 
 
 @dataclass(frozen=True)
@@ -72,68 +104,102 @@ class Work:
     ) -> None:
         self._made, self._times, self._wires = made, times, wires
         self._methods, self._master = methods, master_dtype
-        self._stages: dict[tuple[str, int, bool], tuple[Act, ...]] = {}
-        self._computing: dict[Segment, tuple[float, float]] = {}
+        self._stages: dict[tuple[str, int, bool, int | None], tuple[Act, ...]] = {}
+        self._waits: dict[str, Wire] = {}
+        self._computing: dict[Segment, _Times] = {}
 
     # --- stages ---------------------------------------------------------------------------------
 
-    def stage(self, kind: str, stage: int, *, is_first: bool = False) -> tuple[Act, ...]:
-        """What a stage does, in an order that every device keeps.
+    def stage(self, action: Action, *, is_first: bool = False) -> tuple[Act, ...]:
+        """What a stage does in an action, in an order that every device keeps.
 
         Args:
-            kind: "F" forward, "B" backward, "f" forward without gradient.
-            stage: which.
+            action: a stage at work on a microbatch.
             is_first: whether a backward is the first of its step: it adds weights' gradients to
                 none of other microbatches.
         """
-        key = kind, stage, is_first
+        block = self._made.block(action.stage, action.kind)
+        named = {i.microbatch for i in block}
+        only = action.microbatch if action.microbatch in named else None
+        key = action.kind, action.stage, is_first, only
         if key not in self._stages:
-            self._stages[key] = tuple(self._stage(kind, stage, is_first))
+            mine = [i for i in block if i.is_for(action.microbatch)]
+            is_apart = ActionKind.RECOMPUTE in self._made.stage_kinds[action.stage]
+            self._stages[key] = tuple(self._acts(mine, Sums(self._made, is_first), is_apart))
         return self._stages[key]
 
-    def _stage(self, run: str, stage: int, is_first: bool) -> Iterable[Act]:
-        sums = Sums(self._made, is_first)
-        copies = self._copies(stage, run)
-        for instruction in self._made.stages[stage].order[run]:
+    def _acts(self, block: Sequence[StepInstruction], sums: Sums, is_apart: bool) -> Iterable[Act]:
+        """What a block does; segments that run again do so in it, or apart."""
+        copies = self._copies(block, is_apart)
+        for instruction in block:
             kind, what = instruction.kind, instruction.what
             if kind in COMPUTING:
                 (device,) = instruction.devices
-                act = self._segment(device, what, kind)
-                if kind is Verb.BACKWARD:
+                act = self._segment(device, what, kind, is_apart)
+                if kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS):
                     secs = sum(map(self._times.sum_secs, sums.of(device, what)))
                     act = replace(act, ticks=act.ticks + ticks(secs))
                 yield self._with_copies(act, what, kind, copies)
-            elif kind is Verb.MOVE:
-                yield from self._each(what.tensor.name, what.forward)
-            elif kind is Verb.MOVE_BACK:
-                yield from self._each(what.tensor.name, what.backward)
-            elif kind is Verb.GATHER:
-                yield from self.fetch(self._made.uses_of.get(what, ()))
-            elif kind is Verb.REDUCE:
-                yield from self.reduce(self._made.uses_of.get(what, ()))
+            else:
+                yield from self._in_phase(instruction)
 
-    def _copies(self, stage: int, run: str) -> Mapping[tuple[Device, Segment], Wire]:
+    def _in_phase(self, instruction: StepInstruction) -> Iterable[Act]:
+        """Communication, as it is done, or started, or waited for."""
+        phase, key = instruction.phase, f"{instruction.kind} {instruction.name}"
+        if phase is Phase.WAIT:
+            if key in self._waits:
+                wire = self._waits[key]
+                yield Act(f"wait for {key}", instruction.devices, 0, wire, phase=phase, key=key)
+            return
+        for act in self._communication(instruction):
+            if phase is Phase.START and act.wire is not None:
+                # A wait carries nothing itself; it is in the farthest level of what it waits for.
+                known = self._waits.get(key)
+                if known is None or known.level < act.wire.level:
+                    self._waits[key] = replace(act.wire, level_bytes=())
+            yield act if phase is Phase.WHOLE else replace(act, phase=phase, key=key)
+
+    def _communication(self, instruction: StepInstruction) -> Iterable[Act]:
+        kind, what = instruction.kind, instruction.what
+        match kind:
+            case Verb.MOVE:
+                return self._each(what.tensor.name, what.forward)
+            case Verb.MOVE_BACK:
+                return self._each(what.tensor.name, what.backward)
+            case Verb.FETCH | Verb.GATHER:
+                return self.fetch(self._made.uses_in(what))
+            case Verb.REDUCE:
+                return self.reduce(self._made.uses_in(what))
+            case Verb.LOSS:
+                return self._each("loss", self._made.loss)
+        return ()
+
+    def _copies(
+        self, block: Iterable[StepInstruction], is_apart: bool
+    ) -> Mapping[tuple[Device, Segment], Wire]:
         """What swapped segments copy to the host, or back, in the order in which they run."""
         return {
-            (i.devices[0], i.what): self._parcel(stage, i.devices[0], i.what)
-            for i in self._made.stages[stage].order[run]
-            if i.kind in (Verb.FORWARD, Verb.BACKWARD) and i.what.swap
+            (i.devices[0], i.what): self._parcel(i.devices[0], i.what)
+            for i in block
+            if i.kind in (Verb.FORWARD, Verb.RERUN, *GOES_BACK)
+            and i.what.swap
+            and not (i.kind in GOES_BACK and i.what.recompute and is_apart)
         }
 
-    def _segment(self, device: Device, segment: Segment, kind: Verb) -> Act:
+    def _segment(self, device: Device, segment: Segment, kind: Verb, is_apart: bool) -> Act:
         if segment not in self._computing:
             self._computing[segment] = self._secs(segment)
-        forward, backward = self._computing[segment]
-        is_back = kind is Verb.BACKWARD
-        secs = backward + (forward if segment.recompute else 0.0) if is_back else forward
+        times = self._computing[segment]
+        secs = times.of(kind)
+        if kind in GOES_BACK and segment.recompute and not is_apart:
+            secs += times.forward
         name = segment.parts[0].op.module or segment.parts[0].op.kind
         return Act(name, (device,), ticks(secs + self._times.profile.segment_secs))
 
-    def _secs(self, segment: Segment) -> tuple[float, float]:
-        """What computing takes in the forward, and in the backward alone."""
+    def _secs(self, segment: Segment) -> _Times:
         alone = (part for part in segment.parts if part not in segment.products)
         forward = sum(map(self._times.forward_secs, alone))
-        return forward, sum(map(self._times.backward_secs, segment.parts))
+        return _Times(forward, *halves(segment, self._times.backward_secs))
 
     def _with_copies(
         self, act: Act, segment: Segment, kind: Verb, copies: Mapping[tuple[Device, Segment], Wire]
@@ -149,9 +215,10 @@ class Work:
         after = mine[mine.index((device, segment)) + 1 :]
         return replace(act, fetch=copy, ahead=copies[after[0]] if after else None)
 
-    def _parcel(self, stage: int, device: Device, segment: Segment) -> Wire:
+    def _parcel(self, device: Device, segment: Segment) -> Wire:
         """The copy of what a segment keeps for its backward."""
-        forward = footprints(self._made, device, self._master)["F", stage]
+        stage = next(s.index for s in self._made.plan.stages if segment.parts[0].op in s.ops)
+        forward = footprints(self._made, device, self._master)[ActionKind.FORWARD, stage]
         speed = self._times.profile.host_bytes_per_sec
         return self._wires.copy(device, forward.parcel_bytes[segment.name], speed)
 
@@ -167,7 +234,7 @@ class Work:
         """Gradients go to where weights are stored, at last to the host where they are there."""
         chosen = [use for use in uses if use.reduce]
         dtype = self._master
-        legs = [replace(leg, dtype=dtype or leg.dtype) for use in chosen for leg in use.reduce]
+        legs = [leg.of_dtype(dtype or leg.dtype) for use in chosen for leg in use.reduce]
         yield from self._together("gradients", legs)
         yield from self._host_copies("to host", chosen, dtype)
 
@@ -187,13 +254,19 @@ class Work:
     @cached_property
     def begin(self) -> tuple[Act, ...]:
         """What a step does first."""
-        return tuple(self.fetch(use for use in self._made.weights.uses if not use.is_fetched))
+        alone = [use for use in self._made.weights.uses if not (use.fetch or use.is_fetched)]
+        acts = (act for i in self._made.begin for act in self._in_phase(i))
+        return (*self._host_copies("from host", alone, None), *acts)
 
     @cached_property
     def end(self) -> tuple[Act, ...]:
         """What a step does last, but for the optimizer."""
-        uses = [use for use in self._made.weights.uses if use.window is None]
-        return (*self.reduce(uses), *self._each("loss", self._made.loss))
+        end = self._made.end
+        reduced = {use for i in end if i.kind is Verb.REDUCE for use in i.what.uses}
+        uses = [use for use in self._made.weights.uses if use.window is None and use.reduce]
+        alone = [use for use in uses if use not in reduced]
+        acts = (act for i in end for act in self._in_phase(i))
+        return (*acts, *self._host_copies("to host", alone, self._master))
 
     # --- communication --------------------------------------------------------------------------
 

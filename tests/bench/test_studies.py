@@ -28,7 +28,7 @@ from bench.studies.systems import (
 )
 from bench.studies.tuning import best, outcomes
 from bench.studies.workload import Workload, _captured, captured, compiled, keep_graphs
-from superscaler_core.plans import PLANS
+from superscaler_core.cli.sources import plan_source
 
 TINY = Workload(
     "gpt",
@@ -77,7 +77,10 @@ def test_ours_is_no_baseline_by_another_name(num_gpus: int) -> None:
         assert all(rung["coshard"] > 1 for ladder in way.ladders for rung in ladder)
 
 
-def system_of(*ways: Way, sprogram: Any = PLANS["hybrid"]) -> System:
+HYBRID = plan_source("hybrid").call
+
+
+def system_of(*ways: Way, sprogram: Any = HYBRID) -> System:
     return System("mine", sprogram, lambda num: iter(ways))
 
 
@@ -99,7 +102,9 @@ def needs(way: Way, microbatch: int) -> list[int]:
     found = []
     for saving in way.ladders[0]:
         chosen = way.with_knobs(saving)
-        (memory,) = compiled(TINY, 1, PLANS["hybrid"], chosen, microbatch).memory.values()
+        (memory,) = compiled(
+            TINY, 1, plan_source("hybrid").call, chosen, microbatch
+        ).memory.values()
         found.append(memory.total_bytes)
     return found
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.api.pending import Pending, SideStream, drain
+from rvdcomm.api.pending import MOST_POSTED, Pending, Posted, SideStream, drain
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
@@ -89,6 +89,64 @@ def test_futures_can_be_awaited(worlds: Worlds) -> None:
     calls = zip(*worlds(2).run(gather_futures, 4), strict=True)
     faults = [faults_of(results, ROWS, COLUMNS, seed) for seed, results in enumerate(calls)]
     assert faults == [[]] * 4
+
+
+def move_many(rank: int, executor: str) -> tuple[bool, list[Any]]:
+    """State dicts are under way together, and a call that waits comes after them."""
+    names = ["a", "b"]
+    src, dst = dict.fromkeys(names, ROWS), dict.fromkeys(names, COLUMNS)
+    shards = [{name: shard_of(rank, ROWS, seed) for name in names} for seed in range(3)]
+    pending = [
+        rv.redistribute_many(shard, src, dst, async_op=True, executor=executor) for shard in shards
+    ]
+    last = rv.redistribute_many(shards[0], src, dst, executor=executor)
+    done = all(call.is_completed() for call in pending)
+    results = [*(call.wait() for call in pending), last]
+    return done, [result[name].numpy() for result in results for name in names]
+
+
+@pytest.mark.parametrize("executor", ["dist", "peer"])
+def test_state_dicts_move_while_the_caller_goes_on(worlds: Worlds, executor: str) -> None:
+    found = worlds(2).run(move_many, executor)
+    assert all(done for done, _ in found)
+    calls = zip(*(results for _, results in found), strict=True)
+    seeds = [seed for seed in (0, 1, 2, 0) for _ in range(2)]
+    faults = [
+        faults_of(results, ROWS, COLUMNS, seed) for results, seed in zip(calls, seeds, strict=True)
+    ]
+    assert faults == [[]] * len(seeds)
+
+
+# --- messages alone, which the caller posts -----------------------------------------------------
+
+HERE, THERE = (rv.Layout((4, 6), "R(1)V(1)D(1,1)", [rank]) for rank in (0, 1))
+
+
+def post(rank: int, num_calls: int) -> tuple[bool, list[Any]]:
+    """Some are waited for in reverse, one by its future, one has ``out``; the first is dropped."""
+    call = rv.Redistributor(rv.plan(HERE, THERE, "float32", executor="dist"))
+    out = torch.empty(6, 4).t() if rank == 1 else None
+    pending = [
+        call(shard_of(rank, HERE, seed), out=out if seed == 3 else None, requires_grad=False,
+             async_op=True)
+        for seed in range(num_calls)
+    ]  # fmt: skip
+    is_posted = all(isinstance(one, Posted) for one in pending)
+    del pending[0]
+    results = [pending[0].future.result(), *(one.wait() for one in pending[:0:-1])]
+    assert pending[2].wait() is pending[2].future.result()
+    assert rank == 0 or pending[2].wait() is out
+    move(rank, executor="dist")
+    return is_posted, [None if one is None else one.numpy() for one in results]
+
+
+@pytest.mark.parametrize("num_calls", [6, MOST_POSTED + 8])
+def test_messages_are_posted_and_finished_by_who_waits(worlds: Worlds, num_calls: int) -> None:
+    posted, found = zip(*worlds(2).run(post, num_calls), strict=True)
+    assert posted == (True, True)
+    seeds = [1, *range(num_calls - 1, 1, -1)]
+    for results, seed in zip(zip(*found, strict=True), seeds, strict=True):
+        assert faults_of(results, HERE, THERE, seed) == []
 
 
 def wait_twice(rank: int) -> bool:

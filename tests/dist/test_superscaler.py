@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import superscaler_core as ss
+from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from tests.dist.world import Worlds
 from tests.superscaler_core.training import (
@@ -37,7 +38,7 @@ CHUNKS = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2}
 """Stages a device of the pipelines; a stage has a block."""
 KNOBS = {
     "hybrid": {
-        2: {"pp": 2, "recompute": True, "microbatches": 2},
+        2: {"pp": 2, "keep": Keep.SEGMENT_INPUTS, "microbatches": 2},
         4: {"tp": 2, "zero1": True, "microbatches": 2},
         8: {
             "tp": 2, "pp": 2, "zero1": True, "sequence": True, "vocabulary": True, "microbatches": 4
@@ -45,15 +46,15 @@ KNOBS = {
     },
     "coshard": {
         2: {"tp": 2, "parts": 4},
-        4: {"tp": 2, "parts": 2, "rerun": True},
-        8: {"tp": 2, "pp": 2, "parts": 4, "microbatches": 2, "rerun": True},
+        4: {"tp": 2, "parts": 2, "keep": Keep.BLOCK_INPUTS},
+        8: {"tp": 2, "pp": 2, "parts": 4, "microbatches": 2, "keep": Keep.BLOCK_INPUTS},
     },
     "interlaced": {
         2: {"microbatches": 3},
         4: {"microbatches": 4, "rows": True},
-        8: {"microbatches": 3, "tp": 2, "recompute": True},
+        8: {"microbatches": 3, "tp": 2, "keep": Keep.SEGMENT_INPUTS},
     },
-    "dap": {4: {"recompute": True}, 8: {"dp": 2}},
+    "dap": {4: {"keep": Keep.BLOCK_INPUTS}, 8: {"dp": 2}},
     "spatial": {4: {"columns": 2}, 8: {"rows": 2, "columns": 2}},
     "dap_pipeline": {
         2: {"microbatches": 2}, 4: {"microbatches": 2}, 8: {"microbatches": 2, "dp": 2}
@@ -61,7 +62,7 @@ KNOBS = {
     "nf1b": {
         2: {"microbatches": 2},
         4: {"microbatches": 3, "pp": 2},
-        8: {"microbatches": 4, "pp": 4, "dp": 2, "recycle": 1, "recompute": True},
+        8: {"microbatches": 4, "pp": 4, "dp": 2, "recycle": 1, "keep": Keep.BLOCK_INPUTS},
     },
 }  # fmt: skip
 """Of a plan, by the number of devices."""
@@ -100,6 +101,27 @@ CASES = [
     for num_devices in (2, 4, 8)
     for plan in PLANS
     if dtype == "float64" or num_devices == 4 or plan in FLOAT32
+]
+
+OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
+OVERLAPPING = (
+    "data_parallel",
+    "accumulate",
+    "expert_parallel",
+    "zero1",
+    "zero2",
+    "zero3",
+    "hybrid",
+)
+"""Plans in which something runs beside computing; on threads all of them are compared."""
+
+CASES += [replace(case_of(plan, 4, "float64"), overlap=OVERLAP) for plan in OVERLAPPING]
+CASES += [
+    replace(case_of("hybrid", 8, "float64"), overlap=OVERLAP),
+    replace(case_of("one_f_one_b", 4, "float64"), rewrite="late"),
+    replace(case_of("hybrid", 8, "float64"), rewrite="halves"),
+    replace(case_of("coshard", 8, "float64"), rewrite="halves-apart"),
+    replace(case_of("zero3", 4, "float64"), rewrite="halves"),
 ]
 
 _groups: dict[int, Any] = {}

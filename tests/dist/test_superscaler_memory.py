@@ -6,10 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import superscaler_core as ss
-from superscaler_core.run.tables import Leg
-from superscaler_core.run.transport import DistTransport
+from superscaler_core.plan import Keep
+from superscaler_core.run.transport import DistCall
 from tests.dist.world import Worlds
 from tests.superscaler_core.training import Case
 
@@ -30,13 +31,14 @@ def step(rank: int, folder: Path, case: Case) -> tuple[int, Counter[tuple[str, s
         parameter.grad = None
     moved: Counter[tuple[str, str]] = Counter()
     with pytest.MonkeyPatch.context() as patch, ss.LiveBytes(trainer) as live:
-        call = DistTransport._call
+        move = DistCall.move
 
-        def counted(transport: DistTransport, leg: Leg) -> object:
-            moved[leg.src, leg.dst] += 1
-            return call(transport, leg)
+        def counted(call: DistCall, tensor: Tensor | None) -> Tensor | None:
+            plan = call.redistributor.plan
+            moved[str(plan.src), str(plan.dst)] += 1
+            return move(call, tensor)
 
-        patch.setattr(DistTransport, "_call", counted)
+        patch.setattr(DistCall, "move", counted)
         trainer.step(*inputs)
     return live.peak_bytes, moved
 
@@ -47,7 +49,7 @@ def test_on_processes_co_shard_divides_the_peak_of_a_block_by_its_parts(
     """The peak is a + b / parts; a single part has no sum of parts beside it, so a little less."""
     peaks, moves, sent = {}, {}, {}
     for parts in (1, 2, 4, 8):
-        knobs = {"parts": parts, "tp": 2, "rerun": True}
+        knobs = {"parts": parts, "tp": 2, "keep": Keep.BLOCK_INPUTS}
         case = Case("coshard", NUM_RANKS, knobs, sizes=SIZES, batch=2)
         compiled = case.compiled()
         compiled.save(tmp_path / str(parts))

@@ -6,9 +6,9 @@ from math import inf
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core.cost.op_time import signature
 from superscaler_core.graph.graph import Graph
 from superscaler_core.simulator import DeviceProfile
-from superscaler_core.simulator.op_time import signature
 
 FREE = rv.Link(0.0, inf)
 

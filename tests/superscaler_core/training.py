@@ -14,7 +14,10 @@ from torch import Tensor, nn
 import superscaler_core as ss
 from superscaler_core.models import MODELS, build, example_inputs
 from superscaler_core.models.recycling import last_turn
+from superscaler_core.plan.overlap import NO_OVERLAP
 from superscaler_core.plans import PLANS
+from superscaler_core.program.events import schedule_of
+from superscaler_core.schedules import recompute_apart, split_backward
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -28,6 +31,30 @@ def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": _sgd, "adamw": _adamw}
+
+
+def _mixed(schedule: ss.Schedule) -> ss.Schedule:
+    """Halves of the first microbatch and every second one after it."""
+    whole = str(schedule).split()
+    row = [
+        f"{word.replace('B', 'I')} {word.replace('B', 'W')}"
+        if "B" in word and int(word.partition("B")[2]) % 2 == 0
+        else word
+        for word in whole[3:]
+    ]
+    text = " ".join([*whole[:3], *row]).replace(" worker", "\nworker")
+    return ss.Schedule.parse(text)
+
+
+REWRITES: dict[str, Callable[[ss.Schedule], ss.Schedule]] = {
+    "halves": split_backward,
+    "late": lambda schedule: split_backward(schedule, 2),
+    "apart": recompute_apart,
+    "mixed": _mixed,
+    "halves-apart": lambda schedule: split_backward(recompute_apart(schedule)),
+}
+"""Of a plan's schedule: backwards in two halves, W's two microbatches late, halves of every second
+microbatch alone, and recomputations of their own."""
 
 
 EVOFORMER_PLANS = ("dap", "dap_pipeline", "branch_parallel", "nf1b")
@@ -51,6 +78,8 @@ class Case:
         dtype: of the parameters.
         batch: of a microbatch.
         num_steps: of the training.
+        overlap: which communication runs while ranks compute.
+        rewrite: of its schedule, a name of ``REWRITES``; none if empty.
     """
 
     plan: str
@@ -62,9 +91,13 @@ class Case:
     dtype: str = "float64"
     batch: int = 4
     num_steps: int = 3
+    overlap: ss.Overlap = NO_OVERLAP
+    rewrite: str = ""
 
     def __str__(self) -> str:
         words = [f"{k}={v}" for k, v in {**self.knobs, **self.sizes}.items()]
+        words += ["overlap"] if self.overlap else []
+        words += [self.rewrite] if self.rewrite else []
         what = [self.plan, self.num_devices, self.model, *words, self.optimizer, self.dtype]
         return "-".join(map(str, what))
 
@@ -95,6 +128,9 @@ class Case:
         """The program."""
         plan = ss.Plan(self._graph(), range(self.num_devices))
         PLANS[self.plan](plan, **self.knobs)
+        plan.overlap = self.overlap
+        if self.rewrite:
+            plan.op_order(REWRITES[self.rewrite](schedule_of(plan)))
         return ss.compile(plan)
 
     def _graph(self) -> ss.Graph:

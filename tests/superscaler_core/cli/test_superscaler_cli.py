@@ -19,6 +19,7 @@ from superscaler_core.cli import COMMANDS, main
 from superscaler_core.cli.training import Trained
 from superscaler_core.models import MODELS
 from superscaler_core.plans import PLANS
+from superscaler_core.schedules import one_f_one_b, recompute_apart, split_backward
 
 MINE = """
 import torch
@@ -180,6 +181,28 @@ def test_decisions_are_a_file_that_is_a_plan(
     assert "on devices [0, 1]: the plan is about GPT on [0, 1, 2]" in other.err
 
 
+def test_a_file_of_decisions_may_have_a_schedule_of_halves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipeline's schedule, changed by hand, is what all commands follow."""
+    path = tmp_path / "mine.plan"
+    sizes = ["--devices", "2", "--set", "layers=2"]
+    knobs = ["--set", "plan.microbatches=2", "--decisions", str(path)]
+    assert Said(["plan", "gpt", "one_f_one_b", *sizes, *knobs], capsys).status == 0
+    halves = split_backward(recompute_apart(one_f_one_b(2, 2)), lambda worker: worker)
+    assert str(one_f_one_b(2, 2)) in path.read_text()
+    path.write_text(path.read_text().replace(str(one_f_one_b(2, 2)), str(halves)))
+    plan = Said(["plan", "gpt", str(path), *sizes], capsys)
+    assert "2 microbatches (1f1b-recompute-split)" in plan.out
+    step = Said(["explain", "gpt", str(path), *sizes, "--step"], capsys)
+    assert "stage 1 W:\n  W stage1_segment0 on 1\n" in step.out
+    grid = Said(["explain", "gpt", str(path), *sizes], capsys)
+    assert "worker 1 -- F0 R0 I0 F1 R1 I1 W0 W1\n" in grid.out
+    assert Said(["simulate", "gpt", str(path), *sizes], capsys).status == 0
+    ran = Said(["run", "gpt", str(path), *sizes, "--threads", "--check", "--steps", "2"], capsys)
+    assert ran.status == 0
+
+
 @pytest.mark.parametrize(
     "words, message",
     [
@@ -221,6 +244,13 @@ def test_a_plan_that_is_not_valid_ends_with_1(
     said = Said(["validate", f"{mine}:fixed", f"{mine}:{function}", *words], capsys)
     assert said.status == 1
     assert re.search(message, said.out.splitlines()[-1])
+
+
+def test_a_schedule_that_cannot_be_is_not_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["validate", "evoformer", "nf1b", "--devices", "2", "--set", "microbatches=1"]
+    said = Said(words, capsys)
+    assert said.status == 1
+    assert "it takes at least 2" in said.out.splitlines()[-1]
 
 
 def test_explain_shows_ops_and_communication_and_the_schedule(

@@ -11,7 +11,6 @@ from torch import Tensor
 import superscaler_core as ss
 from superscaler_core.models import build, config_of, example_inputs
 from superscaler_core.models.mbart import TASKS, DecoderLayer, EncoderLayer
-from superscaler_core.plans import cuts
 
 CONFIG = config_of("mbart")
 
@@ -73,13 +72,13 @@ def test_presets_have_the_parameters_of_their_sizes(preset: str, billions: float
 @pytest.mark.parametrize("task", TASKS)
 def test_source_and_target_are_sequences_that_plans_can_cut(task: str) -> None:
     plan = ss.Plan(graph_of(task), range(2))
-    assert cuts.sequences(plan) == (plan.dims.of("source", 1), plan.dims.of("target", 1))
+    assert plan.blocks.tokens == (plan.dims.of("source", 1), plan.dims.of("target", 1))
 
 
 @pytest.mark.parametrize(("task", "is_scored"), [("classification", False), ("translation", True)])
 def test_words_have_scores_in_a_translation_alone(task: str, is_scored: bool) -> None:
     plan = ss.Plan(graph_of(task), range(2))
-    last = cuts.last_scores(plan, cuts.vocabulary(plan))
+    last = plan.blocks.scored
     assert (last < len(plan.graph.ops)) is is_scored
     if is_scored:
         assert CONFIG.vocabulary in plan.graph.ops[last].outputs[0].shape

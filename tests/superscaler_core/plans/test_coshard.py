@@ -12,6 +12,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.compiled import Compiled
+from superscaler_core.plan import Keep
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.sequence import Compute
 from superscaler_core.program.transfer import Transfer
@@ -32,11 +33,12 @@ CASES = [
     Case("coshard", 1, {"parts": 4}),
     Case("coshard", 2, {"parts": 3}, sizes={"heads": 3, "width": 12}),
     Case("coshard", 2, {"parts": 2, "tp": 2}, optimizer="adamw", sizes={"tied": True}),
-    Case("coshard", 4, {"parts": 2, "tp": 2, "blocks": "0-1"}, model="swin", batch=2),
-    Case("coshard", 2, {"parts": 2, "blocks": "1"}, model="mbart"),
+    Case("coshard", 4, {"parts": 2, "tp": 2, "blocks": (0, 1)}, model="swin", batch=2),
+    Case("coshard", 2, {"parts": 2, "blocks": (1,)}, model="mbart"),
     Case("coshard", 1, {"parts": 3}, model="mlp"),
-    Case("hybrid", 4, {"tp": 2, "coshard": 2, "zero1": True, "recompute": True, "microbatches": 1}),
-    Case("hybrid", 4, {"pp": 2, "chunks": 2, "coshard": 2, "coshard_blocks": "0,3",
+    Case("hybrid", 4, {"tp": 2, "coshard": 2, "zero1": True, "keep": Keep.SEGMENT_INPUTS,
+         "microbatches": 1}),
+    Case("hybrid", 4, {"pp": 2, "chunks": 2, "coshard": 2, "coshard_blocks": (0, 3),
                        "microbatches": 4}, sizes={"layers": 4}, batch=2),
 ]  # fmt: skip
 
@@ -111,9 +113,20 @@ def test_a_device_ends_one_part_before_it_begins_the_next(case: Case) -> None:
 
 
 def test_blocks_that_are_not_named_are_not_cut() -> None:
-    made = Case("coshard", 1, {"parts": 2, "blocks": "0,2-3"}, sizes={"layers": 5}).compiled()
+    made = Case("coshard", 1, {"parts": 2, "blocks": (0, 2, 3)}, sizes={"layers": 5}).compiled()
     cut = {op.module.split(".")[1] for op in made.plan.graph.ops if len(made.plan.parts(op)) > 1}
     assert cut == {"0", "2", "3"}
+
+
+def test_blocks_may_be_named_by_modules_in_them() -> None:
+    sizes = {"layers": 3}
+    said = Case("coshard", 1, {"blocks": ss.Modules("layers.1.attn")}, sizes=sizes)
+    assert (
+        said.compiled().plan.decisions
+        == replace(said, knobs={"blocks": (1,)}).compiled().plan.decisions
+    )
+    with pytest.raises(ss.PlanError, match=r"blocks=h\.\*: none of the 3 blocks has such modules"):
+        replace(said, knobs={"blocks": ss.Modules("h.*")}).compiled()
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -134,15 +147,15 @@ def test_every_part_is_recomputed_alone(model: str) -> None:
         assert len({part.op for part in segment.parts}) == len(segment.parts)
 
 
-@pytest.mark.parametrize("rerun", [False, True])
+@pytest.mark.parametrize("keep", [Keep.EVERYTHING, Keep.BLOCK_INPUTS])
 def test_measured_memory_of_inner_activations_is_divided_by_the_parts(
-    rerun: bool, tmp_path: Path
+    keep: Keep, tmp_path: Path
 ) -> None:
     """What a real step takes is a + b / parts, b being the inner activations of an attention."""
     sizes = {"depths": (1,), "image": 32, "patch": 2, "window": 8, "heads": 8}
     peaks = []
     for parts in (2, 4, 8):
-        case = Case("coshard", 1, {"parts": parts, "rerun": rerun}, model="swin", sizes=sizes)
+        case = Case("coshard", 1, {"parts": parts, "keep": keep}, model="swin", sizes=sizes)
         made = case.compiled()
         (peak,) = step_bytes(made, case, tmp_path / str(parts)).values()
         assert made.memory[0].step_bytes == pytest.approx(peak, abs=LOSS_BYTES)
@@ -168,8 +181,10 @@ def test_measured_memory_of_inner_activations_is_divided_by_the_parts(
             Case("coshard", 2, {"parts": 4, "tp": 2}, model="swin"),
             r"attn\.offset\.0 into 8: it has 4 in .*; cut it into a divisor of 4",
         ),
-        (Case("coshard", 1, {"blocks": "0-2"}), "blocks='0-2' of 2: '0-2' should be a number from"),
-        (Case("coshard", 1, {"blocks": "a"}), "'a' should be a number from 0 to 1, or two such as"),
+        (
+            Case("coshard", 1, {"blocks": range(3)}),
+            r"blocks=\(0, 1, 2\) of 2: 2 should be a number",
+        ),
         (Case("coshard", 4, {"tp": 3}), "tp=3 times pp=1 on 4 devices"),
     ],
     ids=str,

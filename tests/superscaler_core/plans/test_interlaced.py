@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
+from superscaler_core.plans import PLANS
 from superscaler_core.schedules import (
     Action,
     Schedule,
@@ -221,7 +222,10 @@ def test_every_device_stores_a_share_of_the_embedding_once(
 
 
 def test_recomputed_blocks_hold_less() -> None:
-    kept, again = (case(4, recompute=flag).compiled().memory[0] for flag in (False, True))
+    kept, again = (
+        case(4, keep=level).compiled().memory[0]
+        for level in (ss.Keep.EVERYTHING, ss.Keep.SEGMENT_INPUTS)
+    )
     assert again.activations_bytes < kept.activations_bytes
 
 
@@ -250,15 +254,28 @@ def test_it_drops_what_one_device_drops(tmp_path: Path) -> None:
         ),
         (case(4, tp=0), "tp is at least 1"),
         (case(4, tp=4), "tp=4 on 4 devices"),
-        (case(8), r"4 stages of the 2 blocks 'layers\.\*' behind embed:embedding: .* larger tp"),
-        (case(4, embedding="embed"), "has no parameter 'embed'; it has embed.weight"),
-        (
-            case(4, embedding="classify.weight"),
-            "no op before its last block that reads 'classify.weight'; say embedding='NAME'",
-        ),
+        (case(8), r"4 stages of the 2 blocks behind embed:embedding: .* larger tp"),
     ],
     ids=str,
 )
 def test_a_plan_that_cannot_be_says_what_can(made: Case, words: str) -> None:
     with pytest.raises(ss.PlanError, match=words):
         made.compiled()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("embed", "has no parameter 'embed'; it has embed.weight"),
+        (
+            "classify.weight",
+            r"no op before its last block that reads 'classify.weight'; say find_blocks",
+        ),
+    ],
+)
+def test_an_embedding_that_is_said_has_to_be_one(name: str, words: str) -> None:
+    graph = case(4).compiled().plan.graph
+    plan = ss.Plan(graph, range(4))
+    plan.blocks = ss.find_blocks(graph, embedding=name)
+    with pytest.raises(ss.PlanError, match=words):
+        PLANS["interlaced"](plan)

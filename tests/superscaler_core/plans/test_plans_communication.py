@@ -14,6 +14,7 @@ import superscaler_core as ss
 from superscaler_core.compiled import Compiled
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.memory.footprint import footprints
+from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.program.transfer import Transfer
 from tests.superscaler_core.training import EVOFORMER_PLANS, MODEL_OF, Case
@@ -315,7 +316,9 @@ LIMIT = [
         for rows in (2, 4)
     ),
     Case("hybrid", 8, {"tp": 2, "pp": 2, "zero1": True, "sequence": True, "vocabulary": True}),
-    Case("hybrid", 8, {"tp": 4, "sequence": True, "recompute": True}, model="moe", batch=8),
+    Case(
+        "hybrid", 8, {"tp": 4, "sequence": True, "keep": Keep.SEGMENT_INPUTS}, model="moe", batch=8
+    ),
 ]
 
 

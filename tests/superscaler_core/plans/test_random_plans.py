@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.graph.graph import Graph
+from superscaler_core.program.events import schedule_of
 from superscaler_core.run.evaluate import evaluate
 from superscaler_core.run.trainer import Trainer
 from tests.superscaler_core.small import branched, two_linears
+from tests.superscaler_core.training import REWRITES
 
 NUM_DEVICES = 4
 X = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
@@ -112,6 +114,9 @@ def plans(draw: Callable[..., object], graph: Graph) -> ss.Plan:
         plan.pipeline([draw(st.integers(1, len(graph.ops) - 1))])
         name = draw(st.sampled_from(["naive", "gpipe", "1f1b"]))
         plan.op_order(ss.SCHEDULES[name](2, 2))
+    rewrite = draw(st.sampled_from(["", *REWRITES]))
+    if rewrite:
+        plan.op_order(REWRITES[rewrite](schedule_of(plan)))
     if draw(st.booleans()):
         plan.recompute(plan.graph.ops[:2])
     if draw(st.booleans()):

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.part import Part
-from superscaler_core.plans.blocks import blocks_of
+from superscaler_core.plan import Keep
 from superscaler_core.program.segments import Segment
 from superscaler_core.simulator import PROFILES, simulate
-from superscaler_core.simulator.op_time import OpTimes
 from tests.superscaler_core.training import Case, Trained, difference, train, train_alone
 
 HIDDEN = 4 * 16 * 16 * 8
@@ -34,10 +35,20 @@ def trained(case: Case, folder: Path) -> list[Trained]:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("hybrid", 2, {"tp": 2, "rerun": True, "microbatches": 2}),
-        Case("hybrid", 4, {"tp": 2, "pp": 2, "rerun": True, "sequence": True, "microbatches": 3}),
-        Case("hybrid", 2, {"tp": 2, "rerun": True, "recompute": True, "microbatches": 1}),
-        Case("coshard", 2, {"parts": 2, "tp": 2, "rerun": True}, model="swin", optimizer="adamw"),
+        Case("hybrid", 2, {"tp": 2, "keep": Keep.BLOCK_INPUTS, "microbatches": 2}),
+        Case(
+            "hybrid",
+            4,
+            {"tp": 2, "pp": 2, "keep": Keep.BLOCK_INPUTS, "sequence": True, "microbatches": 3},
+        ),
+        Case("hybrid", 2, {"tp": 2, "keep": Keep.STAGE_INPUT, "microbatches": 1}),
+        Case(
+            "coshard",
+            2,
+            {"parts": 2, "tp": 2, "keep": Keep.BLOCK_INPUTS},
+            model="swin",
+            optimizer="adamw",
+        ),
         Case("coshard", 2, {"parts": 2, "tp": 2, "microbatches": 2}, model="swin"),
         Case(
             "hybrid",
@@ -46,9 +57,9 @@ def trained(case: Case, folder: Path) -> list[Trained]:
                 "tp": 2,
                 "pp": 2,
                 "coshard": 2,
-                "coshard_blocks": "1",
-                "rerun": True,
-                "rerun_coshard": False,
+                "coshard_blocks": (1,),
+                "keep": Keep.BLOCK_INPUTS,
+                "keep_coshard": Keep.EVERYTHING,
                 "sequence": True,
                 "microbatches": 2,
             },
@@ -65,7 +76,7 @@ def test_what_runs_again_trains_what_one_device_trains(case: Case, tmp_path: Pat
 def test_what_runs_again_drops_what_it_dropped(tmp_path: Path) -> None:
     knobs = {"tp": 2, "microbatches": 2}
     once = Case("hybrid", 2, knobs, sizes={"dropout": 0.3})
-    again = replace(once, knobs={**knobs, "rerun": True})
+    again = replace(once, knobs={**knobs, "keep": Keep.BLOCK_INPUTS})
     pair = trained(once, tmp_path / "once")[0], trained(again, tmp_path / "again")[0]
     assert pair[0].losses == pair[1].losses
     assert difference(*pair, 1e-3) == 0
@@ -84,13 +95,21 @@ def bytes_a_block(case: Case) -> float:
 @pytest.mark.parametrize(
     ("case", "kept", "sums"),
     [
-        (Case("hybrid", 1, {"recompute": True}), 1, 0),
-        (Case("hybrid", 1, {"rerun": True}), 1, 1),
-        (Case("hybrid", 2, {"tp": 2, "recompute": True}), 6, 0),
-        (Case("hybrid", 2, {"tp": 2, "rerun": True}), 1, 1),
-        (Case("coshard", 2, {"parts": 2, "tp": 2, "rerun": True}), 1, 1),
+        (Case("hybrid", 1, {"keep": Keep.SEGMENT_INPUTS}), 1, 0),
+        (Case("hybrid", 1, {"keep": Keep.BLOCK_INPUTS}), 1, 1),
+        (Case("hybrid", 2, {"tp": 2, "keep": Keep.SEGMENT_INPUTS}), 6, 0),
+        (Case("hybrid", 2, {"tp": 2, "keep": Keep.BLOCK_INPUTS}), 1, 1),
+        (Case("coshard", 2, {"parts": 2, "tp": 2, "keep": Keep.BLOCK_INPUTS}), 1, 1),
         (Case("coshard", 2, {"parts": 2, "tp": 2}), 2, 2),
-        (Case("hybrid", 2, {"tp": 2, "coshard": 2, "rerun": True, "rerun_coshard": False}), 2, 2),
+        (
+            Case(
+                "hybrid",
+                2,
+                {"tp": 2, "coshard": 2, "keep": Keep.BLOCK_INPUTS, "keep_coshard": Keep.EVERYTHING},
+            ),
+            2,
+            2,
+        ),
     ],
     ids=str,
 )
@@ -111,8 +130,8 @@ def backward_of(case: Case) -> str:
 def test_parts_that_nobody_reads_again_are_computed_in_their_own_backward_alone() -> None:
     knobs = {"parts": 4, "microbatches": 1}
     (again, whole) = (
-        backward_of(Case("coshard", 1, {**knobs, "rerun": rerun}, sizes={"layers": 3}))
-        for rerun in (False, True)
+        backward_of(Case("coshard", 1, {**knobs, "keep": keep}, sizes={"layers": 3}))
+        for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
     )
     # Blocks, attention and MLP, parts; and a norm.
     assert again.count("run.hold(") == 3 * 2 * 4
@@ -126,7 +145,7 @@ def test_simulated_parts_run_twice_and_those_of_an_attention_in_a_whole_block_th
     profile = replace(PROFILES["v100"], launch_secs=0.0, segment_secs=0.0)
     shape = {"layers": 1, "width": 1024, "sequence": 1024}
     secs, found = [], list[Part]()
-    for knobs in ({"parts": 1}, {"parts": 2}, {"parts": 2, "rerun": True}):
+    for knobs in ({"parts": 1}, {"parts": 2}, {"parts": 2, "keep": Keep.BLOCK_INPUTS}):
         made = Case("coshard", 1, knobs, model="gpt", sizes=shape).compiled()
         secs.append(simulate(made, profile).compute_secs[0])
         steps = made.materialized.stages[0].steps[0]
@@ -144,8 +163,8 @@ def test_simulated_parts_run_twice_and_those_of_an_attention_in_a_whole_block_th
 
 def test_communication_runs_again_too_but_for_what_only_leaves_a_block() -> None:
     once, again = (
-        Case("hybrid", 2, {"tp": 2, "rerun": rerun}, sizes={"layers": 3}).compiled().files[0]
-        for rerun in (False, True)
+        Case("hybrid", 2, {"tp": 2, "keep": keep}, sizes={"layers": 3}).compiled().files[0]
+        for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
     )
     assert once.count("run.move(") == 2 * 3
     assert again.count("run.move(") == 1.5 * once.count("run.move(")
@@ -155,8 +174,8 @@ def test_communication_runs_again_too_but_for_what_only_leaves_a_block() -> None
 
 def test_a_report_counts_what_is_sent_again() -> None:
     once, again = (
-        Case("hybrid", 2, {"tp": 2, "rerun": rerun, "microbatches": 3}).compiled().report()
-        for rerun in (False, True)
+        Case("hybrid", 2, {"tp": 2, "keep": keep, "microbatches": 3}).compiled().report()
+        for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
     )
     ways = [{way: sum(row.sent_bytes for row in report.of(way)) for way in ("forward", "backward")}
             for report in (once, again)]  # fmt: skip
@@ -168,21 +187,24 @@ def test_simulated_time_has_the_forward_twice_and_half_its_communication() -> No
     """On two devices, against a plan that keeps all: forward and backward move the same bytes."""
     once, again = (
         simulate(
-            Case("hybrid", 2, {"tp": 2, "rerun": rerun, "microbatches": 1}).compiled(),
+            Case("hybrid", 2, {"tp": 2, "keep": keep, "microbatches": 1}).compiled(),
             PROFILES["v100"],
         )
-        for rerun in (False, True)
+        for keep in (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
     )
     assert 4 * again.levels[0].sent_bytes == 5 * once.levels[0].sent_bytes > 0
     assert once.compute_secs[0] < again.compute_secs[0] < 1.6 * once.compute_secs[0]
     # So large that it does not matter that every segment's time is rounded to a picosecond.
-    knobs, sizes = ({"rerun": True}, {"recompute": True}), {"width": 1024, "sequence": 512}
+    knobs, sizes = (
+        ({"keep": Keep.BLOCK_INPUTS}, {"keep": Keep.SEGMENT_INPUTS}),
+        {"width": 1024, "sequence": 512},
+    )
     programs = [Case("hybrid", 1, each, sizes=sizes).compiled() for each in knobs]
     one, recomputed = (simulate(p, PROFILES["v100"]).compute_secs[0] for p in programs)
     calls = 8 * 2 * PROFILES["v100"].segment_secs  # microbatches, blocks
     # The last sum of a block is not made again; the bias before it is not added by its product.
     secs = OpTimes(PROFILES["v100"]).forward_secs
-    ends = [block[-2:] for block in blocks_of(programs[0].plan.graph)]
+    ends = [block[-2:] for block in find_blocks(programs[0].plan.graph).all]
     others = 8 * sum(secs(Part(bias)) - secs(Part(total)) for bias, total in ends)
     assert one - calls - others == pytest.approx(recomputed, rel=1e-9)
 
@@ -190,7 +212,7 @@ def test_simulated_time_has_the_forward_twice_and_half_its_communication() -> No
 def windowed(groups: Sequence[Sequence[int]], windows: Sequence[Sequence[int]]) -> ss.Compiled:
     """Data parallel of four blocks, some run again together, weights gathered for some together."""
     graph = ss.capture(ONE.new_model(), ONE.inputs(0))
-    plan, blocks = ss.Plan(graph, range(2)), blocks_of(graph)
+    plan, blocks = ss.Plan(graph, range(2)), find_blocks(graph).all
     for op in graph.ops:
         plan.spread(op, plan.devices, [ss.Axis(2, (plan.dims.batch,))])
     plan.rerun(*([op for number in group for op in blocks[number]] for group in groups))
@@ -231,7 +253,7 @@ def test_weights_of_what_runs_again_are_there(
     text = compiled.files[0]
     gathers = [literal_eval(names) for names in re.findall(r"run\.gather\((.*)\)", text)]
     assert len(gathers) == 2 * len(windows) + again
-    assert text.count("run.reduce(") == len(windows)
+    assert text.partition("def step(run)")[0].count("run.reduce(") == len(windows)
     moves = (move for row in compiled.report().of("fetch") for move in row.moves)
     assert {move.name: move.num_times for move in moves} == Counter(chain.from_iterable(gathers))
 
@@ -249,7 +271,7 @@ def plan_of_two_blocks() -> ss.Plan:
 
 def test_groups_that_overlap_are_an_error() -> None:
     plan = plan_of_two_blocks()
-    first, second = blocks_of(plan.graph)
+    first, second = find_blocks(plan.graph).all
     plan.rerun((first[0], second[0]), first[1:])
     with pytest.raises(ss.PlanError, match="rerun of two groups that both have layers"):
         ss.compile(plan)
@@ -257,7 +279,7 @@ def test_groups_that_overlap_are_an_error() -> None:
 
 def test_what_runs_again_is_not_swapped() -> None:
     plan = plan_of_two_blocks()
-    blocks = blocks_of(plan.graph)
+    blocks = find_blocks(plan.graph).all
     plan.rerun(*blocks)
     plan.swap(blocks[1])
     with pytest.raises(ss.PlanError, match=r"rerun and swap of layers\.1.*use one of them"):

@@ -19,6 +19,7 @@ from superscaler_core.program.instruction import StepInstruction, Verb
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
+from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.training import MODEL_OF, Case
 
@@ -36,9 +37,12 @@ CASES = [
     ),
     *OTHER_CASES[::3],
 ]
+OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
+OVERLAPPING = [replace(case, overlap=OVERLAP) for case in CASES if "zero" in case.plan]
+OVERLAPPING += [replace(Case("hybrid", 4, {"pp": 2, "microbatches": 2}), overlap=OVERLAP)]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(scope="module", params=[*CASES, *OVERLAPPING, *HALVES], ids=str)
 def made(request: pytest.FixtureRequest) -> tuple[Case, ss.Compiled]:
     case: Case = request.param
     return case, case.compiled()
@@ -57,11 +61,14 @@ def test_every_program_is_accepted(made: tuple[Case, ss.Compiled]) -> None:
 
 # --- what runs ----------------------------------------------------------------------------------
 
-RECORDED: dict[str, Callable[[Any], str]] = {
+RECORDED: dict[str, Callable[..., str]] = {
     "forward": lambda segment: segment.__name__,
     "compute": lambda segment: segment.__name__,
     "hold": lambda segment: segment.__name__,
     "backward": lambda segment: segment.__name__,
+    "rerun": lambda segment: segment.__name__,
+    "backward_inputs": lambda segment: segment.__name__,
+    "backward_weights": lambda segment: segment.__name__,
     "keep": str,
     "kept": str,
     "move": str,
@@ -69,14 +76,24 @@ RECORDED: dict[str, Callable[[Any], str]] = {
     "gather": lambda names: names[0],
     "drop": lambda names: names[0],
     "reduce": lambda names: names[0],
+    "fetch": lambda names: names[0],
+    **{
+        f"{phase}_{what}": lambda names: names[0]
+        for phase in ("start", "wait")
+        for what in ("gather", "reduce", "fetch")
+    },
+    "total_loss": lambda: "loss",
 }
-"""What generated code calls inside stages, and the name in it of what it is about."""
+"""What generated code calls, and the name in it of what it is about."""
 
 CALLS = {
     Verb.FORWARD: "forward",
     Verb.COMPUTE: "compute",
     Verb.HOLD: "hold",
     Verb.BACKWARD: "backward",
+    Verb.RERUN: "rerun",
+    Verb.BACKWARD_INPUTS: "backward_inputs",
+    Verb.BACKWARD_WEIGHTS: "backward_weights",
     Verb.KEEP: "keep",
     Verb.RESUME: "kept",
     Verb.MOVE: "move",
@@ -84,7 +101,10 @@ CALLS = {
     Verb.GATHER: "gather",
     Verb.RELEASE: "drop",
     Verb.REDUCE: "reduce",
+    Verb.FETCH: "fetch",
+    Verb.LOSS: "total_loss",
 }
+WEIGHTS = (Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE)
 
 
 @contextmanager
@@ -93,18 +113,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[tuple[s
     found: dict[int, list[tuple[str, str]]] = {}
     inside = threading.local()
 
-    def wrapped(name: str, label: Callable[[Any], str]) -> Callable[..., Any]:
+    def wrapped(name: str, label: Callable[..., str]) -> Callable[..., Any]:
         method = getattr(Rank, name)
 
-        def call(self: Rank, first: Any, *args: Any) -> Any:
+        def call(self: Rank, *args: Any) -> Any:
             if getattr(inside, "is_deep", False):
-                return method(self, first, *args)
+                return method(self, *args)
             called = name if self._with_grad or name != "forward" else "compute"
             if self._with_grad or name != "keep":
-                found.setdefault(self.tables.rank, []).append((called, label(first)))
+                found.setdefault(self.tables.rank, []).append((called, label(*args[:1])))
             inside.is_deep = True
             try:
-                return method(self, first, *args)
+                return method(self, *args)
             finally:
                 inside.is_deep = False
 
@@ -126,19 +146,19 @@ def idle(made: Materialized) -> set[tuple[str, str]]:
 def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
     """What the program says that a device calls."""
     found = []
-    for action in (event for event in made.step_program.events if isinstance(event, Action)):
-        for i in made.stages[action.stage].on(device, action.kind):
-            name = i.name
-            if i.kind in (Verb.KEEP, Verb.RESUME):
-                name = f"stage{action.stage}_{name}"
-            if i.kind in (Verb.GATHER, Verb.RELEASE, Verb.REDUCE):
-                uses = [
-                    use.name
-                    for use in made.uses_of[i.what]
-                    if device in use.storage.shards or device in use.side.shards
-                ]
-                name = uses[0]
-            found.append((CALLS[i.kind], name))
+    stage_of = {id(i): stage for (stage, _), b in made.step_program.blocks.items() for i in b}
+    for i, _ in made.step_program.instructions(device):
+        name = i.name
+        if i.kind in (Verb.KEEP, Verb.RESUME):
+            name = f"stage{stage_of[id(i)]}_{name}"
+        if i.kind in WEIGHTS:
+            uses = [
+                use.name
+                for use in made.uses_in(i.what)
+                if device in use.storage.shards or device in use.side.shards
+            ]
+            name = uses[0]
+        found.append((f"{i.phase}_" * bool(i.phase) + CALLS[i.kind], name))
     return found
 
 

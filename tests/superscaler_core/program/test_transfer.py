@@ -164,7 +164,7 @@ def test_the_order_of_views_does_not_matter(end: str) -> None:
 def test_summands_are_numbered_from_zero() -> None:
     plan = ss.Plan(two_linears(), [0, 1, 2])
     parts = plan.op_trans(plan.graph.ops[0], ss.split("k", 3))
-    made = Side.of((device, part.outputs[0]) for device, part in enumerate(reversed(parts)))
+    made = Side.of((device, *part.form.outputs[0]) for device, part in enumerate(reversed(parts)))
     assert made.num_summands == 3
     assert [view.summand for view in made.views] == [2, 1, 0]
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import superscaler_core as ss
-from superscaler_core.plans.blocks import block_groups, blocks_of
+from superscaler_core.graph.blocks import find_blocks
+from superscaler_core.plan import Keep
 from superscaler_core.program.segments import Segment
 from superscaler_core.report.explain import split_text
 from superscaler_core.run.swap import Swap
@@ -151,25 +152,25 @@ def test_clipping_and_states_are_those_of_devices(tmp_path: Path) -> None:
 # --- swapping -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("keep", [Keep.EVERYTHING, Keep.SEGMENT_INPUTS])
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_what_is_swapped_is_what_the_plan_says(
-    recompute: bool, microbatches: int, tmp_path: Path
+    keep: Keep, microbatches: int, tmp_path: Path
 ) -> None:
-    case = Case("swap", 1, {"recompute": recompute}, model="mlp", sizes=MLP)
+    case = Case("swap", 1, {"keep": keep}, model="mlp", sizes=MLP)
     plan = case.compiled().plan
     plan.op_order(ss.SCHEDULES["gpipe"](1, microbatches))
     compiled = ss.compile(plan)
     host, _ = steps(case, compiled, tmp_path)
     # Of 4 layers, what three read (the input of the model stays), and what three gelus read.
-    num_hidden = 3 if recompute else 6
+    num_hidden = 6 if keep is Keep.EVERYTHING else 3
     assert host.sent_bytes == microbatches * num_hidden * case.batch * 16 * 8
     assert compiled.memory[0].host_bytes == host.sent_bytes
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-def test_nothing_that_is_swapped_stays_on_the_device(recompute: bool, tmp_path: Path) -> None:
-    case = Case("swap", 1, {"recompute": recompute}, sizes={"layers": 5})
+@pytest.mark.parametrize("keep", [Keep.EVERYTHING, Keep.SEGMENT_INPUTS])
+def test_nothing_that_is_swapped_stays_on_the_device(keep: Keep, tmp_path: Path) -> None:
+    case = Case("swap", 1, {"keep": keep}, sizes={"layers": 5})
     host, _ = steps(case, case.compiled(), tmp_path)
     assert [copied.sent_alive_bytes for copied in host.fetched] == [0] * len(host.fetched)
 
@@ -188,7 +189,7 @@ def test_weights_constants_and_inputs_stay(window: bool, tmp_path: Path) -> None
     case = Case("swap", 1)
     plan = case.compiled().plan
     if window:
-        plan.gather_weights(*block_groups(plan.graph))
+        plan.gather_weights(*find_blocks(plan.graph).groups)
     batch = case.inputs(0)
 
     def work(trainer: Trainer) -> Trainer:
@@ -208,7 +209,7 @@ def test_segments_end_where_groups_of_ops_end() -> None:
     case = Case("swap", 1, model="mlp", sizes=MLP)
     compiled = case.compiled()
     found = [s for s in compiled.materialized.stages[0].steps[0] if isinstance(s, Segment)]
-    blocks = blocks_of(compiled.plan.graph)
+    blocks = find_blocks(compiled.plan.graph).all
     assert [tuple(p.op for p in s.parts) for s in found if s.swap] == list(blocks)
 
 
@@ -260,7 +261,7 @@ def test_places_change_no_number(case: Case, tmp_path: Path) -> None:
     start = case.new_model().state_dict()
     plain = case.compiled()
     plan = case.compiled().plan
-    first, *others = blocks_of(plan.graph)
+    first, *others = find_blocks(plan.graph).all
     plan.swap(first, *others)
     plan.recompute(first)
     plan.store_on_host("*.attn.*", "embed.*")
@@ -323,7 +324,7 @@ def test_a_report_shows_host_memory_where_there_is_some(name: str, shown: bool) 
 
 
 def test_an_explanation_says_what_is_swapped() -> None:
-    plan = Case("swap", 2, {"recompute": True}).compiled().plan
+    plan = Case("swap", 2, {"keep": Keep.SEGMENT_INPUTS}).compiled().plan
     rows = {op.module: split_text(plan, op) for op in plan.graph.ops}
     assert rows["layers.1.mlp.up"] == "b/2, again, swapped"
     assert "swapped" not in rows["head"]

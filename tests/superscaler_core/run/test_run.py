@@ -9,7 +9,7 @@ from torch import Tensor
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.graph.graph import Graph
-from superscaler_core.plans.storage import shard_storage
+from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.run.evaluate import evaluate
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import Board, ThreadTransport
@@ -60,14 +60,15 @@ def test_gradients_of_two_steps_add_up_as_in_torch(program: Path) -> None:
 
 @pytest.mark.parametrize("limit, num_buckets", [(88, 1), (87, 2), (1, 2)])
 def test_weights_move_in_buckets_and_mean_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, num_buckets: int
+    tmp_path: Path, limit: int, num_buckets: int
 ) -> None:
-    monkeypatch.setattr("superscaler_core.program.weights.BUCKET_ELEMENTS", limit)
     plan = batch_split()
     shard_storage(plan)
+    plan.overlap = ss.Overlap(bucket_bytes=8 * limit)
     compiled = ss.compile(plan)
-    buckets = compiled.materialized.weights.bucket_of.values()
-    assert set(buckets) == set(range(num_buckets))
+    program = compiled.step_program
+    assert [i.name for i in program.begin] == [f"f{n}" for n in range(num_buckets)]
+    assert [i.name for i in program.end] == [*(f"r{n}" for n in range(num_buckets)), "loss"]
 
     def work(trainer: Trainer) -> tuple[float, dict[str, Tensor]]:
         trainer.load_state_dict(state())

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost.wire import Wires
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import gpipe, interleaved, nf1b, one_f_one_b, timeline
 from superscaler_core.simulator import PROFILES, Simulated, simulate
-from superscaler_core.simulator.op_time import OpTimes
 from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.trace import events
-from superscaler_core.simulator.wire import Wires
 from superscaler_core.simulator.work import Methods, Work
 from tests.superscaler_core.simulated_chains import chain, free, given, pipelined
 from tests.superscaler_core.small import on_one

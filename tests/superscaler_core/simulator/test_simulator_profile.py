@@ -11,14 +11,14 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 import superscaler_core as ss
-from superscaler_core.simulator import PROFILES, DeviceProfile
-from superscaler_core.simulator.measured import measured
-from superscaler_core.simulator.op_time import (
+from superscaler_core.cost.op_time import (
     OpTimes,
     backward_flops,
     forward_bytes,
     signature,
 )
+from superscaler_core.simulator import PROFILES, DeviceProfile
+from superscaler_core.simulator.measured import measured
 from tests.superscaler_core.simulated_chains import chain
 from tests.superscaler_core.small import branched, on_one, two_linears
 from tests.superscaler_core.training import Case
@@ -86,13 +86,13 @@ def test_a_product_takes_its_operations() -> None:
 
 def test_a_product_of_two_gradients_has_two_products_in_its_backward() -> None:
     down = part(two_linears(4, 6, 8, 5), 2)
-    assert backward_flops(down) == 2 * (2 * 4 * 8 * 5)
+    assert backward_flops(down.form) == 2 * (2 * 4 * 8 * 5)
 
 
 def test_memory_traffic_is_operands_once() -> None:
     linear = part(two_linears(4, 6, 8), 0)
     size = 8 * (4 * 6 + 6 * 8 + 4 * 8)
-    assert forward_bytes(linear) == size
+    assert forward_bytes(linear.form) == size
     assert OpTimes(MEMORY_BOUND).forward_secs(linear) == pytest.approx(size / 1e9, rel=1e-9)
 
 
@@ -134,7 +134,7 @@ def test_a_look_up_reads_the_rows_that_it_returns() -> None:
         op for op in Case("accumulate", 1).compiled().plan.graph.ops if op.kind == "embedding"
     )
     looked_up = 8 * op.outputs[0].box.num_elements
-    assert forward_bytes(ss.Part(op)) == 2 * looked_up + 8 * op.inputs[0].box.num_elements
+    assert forward_bytes(ss.Part(op).form) == 2 * looked_up + 8 * op.inputs[0].box.num_elements
 
 
 # --- measured -----------------------------------------------------------------------------------

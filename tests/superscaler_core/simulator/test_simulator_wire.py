@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import rvdcomm as rv
 from bench.methods import point_to_point_bytes
+from superscaler_core.cost.wire import TICKS_PER_SEC, Wires, topology_for
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.simulator.ports import Ports
-from superscaler_core.simulator.wire import TICKS_PER_SEC, Wires, topology_for
 
 SHAPE = (24, 20)
 PAIRS = [

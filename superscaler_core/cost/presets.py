@@ -8,8 +8,8 @@ products, and a streaming kernel about 0.8 of the memory's.
 
 from __future__ import annotations
 
+from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.errors import PlanError
-from superscaler_core.simulator.profile import DeviceProfile
 
 EFFICIENCY = {"products": 0.5, "attention": 0.4, "bytes": 0.8}
 """Assumed; change it by ``dataclasses.replace(profile, efficiency={...})``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
@@ -20,6 +20,9 @@ TICKS_PER_SEC = 10**12
 
 METHODS = ("rvd", "p2p")
 """How tensors move: by rvdcomm's plans, or every reader pulls what it needs from the writers."""
+
+MAX_WIRES = 1 << 16
+"""Transfers, and calls of several, whose price is remembered."""
 
 Port = tuple[int, int, str]
 """Level of the topology, group of that level, and "in" or "out"; or ``(HOST, device, "copy")``."""
@@ -76,6 +79,26 @@ class _Step:
     level_bytes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class CallSecs:
+    """What one call of communication takes alone.
+
+    Attributes:
+        devices: all that take part.
+        latency_secs: of its rounds; tensors that one call moves pay it once.
+        bytes_secs: of the bytes through the busiest port, step by step.
+    """
+
+    devices: tuple[Device, ...]
+    latency_secs: float
+    bytes_secs: float
+
+    @property
+    def secs(self) -> float:
+        """Both."""
+        return self.latency_secs + self.bytes_secs
+
+
 class Wires:
     """Prices transfers; equal ones once.
 
@@ -85,8 +108,8 @@ class Wires:
 
     def __init__(self, topology: rv.Topology) -> None:
         self._topology = topology
-        self._steps: dict[tuple[_Ends, str], tuple[_Step, ...]] = {}
-        self._made: dict[tuple[frozenset[tuple[_Ends, int]], str], Wire] = {}
+        self._steps_of = lru_cache(maxsize=MAX_WIRES)(self._find_steps)
+        self._made = lru_cache(maxsize=MAX_WIRES)(self._wire)
 
     @property
     def level_names(self) -> tuple[str, ...]:
@@ -108,17 +131,24 @@ class Wires:
             method: one of ``METHODS``.
         """
         counts = Counter((leg.src, leg.dst, leg.dtype) for leg in legs)
-        key = frozenset(counts.items()), method
-        if key not in self._made:
-            self._made[key] = self._wire(counts, method)
-        return self._made[key]
+        return self._made(tuple(sorted(counts.items())), method)
 
-    def _wire(self, counts: Mapping[_Ends, int], method: str) -> Wire:
+    def secs(self, leg: Transfer, method: str) -> CallSecs:
+        """What one transfer takes alone: ``of`` sums such, with the longest latency of all."""
+        ends = leg.src, leg.dst, leg.dtype
+        steps = self._steps_of(ends, method)
+        return CallSecs(
+            leg.devices,
+            sum(step.alpha_secs for step in steps),
+            sum(step.bytes_secs for step in steps),
+        )
+
+    def _wire(self, counts: tuple[tuple[_Ends, int], ...], method: str) -> Wire:
         devices: set[Device] = set()
         alpha_secs = bytes_secs = 0.0
         ports: dict[Port, float] = {}
         level_bytes = [0] * (1 + len(self._topology.levels))
-        for ends, count in counts.items():
+        for ends, count in counts:
             devices |= {*ends[0].ranks, *ends[1].ranks}
             steps = self._steps_of(ends, method)
             alpha_secs = max(alpha_secs, sum(step.alpha_secs for step in steps))
@@ -138,12 +168,9 @@ class Wires:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def _steps_of(self, ends: _Ends, method: str) -> tuple[_Step, ...]:
-        key = ends, method
-        if key not in self._steps:
-            make = {"rvd": self._planned, "p2p": self._pulled}[method]
-            self._steps[key] = tuple(make(*ends))
-        return self._steps[key]
+    def _find_steps(self, ends: _Ends, method: str) -> tuple[_Step, ...]:
+        make = {"rvd": self._planned, "p2p": self._pulled}[method]
+        return tuple(make(*ends))
 
     def _planned(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
         plan = rv.plan(src, dst, dtype, self._topology, executor="dist")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Device, Plan
-from superscaler_core.plans import cuts
+from superscaler_core.plans.pieces.along import spread
+from superscaler_core.plans.pieces.words import words
 
 
 def tensor_parallel(
@@ -17,7 +18,6 @@ def tensor_parallel(
     *,
     sequence: bool = False,
     vocabulary: bool = False,
-    features: str = "",
 ) -> None:
     """Cut ops along the batch among groups of ``tp`` devices, and in a group by features.
 
@@ -27,17 +27,11 @@ def tensor_parallel(
         devices: to use, those of a group next to each other.
         tp: devices of a group; divides their number.
         sequence: cut ops without features along the sequence, instead of replicating them.
-        vocabulary: the words of the embedding and the head are features too. What is behind the
-            head needs all words, so it is cut along the sequence.
-        features: what is cut, as ``cuts.inner`` takes it.
+        vocabulary: cut embedding and head along the words, as ``megatron`` does.
     """
     outer = Axis(len(devices) // tp, (plan.dims.batch,))
-    words = cuts.vocabulary(plan) if vocabulary and tp > 1 else ()
-    dims = words + (cuts.inner(plan, features) if tp > 1 else ())
-    has_tokens = tp > 1 and (sequence or vocabulary)
-    tokens = (*cuts.sequences(plan), plan.dims.batch) if has_tokens else ()
-    head = cuts.last_scores(plan, words)
-    for is_behind in (False, True):
-        chosen = [op for op in ops if (op.index > head) is is_behind]
-        inside = Axis(tp, (*dims, *tokens) if sequence or is_behind else dims)
-        cuts.spread_all(plan, [outer, inside], chosen, devices)
+    inner = plan.blocks.inner if tp > 1 else ()
+    tokens = (*plan.blocks.tokens, plan.dims.batch) if sequence and tp > 1 else ()
+    for op in ops:
+        chosen = words(plan, op) if vocabulary and tp > 1 else ()
+        spread(plan, [op], devices, outer, Axis(tp, (*chosen, *inner, *tokens)))

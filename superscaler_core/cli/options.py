@@ -1,0 +1,168 @@
+"""Options: the texts of plans' knobs on the command line, and the values that they mean.
+
+The Python API takes values; this table is the one place where their texts are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from superscaler_core.cli.command import UsageError
+from superscaler_core.graph.blocks import find_blocks
+from superscaler_core.graph.modules import Modules
+from superscaler_core.plan import Keep, Plan
+from superscaler_core.plans.pieces.axial import Cut
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Counts, such as ``3,2``."""
+    return tuple(_number(word) for word in _words(text, ","))
+
+
+def numbers(text: str) -> tuple[int, ...] | None:
+    """Numbers and ranges, such as ``0-3,8``; None, which is all, if the text is empty."""
+    found: set[int] = set()
+    for word in _words(text, ","):
+        first, _, last = word.partition("-")
+        found.update(range(_number(first), _number(last or first) + 1))
+    return tuple(sorted(found)) or None
+
+
+def modules(text: str) -> Modules:
+    """Patterns of modules' paths, such as ``layers.*.outer,layers.*.tri_*``."""
+    return Modules(*_words(text, ","))
+
+
+def branches(text: str) -> tuple[Modules, ...]:
+    """Patterns of several branches, with semicolons between."""
+    return tuple(map(modules, _words(text, ";")))
+
+
+def cuts(text: str) -> tuple[Cut, ...]:
+    """Patterns with a dim or two, such as ``*.tri_in:2,*.outer:2>1``."""
+    found = []
+    for word in _words(text, ","):
+        pattern, _, dims = word.rpartition(":")
+        first, arrow, then = dims.partition(">")
+        if not pattern:
+            raise ValueError(word)
+        found.append(Cut(Modules(pattern), _number(first), _number(then) if arrow else None))
+    return tuple(found)
+
+
+def dims(text: str) -> tuple[tuple[str, int], ...]:
+    """Parameters with a dim each, such as ``*.fc1.weight:0,*.q.weight:0``."""
+    found = []
+    for word in _words(text, ","):
+        name, _, dim = word.rpartition(":")
+        if not name:
+            raise ValueError(word)
+        found.append((name, _number(dim)))
+    return tuple(found)
+
+
+def truth(text: str) -> bool:
+    """Yes or no."""
+    return _TRUTHS[text.lower()]
+
+
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+TextReader = tuple[Callable[[str], Any], str]
+"""From a text to a value, and what the text should be."""
+
+READERS: Mapping[str, TextReader] = {
+    "sizes": (counts, "whole numbers with commas between, such as 3,2"),
+    "blocks": (numbers, "numbers of blocks, such as 0-3,8"),
+    "coshard_blocks": (numbers, "numbers of blocks, such as 0-3,8"),
+    "modules": (cuts, "PATTERN:DIM or PATTERN:DIM>DIM with commas between, such as *.tri_in:2"),
+    "branches": (branches, "patterns of modules with commas between; semicolons between branches"),
+    "keep": (Keep, f"one of {', '.join(map(str, Keep))}"),
+    "keep_coshard": (Keep, f"one of {', '.join(map(str, Keep))}"),
+}
+"""Knobs of shipped plans whose values are no numbers, by name."""
+
+PARTS: Mapping[str, TextReader] = {
+    "block": (modules, "a pattern of modules' paths, such as layers.*"),
+    "features": (dims, "NAME:DIM with commas between, such as *.fc1.weight:0"),
+    "experts": (modules, "a pattern of modules' paths, such as *.experts"),
+    "embedding": (str, "the name of a parameter"),
+}
+"""What every plan takes: parts of the model, where structure does not say them."""
+
+_TAKES = {"block": "blocks"}
+"""How ``find_blocks`` calls a part, if otherwise."""
+
+AXIAL = ("dap", "dap_pipeline", "nf1b")
+"""Plans whose ``recompute`` meant ``block_inputs``."""
+
+
+def savings(takes: Mapping[str, Any]) -> list[str]:
+    """The older words that a plan takes, given its knobs."""
+    words = ["recompute", "rerun"] if "keep" in takes else []
+    return [*words, "rerun_coshard"] if "keep_coshard" in takes else words
+
+
+def reader_of(default: Any) -> TextReader:
+    """How a value of the type of a default is read."""
+    if isinstance(default, bool):
+        return truth, "true or false, such as " + str(default)
+    if isinstance(default, Keep):
+        return READERS["keep"]
+    if isinstance(default, int | float):
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        return type(default), f"{kind}, such as {default}"
+    if isinstance(default, tuple):
+        shown = ",".join(map(str, default))
+        return _integers, f"whole numbers with commas between, such as {shown}"
+    return str, "a text"
+
+
+def read(given: str, text: str, reader: TextReader) -> Any:
+    """The value that a text means.
+
+    Raises:
+        UsageError: it has another form; the message says which it should have.
+    """
+    parse, expected = reader
+    try:
+        return parse(text)
+    except (KeyError, ValueError):
+        raise UsageError(f"--set {given}: expected {expected}.") from None
+
+
+def with_parts(plan: Plan, knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Tell a plan the parts of its model; returns the other knobs."""
+    parts = {_TAKES.get(name, name): knobs[name] for name in PARTS if name in knobs}
+    if parts:
+        plan.blocks = find_blocks(plan.dims, **parts)
+    return {name: value for name, value in knobs.items() if name not in PARTS}
+
+
+def levels(plan: str, knobs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Keep]]:
+    """Older words as ``keep``: the knobs without them, and levels to say besides."""
+    older = ("recompute", "rerun", "rerun_coshard")
+    found = {name: value for name, value in knobs.items() if name not in older}
+    recompute = Keep.BLOCK_INPUTS if plan in AXIAL else Keep.SEGMENT_INPUTS
+    said = [recompute] if knobs.get("recompute") else []
+    said = [Keep.BLOCK_INPUTS, *said] if knobs.get("rerun") else said
+    if said and "keep" not in found:
+        found["keep"] = said.pop(0)
+    if not knobs.get("rerun_coshard", True):
+        found.setdefault("keep_coshard", Keep.EVERYTHING)
+    return found, said
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
+
+
+def _words(text: str, separator: str) -> list[str]:
+    return [word.strip() for word in text.split(separator) if word.strip()]
+
+
+def _number(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ValueError(text)
+    return int(text)

@@ -1,0 +1,23 @@
+"""Cost: what the choices of a plan take in time and memory, one by one and without a plan."""
+
+from superscaler_core.cost.cost_model import CostModel
+from superscaler_core.cost.memory_cost import MemoryCost, peak_bytes, recomputed
+from superscaler_core.cost.op_memory import Kept
+from superscaler_core.cost.presets import PROFILES
+from superscaler_core.cost.prices import EdgeCost, OpCost, StageCost, SyncCost, together
+from superscaler_core.cost.profile import DeviceProfile
+
+__all__ = [
+    "PROFILES",
+    "CostModel",
+    "DeviceProfile",
+    "EdgeCost",
+    "Kept",
+    "MemoryCost",
+    "OpCost",
+    "StageCost",
+    "SyncCost",
+    "peak_bytes",
+    "recomputed",
+    "together",
+]

@@ -1,0 +1,158 @@
+"""Op memory: what one part of an op keeps and takes, found by running it alone without data.
+
+As the dry run of a stage does, the part is run on torch's meta device, forward and backward, so
+what autograd keeps of it is what autograd keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache, partial
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from superscaler_core.graph.form import MAX_PART_FORMS
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import ACTIVATION, PARAMETER
+from superscaler_core.memory.fused_attention import FusedAttention
+from superscaler_core.memory.moments import Meter
+from superscaler_core.run.evaluate import run_part
+from superscaler_core.run.swap import emptied
+
+
+class Kept(Enum):
+    """What of an op is kept from its forward to its backward."""
+
+    SAVED = "saved"
+    """What autograd saves."""
+    INPUTS = "inputs"
+    """What it reads, as the first op of a group that is recomputed."""
+    NOTHING = "nothing"
+    """Nothing, as all other ops of such a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpMemory:
+    """Bytes of one part of an op on its device, in one microbatch.
+
+    Attributes:
+        saved_bytes: what autograd keeps of it: inputs and results that it saves, and what it makes
+            for its backward alone, such as masks.
+        input_bytes: of the activations that it reads.
+        forward_bytes: the most in its forward, what it reads and makes included.
+        backward_bytes: the most in its backward, with what was saved and the gradients of its
+            results; gradients of weights until they are added to those that are there.
+        first_backward_bytes: the same where none are there: those of its weights come to be.
+        saved: the operands whose memory is in ``saved_bytes``: inputs, then outputs, by number, and
+            their bytes.
+        views: for every output the input whose memory it shares, by number; None if it has its own.
+    """
+
+    saved_bytes: int
+    input_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    first_backward_bytes: int
+    saved: tuple[tuple[int, int], ...]
+    views: tuple[int | None, ...]
+
+
+def op_memory(part: Part) -> OpMemory:
+    """What a part keeps and takes; parts of one form are run once."""
+    return _measured(_PartOfForm(part))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _PartOfForm:
+    """A part that stands for all of its form."""
+
+    part: Part
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _PartOfForm) and self.part.form == other.part.form
+
+    def __hash__(self) -> int:
+        return hash(self.part.form)
+
+
+@lru_cache(maxsize=MAX_PART_FORMS)
+def _measured(of: _PartOfForm) -> OpMemory:
+    part, meter = of.part, Meter()
+    operands = [_operand(meter, part, position) for position in range(len(part.op.inputs))]
+    mine = [x for x, of in zip(operands, part.op.inputs, strict=True) if of.kind == ACTIVATION]
+    input_bytes = meter.now_bytes
+    with torch.enable_grad(), FusedAttention(), meter:
+        meter.step("forward")
+        # As the tape does: autograd keeps what it needs of a view, and the leaf is emptied.
+        given = [x.view_as(x) if x.requires_grad and _is_in(x, mine) else x for x in operands]
+        outputs = run_part(part, given)
+        meter.step(None)
+        roots = [get_gradient_edge(out) for out in outputs if out.requires_grad]
+        like = [(out.shape, out.dtype) for out in outputs if out.requires_grad]
+        memory = [ref(x.untyped_storage()) for x in (*operands, *outputs)]
+        views = tuple(_viewed(out, operands) for out in outputs)
+        meter.is_paused = True
+        leaves = [emptied(x) for x in mine if x.requires_grad]
+        meter.is_paused = False
+        del given, outputs, operands, mine
+        saved = _alive(meter, memory)
+        saved_bytes = meter.now_bytes
+        forward_bytes = meter.peaks["forward"].most.total
+        if not roots:
+            return OpMemory(saved_bytes, input_bytes, forward_bytes, 0, 0, saved, views)
+        meter.step("backward")
+        grads = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in like]
+        torch.autograd.backward(roots, grads)
+        meter.step(None)
+        del leaves
+    most, first = (peaks["backward"].most for peaks in (meter.peaks, meter.first_peaks))
+    return OpMemory(saved_bytes, input_bytes, forward_bytes, most.total, first.total, saved, views)
+
+
+def _viewed(out: Tensor, operands: Sequence[Tensor]) -> int | None:
+    """The operand whose memory a result shares."""
+    storages = [x.untyped_storage() for x in operands]
+    found = (i for i, storage in enumerate(storages) if storage is out.untyped_storage())
+    return next(found, None)
+
+
+def _alive(meter: Meter, memory: Sequence[ref[Any]]) -> tuple[tuple[int, int], ...]:
+    """Which of these pieces of memory autograd keeps, each once, and what is counted of them."""
+    found: dict[int, tuple[int, int]] = {}
+    for number, one in enumerate(memory):
+        storage = one()
+        if storage is not None and (size := meter.counted(storage)):
+            found.setdefault(id(storage), (number, size))
+    return tuple(found.values())
+
+
+def _is_in(x: Tensor, tensors: Sequence[Tensor]) -> bool:
+    return any(x is other for other in tensors)
+
+
+def _operand(meter: Meter, part: Part, position: int) -> Tensor:
+    """An input of a part, without data; weights and the caller's batch are counted elsewhere."""
+    view, of = part.inputs[position], part.op.inputs[position]
+    made = torch.empty(view.box.shape, dtype=getattr(torch, of.dtype), device="meta")
+    if of.requires_grad:
+        made.requires_grad_()
+    if of.kind == ACTIVATION:
+        meter.count([made])
+        return made
+    meter.ignore([made])
+    if of.kind == PARAMETER and of.requires_grad:
+        hook: Any = partial(_add_grad, meter, of.name)
+        made.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _add_grad(meter: Meter, name: str, weight: Tensor) -> None:
+    """A gradient of a weight is added to what is there."""
+    meter.staying[name] = weight.numel() * weight.element_size()
+    weight.grad = None

@@ -1,0 +1,165 @@
+"""Op time: what a part of an op takes forward and backward, by a table or by the roofline.
+
+Roofline (Williams, Waterman, Patterson 2009): an op takes as long as its operations or its memory
+traffic, whichever is longer. Operands are read and results written once.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import rvdcomm as rv
+from superscaler_core.cost.profile import DeviceProfile
+from superscaler_core.graph.form import MAX_PART_FORMS, PartForm, TensorForm
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
+from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
+
+BACKWARD_FLOPS = {"attention": 2.5}
+"""Operations of the backward over those of the forward, where it is not the number of gradients.
+
+Attention: five products where the forward has two (FlashAttention, Dao et al. 2022, recomputes the
+scores).
+"""
+
+LOOK_UPS = frozenset({"embedding"})
+"""Kinds of ops that read only those rows of a parameter that they return."""
+
+ACCUMULATE = 3
+"""Times that a weight's gradient is read or written to add it to what is there."""
+
+
+def signature(part: Part) -> str:
+    """What decides a part's time: its code, the shapes and dtypes, and whose gradients it gives.
+
+    Where its iterations begin does not matter.
+    """
+    return _signature(part.form)
+
+
+def _signature(form: PartForm) -> str:
+    inputs = " ".join(
+        _text(view) + ("'" if view.of.requires_grad else "") for view in _inputs(form)
+    )
+    outputs = " ".join(map(_text, _outputs(form)))
+    sizes = ",".join(map(str, form.extents))
+    return f"{form.op.code} | {inputs} -> {outputs} | {sizes}"
+
+
+class _View(NamedTuple):
+    """What a part reads or writes of a tensor."""
+
+    of: TensorForm
+    box: rv.Box
+
+    @property
+    def num_bytes(self) -> int:
+        """Of it."""
+        return self.box.num_elements * ITEM_BYTES[self.of.dtype]
+
+
+def _inputs(form: PartForm) -> list[_View]:
+    return [_View(of, box) for of, (box, _) in zip(form.op.inputs, form.inputs, strict=True)]
+
+
+def _outputs(form: PartForm) -> list[_View]:
+    return [_View(of, box) for of, (box, _) in zip(form.op.outputs, form.outputs, strict=True)]
+
+
+def _text(view: _View) -> str:
+    return f"{view.of.dtype}{list(view.box.shape)}"
+
+
+def forward_bytes(form: PartForm) -> int:
+    """Memory traffic of the forward."""
+    written = sum(view.num_bytes for view in _outputs(form))
+    read = sum(
+        written if form.op.kind in LOOK_UPS and view.of.kind == PARAMETER else view.num_bytes
+        for view in _inputs(form)
+    )
+    return read + written
+
+
+def backward_bytes(form: PartForm) -> int:
+    """Memory traffic of the backward: what was saved, and gradients."""
+    inputs, outputs = _inputs(form), _outputs(form)
+    operands, kind = (*inputs, *outputs), form.op.kind
+    saved = sum(
+        operands[i].box.num_elements * SAVED_ITEM_BYTES.get(kind, 0) or operands[i].num_bytes
+        for i in form.op.saves
+    )
+    given = sum(view.num_bytes for view in outputs if view.of.requires_grad)
+    wanted = [view for view in inputs if view.of.requires_grad]
+    weights = [view for view in wanted if view.of.kind == PARAMETER]
+    is_product = len(wanted) > len(weights) and kind not in LOOK_UPS
+    again = sum(view.num_bytes for view in weights) if is_product else 0
+    return saved + given + again + sum(view.num_bytes for view in wanted)
+
+
+def backward_flops(form: PartForm) -> float:
+    """Operations of the backward: for every gradient that is wanted as many as the forward's."""
+    wanted = sum(of.requires_grad for of in form.op.inputs)
+    return forward_flops(form) * BACKWARD_FLOPS.get(form.op.kind, min(2, wanted))
+
+
+def forward_flops(form: PartForm) -> float:
+    """Operations of the forward."""
+    return form.op.flops * form.volume
+
+
+class OpTimes:
+    """Times of parts on a device; parts of one form are looked up once.
+
+    Args:
+        profile: of the device.
+    """
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        self.profile = profile
+        self.of = lru_cache(maxsize=MAX_PART_FORMS)(self._find)
+        """Seconds of the forward and of the backward of a part, by its form."""
+
+    def forward_secs(self, part: Part) -> float:
+        """Of the forward."""
+        return self.of(part.form)[0]
+
+    def backward_secs(self, part: Part) -> float:
+        """Of the backward, without a recomputation."""
+        return self.of(part.form)[1]
+
+    def sum_secs(self, num_bytes: int) -> float:
+        """Of adding a weight's gradient of so many bytes to one that is there."""
+        return ACCUMULATE * num_bytes / self.profile.reached_bytes_per_sec
+
+    def update_secs(self, num_states: int, here_bytes: int, hosted_bytes: int = 0) -> float:
+        """Of the optimizer's one fused pass: it reads gradients, and writes weights and states.
+
+        Args:
+            num_states: numbers that it keeps for an element.
+            here_bytes: of the weights that are stored on the device.
+            hosted_bytes: of those on its host.
+        """
+        passes = 3 + 2 * num_states
+        here_secs = passes * here_bytes / self.profile.reached_bytes_per_sec
+        return here_secs + passes * hosted_bytes / self.profile.host_memory_bytes_per_sec
+
+    def _find(self, form: PartForm) -> tuple[float, float]:
+        if self.profile.op_secs:
+            measured = self.profile.op_secs.get(_signature(form))
+            if measured is not None:
+                return measured
+        if form.op.kind in VIEWS:
+            return 0.0, 0.0
+        forward = self._roofline(form, forward_flops(form), forward_bytes(form))
+        if not any(of.requires_grad for of in form.op.outputs):
+            return forward, 0.0
+        return forward, self._roofline(form, backward_flops(form), backward_bytes(form))
+
+    def _roofline(self, form: PartForm, flops: float, num_bytes: int) -> float:
+        dtype = form.op.outputs[0].dtype
+        # Comparisons and counts compute nothing to speak of.
+        computes = flops > 0 and dtype.startswith(("float", "bfloat"))
+        flops_secs = flops / self.profile.flops_of(dtype, form.op.kind) if computes else 0.0
+        bytes_secs = num_bytes / self.profile.reached_bytes_per_sec
+        return max(flops_secs, bytes_secs) + self.profile.launch_secs

@@ -1,0 +1,395 @@
+"""Blocks: the parts of a model that plans speak of, found by what its ops compute.
+
+Names of modules and parameters mean nothing here: the same model under other names has the same
+blocks, attentions, MLPs, embedding, head and experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.dims import DimClass, Dims
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.modules import Modules
+from superscaler_core.graph.repeats import is_map, starts_of_blocks
+from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
+
+OpGroup = tuple[Op, ...]
+
+ParameterDims = tuple[tuple[str, int], ...]
+"""Names of parameters, with wildcards, each with a dim: ``(("*.q.weight", 0), ("*.up.w", 0))``."""
+
+
+def find_blocks(
+    graph: Graph | Dims,
+    blocks: Modules | None = None,
+    *,
+    features: ParameterDims = (),
+    experts: Modules | None = None,
+    embedding: str = "",
+) -> Blocks:
+    """The parts of a model, found by its structure where nothing is said.
+
+    Args:
+        graph: of the model, or its dims if they are known.
+        blocks: modules that are one block each.
+        features: parameters, and their dims that are inner features.
+        experts: the modules of the experts.
+        embedding: the parameter in which words are looked up.
+    """
+    dims = graph if isinstance(graph, Dims) else Dims(graph)
+    return Blocks(dims, blocks, features, experts, embedding)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The parts of one model; each is looked for when it is first asked for.
+
+    Laws (tests/superscaler_core/graph/test_blocks.py): the groups of ``groups`` are all ops, in
+    order; a model under other names has the same parts, op by op; where structure does not say what
+    a part is, the error names what was looked for and how to say it.
+
+    Attributes:
+        dims: of the graph.
+        said, said_features, said_experts, said_embedding: as of ``find_blocks``.
+    """
+
+    dims: Dims
+    said: Modules | None = None
+    said_features: ParameterDims = ()
+    said_experts: Modules | None = None
+    said_embedding: str = ""
+    graph: Graph = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "graph", self.dims.graph)
+
+    # --- blocks ---------------------------------------------------------------------------------
+
+    @cached_property
+    def all(self) -> tuple[OpGroup, ...]:
+        """The ops of every block, in order; those between two blocks are in the first of them.
+
+        Raises:
+            PlanError: the model repeats nothing, or no module is as was said.
+        """
+        starts = starts_of_blocks(self.graph) if self.said is None else self._starts(self.said)
+        if not starts:
+            modules = ", ".join(dict.fromkeys(op.module for op in self.graph.ops if op.module))
+            looked = "modules beside each other, or a run of ops, that repeat"
+            raise PlanError(
+                f"{self.graph.name} has no blocks: looked for "
+                f"{looked if self.said is None else f'modules {self.said}'}; its modules are "
+                f"{modules[:200]}: say find_blocks(graph, Modules('layers.*')) with a wildcard for "
+                "the number of the block."
+            )
+        ends = [*(op.index for op in starts[:-1]), starts[-1].index + 1]
+        return tuple(self.graph.ops[a:b] for a, b in pairwise(ends))
+
+    def _starts(self, said: Modules) -> OpGroup:
+        """The first op of each module, and the last op of all; empty if there are none."""
+        firsts = [ops[0] for ops in said.instances(self.graph)]
+        return (*firsts, *said.ops(self.graph)[-1:])
+
+    @property
+    def groups(self) -> tuple[OpGroup, ...]:
+        """All ops: those before the blocks, every block, those after them."""
+        before = self.graph.ops[: self.all[0][0].index]
+        return tuple(filter(None, (before, *self.all, self.behind)))
+
+    @property
+    def behind(self) -> OpGroup:
+        """The ops behind all blocks."""
+        return self.graph.ops[self.all[-1][-1].index + 1 :]
+
+    # --- what a block consists of ---------------------------------------------------------------
+
+    @cached_property
+    def attention(self) -> tuple[OpGroup, ...]:
+        """Of each block the ops between the linear maps around its attentions; ``()`` if none."""
+        return tuple(map(self._attention, self.all))
+
+    @cached_property
+    def mlp(self) -> tuple[OpGroup, ...]:
+        """Of each block what has inner features and attends to nothing, such as its MLP."""
+        return tuple(map(self._mlp, self.all))
+
+    def _mlp(self, block: OpGroup) -> OpGroup:
+        found = {op for dim in self.inner for op in self._without_attention(block, dim)}
+        return tuple(op for op in block if op in found)
+
+    def _without_attention(self, ops: OpGroup, dim: DimClass) -> list[Op]:
+        run = [op for op in ops if self.dims.ids(op, dim)]
+        return [] if any(self._attends(op, set(ops)) for op in run) else run
+
+    def _attention(self, block: OpGroup) -> OpGroup:
+        inside = set(block)
+        found: set[Op] = set()
+        for op in block:
+            if self._attends(op, inside):
+                found |= {op, *self._near(op, inside, self._makers)}
+                found |= set(self._near(op, inside, self._readers))
+        return tuple(op for op in block if op in found)
+
+    def _attends(self, op: Op, inside: set[Op]) -> bool:
+        """Whether it is an attention, or the softmax of one: of products of what is computed."""
+        if op.kind == "attention":
+            return True
+        before = self._near(op, inside, self._makers) if op.kind == "softmax" else ()
+        return any(
+            sum(t in self.graph.producer for t in made.inputs) > 1 and made.annotation.reductions
+            for made in before
+        )
+
+    def _near(self, op: Op, inside: set[Op], next_to: Callable[[Op], Iterable[Op]]) -> set[Op]:
+        """The ops of a block that lead to an op, or that it leads to, up to linear maps."""
+        found: set[Op] = set()
+        left = list(next_to(op))
+        while left:
+            other = left.pop()
+            if other in inside and other not in found and not is_map(other):
+                found.add(other)
+                left += next_to(other)
+        return found
+
+    def _makers(self, op: Op) -> list[Op]:
+        return [self.graph.producer[t] for t in op.inputs if t in self.graph.producer]
+
+    def _readers(self, op: Op) -> list[Op]:
+        return [reader for t in op.outputs for reader, _ in self.graph.readers.get(t, ())]
+
+    # --- features -------------------------------------------------------------------------------
+
+    @cached_property
+    def inner(self) -> tuple[DimClass, ...]:
+        """The inner features of all blocks: what a linear map makes and the next one sums over.
+
+        Heads, and the features of MLPs. Of three maps in a row the last two count, so that no map
+        is cut twice; where a block is one linear map, two blocks make a pair, and of one that is
+        left over its result counts.
+
+        Raises:
+            PlanError: no block has two linear maps in a row, or no parameter is as was said.
+        """
+        if self.said_features:
+            return self._in_order(self.dims.of_params(*self.said_features))
+        found = {dim for unit in self._units for dim in self._inner(unit)}
+        if not found:
+            raise PlanError(
+                f"{self.graph.name} has no inner features: looked in its {len(self.all)} blocks "
+                "for a linear map whose result stays in the block and is summed by a second map; "
+                "say find_blocks(graph, features=(('NAME', DIM), ...)), where NAME is a parameter, "
+                "with wildcards, whose dim DIM is cut. It has "
+                f"{', '.join(list(self.graph.parameters)[:8])}, ..."
+            )
+        return self._in_order(found)
+
+    @cached_property
+    def width(self) -> tuple[DimClass, ...]:
+        """The features of the hidden state: the other dims of matrices that make inner features."""
+        inner = set(self.inner)
+        found: set[DimClass] = set()
+        for op in (op for op in self.graph.ops if is_map(op) and inner & self._made(op)):
+            if all(len(tensor.shape) == 2 for tensor in op.parameters):
+                found |= self._summed(op)
+        return self._in_order(found)
+
+    def _in_order(self, dims: Iterable[DimClass]) -> tuple[DimClass, ...]:
+        """By the first op that has each, whatever parameters are called."""
+        ops = {dim: self.dims.sizes(dim).values() for dim in dims}
+        return tuple(sorted(ops, key=lambda dim: (min(map(_index, ops[dim]), default=0), dim)))
+
+    @property
+    def _units(self) -> Sequence[OpGroup]:
+        """Blocks, or pairs of those that are one linear map each."""
+        if any(sum(map(is_map, ops)) > 1 for ops in self.all):
+            return self.all
+        pairs = [self.all[i : i + 2] for i in range(0, len(self.all), 2)]
+        return [tuple(op for ops in pair for op in ops) for pair in pairs]
+
+    def _inner(self, unit: OpGroup) -> set[DimClass]:
+        maps = [op for op in unit if is_map(op)]
+        if len(maps) == 1:
+            return self._made(maps[0])
+        stream = self._stream(unit)
+        made = {dim for op in maps for dim in self._made(op)}
+        found: set[DimClass] = set()
+        for op in reversed(maps):
+            if not found & self._made(op):
+                found |= (self._summed(op) & made) - stream
+        return found
+
+    def _stream(self, unit: OpGroup) -> set[DimClass]:
+        """The dims of what enters or leaves a block, and those that some op of it cannot cut."""
+        inside = set(unit)
+        made = {tensor for op in unit for tensor in op.outputs}
+        left = {t for t in made if any(op not in inside for op, _ in self.graph.readers.get(t, ()))}
+        read = {tensor for op in unit for tensor in op.inputs if tensor.kind in (ACTIVATION, INPUT)}
+        whole = {
+            self.dims.of_loop(op, i) for op in unit for i in op.sizes if i in op.annotation.fixed
+        }
+        return whole.union(*map(self.dims.of_tensor, left | (read - made)))
+
+    def _summed(self, op: Op) -> set[DimClass]:
+        """The dims of a linear map's parameters over which it sums."""
+        return self._of_parameters(op) & {
+            self.dims.of_loop(op, i) for i in op.annotation.reductions if op.is_splittable(i)
+        }
+
+    def _made(self, op: Op) -> set[DimClass]:
+        """The dims of a linear map's parameters that its result has and what it reads has not."""
+        return self._of_parameters(op).difference(
+            self._summed(op), *(self.dims.of_tensor(t) for t in op.inputs if t.kind != PARAMETER)
+        )
+
+    def _numbers(self, op: Op) -> set[DimClass]:
+        """The dims of a linear map's parameters that what it reads has too, and that stay."""
+        return self._of_parameters(op) - self._summed(op) - self._made(op)
+
+    def _of_parameters(self, op: Op) -> set[DimClass]:
+        return {dim for tensor in op.parameters for dim in self.dims.of_tensor(tensor)}
+
+    # --- words ----------------------------------------------------------------------------------
+
+    @cached_property
+    def lookups(self) -> OpGroup:
+        """The ops that look up inputs of the model in the embedding.
+
+        Raises:
+            PlanError: as of ``embedding``.
+        """
+        readers = self.graph.readers.get(self.embedding, ())
+        return tuple(op for op, _ in readers if not is_map(op))
+
+    @cached_property
+    def embedding(self) -> PTensor:
+        """The parameter in which words are looked up: the largest that integer inputs index.
+
+        Raises:
+            PlanError: none is, or there is no such parameter.
+        """
+        if self._embedding is None:
+            raise PlanError(
+                f"{self.graph.name} has no embedding: looked for a parameter whose rows integer "
+                "inputs choose; say find_blocks(graph, embedding='NAME')."
+            )
+        return self._embedding
+
+    @cached_property
+    def _embedding(self) -> PTensor | None:
+        if self.said_embedding:
+            return self.graph.parameter(self.said_embedding)
+        tables = [
+            tensor
+            for op in self.graph.ops
+            if not is_map(op) and any(t in self._integers for t in op.inputs)
+            for tensor in op.parameters
+            if len(tensor.shape) == 2
+        ]
+        return max(tables, key=lambda tensor: tensor.num_bytes, default=None)
+
+    @cached_property
+    def _integers(self) -> set[PTensor]:
+        """Integer inputs, and what moves alone make of them."""
+        found = {tensor for tensor in self.graph.inputs if "int" in tensor.dtype}
+        for op in self.graph.ops:
+            if found.intersection(op.inputs) and not op.parameters:
+                found |= {tensor for tensor in op.outputs if "int" in tensor.dtype}
+        return found
+
+    @cached_property
+    def head(self) -> OpGroup:
+        """The last linear map behind the blocks, which gives each word a score; ``()`` if none.
+
+        Where the model looks words up, it has as many results as there are words.
+        """
+        words = self._embedding
+        for op in reversed(self.behind):
+            if is_map(op):
+                rows = {tensor.shape[0] for tensor in op.parameters}
+                return (op,) if words is None or words.shape[0] in rows else ()
+        return ()
+
+    @cached_property
+    def words(self) -> tuple[DimClass, ...]:
+        """The words, in the embedding and in the head, of whichever there is."""
+        tables = [] if self._embedding is None else [self._embedding]
+        tables += [tensor for op in self.head for tensor in op.parameters if len(tensor.shape) == 2]
+        return tuple(dict.fromkeys(self.dims.of(tensor.name, 0) for tensor in tables))
+
+    @cached_property
+    def scored(self) -> int:
+        """The index of the last op that gives each word a score; the number of ops if none does."""
+        found = [
+            op.index
+            for op in self.graph.ops
+            for dim in self.words
+            if {*self.dims.ids(op, dim)} - {*op.annotation.reductions}
+        ]
+        return max(found, default=len(self.graph.ops))
+
+    @cached_property
+    def tokens(self) -> tuple[DimClass, ...]:
+        """The dims of tokens: dim 1 of the inputs, such as of a source and of a target.
+
+        Raises:
+            PlanError: few ops have one of them, so they are no sequences.
+        """
+        ops, inputs = self.graph.ops, self.graph.inputs
+        dims = dict.fromkeys(self.dims.of(t.name, 1) for t in inputs if len(t.shape) > 1)
+        having = {dim: sum(bool(self.dims.ids(op, dim)) for op in ops) for dim in dims}
+        # Features of an input end at its first linear map; tokens are there all along.
+        found = tuple(dim for dim, num in having.items() if 4 * num > len(ops))
+        if 2 * sum(having[dim] for dim in found) > len(ops):
+            return found
+        raise PlanError(
+            f"{self.graph.name} has no sequence: an input such as {inputs[0]} should be [batch, "
+            "sequence, ...] with a dim 1 that most ops keep; cut the batch instead (data_parallel)."
+        )
+
+    # --- experts --------------------------------------------------------------------------------
+
+    @cached_property
+    def experts(self) -> OpGroup:
+        """The ops of all experts: from a linear map with a matrix for each of them to the last.
+
+        Raises:
+            PlanError: there are none.
+        """
+        if self.said_experts is not None:
+            found = self.said_experts.ops(self.graph)
+        else:
+            found = tuple(op for ops in self.all for op in self._of_experts(ops))
+        if not any(op.parameters for op in found):
+            looked = "linear maps with a matrix for each expert"
+            raise PlanError(
+                f"{self.graph.name} has no experts: looked for "
+                f"{looked if self.said_experts is None else f'parameters in {self.said_experts}'}; "
+                "it has to be a mixture of experts: say find_blocks(graph, experts=Modules("
+                "'*.experts')) if they are made otherwise."
+            )
+        return found
+
+    @property
+    def expert_dims(self) -> tuple[DimClass, ...]:
+        """The dims that number the experts."""
+        weights = {tensor for op in self.experts for tensor in op.parameters}
+        return self._in_order({self.dims.of(tensor.name, 0) for tensor in weights})
+
+    def _of_experts(self, block: OpGroup) -> list[Op]:
+        numbered = {op.index: dims for op in block if is_map(op) and (dims := self._numbers(op))}
+        dims = set().union(*numbered.values())
+        return [
+            op
+            for op in block
+            if min(numbered, default=0) <= op.index <= max(numbered, default=-1)
+            and any(self.dims.ids(op, dim) for dim in dims)
+        ]
+
+
+def _index(op: Op) -> int:
+    return op.index

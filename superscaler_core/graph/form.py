@@ -1,0 +1,188 @@
+"""Form: what two ops have in common that compute the same on tensors of equal shapes.
+
+The layers of a model repeat. What follows from an op's form alone (the boxes of its parts, what
+they cost) is found once, and shared by all ops of that form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any, NamedTuple
+
+import rvdcomm as rv
+from superscaler_core.graph.annotation import Annotation, Operand, tiling_loops
+from superscaler_core.graph.tensor import PARAMETER, Summand
+
+Piece = tuple[str, int, int]
+"""Iterations ``[lo, hi)`` of one loop."""
+
+MAX_FORMS = 1 << 12
+"""Forms that are remembered. A model has tens: ops of a kind and shape share one."""
+
+MAX_PART_FORMS = 1 << 16
+"""Pieces of ops that are remembered: tens of forms, with hundreds of ways to cut each."""
+
+
+_CUT = "\0"
+"""Around names in the text of a call: no code has it."""
+
+
+class TensorForm(NamedTuple):
+    """A tensor without its name; the attributes are those of ``PTensor``."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class OpForm:
+    """An op without its name, its place and its tensors; the attributes are those of ``Op``.
+
+    Laws (tests/superscaler_core/graph/test_form.py): equal layers of a model have equal forms;
+    equal forms are one object, as long as it is remembered.
+    """
+
+    kind: str
+    annotation: Annotation
+    sizes: tuple[tuple[str, int], ...]
+    inputs: tuple[TensorForm, ...]
+    outputs: tuple[TensorForm, ...]
+    code: str
+    saves: tuple[int, ...]
+    flops: float
+
+    @classmethod
+    def of(cls, *fields: Any) -> OpForm:
+        """The form with these attributes, in their order."""
+        return _interned(cls(*fields))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = ("kind", "annotation", "sizes", "inputs", "outputs", "code", "saves", "flops")
+        return OpForm.of, tuple(getattr(self, name) for name in names)
+
+    def part(self, pieces: tuple[Piece, ...]) -> PartForm:
+        """What a part with these pieces reads and writes."""
+        return _part_form(self, pieces)
+
+    @cached_property
+    def sizes_of(self) -> Mapping[str, int]:
+        """Iterations of every loop."""
+        return dict(self.sizes)
+
+    @cached_property
+    def trained(self) -> tuple[int, ...]:
+        """Which inputs are parameters with a gradient."""
+        pairs = enumerate(self.inputs)
+        return tuple(i for i, form in pairs if form.kind == PARAMETER and form.requires_grad)
+
+    @cached_property
+    def uncut(self) -> frozenset[str]:
+        """The loops that cannot be cut."""
+        loops = self.sizes_of
+        return frozenset(i for i in loops if not self.annotation.is_splittable(i, loops))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.sizes, self.inputs, self.outputs, self.code, self.saves))
+
+
+@lru_cache(maxsize=MAX_FORMS)
+def _interned(form: OpForm) -> OpForm:
+    return form
+
+
+@dataclass(frozen=True)
+class PartForm:
+    """The pieces of an op of some form, and what follows from them.
+
+    Attributes:
+        op: the form of the op.
+        pieces: as of ``Part``.
+    """
+
+    op: OpForm
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The pieces by identifier."""
+        return {i: (lo, hi) for i, lo, hi in self.pieces}
+
+    @cached_property
+    def extents(self) -> tuple[int, ...]:
+        """Iterations of every loop."""
+        ranges = self.ranges
+        pairs = ((ranges.get(i, (0, size))) for i, size in self.op.sizes)
+        return tuple(hi - lo for lo, hi in pairs)
+
+    @cached_property
+    def volume(self) -> int:
+        """Iterations of all loops together."""
+        return prod(self.extents)
+
+    @cached_property
+    def inputs(self) -> tuple[tuple[rv.Box, Summand], ...]:
+        """Of every input what is read, and the summand of the gradient that is given back."""
+        return self._views(self.op.annotation.inputs, self.op.inputs)
+
+    @cached_property
+    def outputs(self) -> tuple[tuple[rv.Box, Summand], ...]:
+        """Of every output what is written, and which summand of it."""
+        return self._views(self.op.annotation.outputs, self.op.outputs)
+
+    @cached_property
+    def overhangs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """How far its windows reach over the ends of every dim of every input."""
+        op = self.op
+        return tuple(
+            op.annotation.overhang(operand, self.ranges, op.sizes_of, form.shape)
+            for operand, form in zip(op.annotation.inputs, op.inputs, strict=True)
+        )
+
+    @cached_property
+    def call(self) -> tuple[str, ...]:
+        """The expression that computes the outputs, cut where operands and the seed are named.
+
+        Every second piece is such a name: ``x0``, ``x1``, ... or ``seed``.
+        """
+        op = self.op
+        names = [f"x{i}" for i in range(len(op.inputs))]
+        fields: dict[str, object] = {name: f"{_CUT}{name}{_CUT}" for name in (*names, "seed")}
+        fields |= {f"in{i}": box for i, (box, _) in enumerate(self.inputs)}
+        fields |= {f"out{i}": box for i, (box, _) in enumerate(self.outputs)}
+        fields |= {f"pad{i}": pad for i, pad in enumerate(self.overhangs)}
+        ranges = {i: self.ranges.get(i, (0, size)) for i, size in op.sizes}
+        fields["start"] = {i: lo for i, (lo, _) in ranges.items()}
+        fields["size"] = {i: hi - lo for i, (lo, hi) in ranges.items()}
+        return tuple(op.code.format(**fields).split(_CUT))
+
+    def _views(
+        self, operands: tuple[Operand, ...], forms: tuple[TensorForm, ...]
+    ) -> tuple[tuple[rv.Box, Summand], ...]:
+        op, found = self.op, []
+        for operand, form in zip(operands, forms, strict=True):
+            box = op.annotation.box(operand, self.ranges, op.sizes_of, form.shape)
+            # Where windows overlap, parts give back summands of one gradient.
+            tiling = tiling_loops(operand)
+            found.append((box, tuple(p for p in self.pieces if p[0] not in tiling)))
+        return tuple(found)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.op, self.pieces))
+
+
+@lru_cache(maxsize=MAX_PART_FORMS)
+def _part_form(op: OpForm, pieces: tuple[Piece, ...]) -> PartForm:
+    return PartForm(op, pieces)

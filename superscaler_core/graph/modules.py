@@ -1,0 +1,49 @@
+"""Modules: parts of a model by the paths of its modules, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from superscaler_core.graph.graph import Graph, Op, is_in
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Modules:
+    """Modules whose path fits a pattern with wildcards, such as ``Modules("layers.*")``.
+
+    Says by value what ``find_blocks`` cannot find, or finds otherwise than is meant.
+
+    >>> Modules("layers.*.msa_*", "layers.*.outer").patterns
+    ('layers.*.msa_*', 'layers.*.outer')
+    """
+
+    patterns: tuple[str, ...]
+
+    def __init__(self, *patterns: str) -> None:
+        object.__setattr__(self, "patterns", patterns)
+
+    def __contains__(self, op: Op) -> bool:
+        """Whether an op is in such a module, or in a module inside of one."""
+        return is_in(op.module, self.patterns)
+
+    def ops(self, graph: Graph) -> tuple[Op, ...]:
+        """The ops in such modules."""
+        return tuple(op for op in graph.ops if op in self)
+
+    def instances(self, graph: Graph) -> tuple[tuple[Op, ...], ...]:
+        """The ops of each such module by itself, in order of the first op."""
+        found: dict[str, list[Op]] = {}
+        for op in self.ops(graph):
+            path = next(path for path in paths(op.module) if is_in(path, self.patterns))
+            found.setdefault(path, []).append(op)
+        return tuple(map(tuple, found.values()))
+
+    def __str__(self) -> str:
+        return ", ".join(self.patterns)
+
+
+def paths(module: str) -> Iterable[str]:
+    """The paths of a module and of those around it, the outermost first."""
+    names = module.split(".")
+    return [".".join(names[: i + 1]) for i in range(len(names))]

@@ -1,0 +1,235 @@
+"""Repeats: where a model repeats itself, by what its ops compute; names mean nothing here.
+
+Modules that lie beside each other and compute nearly the same are blocks. A model without such
+modules is searched for the longest run of ops that repeats with a period. Both are heuristics:
+what they find is a proposal that ``find_blocks(graph, Modules(...))`` overrules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.modules import paths
+from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER
+
+ALIKE = 0.7
+"""Blocks share this much of the ops of the smaller one: a decoder's has all that an encoder's has,
+and one of experts has the attention of one without."""
+
+SIZES_APART = 2.5
+"""Blocks differ in their number of ops by at most this factor: a norm is no block."""
+
+MOST = 0.9
+"""A module that is a row of blocks has this much of its linear maps in them."""
+
+Signature = Counter[tuple[str, str]]
+"""Kinds of ops with their annotations, and how many of each."""
+
+
+def is_map(op: Op) -> bool:
+    """Whether an op is a linear map: it sums over a loop of a parameter and of what it reads."""
+    pairs = list(zip(op.inputs, op.annotation.inputs, strict=True))
+    weights = {i for t, operand in pairs if t.kind == PARAMETER for i in _loops(operand)}
+    others = {i for t, operand in pairs if t.kind != PARAMETER for i in _loops(operand)}
+    return bool(weights & others & set(op.annotation.reductions))
+
+
+def _loops(operand: Sequence[object]) -> set[str]:
+    return {loop for dim in operand if isinstance(dim, tuple) for loop in dim}
+
+
+def starts_of_blocks(graph: Graph) -> tuple[Op, ...]:
+    """The first op of every block, and at the end the last op of the last one; empty if none.
+
+    What holds less than half of the model's linear maps is no repetition of the model.
+    """
+    num_maps = sum(map(is_map, graph.ops))
+    for search in (_starts_by_modules, _starts_by_period):
+        starts = search(graph)
+        inside = graph.ops[starts[0].index : starts[-1].index + 1] if starts else ()
+        if starts and 2 * sum(map(is_map, inside)) >= num_maps:
+            return starts
+    return ()
+
+
+# --- modules beside each other ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Modules beside each other that compute nearly the same, in order.
+
+    Attributes:
+        members: the ops of each.
+        num_maps: linear maps in all of them together.
+        is_list: whether they are members of a list, which torch numbers.
+    """
+
+    members: tuple[tuple[Op, ...], ...]
+    num_maps: int
+    is_list: bool
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From its first op to its last."""
+        return self.members[0][0].index, self.members[-1][-1].index
+
+    @property
+    def is_row(self) -> bool:
+        """Whether each reads what the one before it makes, unlike experts beside each other."""
+        made = [{tensor for op in ops for tensor in op.outputs} for ops in self.members]
+        read = [{tensor for op in ops for tensor in op.inputs} for ops in self.members]
+        return all(a & b for a, b in zip(made, read[1:], strict=False))
+
+    def is_like(self, other: _Family) -> bool:
+        """Whether some member of both is alike."""
+        signatures = [_signature(ops) for ops in other.members]
+        return any(_is_alike(_signature(ops), s) for ops in self.members for s in signatures)
+
+
+def _starts_by_modules(graph: Graph) -> tuple[Op, ...]:
+    every = sorted(_families(graph), key=lambda f: (-f.num_maps, -len(f.members)))
+    lists = [family for family in every if family.is_list and family.is_row]
+    families = [family for family in every if not _has_blocks(family, lists)]
+    if not families:
+        return ()
+    chosen = families[:1]
+    for family in families[1:]:
+        # An encoder's blocks and a decoder's are two families.
+        is_apart = all(
+            family.span[1] < other.span[0] or other.span[1] < family.span[0] for other in chosen
+        )
+        if is_apart and family.is_like(chosen[0]):
+            chosen.append(family)
+    members = sorted((ops for f in chosen for ops in f.members), key=lambda ops: ops[0].index)
+    return (*(ops[0] for ops in members), members[-1][-1])
+
+
+def _has_blocks(family: _Family, lists: Sequence[_Family]) -> bool:
+    """Whether each of its members, such as an encoder and a decoder, is a list of blocks itself."""
+    return all(
+        any(
+            inner is not family
+            and ops[0].index <= inner.span[0] <= inner.span[1] <= ops[-1].index
+            and inner.num_maps >= MOST * sum(map(is_map, ops))
+            for inner in lists
+        )
+        for ops in family.members
+    )
+
+
+def _families(graph: Graph) -> Iterator[_Family]:
+    """Modules beside each other that are alike; one alone if it is the only one of a list."""
+    inside: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        for path in paths(op.module) if op.module else ():
+            inside.setdefault(path, []).append(op)
+    beside: dict[str, list[str]] = {}
+    for path in inside:
+        beside.setdefault(path.rpartition(".")[0], []).append(path)
+    maps = {op for op in graph.ops if is_map(op)}
+    signatures = {path: _signature(ops) for path, ops in inside.items()}
+    for parent, children in beside.items():
+        groups: list[list[str]] = []
+        for child in filter(lambda child: maps.intersection(inside[child]), children):
+            near = (
+                g for g in groups if any(_is_alike(signatures[child], signatures[c]) for c in g)
+            )
+            group = next(near, None)
+            if group is None:
+                groups.append(group := [])
+            group.append(child)
+        for group in groups:
+            is_list = bool(parent) and group[0].rpartition(".")[2].isdecimal()
+            members = tuple(tuple(inside[child]) for child in group)
+            in_turn = all(a[-1].index < b[0].index for a, b in pairwise(members))
+            if (len(group) > 1 or (is_list and len(children) == 1)) and in_turn:
+                num_maps = sum(len(maps.intersection(ops)) for ops in members)
+                yield _Family(members, num_maps, is_list)
+
+
+def _signature(ops: Sequence[Op]) -> Signature:
+    return Counter(map(_kind, ops))
+
+
+def _kind(op: Op) -> tuple[str, str]:
+    return op.kind, str(op.annotation)
+
+
+def _is_alike(one: Signature, other: Signature) -> bool:
+    small, large = sorted((one.total(), other.total()))
+    return (one & other).total() >= ALIKE * small and large <= SIZES_APART * small
+
+
+# --- a period of ops ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, order=True)
+class _Run:
+    """``count`` times ``period`` ops from ``start`` on, and perhaps some of the next time."""
+
+    covered: int
+    count: int
+    start: int
+    period: int
+
+
+def _starts_by_period(graph: Graph) -> tuple[Op, ...]:
+    ops = graph.ops
+    numbers: dict[tuple[object, ...], int] = {}
+    row = [
+        numbers.setdefault((*_kind(op), *(t.kind == PARAMETER for t in op.inputs)), len(numbers))
+        for op in ops
+    ]
+    maps = [is_map(op) for op in ops]
+    runs = [replace(run, start=_border(ops, run)) for run in _longest(row, maps, 0, len(ops), 1)]
+    firsts = (ops[run.start + i * run.period] for run in runs for i in range(run.count))
+    ends = [ops[run.start + run.count * run.period - 1] for run in runs[-1:]]
+    return (*firsts, *ends)
+
+
+def _longest(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int) -> list[_Run]:
+    """The longest run in ``[lo, hi)``, and before and after it others that are nearly as rich.
+
+    Args:
+        row: a number for each op; equal ones compute alike.
+        maps: which ops are linear maps.
+        lo, hi: where to look.
+        least: linear maps of a period.
+    """
+    run = max(_runs(row, maps, lo, hi, least), default=None)
+    if run is None:
+        return []
+    least = -(-sum(maps[run.start : run.start + run.period]) // 2)
+    before = _longest(row, maps, lo, run.start, least)
+    return [*before, run, *_longest(row, maps, run.start + run.covered, hi, least)]
+
+
+def _runs(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int) -> Iterator[_Run]:
+    for period in range(2, (hi - lo) // 2 + 1):
+        length = 0
+        for i in range(lo, hi - period + 1):
+            if i + period < hi and row[i] == row[i + period]:
+                length += 1
+                continue
+            start = i - length
+            if length >= period and sum(maps[start : start + period]) >= least:
+                yield _Run(length + period, (length + period) // period, start, period)
+            length = 0
+
+
+def _border(ops: Sequence[Op], run: _Run) -> int:
+    """Where the first period begins: of all places that repeat as often, where least crosses."""
+    slack = run.covered - run.count * run.period
+    return min(range(run.start, run.start + slack + 1), key=lambda i: (_crossing(ops, i), i))
+
+
+def _crossing(ops: Sequence[Op], at: int) -> int:
+    """Bytes of inputs and activations that ops from ``at`` on read and do not make."""
+    made = {tensor for op in ops[at:] for tensor in op.outputs}
+    read = {t for op in ops[at:] for t in op.inputs if t.kind in (ACTIVATION, INPUT)}
+    return sum(tensor.num_bytes for tensor in read - made)

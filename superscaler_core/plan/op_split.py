@@ -1,0 +1,119 @@
+"""OpSplit: how an op is cut and where its parts run, as a value that does not know the op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.part import Piece
+from superscaler_core.plan.decisions import PlacedPart
+
+MAX_SPLITS = 1 << 16
+"""Splits that are remembered, so that equal ones are one object."""
+
+
+@dataclass(frozen=True)
+class OpSplit:
+    """The parts of an op, each with its device. Ops of one form can share it.
+
+    Laws (tests/superscaler_core/plan/test_op_split.py): equal splits that are remembered are one
+    object; ``plan.op_split(op)`` is what ``plan.decisions`` say of the op.
+
+    >>> split = OpSplit.grid({"b": 8, "n": 6}, range(4), [("b", 2), ("n", 2)])
+    >>> print(split)
+    0 b[0:4] n[0:3]; 1 b[0:4] n[3:6]; 2 b[4:8] n[0:3]; 3 b[4:8] n[3:6]
+
+    Attributes:
+        parts: in the plan's order.
+    """
+
+    parts: tuple[PlacedPart, ...]
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[tuple[Piece, ...], int, int | None]]) -> OpSplit:
+        """The split into parts of these pieces, replicas and devices."""
+        return _interned(tuple(parts))
+
+    @classmethod
+    def grid(
+        cls,
+        sizes: Mapping[str, int],
+        devices: Sequence[int],
+        axes: Sequence[tuple[str | None, int]],
+    ) -> OpSplit:
+        """Cut loops along the axes of a grid of devices, as even as can be.
+
+        Args:
+            sizes: iterations of every loop, as of ``Op.sizes``.
+            devices: of the grid, the last axis innermost.
+            axes: along each the loop that is cut, or None to replicate, and the number of devices.
+
+        Raises:
+            PlanError: the grid has other than the given devices, a loop is unknown, shorter than
+                its pieces, or cut along two axes.
+        """
+        count = prod(num for _, num in axes)
+        if count != len(devices):
+            text = " x ".join(str(num) for _, num in axes)
+            raise PlanError(f"a grid of {text} has {count} devices, but {len(devices)} were given.")
+        loops = [loop for loop, num in axes if loop is not None and num > 1]
+        for loop, num in axes:
+            if loop is None or num == 1:
+                continue
+            if loops.count(loop) > 1 or not num <= sizes.get(loop, 0):
+                known = ", ".join(f"{name} of {size}" for name, size in sizes.items())
+                raise PlanError(
+                    f"loop {loop} cut into {num}: it has to be one of {known}, as long as that, "
+                    "and cut along one axis."
+                )
+        parts = []
+        for index, device in zip(product(*(range(num) for _, num in axes)), devices, strict=True):
+            pieces, replica = [], 0
+            for (loop, num), place in zip(axes, index, strict=True):
+                if loop is None or num == 1:
+                    replica = replica * num + place
+                    continue
+                size = sizes[loop]
+                pieces.append((loop, size * place // num, size * (place + 1) // num))
+            parts.append((tuple(sorted(pieces)), replica, device))
+        return cls.of(parts)
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """All that run a part, ascending."""
+        return tuple(sorted({part.device for part in self.parts if part.device is not None}))
+
+    def on(self, devices: Sequence[int]) -> OpSplit:
+        """The same with other devices in the places of these, in ascending order.
+
+        Raises:
+            PlanError: there are fewer.
+        """
+        if len(devices) < len(self.devices):
+            raise PlanError(
+                f"split {self} on devices {list(devices)}: it has {len(self.devices)} devices."
+            )
+        places = dict(zip(self.devices, devices, strict=False))
+        moved = (
+            replace(p, device=places.get(p.device)) for p in self.parts if p.device is not None
+        )
+        return OpSplit.of((p.pieces, p.replica, p.device) for p in moved)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.parts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.parts)
+
+
+@lru_cache(maxsize=MAX_SPLITS)
+def _interned(parts: tuple[tuple[tuple[Piece, ...], int, int | None], ...]) -> OpSplit:
+    return OpSplit(tuple(PlacedPart(*part) for part in parts))

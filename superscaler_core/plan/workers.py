@@ -1,0 +1,84 @@
+"""Workers: a schedule's stages are on the devices that act as its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan.placement import Placement
+from superscaler_core.plan.plan import Plan
+from superscaler_core.schedules import Schedule
+
+
+def check_placement(plan: Plan) -> None:
+    """Every stage is on devices of its schedule's workers, and stages of one worker share them.
+
+    A worker is one device or one group of devices, and its row says in which order they work. With
+    stages elsewhere the rows would order what runs on different devices, and not what shares one:
+    right, and slower than the schedule says. A stage may leave some of its worker's devices idle.
+
+    Raises:
+        PlanError: a stage is on other devices than its workers, two stages of a worker are on other
+            devices where nothing says which are the worker's, or microbatches of a stage are dealt
+            out among workers.
+    """
+    schedule = plan.schedule
+    if schedule is None:
+        return
+    _check_copies(schedule)
+    devices = [
+        frozenset(
+            d for op in stage.ops for p in plan.parts(op) if (d := plan.device(p)) is not None
+        )
+        for stage in plan.stages
+    ]
+    if plan.placement is None:
+        _check_shared(schedule, devices)
+    else:
+        _check_stages(schedule, plan.placement, devices)
+
+
+def _check_copies(schedule: Schedule) -> None:
+    """All microbatches of a stage are on the same workers: what runs today."""
+    for stage in range(schedule.num_stages):
+        first = schedule.workers_of(stage, 0)
+        for microbatch in range(1, schedule.num_microbatches):
+            other = schedule.workers_of(stage, microbatch)
+            if other != first:
+                raise PlanError(
+                    f"schedule {schedule.name} has microbatch 0 of stage {stage} on workers "
+                    f"{list(first)} and microbatch {microbatch} on workers {list(other)}: copies "
+                    "of a stage on several workers cannot be run yet; give all its microbatches "
+                    "to the same workers."
+                )
+
+
+def _check_stages(
+    schedule: Schedule, placement: Placement, devices: Sequence[frozenset[int]]
+) -> None:
+    for stage, found in enumerate(devices):
+        expected = placement.devices_of(schedule, stage)
+        if not found <= expected:
+            raise PlanError(
+                f"schedule {schedule.name} has stage {stage} on workers "
+                f"{list(schedule.workers_of(stage))}, which are devices {sorted(expected)} by "
+                f"placement {placement}, but the plan has it on devices {sorted(found)}; assign it "
+                "to devices of its workers."
+            )
+
+
+def _check_shared(schedule: Schedule, devices: Sequence[frozenset[int]]) -> None:
+    for worker in range(schedule.num_workers):
+        # A stage of several workers is on the devices of all of them.
+        own = [s for s in schedule.stages_of(worker) if schedule.workers_of(s) == (worker,)]
+        widest = max(own, key=lambda stage: len(devices[stage]), default=None)
+        for stage in own:
+            assert widest is not None
+            if not devices[stage] <= devices[widest]:
+                a, b = sorted((stage, widest))
+                raise PlanError(
+                    f"schedule {schedule.name} has stages {a} and {b} on worker {worker}, which is "
+                    f"one device or one group of them, but the plan has stage {a} on devices "
+                    f"{sorted(devices[a])} and stage {b} on {sorted(devices[b])}; assign both to "
+                    "the same devices."
+                )

@@ -1,0 +1,1 @@
+"""Pieces: what several sPrograms are made of, an idea a file."""

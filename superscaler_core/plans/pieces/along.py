@@ -1,0 +1,71 @@
+"""Along: how an op is cut along a dim of the model, the same in all ops that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import gcd
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.dims import DimClass
+from superscaler_core.graph.graph import Op
+from superscaler_core.plan import Axis, Device, Plan
+from superscaler_core.plan.op_trans import Split, Transformation
+
+
+def along(plan: Plan, op: Op, num: int, *dims: DimClass) -> Transformation:
+    """Cut an op along the first of ``dims`` that it has, or replicate it if it has none.
+
+    Raises:
+        PlanError: other ops cannot be cut at the same places; the message says into how many
+            pieces they can.
+    """
+    how = plan.along(op, Axis(num, dims))
+    if isinstance(how, Split):
+        dim = plan.dims.of_loop(op, how.identifier)
+        pieces = num * len({part.range(how.identifier) for part in plan.parts(op)})
+        _check(plan, dim, pieces)
+    return how
+
+
+def spread(plan: Plan, ops: Iterable[Op], devices: Sequence[Device], *axes: Axis) -> None:
+    """Cut or replicate ops along every axis of a grid of devices, the last axis innermost.
+
+    Raises:
+        PlanError: as of ``along``.
+    """
+    for op in ops:
+        for axis in axes:
+            plan.op_trans(op, along(plan, op, axis.num, *axis.dims))
+        plan.op_assign(op, devices)
+
+
+def shares(plan: Plan, **sides: int) -> int:
+    """How many devices are left for each cell of a grid, such as ``tp=2`` times ``pp=4``.
+
+    Raises:
+        PlanError: a side is less than 1, or the sides do not divide the devices.
+    """
+    num, product = len(plan.devices), 1
+    for side in sides.values():
+        product *= side
+    if min(sides.values()) < 1 or num % product:
+        text = " times ".join(f"{name}={side}" for name, side in sides.items())
+        raise PlanError(
+            f"{text} on {num} devices: each is at least 1, and their product {product} has to "
+            f"divide {num}."
+        )
+    return num // product
+
+
+def _check(plan: Plan, dim: DimClass, num: int) -> None:
+    sizes = plan.dims.sizes(dim)
+    # Loops of one size are cut alike wherever; of several, at multiples of the coarsest grain.
+    grain = gcd(*sizes)
+    if num <= grain and (len(sizes) == 1 or grain % num == 0):
+        return
+    counts = " and ".join(f"{size} in {op.name}" for size, op in sorted(sizes.items()))
+    right = f"at most {grain}" if len(sizes) == 1 else f"a divisor of {grain}"
+    raise PlanError(
+        f"{plan.graph.name} cut along {dim} into {num}: it has {counts}; cut it into {right}, or "
+        "make it larger."
+    )

@@ -1,0 +1,97 @@
+"""Axial: modules cut along rows or columns of two-dimensional data, each as suits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.modules import Modules
+from superscaler_core.plan import Device, Plan
+from superscaler_core.plan.op_trans import Transformation, replicate, split
+from superscaler_core.plans.pieces.along import along
+from superscaler_core.plans.pieces.follow import followed
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Modules that are cut along one dim.
+
+    Attributes:
+        modules: which.
+        first: dim of the tensor that the module reads first.
+        then: dim of all others, and of its results; ``first`` if None.
+    """
+
+    modules: Modules
+    first: int
+    then: int | None = None
+
+
+EVOFORMER = (
+    Cut(Modules("*.msa_row"), 1),
+    Cut(Modules("*.msa_col"), 2),
+    Cut(Modules("*.msa_transition"), 2),
+    Cut(Modules("*.outer"), 2, 1),
+    Cut(Modules("*.tri_out"), 1),
+    Cut(Modules("*.tri_in"), 2),
+    Cut(Modules("*.tri_start"), 1),
+    Cut(Modules("*.tri_end"), 2),
+    Cut(Modules("*.pair_transition"), 1),
+)
+"""Of ``[batch, s, r, c]`` and ``[batch, r, r, c]`` the dim that each module of a block keeps apart.
+
+Source: FastFold's dynamic axial parallelism, as SuperScaler's study lists it.
+"""
+
+
+def axial_loops(graph: Graph, cuts: Sequence[Cut]) -> Mapping[Op, str]:
+    """The loop along which each op is cut; those in no module keep dim 1 apart.
+
+    Raises:
+        PlanError: there are no such modules.
+    """
+    fits: dict[Op, tuple[Op | None, Cut]] = {}
+    for cut in cuts:
+        instances = cut.modules.instances(graph)
+        if not instances:
+            raise PlanError(
+                f"{graph.name} has no modules {cut.modules}; the plan is for Evoformers: say "
+                "modules=(Cut(Modules('PATTERN'), DIM), ...) if they are named otherwise."
+            )
+        # The first that fits counts.
+        fits = {op: (ops[0], cut) for ops in instances for op in ops} | fits
+    loops: dict[Op, str] = {}
+    between = None, Cut(Modules(), 1)
+    for (_, cut), ops in groupby(graph.ops, lambda op: fits.get(op, between)):
+        loops |= followed(tuple(ops), cut.first, cut.first if cut.then is None else cut.then)
+    return loops
+
+
+def axially(plan: Plan, op: Op, num: int, loops: Mapping[Op, str]) -> Transformation:
+    """Cut an op among ``num`` devices along its loop, or replicate it if it has none.
+
+    Raises:
+        PlanError: the loop has fewer iterations than there are devices.
+    """
+    if op not in loops:
+        return replicate(num)
+    if op.sizes[loops[op]] < num:
+        raise PlanError(
+            f"{plan.graph.name} cut along {loops[op]} of {op.name} into {num}: it has "
+            f"{op.sizes[loops[op]]}; use at most as many devices, or data parallel groups of them."
+        )
+    return split(loops[op], num)
+
+
+def spread_axially(
+    plan: Plan, ops: Iterable[Op], devices: Sequence[Device], dp: int, cuts: Sequence[Cut]
+) -> None:
+    """Cut ops along the batch among ``dp`` groups of devices, and in a group axially."""
+    loops = axial_loops(plan.graph, cuts) if len(devices) > dp else {}
+    for op in ops:
+        plan.op_trans(op, along(plan, op, dp, plan.dims.batch))
+        plan.op_trans(op, axially(plan, op, len(devices) // dp, loops))
+        plan.op_assign(op, devices)

@@ -1,0 +1,21 @@
+"""Words: what tensor parallel devices share of embedding, head and loss."""
+
+from __future__ import annotations
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.dims import DimClass
+from superscaler_core.graph.graph import Op
+from superscaler_core.plan import Plan
+
+
+def words(plan: Plan, op: Op) -> tuple[DimClass, ...]:
+    """The dims to cut: words up to the head; behind it tokens, as a loss reads all words of each.
+
+    Raises:
+        PlanError: the model has no words, or no sequence.
+    """
+    if not plan.blocks.words:
+        raise PlanError(f"{plan.graph.name} has no words to cut: neither an embedding nor a head.")
+    if op.index <= plan.blocks.scored:
+        return plan.blocks.words
+    return (*plan.blocks.words, *plan.blocks.tokens, plan.dims.batch)

@@ -1,0 +1,222 @@
+"""Overlap: rewrites of a step program, by which communication runs while devices compute.
+
+A communication becomes its ``START``, which comes earlier, or its ``WAIT``, which comes later. All
+devices still keep one order, so none waits for what can only come later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from operator import itemgetter
+
+from superscaler_core.program.buckets import GRADS, Bucket, first_reads, last_grads
+from superscaler_core.program.instruction import Phase, StepInstruction, Verb
+from superscaler_core.program.step_program import Block, StepProgram
+from superscaler_core.schedules import Action, ActionKind
+
+MOST_REDUCTIONS = 2
+"""That are under way at one time: one runs, and the next follows it without a gap."""
+
+
+# --- weights come earlier -----------------------------------------------------------------------
+
+
+def prefetch(program: StepProgram, depth: int) -> StepProgram:
+    """Start gathers of weights ``depth`` gathers before their ops run.
+
+    Inside a block the gather of a window starts when that of the window ``depth`` before it is
+    there. Weights that are fetched for the whole step are waited for in the first forward that
+    reads them, so that the forward of the first ops runs while the others come. Where a backward
+    directly follows its forward, the last window of the forward stays, and is not gathered again.
+
+    Args:
+        program: whose instructions know what they are about (``StepInstruction.what``).
+        depth: at least 1.
+    """
+    blocks = dict(_without_release(program))
+    blocks = {key: tuple(_gathered_ahead(block, depth)) for key, block in blocks.items()}
+    return _fetched_ahead(replace(program, blocks=blocks), depth)
+
+
+def _without_release(program: StepProgram) -> Iterator[tuple[tuple[int, ActionKind], Block]]:
+    """The blocks; a window that would be released and at once gathered again stays."""
+    for (stage, run), block in program.blocks.items():
+        back = _returns_at_once(program, stage)
+        other = program.blocks.get((stage, ActionKind.FORWARD if run is back else back or run), ())
+        if back and run is ActionKind.FORWARD and _is_at_edge(block, other):
+            yield (stage, run), block[:-1]
+        elif back and run is back and _is_at_edge(other, block):
+            yield (stage, run), block[1:]
+        else:
+            yield (stage, run), block
+
+
+def _is_at_edge(forward: Sequence[StepInstruction], backward: Sequence[StepInstruction]) -> bool:
+    """Whether the forward ends with the release of what the backward gathers first."""
+    if not forward or not backward:
+        return False
+    last, first = forward[-1], backward[0]
+    is_pair = (last.kind, first.kind) == (Verb.RELEASE, Verb.GATHER)
+    return is_pair and (last.name, last.devices) == (first.name, first.devices)
+
+
+def _returns_at_once(program: StepProgram, stage: int) -> ActionKind | None:
+    """The kind of a stage's backwards (B or I) if each comes right after its forward."""
+    actions = [event for event in program.events if isinstance(event, Action)]
+    mine = [action for action in actions if action.stage == stage]
+    kinds = {action.kind for action in mine if action.kind.goes_back}
+    pairs = [(a, b) for a, b in pairwise(mine) if b.kind.goes_back]
+    is_paired = all(a.kind is ActionKind.FORWARD and a.microbatch == b.microbatch for a, b in pairs)
+    # Other stages on the same devices may run between the two.
+    return kinds.pop() if is_paired and len(kinds) == 1 and len(mine) == len(actions) else None
+
+
+def _gathered_ahead(block: Block, depth: int) -> Iterator[StepInstruction]:
+    """A block whose gathers start earlier, but not while the same window is still there."""
+    gathers = [n for n, i in enumerate(block) if i.kind is Verb.GATHER]
+    starts: dict[int, list[int]] = {}
+    for index, place in enumerate(gathers):
+        before = gathers[index - depth] + 1 if index >= depth else 0
+        gone = [
+            n + 1
+            for n, i in enumerate(block[:place])
+            if i.kind in (Verb.RELEASE, Verb.REDUCE) and i.name == block[place].name
+        ]
+        starts.setdefault(max([before, *gone]), []).append(place)
+    for number, instruction in enumerate(block):
+        yield from (_phase(block[place], Phase.START) for place in starts.get(number, ()))
+        is_gather = instruction.kind is Verb.GATHER
+        yield _phase(instruction, Phase.WAIT) if is_gather else instruction
+
+
+def _fetched_ahead(program: StepProgram, depth: int) -> StepProgram:
+    """A program whose first forwards wait for what is fetched for the step, bucket by bucket."""
+    places, first = first_reads(program.blocks), _first_actions(program)
+    begin: list[StepInstruction] = []
+    waits: dict[int, list[tuple[int, StepInstruction]]] = {}
+    for fetch in program.begin:
+        place = places.of(fetch.what.uses)
+        action = None if place is None else first.get(place[0])
+        if place is None or action is None or not _is_alone(program, fetch, place[0]):
+            begin.append(fetch)
+        else:
+            wait = replace(_phase(fetch, Phase.WAIT), microbatch=action.microbatch)
+            waits.setdefault(place[0], []).append((place[1], wait))
+    blocks = dict(program.blocks)
+    for stage, unordered in waits.items():
+        found = sorted(unordered, key=itemgetter(0))
+        ahead = found[:depth]
+        begin += [replace(_phase(wait, Phase.START), microbatch=None) for _, wait in ahead]
+        inserted: dict[int, list[StepInstruction]] = {}
+        for (number, wait), later in zip(found, [*found[depth:], *[None] * depth], strict=False):
+            mine = inserted.setdefault(number, [])
+            mine.append(wait)
+            if later is not None:
+                mine.append(_phase(later[1], Phase.START))
+        key = stage, ActionKind.FORWARD
+        blocks[key] = tuple(_inserted(blocks[key], inserted))
+    return replace(program, begin=tuple(begin), blocks=blocks)
+
+
+def _first_actions(program: StepProgram) -> Mapping[int, Action]:
+    """By stage its first run, if that is a forward."""
+    found: dict[int, Action] = {}
+    for event in program.events:
+        if isinstance(event, Action):
+            found.setdefault(event.stage, event)
+    return {stage: action for stage, action in found.items() if action.kind is ActionKind.FORWARD}
+
+
+# --- gradients leave earlier --------------------------------------------------------------------
+
+
+def overlap_reductions(program: StepProgram) -> StepProgram:
+    """Start reductions where the backward has completed the gradients, and wait for them later.
+
+    At most two are under way. Those of windows are waited for in the same block, and those at the
+    step's end become part of the last backward of their stage (or W, in a schedule of halves) and
+    are waited for there or at the end. Weights that several stages share are still reduced at the
+    end.
+
+    Args:
+        program: whose instructions know what they are about (``StepInstruction.what``).
+    """
+    blocks = {key: tuple(_reduced_behind(block)) for key, block in program.blocks.items()}
+    program = replace(program, blocks=blocks)
+    places, last = last_grads(blocks), _last_backwards(program)
+    end: list[StepInstruction] = []
+    starts: dict[int, dict[int, list[StepInstruction]]] = {}
+    for reduce in program.end:
+        is_bucket = isinstance(reduce.what, Bucket)
+        place = places.of(reduce.what.uses) if is_bucket else None
+        if place is None or place[0] not in last or not _is_alone(program, reduce, place[0]):
+            end.append(reduce)
+            continue
+        start = replace(_phase(reduce, Phase.START), microbatch=last[place[0]].microbatch)
+        starts.setdefault(place[0], {}).setdefault(place[1] + 1, []).append(start)
+    waits: list[StepInstruction] = []
+    for stage, inserted in starts.items():
+        under_way = deque[StepInstruction]()
+        for _, mine in sorted(inserted.items()):
+            mine[:] = _bounded(tuple(mine), under_way)
+        key = stage, last[stage].kind
+        blocks[key] = tuple(_inserted(blocks[key], inserted))
+        waits += [replace(_phase(one, Phase.WAIT), microbatch=None) for one in under_way]
+    return replace(program, blocks=blocks, end=(*waits, *end))
+
+
+def _bounded(
+    starts: Iterable[StepInstruction], under_way: deque[StepInstruction]
+) -> Iterator[StepInstruction]:
+    """Starts, each after a wait for an earlier one if too many would be under way."""
+    for start in starts:
+        if len(under_way) == MOST_REDUCTIONS:
+            yield _phase(under_way.popleft(), Phase.WAIT)
+        under_way.append(start)
+        yield start
+
+
+def _reduced_behind(block: Block) -> Iterator[StepInstruction]:
+    """A block whose windows' gradients are reduced while it goes on."""
+    under_way = deque[StepInstruction]()
+    for instruction in block:
+        if instruction.kind is Verb.REDUCE and instruction.phase is Phase.WHOLE:
+            yield from _bounded([_phase(instruction, Phase.START)], under_way)
+        else:
+            yield instruction
+    yield from (_phase(start, Phase.WAIT) for start in under_way)
+
+
+def _last_backwards(program: StepProgram) -> Mapping[int, Action]:
+    """By stage the run that completes gradients last, if all its runs that do have one block."""
+    actions = [e for e in program.events if isinstance(e, Action) and e.kind in GRADS]
+    kinds = {(action.stage, action.kind) for action in actions}
+    last = {action.stage: action for action in actions}
+    return {s: action for s, action in last.items() if sum((s, k) in kinds for k in GRADS) == 1}
+
+
+# --- pieces -------------------------------------------------------------------------------------
+
+
+def _phase(instruction: StepInstruction, phase: Phase) -> StepInstruction:
+    return replace(instruction, phase=phase)
+
+
+def _is_alone(program: StepProgram, instruction: StepInstruction, stage: int) -> bool:
+    """Whether all devices of an instruction run the stage, so that it can be in its block."""
+    blocks = (block for (other, _), block in program.blocks.items() if other == stage)
+    running = {device for block in blocks for i in block for device in i.devices}
+    return running.issuperset(instruction.devices)
+
+
+def _inserted(
+    block: Block, more: Mapping[int, Sequence[StepInstruction]]
+) -> Iterator[StepInstruction]:
+    """A block with more instructions before the places that are named."""
+    for number, instruction in enumerate(block):
+        yield from more.get(number, ())
+        yield instruction
+    yield from more.get(len(block), ())

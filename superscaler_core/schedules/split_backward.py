@@ -1,0 +1,91 @@
+"""Rewrites of schedules: every backward in its two halves, and recomputations of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+from superscaler_core.schedules.action import Action, ActionKind
+from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules.schedule import Schedule
+
+
+def split_backward(schedule: Schedule, delay: int | Callable[[int], int] = 0) -> Schedule:
+    """Put I and W in the place of every B of a schedule.
+
+    I takes the place of B. With a delay of k, W of a microbatch comes right after the k-th I that
+    follows its own on the worker; what is left at the end of the row comes there. So I's, for
+    which the stages before wait, come earlier, and the activations of k more microbatches are held.
+
+    >>> from superscaler_core.schedules import one_f_one_b
+    >>> print(split_backward(one_f_one_b(2, 3), delay=lambda worker: worker))
+    1f1b-split stages=2 microbatches=3
+    worker 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
+    worker 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+
+    Args:
+        schedule: its own I's and W's stay where they are.
+        delay: k, the same of every worker, or by worker. Workers that share a stage need the same
+            one, and if it is above 0 the same order of their common actions, as ``timeline`` tells.
+
+    Raises:
+        ScheduleError: a delay is below 0.
+    """
+    rows = []
+    for worker, row in enumerate(schedule.rows):
+        mine = delay if isinstance(delay, int) else delay(worker)
+        if mine < 0:
+            raise ScheduleError(f"split_backward: a delay is 0 or more, got {mine}.")
+        rows.append(tuple(_halved(row, mine)))
+    return replace(schedule, name=f"{schedule.name}-split", rows=tuple(rows))
+
+
+def _halved(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
+    """A row with the halves of its backwards."""
+    waiting: deque[Action] = deque()
+    for action in row:
+        if action.kind is not ActionKind.BACKWARD:
+            yield action
+            continue
+        yield replace(action, kind=ActionKind.INPUTS)
+        waiting.append(replace(action, kind=ActionKind.WEIGHTS))
+        if len(waiting) > delay:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -> Schedule:
+    """Put an R right before every B or I of a schedule.
+
+    A worker that waits for the gradient of the next stage recomputes meanwhile.
+
+    >>> from superscaler_core.schedules import one_f_one_b
+    >>> print(recompute_apart(one_f_one_b(2, 2), stages=[0]))
+    1f1b-recompute stages=2 microbatches=2
+    worker 0: 0F0 0F1 0R0 0B0 0R1 0B1
+    worker 1: 1F0 1B0 1F1 1B1
+
+    Args:
+        schedule: its own R's stay where they are.
+        stages: which get one; all if None.
+
+    Raises:
+        ScheduleError: the schedule has no such stage.
+    """
+    chosen = set(range(schedule.num_stages) if stages is None else stages)
+    if not chosen <= set(range(schedule.num_stages)):
+        raise ScheduleError(
+            f"recompute_apart: stages {sorted(chosen)}; schedule {schedule.name} has stages 0 to "
+            f"{schedule.num_stages - 1}."
+        )
+    rows = []
+    for row in schedule.rows:
+        found: list[Action] = []
+        for action in row:
+            again = replace(action, kind=ActionKind.RECOMPUTE, turn=0)
+            if action.kind.goes_back and action.stage in chosen and again not in schedule.places:
+                found.append(again)
+            found.append(action)
+        rows.append(tuple(found))
+    return replace(schedule, name=f"{schedule.name}-recompute", rows=tuple(rows))

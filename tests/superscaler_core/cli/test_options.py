@@ -1,0 +1,137 @@
+"""Laws of options: texts of the command line become the values that plans take."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.cli import options
+from superscaler_core.cli.command import UsageError
+from superscaler_core.cli.sources import Source, plan_source, settings_of
+from superscaler_core.plan import Keep, Plan
+from superscaler_core.plans import PLANS
+from superscaler_core.plans.branch_parallel import EVOFORMER as BRANCHES
+from superscaler_core.plans.pieces.axial import EVOFORMER, Cut
+from tests.superscaler_core.training import Case
+
+MODEL = Source("model", {"experts": 4, "layers": 2}, lambda: None)
+
+
+def knobs(plan: str, *texts: str) -> dict[str, Any]:
+    return settings_of(MODEL, plan_source(plan), texts)[1]
+
+
+@pytest.mark.parametrize(
+    ("plan", "text", "value"),
+    [
+        ("gpipe", "sizes=3,2", (3, 2)),
+        ("gpipe", "sizes=3, 1, 1", (3, 1, 1)),
+        ("gpipe", "sizes=", ()),
+        ("coshard", "blocks=0-3,8", (0, 1, 2, 3, 8)),
+        ("coshard", "blocks=", None),
+        ("hybrid", "coshard_blocks=1", (1,)),
+        ("hybrid", "keep=block_inputs", Keep.BLOCK_INPUTS),
+        ("hybrid", "keep_coshard=everything", Keep.EVERYTHING),
+        ("dap", "modules=*.a:1, *.b:2>1",
+                (Cut(ss.Modules("*.a"), 1), Cut(ss.Modules("*.b"), 2, 1))),
+        ("branch_parallel", "branches=a.*,b; c", (ss.Modules("a.*", "b"), ss.Modules("c"))),
+        ("zero3", "block=layers.*", ss.Modules("layers.*")),
+        ("megatron", "features=h.*.fc.weight:0,h.*.q:1", (("h.*.fc.weight", 0), ("h.*.q", 1))),
+        ("expert_parallel", "plan.experts=*.experts", ss.Modules("*.experts")),
+        ("interlaced", "embedding=wte.weight", "wte.weight"),
+        ("hybrid", "zero1=yes", True),
+        ("hybrid", "tp=4", 4),
+    ],
+)  # fmt: skip
+def test_a_text_means_a_value(plan: str, text: str, value: object) -> None:
+    (found,) = knobs(plan, text).values()
+    assert found == value
+
+
+@pytest.mark.parametrize(
+    ("plan", "text", "words"),
+    [
+        ("gpipe", "sizes=3,x", "--set sizes=3,x: expected whole numbers with commas between"),
+        ("coshard", "blocks=a-b", "expected numbers of blocks, such as 0-3,8"),
+        ("hybrid", "keep=nothing", "expected one of everything, attention_only, segment_inputs"),
+        ("dap", "modules=tri_in", r"expected PATTERN:DIM or PATTERN:DIM>DIM"),
+        ("dap", "modules=:2", r"expected PATTERN:DIM or PATTERN:DIM>DIM"),
+        ("dap", "modules=tri_in:1>", r"expected PATTERN:DIM or PATTERN:DIM>DIM"),
+        ("dap", "modules=tri_in:1>b", r"expected PATTERN:DIM or PATTERN:DIM>DIM"),
+        ("megatron", "features=up.weight", "expected NAME:DIM with commas between"),
+        ("megatron", "blocks=1", "the plan megatron takes vocabulary"),
+        ("hybrid", "zero1=so", "expected true or false"),
+    ],
+)
+def test_a_text_of_another_form_is_refused(plan: str, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        knobs(plan, text)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_knob_of_every_plan_has_a_reader(name: str) -> None:
+    """What is no number has its own; a default is never a text that a plan would have to read."""
+    for parameter in list(inspect.signature(PLANS[name]).parameters.values())[1:]:
+        is_number = isinstance(parameter.default, bool | int)
+        assert is_number or parameter.name in options.READERS, parameter.name
+        assert not isinstance(parameter.default, str)
+
+
+def test_what_a_model_takes_too_is_the_models() -> None:
+    model, plan = settings_of(MODEL, plan_source("expert_parallel"), ["experts=8"])
+    assert (model, plan) == ({"experts": 8}, {})
+
+
+@pytest.mark.parametrize(
+    ("plan", "texts", "expected"),
+    [
+        ("hybrid", ["tp=2", "recompute=true"], ["tp=2", "keep=segment_inputs"]),
+        ("hybrid", ["tp=2", "rerun=true"], ["tp=2", "keep=block_inputs"]),
+        ("swap", ["recompute=true"], ["keep=segment_inputs"]),
+        ("coshard", ["rerun=true"], ["keep=block_inputs"]),
+        ("hybrid", ["coshard=2", "rerun=true", "rerun_coshard=false"],
+                   ["coshard=2", "keep=block_inputs", "keep_coshard=everything"]),
+        ("hybrid", ["recompute=false"], ["keep=everything"]),
+        ("interlaced", ["rerun=true"], ["keep=block_inputs"]),
+    ],
+)  # fmt: skip
+def test_older_words_mean_levels(plan: str, texts: list[str], expected: list[str]) -> None:
+    assert decided(plan, texts) == decided(plan, expected)
+
+
+def test_both_older_words_mean_both_levels() -> None:
+    said = decided("hybrid", ["recompute=true", "rerun=true"])
+    assert len(said.recomputed) == len(said.rerun) == 2
+
+
+def test_of_axial_plans_recompute_meant_the_inputs_of_blocks() -> None:
+    assert options.levels("nf1b", {"recompute": True}) == ({"keep": Keep.BLOCK_INPUTS}, [])
+    assert options.levels("zero_offload", {"recompute": True})[0] == {"keep": Keep.SEGMENT_INPUTS}
+
+
+def decided(name: str, texts: list[str]) -> ss.Decisions:
+    plan = Plan(Case("data_parallel", 2).compiled().plan.graph, range(2))
+    plan_source(name).call(plan, **knobs(name, *texts))
+    return plan.decisions
+
+
+def test_parts_that_are_said_count() -> None:
+    plan = Plan(Case("data_parallel", 2).compiled().plan.graph, range(2))
+    texts = ["block=layers.1", "features=*.mlp.up.weight:0"]
+    plan_source("megatron").call(plan, **knobs("megatron", *texts))
+    assert len(plan.blocks.all) == 1
+    cut = {part.op.module for op in plan.graph.ops for part in plan.parts(op) if part.pieces}
+    assert cut == {f"layers.{i}.mlp{name}" for i in (0, 1) for name in ("", ".up", ".down")}
+
+
+def test_defaults_are_what_their_texts_mean() -> None:
+    text = (
+        "*.msa_row:1, *.msa_col:2, *.msa_transition:2, *.outer:2>1, *.tri_out:1, *.tri_in:2, "
+        "*.tri_start:1, *.tri_end:2, *.pair_transition:1"
+    )
+    assert options.cuts(text) == EVOFORMER
+    assert options.branches("layers.*.msa_*; layers.*.outer,layers.*.tri_*,"
+                            "layers.*.pair_transition") == BRANCHES  # fmt: skip

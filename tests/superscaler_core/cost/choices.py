@@ -1,0 +1,94 @@
+"""Models on paper, plans of them, and the same choices as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.cost import PROFILES, CostModel, StageCost
+from superscaler_core.graph.tensor import PTensor
+from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.models.mlp import MLPConfig, MLPModel
+from superscaler_core.plan import OpSplit
+from superscaler_core.plans import PLANS
+from superscaler_core.schedules import one_f_one_b
+
+ONE_HOST = rv.Topology.single_host(4, alpha_secs=5e-6, bytes_per_sec=200e9)
+TWO_HOSTS = rv.Topology.hosts(
+    [[0, 1], [2, 3]], intra=rv.Link(5e-6, 100e9), inter=rv.Link(20e-6, 10e9)
+)
+
+
+class Plain(nn.Module):
+    """Linear maps without biases: a chain in which no call computes two ops."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x))
+        return x.square().mean()
+
+
+@cache
+def graph(name: str) -> ss.Graph:
+    """A model of this name."""
+    with torch.device("meta"):
+        if name == "plain":
+            return ss.capture(Plain((640, 1536, 1024, 512)), (torch.empty(4096, 640),))
+        if name == "mlp":
+            model = MLPModel(MLPConfig(inputs=640, hidden=1536, outputs=512, layers=4))
+            return ss.capture(model, (torch.empty(2048, 640), torch.empty(2048, 512)))
+        sizes = GPTConfig(
+            vocabulary=640, sequence=1024, layers=2, width=1024, heads=16,
+            fused=name == "gpt", tied=False,
+        )  # fmt: skip
+        tokens = torch.empty(8, 1024, dtype=torch.int64)
+        return ss.capture(GPT(sizes), (tokens, tokens))
+
+
+ONE_BUCKET = ss.Overlap(bucket_bytes=1 << 40)
+"""Costs take all weights to move in one call."""
+
+
+def compiled(
+    model: str,
+    plan_name: str,
+    microbatches: int,
+    topology: rv.Topology,
+    **knobs: Any,
+) -> ss.Compiled:
+    """The program of a plan on four devices, in one stage."""
+    plan = ss.Plan(graph(model), range(4))
+    PLANS[plan_name](plan, **knobs)
+    plan.op_order(one_f_one_b(1, microbatches))
+    plan.overlap = ONE_BUCKET
+    return ss.compile(plan, topology=topology)
+
+
+def storage_of(plan: ss.Plan) -> Mapping[PTensor, OpSplit]:
+    """Who stores what, where the plan says it."""
+    return {tensor: plan.op_split(plan.update(tensor.name)) for tensor in plan.updates()}
+
+
+def model_of(program: ss.Compiled, profile: str = "a100") -> CostModel:
+    """Prices where a program runs."""
+    topology = program.materialized.topology
+    assert topology is not None
+    return CostModel(program.plan.graph, PROFILES[profile], topology)
+
+
+def stage_of(program: ss.Compiled, costs: CostModel) -> StageCost:
+    """The price of all ops, with the choices of a plan."""
+    plan = program.plan
+    splits = {op: plan.op_split(op) for op in plan.graph.ops}
+    return costs.stage_cost(plan.graph.ops, plan.devices, splits, storage=storage_of(plan))

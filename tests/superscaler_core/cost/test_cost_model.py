@@ -1,0 +1,215 @@
+"""Costs one by one: their sums on chains are what the simulator finds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.cost import PROFILES, CostModel, Kept, cost_model, together
+from superscaler_core.cost.wire import CallSecs
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import OpSplit
+from superscaler_core.schedules import one_f_one_b
+from superscaler_core.simulator import simulate
+from tests.superscaler_core.cost.choices import (
+    ONE_BUCKET,
+    ONE_HOST,
+    TWO_HOSTS,
+    compiled,
+    graph,
+    model_of,
+    stage_of,
+)
+
+ROUNDING = 1e-9
+"""Relative: times of the simulator are whole picoseconds."""
+
+
+# --- sums ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", [ONE_HOST, TWO_HOSTS], ids=["one host", "two hosts"])
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("name", ["data_parallel", "megatron_like"])
+def test_costs_of_a_chain_add_up_to_its_step(
+    name: str, microbatches: int, topology: rv.Topology
+) -> None:
+    """Without ``stage_cost``: ops, edges and parameters alone."""
+    model = graph("plain")
+    plan = ss.Plan(model, range(4))
+    loops = {"data_parallel": ("b", "b", "b"), "megatron_like": ("n", "k", "n")}[name]
+    linears = [op for op in model.ops if op.kind == "linear"]
+    for op in model.ops:
+        # What follows a product is cut as its results are.
+        cut = [i for i, linear in enumerate(linears) if linear.index <= op.index]
+        loop = loops[cut[-1]]
+        dim = {"b": 0, "n": 1}.get(loop)
+        if op.kind == "linear":
+            plan.op_trans(op, ss.split(loop, 4))
+        else:
+            names = op.annotation.inputs[0]
+            free = [] if dim is None or not names else [i for i in names[dim]]
+            plan.op_trans(op, ss.split(free[0], 4) if free else ss.replicate(4))
+        plan.op_assign(op, range(4))
+    plan.op_order(one_f_one_b(1, microbatches))
+    plan.overlap = ONE_BUCKET
+    program = ss.compile(plan, topology=topology)
+    costs = model_of(program)
+    splits = {op: plan.op_split(op) for op in model.ops}
+    secs = sum(
+        microbatches * (cost.forward_secs + cost.backward_secs)
+        + (microbatches - 1) * cost.accumulate_secs
+        for cost in (costs.op_cost(op, split) for op, split in splits.items())
+    )
+    for tensor, writer in model.producer.items():
+        for reader, position in model.readers.get(tensor, ()):
+            edge = costs.edge_cost(
+                tensor, splits[writer], splits[reader], reader=(reader, position)
+            )
+            secs += microbatches * (edge.forward_secs + edge.backward_secs)
+    syncs = [costs.sync_cost(op.parameters[0], splits[op]) for op in linears]
+    secs += sum(sync.update_secs for sync in syncs)
+    secs += together(call for sync in syncs for call in sync.reduce)
+    secs += costs.loss_secs(splits[model.ops[-1]])
+    assert simulate(program, "a100").secs == pytest.approx(secs, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("mlp", "data_parallel"),
+        ("gpt", "data_parallel"),
+        ("gpt", "megatron"),
+        ("gpt", "megatron_sp"),
+        ("gpt", "zero1"),
+        ("gpt of many kernels", "megatron"),
+    ],
+)
+@pytest.mark.parametrize("microbatches", [1, 3])
+def test_a_stage_costs_what_its_step_takes(model: str, plan: str, microbatches: int) -> None:
+    program = compiled(model, plan, microbatches, ONE_HOST)
+    costs = model_of(program)
+    secs = stage_of(program, costs).step_secs(microbatches)
+    secs += costs.loss_secs(program.plan.op_split(program.plan.graph.ops[-1]))
+    assert simulate(program, "a100").secs == pytest.approx(secs, rel=ROUNDING)
+
+
+def test_time_between_ops_is_counted_where_communication_cuts_a_chain() -> None:
+    program = compiled("mlp", "data_parallel", 2, ONE_HOST)
+    profile = replace(PROFILES["a100"], segment_secs=3e-3)
+    costs = CostModel(program.plan.graph, profile, ONE_HOST)
+    secs = stage_of(program, costs).step_secs(2)
+    secs += costs.loss_secs(program.plan.op_split(program.plan.graph.ops[-1]))
+    assert simulate(program, profile).secs == pytest.approx(secs, rel=ROUNDING)
+
+
+# --- one by one ---------------------------------------------------------------------------------
+
+
+def costs_of(model: str = "plain") -> CostModel:
+    return CostModel(graph(model), PROFILES["a100"], ONE_HOST)
+
+
+def test_an_edge_between_equal_splits_costs_nothing() -> None:
+    costs = costs_of()
+    first, act, *_ = costs.graph.ops
+    rows = OpSplit.grid(first.sizes, range(4), [("b", 4)])
+    batch = next(iter(act.sizes))
+    edge = costs.edge_cost(first.outputs[0], rows, OpSplit.grid(act.sizes, range(4), [(batch, 4)]))
+    assert (edge.forward_secs, edge.backward_secs, edge.num_calls) == (0.0, 0.0, 0)
+
+
+def test_an_edge_costs_what_its_rvdcomm_plan_costs() -> None:
+    costs = costs_of()
+    first, act, *_ = costs.graph.ops
+    sums = OpSplit.grid(first.sizes, range(4), [("k", 4)])
+    whole = OpSplit.grid(act.sizes, range(4), [(None, 4)])
+    edge = costs.edge_cost(first.outputs[0], sums, whole)
+    shape = first.outputs[0].shape
+    src, dst = (rv.Layout(shape, rvd) for rvd in ("R(1)V(4)D(1,1)", "R(4)V(1)D(1,1)"))
+    plan = rv.plan(src, dst, "float32", ONE_HOST, executor="dist")
+    assert edge.forward_secs == pytest.approx(plan.cost.secs, rel=1e-12)
+
+
+def test_stages_on_other_devices_cost_the_same_on_one_host() -> None:
+    costs = costs_of()
+    ops = costs.graph.ops[:2]
+    splits = {op: OpSplit.grid(op.sizes, [0, 1], [(next(iter(op.sizes)), 2)]) for op in ops}
+    here, there = (costs.stage_cost(ops, devices, splits) for devices in ([0, 1], [2, 3]))
+    assert here.step_secs(2) == there.step_secs(2)
+
+
+def test_a_reduction_is_of_the_dtype_of_storage() -> None:
+    model = graph("plain")
+    op = model.ops[0]
+    split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
+    half, full = (
+        CostModel(model, PROFILES["a100"], ONE_HOST, master_dtype=dtype).sync_cost(
+            op.parameters[0], split
+        )
+        for dtype in ("float32", "float64")
+    )
+    assert full.reduce[0].bytes_secs == pytest.approx(2 * half.reduce[0].bytes_secs)
+    assert full.update_secs == pytest.approx(2 * half.update_secs)
+
+
+def test_calls_of_the_same_devices_share_their_latency() -> None:
+    calls = [CallSecs((0, 1), 1e-3, 2e-3), CallSecs((0, 1), 3e-3, 5e-3)]
+    assert together(calls, 1e-4) == pytest.approx(3e-3 + 7e-3 + 1e-4)
+
+
+def test_calls_of_other_devices_run_at_one_time() -> None:
+    calls = [CallSecs((0, 1), 1e-3, 2e-3), CallSecs((2, 3), 3e-3, 5e-3)]
+    assert together(calls) == pytest.approx(8e-3)
+
+
+def test_what_is_no_activation_has_no_edge() -> None:
+    costs = costs_of()
+    op = costs.graph.ops[0]
+    split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
+    with pytest.raises(PlanError, match="of parameters ask sync_cost"):
+        costs.edge_cost(op.parameters[0], split, split)
+
+
+def test_what_is_no_parameter_is_not_synchronized() -> None:
+    costs = costs_of()
+    op = costs.graph.ops[0]
+    split = OpSplit.grid(op.sizes, range(4), [("b", 4)])
+    with pytest.raises(PlanError, match="of activations ask edge_cost"):
+        costs.sync_cost(op.outputs[0], split)
+
+
+# --- caches -------------------------------------------------------------------------------------
+
+
+def test_layers_that_are_alike_are_priced_once() -> None:
+    costs = costs_of("gpt")
+    twins = [op for op in costs.graph.ops if op.name.endswith("attn.q:linear")]
+    split = OpSplit.grid(twins[0].sizes, range(4), [(None, 4)])
+    assert len(twins) == 2
+    assert costs.op_cost(twins[0], split) is costs.op_cost(twins[1], split)
+
+
+def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost_model, "MAX_PRICES", 2)
+    costs = costs_of()
+    first, act, *_ = costs.graph.ops
+    weight = first.parameters[0]
+    for num in (1, 2, 3, 4):
+        split = OpSplit.grid(first.sizes, range(num), [("b", num)])
+        reader = OpSplit.grid(act.sizes, range(num), [(None, num)])
+        costs.op_cost(first, split)
+        costs.edge_cost(first.outputs[0], split, reader)
+        costs.sync_cost(weight, split)
+        costs.memory_cost(first, split, Kept.SAVED)
+    caches = [
+        costs._op_costs,
+        costs._edge_costs,
+        costs._by_sides,
+        costs._sync_costs,
+        costs._memory_costs,
+    ]
+    assert [cache.cache_info().currsize for cache in caches] == [2] * 5

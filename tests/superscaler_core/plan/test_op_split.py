@@ -1,0 +1,73 @@
+"""OpSplit: how an op is cut and where, as a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import OpSplit
+from tests.superscaler_core.small import two_linears
+
+SIZES = {"b": 4, "k": 6, "n": 8}
+
+
+def cut(plan: ss.Plan) -> ss.Op:
+    op = plan.graph.ops[0]
+    plan.op_trans(op, ss.split("b", 2))
+    plan.op_trans(op, ss.replicate(2))
+    plan.op_assign(op, [3, 1, 0, 2])
+    return op
+
+
+def test_a_grid_is_what_op_trans_and_op_assign_make() -> None:
+    plan = ss.Plan(two_linears(), range(4))
+    grid = OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), (None, 2)])
+    assert plan.op_split(cut(plan)) is grid
+
+
+def test_a_split_is_what_decisions_say() -> None:
+    plan = ss.Plan(two_linears(), range(4))
+    op = cut(plan)
+    assert plan.op_split(op).parts == plan.decisions.parts[op.name]
+
+
+def test_a_later_op_trans_makes_another_split() -> None:
+    plan = ss.Plan(two_linears(), range(8))
+    op = cut(plan)
+    before = plan.op_split(op)
+    plan.op_trans(op, ss.split("n", 2))
+    assert len(plan.op_split(op).parts) == 2 * len(before.parts)
+
+
+def test_a_later_op_assign_makes_another_split() -> None:
+    plan = ss.Plan(two_linears(), range(4))
+    op = cut(plan)
+    plan.op_assign(plan.parts(op)[0], 2)
+    assert plan.op_split(op).devices == (0, 1, 2)
+
+
+def test_a_split_moves_to_other_devices_in_their_order() -> None:
+    grid = OpSplit.grid(SIZES, [0, 1], [("n", 2)])
+    assert grid.on([5, 7, 9]) is OpSplit.grid(SIZES, [5, 7], [("n", 2)])
+
+
+@pytest.mark.parametrize(
+    ("devices", "axes", "message"),
+    [
+        (range(3), [("b", 2)], "has 2 devices, but 3 were given"),
+        (range(2), [("z", 2)], "loop z cut into 2"),
+        (range(5), [("b", 5)], "loop b cut into 5"),
+        (range(4), [("b", 2), ("b", 2)], "cut along one axis"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(devices: Any, axes: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        OpSplit.grid(SIZES, devices, axes)
+
+
+def test_too_few_devices_are_refused() -> None:
+    with pytest.raises(PlanError, match="it has 2 devices"):
+        OpSplit.grid(SIZES, [0, 1], [("b", 2)]).on([3])

@@ -1,0 +1,31 @@
+"""Renamed: the same model with every module and parameter under another attribute name."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def renamed(model: nn.Module) -> nn.Module:
+    """Give every module other names, which the model's own code does not see.
+
+    A module's ``__getattr__`` finds what its code asks for under the new names; lists stay lists.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        names: dict[str, str] = {}
+        for table in (module._modules, module._parameters):
+            for name in list(table):
+                names[name] = f"x_{name[::-1]}"
+                table[names[name]] = table.pop(name)  # type: ignore[assignment]
+        module.__class__ = _under(type(module), names)
+    return model
+
+
+def _under(kind: type[nn.Module], names: dict[str, str]) -> type[nn.Module]:
+    def get(self: nn.Module, name: str) -> object:
+        return kind.__getattr__(self, names.get(name, name))
+
+    made = type(kind.__name__, (kind,), {"__getattr__": get})
+    made.__module__ = kind.__module__
+    return made

@@ -1,0 +1,94 @@
+"""Plans train the same with backwards in two halves, and with recomputations of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import superscaler_core as ss
+from superscaler_core.plan import Keep
+from tests.superscaler_core.training import Case, Trained, errors_on_threads, train
+
+DEEP = {"layers": 4}
+TIED = {"tied": True, "layers": 2}
+TP_PP = {"tp": 2, "pp": 2, "microbatches": 3}
+OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
+CASES = [
+    Case("one_f_one_b", 2, {"microbatches": 4}, rewrite="halves"),
+    Case("one_f_one_b", 2, {"microbatches": 1}, rewrite="late"),
+    Case("one_f_one_b", 4, {"microbatches": 3}, sizes=DEEP, rewrite="late"),
+    Case("one_f_one_b", 2, {"microbatches": 2}, optimizer="adamw", rewrite="apart"),
+    Case("gpipe", 2, {"microbatches": 3}, rewrite="late"),
+    Case("one_f_one_b", 2, {"microbatches": 4}, rewrite="mixed"),
+    Case("zero1", 2, rewrite="mixed"),
+    replace(Case("hybrid", 4, {**TP_PP, "zero1": True}, rewrite="mixed"), overlap=OVERLAP),
+    Case("interleaved", 2, {"microbatches": 4}, sizes=DEEP, rewrite="late"),
+    Case("interleaved", 2, {"microbatches": 3}, sizes=DEEP, rewrite="halves-apart"),
+    Case("interlaced", 4, {"microbatches": 3}, model="mbart", rewrite="halves"),
+    Case("nf1b", 2, {"microbatches": 3, "recycle": 1}, model="evoformer", rewrite="halves"),
+    Case("hybrid", 4, TP_PP, rewrite="late"),
+    Case("hybrid", 4, {**TP_PP, "zero1": True}, rewrite="halves"),
+    Case("hybrid", 4, {**TP_PP, "keep": Keep.SEGMENT_INPUTS}, rewrite="halves"),
+    Case("hybrid", 4, {**TP_PP, "keep": Keep.SEGMENT_INPUTS}, rewrite="apart"),
+    Case("hybrid", 4, {**TP_PP, "keep": Keep.BLOCK_INPUTS}, rewrite="halves"),
+    Case("hybrid", 4, {**TP_PP, "keep": Keep.BLOCK_INPUTS}, rewrite="halves-apart"),
+    Case("hybrid", 4, {**TP_PP, "keep": Keep.SEGMENT_INPUTS, "coshard": 2}, rewrite="halves-apart"),
+    Case("coshard", 2, {"parts": 2, "keep": Keep.BLOCK_INPUTS}, rewrite="apart"),
+    Case("megatron_sp", 2, rewrite="halves"),
+    Case("zero1", 2, rewrite="halves"),
+    Case("zero2", 2, rewrite="halves"),
+    Case("zero3", 2, rewrite="halves"),
+    Case("zero3", 3, sizes=TIED, rewrite="halves"),
+    Case("zero3_offload", 2, {"keep": Keep.SEGMENT_INPUTS}, rewrite="halves-apart"),
+    Case("zero_offload", 3, rewrite="halves"),
+    Case("one_f_one_b", 2, {"microbatches": 3}, sizes=TIED, rewrite="late"),
+    Case("recompute", 2, rewrite="apart"),
+    Case("swap", 2, rewrite="halves"),
+    Case("swap", 2, {"keep": Keep.SEGMENT_INPUTS}, rewrite="halves-apart"),
+    Case("expert_parallel", 2, model="moe", rewrite="halves"),
+    Case("spatial", 2, model="wide_resnet", rewrite="halves"),
+    replace(Case("zero3", 2, rewrite="halves"), overlap=OVERLAP),
+    replace(Case("hybrid", 4, {**TP_PP, "zero1": True}, rewrite="late"), overlap=OVERLAP),
+]
+
+# As of test_plans: sums in another order, relative to the largest element of a parameter.
+LIMIT = 1e-11
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_training_is_what_one_device_does(case: Case, tmp_path: Path) -> None:
+    assert max(errors_on_threads(case, tmp_path)) < LIMIT
+
+
+def trained(case: Case, folder: Path, dtype: torch.dtype | None = None) -> Trained:
+    """What rank 0 of a program trains."""
+    case.compiled().save(folder)
+    start = case.new_model().state_dict()
+    ranks = range(case.num_devices)
+    return ss.run_threads(folder, lambda t: train(t, case, start), ranks, dtype=dtype)[0]
+
+
+@pytest.mark.parametrize("rewrite", ["halves", "apart", "halves-apart"])
+@pytest.mark.parametrize("plan", ["recompute", "zero3", "coshard"])
+def test_random_numbers_and_sums_are_those_of_whole_backwards(
+    plan: str, rewrite: str, tmp_path: Path
+) -> None:
+    """Bit by bit: what is computed is the same, in whatever order."""
+    assert_same(Case(plan, 2, sizes={"dropout": 0.1}, num_steps=2), rewrite, tmp_path)
+
+
+@pytest.mark.parametrize("plan", ["data_parallel", "zero1", "zero3", "swap"])
+def test_sums_in_a_wider_dtype_are_those_of_whole_backwards(plan: str, tmp_path: Path) -> None:
+    assert_same(Case(plan, 2, dtype="bfloat16", num_steps=2), "halves", tmp_path, torch.float32)
+
+
+def assert_same(whole: Case, rewrite: str, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """A rewrite of the schedule changes no bit of what is trained."""
+    expected = trained(whole, folder / "whole", dtype)
+    found = trained(replace(whole, rewrite=rewrite), folder / "halves", dtype)
+    assert found.losses == expected.losses
+    for name, value in expected.parameters.items():
+        assert torch.equal(found.parameters[name], value)

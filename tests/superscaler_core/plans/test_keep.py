@@ -1,0 +1,100 @@
+"""Laws of keep: less stays from level to level, and what runs again gives the same numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.compiled import Compiled
+from superscaler_core.plan import Keep
+from superscaler_core.program.segments import Segment
+from superscaler_core.schedules import gpipe
+from tests.superscaler_core.training import Case, difference, errors_on_threads, train, train_alone
+
+LEVELS = tuple(Keep)
+SIZES = {"layers": 4, "sequence": 64, "width": 32, "fused": False}
+
+
+def case(keep: Keep, **knobs: object) -> Case:
+    """Two stages of two blocks, each on two tensor parallel devices."""
+    knobs = {"tp": 2, "pp": 2, "microbatches": 2, "keep": keep, **knobs}
+    return Case("hybrid", 4, knobs, sizes=SIZES, batch=2)
+
+
+@cache
+def compiled(keep: Keep) -> Compiled:
+    """All forwards before all backwards, so that a device holds many microbatches."""
+    plan = case(keep).compiled().plan
+    plan.op_order(gpipe(2, 24))
+    return ss.compile(plan)
+
+
+@pytest.mark.parametrize(("more", "less"), list(pairwise(LEVELS)))
+def test_peak_memory_falls_from_level_to_level(more: Keep, less: Keep) -> None:
+    for device in range(4):
+        peaks = [compiled(keep).memory[device].total_bytes for keep in (more, less)]
+        assert peaks[0] > peaks[1]
+
+
+@pytest.mark.parametrize("keep", LEVELS, ids=str)
+def test_every_level_trains_what_one_device_trains(keep: Keep, tmp_path: Path) -> None:
+    errors = errors_on_threads(case(keep), tmp_path)
+    assert [error for error in errors if not error <= 1e-12] == []
+
+
+@pytest.mark.parametrize("model", ["mbart", "swin", "moe", "evoformer"])
+@pytest.mark.parametrize("keep", [Keep.ATTENTION_ONLY, Keep.STAGE_INPUT], ids=str)
+def test_levels_train_other_models_too(model: str, keep: Keep, tmp_path: Path) -> None:
+    one = Case("hybrid", 2, {"tp": 2, "microbatches": 2, "keep": keep}, model=model, batch=2)
+    start = one.new_model().state_dict()
+    alone = train_alone(one, 2)
+    one.compiled().save(tmp_path)
+    found = ss.run_threads(tmp_path, lambda t: train(t, one, start), range(2))
+    errors = [difference(each, alone, 1e-3) for each in found.values()]
+    assert [error for error in errors if not error <= 1e-12] == []
+
+
+def again(plan_of: Case) -> set[str]:
+    """Kinds of the ops that device 0 computes again."""
+    steps = plan_of.compiled().materialized.stages[0].steps[0]
+    segments = [step for step in steps if isinstance(step, Segment) and step.recompute]
+    return {part.op.kind for segment in segments for part in segment.parts}
+
+
+def test_by_attention_only_no_linear_map_runs_again() -> None:
+    kinds = again(case(Keep.ATTENTION_ONLY))
+    assert {"softmax", "matmul", "hide_later"} < kinds
+    assert not {"linear", "gelu", "layer_norm", "embedding"} & kinds
+    assert {"linear", "gelu"} < again(case(Keep.SEGMENT_INPUTS))
+
+
+def test_a_level_can_be_of_some_blocks() -> None:
+    plan = case(Keep.EVERYTHING).compiled().plan
+    first, *_ = plan.blocks.all
+    plan.keep(Keep.BLOCK_INPUTS, [first])
+    plan.keep(Keep.ATTENTION_ONLY, plan.blocks.all[1:2])
+    said = plan.decisions
+    assert [{one.op for one in group} for group in said.rerun] == [{op.name for op in first}]
+    attention = plan.blocks.attention[1]
+    assert [[one.op for one in group] for group in said.recomputed] == [
+        [op.name for op in attention]
+    ]
+
+
+def test_everything_says_nothing() -> None:
+    plan = case(Keep.EVERYTHING).compiled().plan
+    said = plan.decisions
+    plan.keep(Keep.EVERYTHING)
+    assert plan.decisions == said
+    assert (said.recomputed, said.rerun) == ((), ())
+
+
+@pytest.mark.parametrize("keep", LEVELS, ids=str)
+def test_a_level_reads_back(keep: Keep) -> None:
+    assert Keep(str(keep)) is keep
+    plan = case(keep).compiled().plan
+    assert ss.Decisions.parse(str(plan.decisions)) == plan.decisions

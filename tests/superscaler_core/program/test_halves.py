@@ -1,0 +1,256 @@
+"""Blocks of I, W and R: what each has, and step programs of them that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import superscaler_core as ss
+from superscaler_core.errors import OrderError, PlanError
+from superscaler_core.graph.graph import Graph
+from superscaler_core.plan import Keep
+from superscaler_core.program.instruction import Event, Verb
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.run.evaluate import evaluate
+from superscaler_core.run.trainer import Trainer
+from superscaler_core.schedules import (
+    Action,
+    ActionKind,
+    Schedule,
+    one_f_one_b,
+    recompute_apart,
+    split_backward,
+)
+from tests.superscaler_core.small import two_linears
+from tests.superscaler_core.training import Case
+
+
+def block(case: Case, run: ActionKind, stage: int = 0) -> list[str]:
+    """What a stage does, without the devices."""
+    blocks = case.compiled().step_program.blocks
+    return [str(instruction).partition(" on ")[0] for instruction in blocks[stage, run]]
+
+
+TP = Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2}, rewrite="halves")
+
+
+def kinds_of(case: Case, run: ActionKind, stage: int = 0) -> list[Verb]:
+    return [i.kind for i in case.compiled().step_program.blocks[stage, run]]
+
+
+def test_i_has_all_that_moves_and_w_only_gradients_of_weights() -> None:
+    whole = kinds_of(replace(TP, rewrite=""), ActionKind.BACKWARD, 1)
+    inputs, weights = kinds_of(TP, ActionKind.INPUTS, 1), kinds_of(TP, ActionKind.WEIGHTS, 1)
+    assert set(weights) == {Verb.BACKWARD_WEIGHTS}
+    halves = {Verb.BACKWARD_INPUTS: Verb.BACKWARD}
+    assert [halves.get(kind, kind) for kind in inputs] == whole
+    assert inputs.count(Verb.BACKWARD_INPUTS) == len(weights)
+
+
+def test_w_follows_the_order_of_i() -> None:
+    inputs = [line for line in block(TP, ActionKind.INPUTS, 1) if line.startswith("I ")]
+    assert [line.replace("I ", "W ") for line in inputs] == block(TP, ActionKind.WEIGHTS, 1)
+
+
+def test_a_window_that_reduces_does_so_in_w_and_is_dropped_in_i() -> None:
+    case = Case("zero3", 2, rewrite="halves")
+    assert Verb.REDUCE not in kinds_of(case, ActionKind.INPUTS)
+    inputs, weights = kinds_of(case, ActionKind.INPUTS), kinds_of(case, ActionKind.WEIGHTS)
+    assert inputs.count(Verb.GATHER) == inputs.count(Verb.RELEASE) > 0
+    assert weights.count(Verb.REDUCE) == inputs.count(Verb.GATHER)
+    assert Verb.GATHER not in weights
+
+
+def test_a_recomputation_apart_has_all_that_runs_again() -> None:
+    case = Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "keep": Keep.BLOCK_INPUTS})
+    inside = block(case, ActionKind.BACKWARD)
+    apart = replace(case, rewrite="apart")
+    again, back = block(apart, ActionKind.RECOMPUTE), block(apart, ActionKind.BACKWARD)
+    assert sorted(again + back) == sorted(inside)
+    assert {line.split()[0] for line in back} <= {"B", "move-back"}
+    assert not {"B", "move-back"}.intersection(line.split()[0] for line in again)
+
+
+def test_a_segment_that_is_recomputed_runs_again_apart() -> None:
+    case = Case("recompute", 2, rewrite="apart")
+    again = kinds_of(case, ActionKind.RECOMPUTE)
+    assert set(again) == {Verb.RERUN}
+
+
+# --- weights whose gradients read weights -------------------------------------------------------
+
+
+def gated() -> Graph:
+    """``sum((x + shift) (up gate)^T)``: the gradient of either matrix reads the other."""
+    builder = ss.GraphBuilder("gated")
+    up = builder.parameter("up", (8, 6), "float64")
+    gate = builder.parameter("gate", (8, 6), "float64")
+    shift = builder.parameter("shift", (6,), "float64")
+    x = builder.input("x", (4, 6), "float64")
+    (h,) = builder.op("add", "b k, k -> b k", [x, shift], [((4, 6), "float64")], "{x0} + {x1}")
+    (w,) = builder.op("times", "n k, n k -> n k", [up, gate], [((8, 6), "float64")],
+                      "{x0} * {x1}")  # fmt: skip
+    (y,) = builder.op("linear", "b k+, n k+ -> b n", [h, w], [((4, 8), "float64")],
+                      "F.linear({x0}, {x1})", flops=2.0)  # fmt: skip
+    (loss,) = builder.op("sum", "b+ n+ -> ()", [y], [((), "float64")], "({x0} * {x0}).sum()")
+    return builder.build(loss)
+
+
+@pytest.mark.parametrize("which, num_windows", [("gated", 1), ("two_linears", 1), ("apart", 0)])
+def test_w_gathers_weights_whose_values_it_reads(
+    which: str, num_windows: int, tmp_path: Path
+) -> None:
+    """And it trains what one device does, though windows are dropped between I and W.
+
+    In one window the first layer's gradient is all in W, by way of the second layer's weight. In a
+    window of its own each layer is a segment, and the second one's gradient for inputs is in I.
+    """
+    graph = gated() if which == "gated" else two_linears()
+    plan = ss.Plan(graph, [0, 1])
+    for op in graph.ops:
+        cut = (plan.dims.batch,) if op.kind != "times" else ()
+        plan.spread(op, plan.devices, [ss.Axis(2, cut)])
+    for name in graph.parameters:
+        plan.op_assign(plan.op_trans(plan.update(name), ss.split("d0", 2)), plan.devices)
+    for group in [[op] for op in graph.ops] if which == "apart" else [graph.ops]:
+        plan.gather_weights(group)
+    plan.op_order(split_backward(one_f_one_b(1, 2)))
+    compiled = ss.compile(plan)
+    kinds = [i.kind for i in compiled.step_program.blocks[0, ActionKind.WEIGHTS]]
+    assert kinds.count(Verb.GATHER) == num_windows
+    generator = torch.Generator().manual_seed(1)
+    state = {
+        name: torch.randn(t.shape, dtype=torch.float64, generator=generator)
+        for name, t in graph.parameters.items()
+    }
+    x = torch.randn(8, 6, dtype=torch.float64, generator=generator)
+
+    def work(trainer: Trainer) -> dict[str, Tensor]:
+        trainer.load_state_dict(state)
+        trainer.step(x)
+        return {name: p.grad for name, p in trainer.named_parameters() if p.grad is not None}
+
+    weights = {name: value.clone().requires_grad_() for name, value in state.items()}
+    for half in x.chunk(2):
+        (evaluate(graph, (half,), weights) / 2).backward()
+    found = ss.run_threads(compiled.save(tmp_path), work, range(2))
+    for name, weight in weights.items():
+        whole = torch.cat([found[rank][name] for rank in range(2)])
+        torch.testing.assert_close(whole, weight.grad, rtol=1e-12, atol=1e-12)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_of_a_stage_all_microbatches_run_again_apart_or_none() -> None:
+    order = Schedule.parse(
+        "some stages=1 microbatches=2\nworker 0: 0F0 0R0 0B0 0F1 0B1",
+    )
+    plan = ss.Plan(two_linears(), [0])
+    for op in plan.graph.ops:
+        plan.op_assign(op, 0)
+    plan.op_order(order)
+    with pytest.raises(OrderError, match=r"an R for microbatches \[0\] of stage 0 and none for"):
+        ss.compile(plan)
+
+
+def program() -> StepProgram:
+    return (
+        Case("hybrid", 4, TP.knobs | {"keep": Keep.SEGMENT_INPUTS}, rewrite="halves-apart")
+        .compiled()
+        .step_program
+    )
+
+
+def without(kind: Verb) -> StepProgram:
+    """A program that lacks all instructions of a kind."""
+    made = program()
+    blocks = {
+        key: tuple(i for i in mine if i.kind is not kind) for key, mine in made.blocks.items()
+    }
+    return replace(made, blocks=blocks)
+
+
+def events(change: Callable[[list[Event]], list[Event]]) -> StepProgram:
+    made = program()
+    return replace(made, events=tuple(change(list(made.events))))
+
+
+def is_kind(event: Event, kind: ActionKind) -> bool:
+    return isinstance(event, Action) and event.kind is kind
+
+
+def test_the_program_is_accepted() -> None:
+    program().check()
+
+
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        (Verb.BACKWARD_INPUTS, "needs what no I has kept"),
+        (Verb.BACKWARD_WEIGHTS, "no W stage0_segment"),
+        (Verb.FORWARD, "needs what no forward has kept"),
+    ],
+)
+def test_a_half_without_the_other_is_refused(kind: Verb, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        without(kind).check()
+
+
+def test_w_before_i_is_refused() -> None:
+    def swapped(given: list[Event]) -> list[Event]:
+        first = next(e for e in given if is_kind(e, ActionKind.WEIGHTS))
+        return [first, *(e for e in given if e != first)]
+
+    with pytest.raises(PlanError, match=r"\dW0: \dI0 has to be run before it"):
+        events(swapped).check()
+
+
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        (ActionKind.WEIGHTS, r"\dI\d has no \dW\d after it"),
+        (ActionKind.INPUTS, r"\dW\d: \dI\d has to be run before it"),
+        (ActionKind.RECOMPUTE, "no resume|needs what no forward|no R "),
+    ],
+)
+def test_a_microbatch_lacks_no_half(kind: ActionKind, words: str) -> None:
+    if kind is ActionKind.RECOMPUTE:
+        made = replace(program(), events=tuple(e for e in program().events if not is_kind(e, kind)))
+        made.check()  # The backward of a segment that is recomputed runs it again by itself.
+        return
+    with pytest.raises(PlanError, match=words):
+        events(lambda given: [e for e in given if not is_kind(e, kind)]).check()
+
+
+def test_a_span_that_is_not_run_again_is_refused() -> None:
+    case = Case("hybrid", 4, TP.knobs | {"keep": Keep.BLOCK_INPUTS}, rewrite="apart")
+    made = case.compiled().step_program
+    left = tuple(e for e in made.events if not is_kind(e, ActionKind.RECOMPUTE))
+    with pytest.raises(PlanError, match="needs what no forward has kept"):
+        replace(made, events=left).check()
+
+
+def test_a_microbatch_that_goes_back_twice_is_refused() -> None:
+    made = Case("one_f_one_b", 2, {"microbatches": 1}, rewrite="halves").compiled().step_program
+    whole = Case("one_f_one_b", 2, {"microbatches": 1}).compiled().step_program
+    both = replace(
+        made,
+        blocks={**made.blocks, **whole.blocks},
+        events=(*made.events, Action(ActionKind.BACKWARD, 0, 0)),
+    )
+    with pytest.raises(PlanError, match="0F0 goes back twice: 0B0 and its halves are run"):
+        both.check()
+
+
+def test_recomputations_of_a_schedule_that_has_nothing_to_recompute_are_empty() -> None:
+    plan = ss.Plan(two_linears(), [0])
+    for op in plan.graph.ops:
+        plan.op_assign(op, 0)
+    plan.op_order(recompute_apart(one_f_one_b(1, 1)))
+    assert ss.compile(plan).step_program.blocks[0, ActionKind.RECOMPUTE] == ()

@@ -1,0 +1,135 @@
+"""Rewrites that let communication overlap: same numbers, and what is started comes earlier."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.errors import PlanError
+from superscaler_core.program.instruction import Phase, StepInstruction, Verb
+from superscaler_core.program.overlap import MOST_REDUCTIONS, overlap_reductions, prefetch
+from superscaler_core.program.step_program import StepProgram
+from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
+from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES
+from tests.superscaler_core.program.test_step_program import OVERLAP
+from tests.superscaler_core.training import Case, difference, train, train_alone
+
+DEEP = replace(OVERLAP, prefetch=3, bucket_bytes=1)
+CASES = [
+    *(replace(case, overlap=OVERLAP) for case in PLAN_CASES),
+    *(replace(case, overlap=DEEP) for case in OTHER_CASES if "zero" in case.plan),
+    replace(Case("hybrid", 4, {"tp": 1, "pp": 2, "microbatches": 2, "zero1": True}), overlap=DEEP),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_plan_with_overlap_trains_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+    compiled = case.compiled()
+    program = compiled.step_program
+    program.check()
+    assert StepProgram.parse(str(program)) == program
+    start = case.new_model().state_dict()
+    compiled.save(tmp_path)
+    devices = range(case.num_devices)
+    found = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), devices)
+    alone = train_alone(case, compiled.plan.num_microbatches)
+    assert [e for one in found.values() if not (e := difference(one, alone, 1e-3)) <= 1e-10] == []
+
+
+# --- where things move --------------------------------------------------------------------------
+
+
+def program_of(overlap: ss.Overlap, plan: str = "zero3", **knobs: object) -> StepProgram:
+    return replace(Case(plan, 2, knobs), overlap=overlap).compiled().step_program
+
+
+def places(block: tuple[StepInstruction, ...], kind: Verb, phase: Phase) -> list[int]:
+    return [n for n, i in enumerate(block) if (i.kind, i.phase) == (kind, phase)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_gathers_start_before_the_compute_that_precedes_them(depth: int) -> None:
+    block = program_of(ss.Overlap(prefetch=depth)).blocks[0, "F"]
+    starts, waits = (places(block, Verb.GATHER, p) for p in (Phase.START, Phase.WAIT))
+    names = [block[n].name for n in waits]
+    assert [block[n].name for n in starts] == names
+    # When the ops of a window run, the next ``depth`` gathers have been started.
+    for index, wait in enumerate(waits):
+        assert sum(start <= wait + depth for start in starts) >= min(index + 1 + depth, len(names))
+
+
+def test_as_many_windows_are_there_as_was_said() -> None:
+    for depth in (1, 2):
+        for block in program_of(ss.Overlap(prefetch=depth)).blocks.values():
+            there = 0
+            for i in block:
+                there += (i.kind, i.phase) == (Verb.GATHER, Phase.START)
+                there -= i.kind in (Verb.RELEASE, Verb.REDUCE)
+                assert there <= 1 + depth
+
+
+def test_the_last_window_stays_between_forward_and_its_backward() -> None:
+    counts = {
+        overlap: replace(Case("zero3", 2), overlap=overlap).compiled().materialized.counts
+        for overlap in (ss.Overlap(), ss.Overlap(prefetch=1))
+    }
+    gathers = [
+        sum(count for (kind, _), count in found.items() if kind is Verb.GATHER)
+        for found in counts.values()
+    ]
+    assert gathers[1] == gathers[0] - 1
+
+
+def test_reductions_start_inside_the_last_backward() -> None:
+    program = program_of(ss.Overlap(reductions=True, bucket_bytes=1), "accumulate", microbatches=3)
+    block = program.blocks[0, "B"]
+    starts = [i for i in block if (i.kind, i.phase) == (Verb.REDUCE, Phase.START)]
+    assert len(starts) > 3
+    assert {i.microbatch for i in starts} == {2}
+    assert [i for i in program.end if i.phase is Phase.WHOLE] == [program.end[-1]]
+    under_way = 0
+    for i in block:
+        under_way += {Phase.START: 1, Phase.WAIT: -1}.get(i.phase, 0)
+        assert under_way <= MOST_REDUCTIONS
+    # Not all of them at the end: most start while some backward is still to come.
+    last = max(n for n, i in enumerate(block) if i.kind is Verb.BACKWARD)
+    assert sum(n < last for n, i in enumerate(block) if i in starts) > len(starts) // 2
+
+
+def test_shared_weights_are_reduced_at_the_end() -> None:
+    case = Case("one_f_one_b", 2, {"microbatches": 2}, sizes={"tied": True, "layers": 2})
+    program = replace(case, overlap=ss.Overlap(reductions=True)).compiled().step_program
+    (reduce, loss) = program.end
+    assert (reduce.kind, reduce.phase, loss.kind) == (Verb.REDUCE, Phase.WHOLE, Verb.LOSS)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def without(program: StepProgram, phase: Phase) -> StepProgram:
+    """Without the first instruction of a phase in its blocks."""
+    blocks = dict(program.blocks)
+    for key, block in blocks.items():
+        place = next((n for n, i in enumerate(block) if i.phase is phase), None)
+        if place is not None:
+            blocks[key] = (*block[:place], *block[place + 1 :])
+            return replace(program, blocks=blocks)
+    raise AssertionError(phase)
+
+
+@pytest.mark.parametrize(
+    "phase, words",
+    [(Phase.START, "nobody has started it"), (Phase.WAIT, "under way|on their way|waits for")],
+)
+def test_a_start_without_its_wait_is_refused(phase: Phase, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        without(program_of(ss.Overlap(prefetch=1, reductions=True)), phase).check()
+
+
+def test_a_rewrite_of_nothing_is_nothing() -> None:
+    program = program_of(ss.Overlap(), "megatron")
+    assert prefetch(program, 1) == program
+    assert overlap_reductions(program_of(ss.Overlap(), "one_f_one_b")).check() is None

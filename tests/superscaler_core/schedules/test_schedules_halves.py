@@ -1,0 +1,275 @@
+"""Laws of backwards in halves (I and W), and of recomputations of their own (R)."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import cache
+from itertools import chain, combinations, permutations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superscaler_core.schedules import (
+    Action,
+    ActionKind,
+    Schedule,
+    ScheduleError,
+    gpipe,
+    grid,
+    interlaced,
+    interlaced_edges,
+    interleaved,
+    one_f_one_b,
+    recompute_apart,
+    split_backward,
+    timeline,
+    zero_bubble,
+)
+from superscaler_core.schedules.timeline import Durations, Time
+from tests.superscaler_core.schedule_rows import SMALL, own
+
+ONES: Durations = {"F": 1, "I": 1, "W": 1, "B": 2, "R": 1}
+
+
+def row_of(*kinds: str) -> tuple[Action, ...]:
+    """Actions of stage 0 and microbatch 0."""
+    return tuple(Action(ActionKind(kind), 0, 0) for kind in kinds)
+
+
+# --- which actions a microbatch has -------------------------------------------------------------
+
+COMPLETE = {frozenset(kinds) for kinds in ("FB", "FIW", "FRB", "FRIW")}
+
+
+@pytest.mark.parametrize(
+    "kinds", [*chain.from_iterable(combinations("FBIWR", n) for n in range(1, 6))]
+)
+def test_a_microbatch_has_a_whole_backward_or_both_halves(kinds: tuple[str, ...]) -> None:
+    row = row_of(*kinds)
+    if frozenset(kinds) in COMPLETE:
+        assert Schedule("own", 1, 1, (row,)).rows == (row,)
+    else:
+        with pytest.raises(ScheduleError, match=r"no worker runs 0|are both run; B is I and W"):
+            Schedule("own", 1, 1, (row,))
+
+
+@pytest.mark.parametrize(
+    "order", [order for kinds in ("FIW", "FRB", "FRIW") for order in permutations(kinds)]
+)
+def test_only_one_order_of_a_microbatchs_actions_runs(order: tuple[str, ...]) -> None:
+    schedule = Schedule("own", 1, 1, (row_of(*order),))
+    if "".join(order) in ("FIW", "FRB", "FRIW"):
+        assert timeline(schedule).makespan == len(order)
+    else:
+        with pytest.raises(ScheduleError, match="actions wait for each other"):
+            timeline(schedule)
+
+
+ORDERS = [*permutations("FIW")]
+
+
+@pytest.mark.parametrize("first, second", [*product(ORDERS, ORDERS)])
+def test_every_order_of_two_stages_runs_or_is_a_deadlock(
+    first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    rows = [" ".join(f"{s}{k}0" for k in row) for s, row in enumerate((first, second))]
+    schedule = own(*rows, stages=2, microbatches=1)
+    if first == second == ("F", "I", "W"):
+        assert timeline(schedule).makespan == 5
+    else:
+        with pytest.raises(ScheduleError, match="wait for each other"):
+            timeline(schedule)
+
+
+def test_a_half_waits_for_the_other_by_name() -> None:
+    with pytest.raises(
+        ScheduleError, match=r"0W0 for 0I0 \(its data\), 0I0 for 0W0 \(worker 0 runs"
+    ):
+        timeline(own("0F0 0W0 0I0", stages=1, microbatches=1))
+
+
+# --- when they run ------------------------------------------------------------------------------
+
+
+def test_w_waits_for_nobody_else_and_nobody_for_it() -> None:
+    """Stage 1 runs its W late; stage 0 has its I as soon as stage 1 has."""
+    schedule = own("0F0 0F1 0I0 0W0 0I1 0W1", "1F0 1I0 1F1 1I1 1W0 1W1", stages=2, microbatches=2)
+    spans = timeline(schedule).spans
+    assert spans[Action.parse("1I0")].start == 2
+    assert spans[Action.parse("0I0")].start == 3
+    assert spans[Action.parse("1W0")].start == 5
+
+
+def test_a_stage_in_halves_feeds_one_that_runs_them_at_once() -> None:
+    schedule = own("0F0 0B0", "1F0 1I0 1W0", stages=2, microbatches=1)
+    assert timeline(schedule, ONES).spans[Action.parse("0B0")].start == 3
+    schedule = own("0F0 0I0 0W0", "1F0 1B0", stages=2, microbatches=1)
+    assert timeline(schedule, ONES).spans[Action.parse("0I0")].start == 4
+
+
+def test_recomputation_fills_the_wait_for_a_gradient() -> None:
+    """F B takes 2 + 3 + 3 with the recomputation inside B; beside the next stage's B it is free."""
+    inside = timeline(one_f_one_b(2, 1), {"F": 1, "B": 3})
+    apart = timeline(recompute_apart(one_f_one_b(2, 1), stages=[0]),
+                     {"F": 1, ("B", 0): 2, ("B", 1): 3, "R": 1})  # fmt: skip
+    assert (inside.makespan, apart.makespan) == (8, 7)
+
+
+def test_activations_are_held_from_forward_or_recomputation_to_b_or_w() -> None:
+    rows = {
+        "0F0 0F1 0B0 0B1": 2,
+        "0F0 0F1 0I0 0I1 0W0 0W1": 2,
+        "0F0 0I0 0F1 0I1 0W0 0W1": 2,
+        "0F0 0I0 0W0 0F1 0I1 0W1": 1,
+        "0F0 0F1 0R0 0B0 0R1 0B1": 1,
+        "0F0 0F1 0R0 0R1 0I0 0W0 0I1 0W1": 2,
+    }
+    found = {row: own(row, stages=1, microbatches=2).peak_microbatches[0] for row in rows}
+    assert found == rows
+
+
+def longest_path(schedule: Schedule, durations: tuple[tuple[str, Time], ...]) -> Time:
+    """Makespan by recursion over a straight pipeline: another algorithm than timeline's."""
+    secs = dict(durations)
+    places = {action: (row, i) for row in schedule.rows for i, action in enumerate(row)}
+
+    @cache
+    def end(action: Action) -> Time:
+        row, index = places[action]
+        stage, m = action.stage, action.microbatch
+        names = {"F": [f"{stage - 1}F{m}"], "R": [f"{stage}F{m}"], "W": [f"{stage}I{m}"]}
+        back = [f"{stage}{k}{m}" for k in "FR"] + [f"{stage + 1}{k}{m}" for k in "BI"]
+        asked = names.get(action.kind, back)
+        before = [row[index - 1]] if index else []
+        before += [other for other in places if str(other) in asked]
+        return max(map(end, before), default=0) + secs[action.kind]
+
+    return max(end(row[-1]) for row in schedule.rows)
+
+
+TIMES = st.fractions(Fraction(1, 4), 5, max_denominator=4)
+
+
+@given(
+    st.sampled_from([s for s in SMALL if s.num_stages * s.num_microbatches <= 12]),
+    st.integers(0, 3),
+    st.sets(st.integers(0, 1)),
+    st.tuples(TIMES, TIMES, TIMES, TIMES),
+)
+def test_halves_and_recomputations_end_at_the_longest_path(
+    schedule: Schedule, delay: int, again: set[int], times: tuple[Time, ...]
+) -> None:
+    stages = [stage for stage in again if stage < schedule.num_stages]
+    changed = recompute_apart(split_backward(schedule, delay), stages)
+    durations = tuple(zip("FIWR", times, strict=True))
+    assert timeline(changed, dict(durations)).makespan == longest_path(changed, durations)
+
+
+# --- rewrites -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 1, 5])
+@pytest.mark.parametrize(
+    "schedule", SMALL, ids=lambda s: f"{s.name}-{s.num_stages}-{s.num_microbatches}"
+)
+def test_a_split_schedule_runs_and_is_the_old_one_without_w(schedule: Schedule, delay: int) -> None:
+    split = split_backward(schedule, delay)
+    assert Schedule.parse(str(split)) == split
+    for row, before in zip(split.rows, schedule.rows, strict=True):
+        kept = [action for action in row if action.kind is not ActionKind.WEIGHTS]
+        assert [str(action).replace("I", "B") for action in kept] == [*map(str, before)]
+    assert timeline(split, ONES).makespan <= timeline(schedule, ONES).makespan
+    more = zip(split.peak_microbatches, schedule.peak_microbatches, strict=True)
+    assert all(peak <= before + delay for peak, before in more)
+
+
+@pytest.mark.parametrize(
+    "schedule", SMALL, ids=lambda s: f"{s.name}-{s.num_stages}-{s.num_microbatches}"
+)
+def test_recomputations_hold_one_microbatch_and_keep_the_order(schedule: Schedule) -> None:
+    apart = recompute_apart(schedule)
+    assert Schedule.parse(str(apart)) == apart
+    assert apart.peak_microbatches == (1,) * schedule.num_workers
+    for row, before in zip(apart.rows, schedule.rows, strict=True):
+        assert tuple(action for action in row if action.kind is not ActionKind.RECOMPUTE) == before
+    assert timeline(apart, ONES).makespan <= timeline(schedule, {"F": 1, "B": 3}).makespan
+
+
+def test_rewrites_leave_what_is_there() -> None:
+    twice = split_backward(split_backward(gpipe(2, 2), 1), 1)
+    assert twice.rows == split_backward(gpipe(2, 2), 1).rows
+    again = recompute_apart(recompute_apart(gpipe(2, 2), [1]))
+    assert again.rows == recompute_apart(gpipe(2, 2)).rows
+    assert recompute_apart(gpipe(2, 2), ()).rows == gpipe(2, 2).rows
+
+
+def test_stages_that_workers_share_are_split_too() -> None:
+    split = recompute_apart(split_backward(interlaced(4, 3)))
+    edges = interlaced_edges(4)
+    assert timeline(split, {**ONES, "R": Fraction(1, 100)}, edges).makespan > 0
+    assert split.workers_of(0) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("delay", [-1, lambda worker: -worker])
+def test_a_delay_below_zero_is_refused(delay: int) -> None:
+    with pytest.raises(ScheduleError, match="a delay is 0 or more, got -1"):
+        split_backward(gpipe(2, 2), delay)
+
+
+def test_a_stage_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ScheduleError, match=r"stages \[2\]; schedule gpipe has stages 0 to 1"):
+        recompute_apart(gpipe(2, 2), [2])
+
+
+# --- zero bubble --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("f, i, w", [*product((1, 2, 3), (1, 2, 3), (1, 2, 3))])
+@pytest.mark.parametrize("d, n", [(d, n) for d in (1, 2, 3, 4) for n in (d, d + 1, 2 * d, 9)])
+def test_zero_bubble_is_idle_as_its_authors_say(d: int, n: int, f: int, i: int, w: int) -> None:
+    """``(D - 1)(F + I - W)`` where W fits into both others, and ``(D - 1)(F + I + W)`` of 1F1B."""
+    times = timeline(zero_bubble(d, n), {"F": f, "I": i, "W": w})
+    idle = times.makespan - n * (f + i + w)
+    assert idle >= (d - 1) * (f + i - w)
+    if w <= min(f, i):
+        assert idle == (d - 1) * (f + i - w)
+    whole = timeline(one_f_one_b(d, n), {"F": f, "B": i + w})
+    assert whole.makespan - n * (f + i + w) == (d - 1) * (f + i + w)
+
+
+@pytest.mark.parametrize("d, n", [(2, 4), (4, 4), (4, 8), (8, 32)])
+def test_zero_bubble_holds_on_every_worker_what_1f1b_holds_on_the_first(d: int, n: int) -> None:
+    assert zero_bubble(d, n).peak_microbatches == (one_f_one_b(d, n).peak_microbatches[0],) * d
+
+
+def test_h2_written_by_hand_leaves_no_worker_idle_inside_its_span() -> None:
+    """ZB-H2 for two stages: more warm-up forwards, and W's behind all I's that wait."""
+    schedule = own(
+        "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2",
+        "1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2",
+        stages=2,
+        microbatches=3,
+    )
+    times = timeline(schedule)
+    assert times.bubble_of_span == 0
+    assert times.peak_microbatches == (3, 3)
+
+
+def test_interleaved_in_halves_is_idle_as_long_as_torchs() -> None:
+    """``(D - 1)(F + I)`` of a chunk with W at once, and with late W's that of a zero bubble: what
+    torch's InterleavedZeroBubble takes."""
+    d, n, v = 4, 8, 2
+    whole = timeline(split_backward(interleaved(d, n, v)), ONES)
+    assert whole.makespan - 3 * n * v == (d - 1) * 2
+    late = timeline(split_backward(interleaved(d, n, v), lambda worker: worker), ONES)
+    assert late.makespan == 51
+
+
+def test_grid_shows_the_halves() -> None:
+    assert grid(zero_bubble(2, 3)).splitlines() == [
+        "zero-bubble: makespan 10, idle 1/10 of it, peak microbatches 2 2",
+        "time      0  1  2  3  4  5  6  7  8  9",
+        "worker 0 F0 F1 -- I0 W0 F2 I1 W1 I2 W2",
+        "worker 1 -- F0 I0 F1 I1 W0 F2 I2 W1 W2",
+    ]
