@@ -298,9 +298,16 @@ class _Agreement:
         while not is_met():
             if time.monotonic() > self.deadline:
                 raise self._absent(absent())
-            if generation:
-                self._check_failed(generation)
-            self.world.watch(self.members, self.what, is_met)
+            try:
+                if generation:
+                    self._check_failed(generation)
+                self.world.watch(self.members, self.what, is_met)
+            except CommError:
+                # Who gave up may have read all posts first, and given up because of them. This
+                # rank then draws the same conclusion from them, and not that another has failed.
+                if is_met():
+                    return
+                raise
             time.sleep(pause)
             pause = min(1.5 * pause, 0.01 + MAX_PAUSE_SECS_PER_RANK * len(self.members))
 

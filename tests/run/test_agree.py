@@ -1,13 +1,18 @@
-"""Laws of comparing requests: two ranks that differ are named, with what they differ in."""
+"""Laws of agreement: ranks that differ are named, with what they differ in, and on all ranks."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
 import rvdcomm as rv
-from rvdcomm.run.agree import check_equal
+from rvdcomm.run.agree import check_equal, exchange_posts
 from rvdcomm.text import MAX_QUOTED
 
 
@@ -36,3 +41,41 @@ def test_long_values_are_shortened() -> None:
     with pytest.raises(rv.LayoutError) as error:
         check_equal({0: {"ranks": list(range(10**5))}, 1: {"ranks": []}}, "call")
     assert len(str(error.value)) < 2 * MAX_QUOTED
+
+
+@dataclass
+class PairOfRanks:
+    """Rank 0 of two, as an agreement sees it; rank 1 gives up, after or before it has posted."""
+
+    posts_first: bool
+    name: str = "pair"
+    rank: int = 0
+    timeout: timedelta = timedelta(seconds=5)
+    store: Any = field(default_factory=HashStore)
+    generations: dict[tuple[int, ...], str] = field(default_factory=lambda: {(0, 1): "first"})
+    num_agreements: dict[tuple[int, ...], int] = field(default_factory=dict)
+    failed_with: list[BaseException] = field(default_factory=list)
+
+    def check(self) -> None:
+        pass
+
+    def fail(self, error: BaseException) -> None:
+        self.failed_with.append(error)
+
+    def watch(self, members: tuple[int, ...], what: str, is_done: Callable[[], bool]) -> None:
+        if self.posts_first:
+            self.store.set("first/0/1", json.dumps({"bytes": 2}))
+        raise rv.CommError("rank 1 gave up")
+
+
+def test_posts_count_though_a_rank_gave_up_after_it_posted() -> None:
+    pair = PairOfRanks(posts_first=True)
+    assert exchange_posts(pair, (0, 1), {"bytes": 1}, "call") == {0: {"bytes": 1}, 1: {"bytes": 2}}
+    assert not pair.failed_with
+
+
+def test_a_rank_that_gives_up_before_it_posts_is_an_error() -> None:
+    pair = PairOfRanks(posts_first=False)
+    with pytest.raises(rv.CommError, match="rank 1 gave up"):
+        exchange_posts(pair, (0, 1), {"bytes": 1}, "call")
+    assert len(pair.failed_with) == 1
