@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from bench.cluster_spec import (
@@ -114,6 +116,17 @@ def test_burst_and_queue_follow_the_rate_above_their_floors(
 ) -> None:
     spec = ClusterSpec(2, 1, rate_bits_per_sec, pid=1)
     assert (spec.burst_bytes, spec.queue_secs) == (burst_bytes, queue_secs)
+
+
+@pytest.mark.parametrize("rate_bits_per_sec", [1e5, 20e6, 200e6, 500e6, 1e9, 10e9])
+def test_a_segment_is_no_more_than_a_burst(rate_bits_per_sec: float) -> None:
+    spec = ClusterSpec(2, 1, rate_bits_per_sec, pid=1)
+    frames = math.ceil(spec.segment_bytes / 1448)
+    assert spec.segment_bytes + frames * (1514 - 1448) <= spec.burst_bytes
+    said = [c for c in build_commands(spec) if "gso_max_size" in c]
+    assert [(c[2], c[-1]) for c in said] == [
+        (spec.namespace(host), str(spec.segment_bytes)) for host in range(2)
+    ]
 
 
 def test_clusters_of_one_process_share_no_name() -> None:
