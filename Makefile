@@ -10,7 +10,7 @@ CORELESS_TESTS := --ignore-glob='*/test_native_*' tests/run tests/plans/test_sim
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test cpp bench check clean
+.PHONY: help venv test cpp bench check dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bench: $(VENV)/.installed  ## run the benchmarks; BENCH_ARGS=... is passed on
 check: $(VENV)/.installed-check  ## run the static checks (tools/check)
 	@tools/check
 
+dist: $(VENV)/.installed  ## build the source distribution and a wheel, and try the wheel
+	@tools/distribution
+
 clean:  ## remove .venv, build outputs and caches
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -46,7 +49,8 @@ clean:  ## remove .venv, build outputs and caches
 $(VENV)/.installed: pyproject.toml setup.py CMakeLists.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rvdcomm needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) -e '.[test,plot]'
+	@echo 'Installing what rvdcomm needs, and building its extension: with nvcc that takes some minutes.'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[test,plot]'
 	@touch $@
 
 # The tools alone: to install rvdcomm once more would build its extension once more.
