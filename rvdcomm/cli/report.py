@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from rvdcomm import Plan, Program
+from rvdcomm.program import Proof
 
 
 def plan_json(found: Plan) -> dict[str, Any]:
@@ -49,8 +50,16 @@ def program_counts(program: Program) -> dict[str, int]:
     }
 
 
-def proof_text(program: Program) -> str:
+def proof_text(program: Program, proof: Proof) -> str:
     """What ``verify`` proved, and how much of the program was checked."""
+    if proof.rounds_apart:
+        pairs = ", ".join(f"{one} and {other}" for one, other in proof.rounds_apart)
+        bits = (
+            f"replicas add value parts in different orders (ranks {pairs}):\n"
+            "         last bits of floating-point sums may differ"
+        )
+    else:
+        bits = "replicas add value parts in one order: their sums have equal bits"
     counts = program_counts(program)
     shape = "x".join(map(str, program.src.shape)) or "scalar"
     return (
@@ -60,6 +69,7 @@ def proof_text(program: Program) -> str:
         "         nothing is read before it is written, src is not written, replicas are equal;\n"
         "         in every collective groups ascend, sizes agree and runs are contiguous;\n"
         "         one order of collectives for all ranks, so that none waits for another forever\n"
+        f"rounds   {bits}\n"
         f"checked  instructions {counts['instructions']}, collectives {counts['collectives']}, "
         f"messages {counts['messages']}, elements between ranks {counts['elements']}"
     )

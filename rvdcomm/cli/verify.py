@@ -10,14 +10,14 @@ from rvdcomm.cli.arguments import NOTATION, add_transition, program_of
 from rvdcomm.cli.command import NOT_PROVED, OK, Command
 from rvdcomm.cli.report import print_json, program_counts, proof_text, transition_json
 from rvdcomm.layout import dtype_name
-from rvdcomm.program import verify
+from rvdcomm.program import Proof, verify
 
 
 def _verify(args: argparse.Namespace) -> int:
     """Prove a program, planned here or read from a file."""
     try:
         program = program_of(args)
-        _prove(program)
+        proof = _prove(program)
     except ProgramError as error:
         if args.json:
             print_json({"proved": False, "error": str(error)})
@@ -25,16 +25,17 @@ def _verify(args: argparse.Namespace) -> int:
         return NOT_PROVED
     if args.json:
         counts = program_counts(program)
-        print_json({"proved": True, **transition_json(program), **counts})
+        apart = {"rounds_apart": proof.rounds_apart}
+        print_json({"proved": True, **transition_json(program), **counts, **apart})
     else:
-        print(proof_text(program))
+        print(proof_text(program, proof))
     return OK
 
 
-def _prove(program: Program) -> None:
+def _prove(program: Program) -> Proof:
     try:
         dtype_name(program.dtype)
-        verify(program)
+        return verify(program)
     except (LookupError, ValueError) as error:
         # A damaged file can be wrong in ways that the verifier has no check of its own for.
         raise ProgramError(f"the program contradicts itself: {error!r}") from None

@@ -24,7 +24,7 @@ from rvdcomm.plans.table import rows
 from rvdcomm.program import DST, SRC, Islands, Program
 from rvdcomm.program.join import join
 from rvdcomm.program.lower import Lanes, lanes, together
-from rvdcomm.program.verify import verify
+from rvdcomm.program.verify import Proof, verify
 from rvdcomm.units import bytes_text, secs_text
 
 BUCKET_BYTES = 32 << 20
@@ -192,10 +192,10 @@ class Bundle:
             programs.append(join(transitions, tensors, batch.buckets, ranks))
         return tuple(programs)
 
-    def verify(self) -> None:
+    def verify(self) -> Proof:
         """Prove every program right, or raise a ProgramError."""
-        for program in self.programs:
-            verify(program)
+        proofs = [verify(program) for program in self.programs]
+        return Proof(tuple(sorted({pair for proof in proofs for pair in proof.rounds_apart})))
 
     # --- cost -----------------------------------------------------------------------------------
 

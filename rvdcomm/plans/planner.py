@@ -26,7 +26,7 @@ from rvdcomm.planning.pipeline import NUM_SLICES, best_num_slices
 from rvdcomm.plans.modelled import ModelledCost, modelled_cost
 from rvdcomm.program import Collective, Copy, Islands, Program
 from rvdcomm.program.lower import lower, together
-from rvdcomm.program.verify import verify
+from rvdcomm.program.verify import Proof, verify
 from rvdcomm.text import quoted
 from rvdcomm.units import bytes_text, secs_text
 
@@ -190,9 +190,9 @@ class Plan:
             return 1.0 if self.cost.secs == 0 else float("inf")
         return self.cost.secs / self.bound.secs
 
-    def verify(self) -> None:
+    def verify(self) -> Proof:
         """Prove the program right, or raise a ProgramError."""
-        verify(self.program)
+        return verify(self.program)
 
     def __str__(self) -> str:
         shape = "x".join(map(str, self.src.shape)) or "scalar"

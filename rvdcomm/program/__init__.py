@@ -15,7 +15,7 @@ from rvdcomm.program.program import ALIGN_BYTES, Arena, Program
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
 from rvdcomm.program.text import MAX_CHARS
 from rvdcomm.program.traffic import Islands
-from rvdcomm.program.verify import verify
+from rvdcomm.program.verify import Proof, verify
 
 __all__ = [
     "ALIGN_BYTES",
@@ -33,6 +33,7 @@ __all__ = [
     "Islands",
     "Message",
     "Program",
+    "Proof",
     "Transition",
     "Zero",
     "is_shard",

@@ -2,7 +2,8 @@
 
 The tensor is cut at every box bound that occurs in the program. All elements of such an *atom* are
 treated alike. So one counter per atom and value part is enough, whatever the size of the atom: how
-often the part was added (docs/program.md).
+often the part was added (docs/program.md). A digest per atom says in which order parts were added:
+floating-point sums of equal digests have equal bits.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from rvdcomm.program.program import Program
 from rvdcomm.program.shards import DST, is_shard, is_src, shard_name
 from rvdcomm.program.wellformed import boxes_of, check_form
 
-_Values = NDArray[np.int16]
-"""How often every part is in every atom of a piece, [num_parts, *atoms]; UNWRITTEN at first."""
 UNWRITTEN = -1
 MANY = 1000
 """Counters saturate here, since one that overflowed could become 1 again."""
@@ -29,19 +28,74 @@ MAX_SYMBOLS = 1 << 27
 """The most counters in all buffers and boxes, of 2 bytes each: bounds memory and time."""
 
 
-def verify(program: Program) -> None:
+@dataclass(frozen=True)
+class Proof:
+    """What was found out about a program that is right.
+
+    Attributes:
+        rounds_apart: pairs of ranks that are replicas in dst and add the parts of src in different
+            orders, each rank with the first of its replicas. Elements of floating point may differ
+            between them in their last bits; those of all other replicas are equal bit by bit.
+    """
+
+    rounds_apart: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What is known of every atom of a piece.
+
+    ``counts`` says how often every part is in it, [num_parts, *atoms]; UNWRITTEN at first.
+    ``orders`` is a digest of its sum, parentheses included, [1, *atoms]; NO_SUMMANDS where it is
+    zero.
+    """
+
+    counts: NDArray[np.int16]
+    orders: NDArray[np.uint64]
+
+    def within(self, slices: tuple[slice, ...]) -> _Values:
+        """A view of some atoms."""
+        index = (slice(None), *slices)
+        return _Values(self.counts[index], self.orders[index])
+
+    def copy(self) -> _Values:
+        return _Values(self.counts.copy(), self.orders.copy())
+
+    def assign(self, other: _Values) -> None:
+        self.counts[:] = other.counts
+        self.orders[:] = other.orders
+
+    def add(self, other: _Values) -> None:
+        np.minimum(self.counts + other.counts, MANY, out=self.counts)
+        # Symmetric: a + b has the bits of b + a.
+        low, high = np.minimum(self.orders, other.orders), np.maximum(self.orders, other.orders)
+        self.orders[:] = np.where(low == NO_SUMMANDS, high, _digest(_digest(high) ^ low))
+
+
+NO_SUMMANDS = np.uint64(0)
+
+
+def _digest(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of every value (the finalizer of splitmix64; Steele, Lea and Flood, 2014)."""
+    with np.errstate(over="ignore"):
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))
+
+
+def verify(program: Program) -> Proof:
     """Check every invariant of ``Program`` and the result itself.
 
     Proved: every element of every dst shard is written once, before it is read; over the value
-    parts of dst each src part is in it exactly once; replicas are equal; in every collective each
-    rank occurs once, groups ascend, sizes agree and runs are contiguous. All ranks issue their
+    parts of dst each src part is in it exactly once; replicas hold equal sums; in every collective
+    each rank occurs once, groups ascend, sizes agree and runs are contiguous. All ranks issue their
     collectives in one global order, with equal groups on all members, so no rank waits forever.
 
     Raises:
         ProgramError: the message names the instruction and the ranks.
     """
     check_form(program)
-    _Verifier(program).run()
+    return _Verifier(program).run()
 
 
 @dataclass
@@ -70,8 +124,11 @@ class _Verifier:
         self.values: dict[tuple[str, int, int], _Values] = {}
         for buffer in self.program.buffers:
             for i, piece in enumerate(buffer.pieces):
-                shape = (self.num_parts, *self._atoms(piece).shape)
-                self.values[buffer.name, buffer.rank, i] = np.full(shape, UNWRITTEN, np.int16)
+                atoms = self._atoms(piece).shape
+                self.values[buffer.name, buffer.rank, i] = _Values(
+                    np.full((self.num_parts, *atoms), UNWRITTEN, np.int16),
+                    np.full((1, *atoms), NO_SUMMANDS),
+                )
 
     def _tensor(self, box: Box) -> int:
         """The tensor that a box is of."""
@@ -83,22 +140,24 @@ class _Verifier:
         lo = tuple(numbers[bound] for numbers, bound in zip(index, box.lo, strict=True))
         return Box(lo, tuple(numbers[bound] for numbers, bound in zip(index, box.hi, strict=True)))
 
-    def run(self) -> None:
+    def run(self) -> Proof:
         for rank in self.program.ranks:
             for name in self.program.shard_names(rank):
                 self._check_shard(name, rank)
                 if is_src(name):
                     values = self.values[name, rank, 0]
-                    values[:] = 0
-                    values[self.program.transition(name).src.cell(rank).part] = 1
+                    part = self.program.transition(name).src.cell(rank).part
+                    values.counts[:] = 0
+                    values.counts[part] = 1
+                    values.orders[:] = _digest(np.array([part + 1], np.uint64))
         runners = {Copy: self._copy, Zero: self._zero, Collective: self._collective}
         for i, instruction in enumerate(self.program.instructions):
             try:
                 runners[type(instruction)](instruction)  # type: ignore[operator]
             except ProgramError as error:
                 raise ProgramError(f"instruction {i}: {error}") from None
-        for index in range(len(self.program.transitions)):
-            self._check_result(index)
+        indices = range(len(self.program.transitions))
+        return Proof(tuple(sorted({pair for i in indices for pair in self._check_result(i)})))
 
     def _check_shard(self, name: str, rank: int) -> None:
         buffer = self.program.buffer.get((name, rank))
@@ -118,11 +177,11 @@ class _Verifier:
                 f"rank {rank}: {box} is not inside piece {piece} of {name}, {outer}."
             )
         slices = self._atoms(box).slices_within(self._atoms(outer))
-        return self.values[name, rank, piece][(slice(None), *slices)]
+        return self.values[name, rank, piece].within(slices)
 
     def _read(self, name: str, rank: int, piece: int, box: Box) -> _Values:
         values = self._view(name, rank, piece, box)
-        if (values == UNWRITTEN).any():
+        if (values.counts == UNWRITTEN).any():
             raise ProgramError(f"rank {rank} reads {box} of {name} before it is written.")
         return values
 
@@ -131,11 +190,15 @@ class _Verifier:
             raise ProgramError(f"rank {rank} writes to {name}, which is the caller's.")
         return self._view(name, rank, piece, box)
 
-    def _store(self, name: str, rank: int, piece: int, box: Box, values: _Values | int) -> None:
+    def _store(self, name: str, rank: int, piece: int, box: Box, values: _Values) -> None:
+        view = self._unwritten(name, rank, piece, box)
+        view.assign(values)
+
+    def _unwritten(self, name: str, rank: int, piece: int, box: Box) -> _Values:
         view = self._writable(name, rank, piece, box)
-        if (view != UNWRITTEN).any():
+        if (view.counts != UNWRITTEN).any():
             raise ProgramError(f"rank {rank} writes {box} of {name} twice.")
-        view[:] = values
+        return view
 
     def _copy(self, copy: Copy) -> None:
         if copy.op not in ("copy", "add"):
@@ -152,12 +215,11 @@ class _Verifier:
                 self._store(copy.dst, copy.rank, e.dst_piece, e.box, values)
                 continue
             self._read(copy.dst, copy.rank, e.dst_piece, e.box)
-            target = self._writable(copy.dst, copy.rank, e.dst_piece, e.box)
-            np.minimum(target + values, MANY, out=target)
+            self._writable(copy.dst, copy.rank, e.dst_piece, e.box).add(values)
 
     def _zero(self, zero: Zero) -> None:
         for e in zero.entries:
-            self._store(zero.dst, zero.rank, e.dst_piece, e.box, 0)
+            self._unwritten(zero.dst, zero.rank, e.dst_piece, e.box).counts[:] = 0
 
     def _collective(self, collective: Collective) -> None:
         ranks = collective.ranks
@@ -256,29 +318,44 @@ class _Verifier:
                 e = m.entries[i]
                 self._read(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box)
                 views.append(self._writable(name_of[m.src_rank], m.src_rank, e.dst_piece, e.box))
-            total = np.minimum(np.sum(views, axis=0, dtype=np.int64), MANY)
+            counts = np.sum([view.counts for view in views], axis=0, dtype=np.int64)
+            # The backend chooses the order; it is one for all ranks of the group, and may be
+            # another for each place in the buffer.
+            orders = np.full(views[0].orders.shape, i + 1, np.uint64)
             for view in views:
-                view[:] = total
+                orders = _digest(orders ^ view.orders)
+            total = _Values(np.minimum(counts, MANY).astype(np.int16), orders)
+            for view in views:
+                view.assign(total)
 
     # --- result ---------------------------------------------------------------------------------
 
-    def _check_result(self, index: int) -> None:
-        """Replicas are equal, and the parts of dst add up to every part of src once."""
+    def _check_result(self, index: int) -> set[tuple[int, int]]:
+        """Replicas are equal, and the parts of dst add up to every part of src once.
+
+        Returns:
+            The replicas that add parts in different orders.
+        """
         src, dst = self.program.transitions[index].src, self.program.transitions[index].dst
         name = shard_name(DST, index, len(self.program.transitions))
         totals: dict[Box, Ints] = {}
         first: dict[tuple[int, Box], tuple[int, _Values]] = {}
+        apart = set()
         for rank in dst.ranks:
             cell = dst.cell(rank)
-            values = self._read(name, rank, 0, self.program.shard_box(name, rank))[: src.rvd.v]
-            other = first.setdefault((cell.part, cell.box), (rank, values))
-            if not np.array_equal(other[1], values):
-                raise ProgramError(f"ranks {other[0]} and {rank} are replicas but differ.")
+            values = self._read(name, rank, 0, self.program.shard_box(name, rank))
+            other, others = first.setdefault((cell.part, cell.box), (rank, values))
+            if not np.array_equal(others.counts, values.counts):
+                raise ProgramError(f"ranks {other} and {rank} are replicas but differ.")
+            if not np.array_equal(others.orders, values.orders):
+                apart.add((other, rank))
         for (_, box), (_, values) in first.items():
-            totals[box] = totals.get(box, 0) + values.astype(np.int64)
+            counts = values.counts[: src.rvd.v].astype(np.int64)
+            totals[box] = totals.get(box, 0) + counts
         for box, total in totals.items():
             if (total != 1).any() and not box.is_empty:
                 atom = tuple(np.argwhere(total != 1)[0])
                 raise ProgramError(
                     f"in {box} src part {atom[0]} is added {total[atom]} times instead of once."
                 )
+        return apart

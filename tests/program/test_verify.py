@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
 
 import rvdcomm as rv
 from rvdcomm.layout import Box
+from rvdcomm.plans.simulate import simulate_program
 from rvdcomm.program import Buffer, Program
-from rvdcomm.program.verify import verify
+from rvdcomm.program.verify import Proof, verify
 from tests.oracle import program_faults
+from tests.strategies import transitions
 
 SUM = """\
 program int64
@@ -477,6 +481,73 @@ def test_two_buffers_of_one_name_are_named() -> None:
     twin = Buffer("r1", 0, (Box((0,), (4,)),))
     with pytest.raises(rv.ProgramError, match="buffer r1 of rank 0"):
         verify(replace(program, buffers=(*program.buffers, twin)))
+
+
+# --- rounding -----------------------------------------------------------------------------------
+
+
+def sum_of_three(orders: tuple[tuple[int, ...], ...]) -> Program:
+    """Every rank gets the parts of all, and adds them in an order of its own."""
+    lines = [
+        "program float32",
+        "src R(1)V(3)D(1) shape(4) ranks(0:3)",
+        "dst R(3)V(1)D(1) shape(4) ranks(0:3)",
+        *(f"buffer src rank {rank}: [0:4]" for rank in range(3)),
+        *(f"buffer dst rank {rank}: [0:4]" for rank in range(3)),
+        *(f"buffer all rank {rank}: [0:4] [0:4] [0:4]" for rank in range(3)),
+        "collective all_gather step 0 ranks 0:3 src,src,src all,all,all",
+        *(f"  {a}->{b}: [0:4]@0>{a}" for a in range(3) for b in range(3)),
+    ]
+    for rank, (first, *rest) in enumerate(orders):
+        lines.append(f"copy rank {rank} all dst: [0:4]@{first}>0")
+        lines += [f"add rank {rank} all dst: [0:4]@{part}>0" for part in rest]
+    return Program.parse("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    "orders, apart",
+    [
+        (((0, 1, 2), (0, 1, 2), (1, 0, 2)), ()),
+        (((0, 1, 2), (2, 1, 0), (0, 1, 2)), ((0, 1),)),
+        (((0, 1, 2), (1, 2, 0), (2, 1, 0)), ((0, 1), (0, 2))),
+    ],
+    ids=["one order", "another", "two others"],
+)
+def test_replicas_that_add_in_other_orders_are_named(
+    orders: tuple[tuple[int, ...], ...], apart: tuple[tuple[int, int], ...]
+) -> None:
+    program = sum_of_three(orders)
+    assert verify(program) == Proof(rounds_apart=apart)
+    parts = {rank: np.full(4, value, np.float32) for rank, value in enumerate((1e8, -1e8, 1.0))}
+    shards = simulate_program(program, parts).shards
+    differ = {(0, rank) for rank in (1, 2) if shards[rank].tobytes() != shards[0].tobytes()}
+    assert differ == set(apart)
+
+
+@given(transitions())
+def test_replicas_that_are_not_named_have_equal_bits(
+    transition: tuple[rv.Layout, rv.Layout, rv.Topology],
+) -> None:
+    src, dst, topology = transition
+    plan = rv.plan(src, dst, topology=topology)
+    apart = {pair[1] for pair in plan.verify().rounds_apart}
+    random = np.random.default_rng(0)
+    shapes = {rank: src.cell(rank).box.shape for rank in src.ranks}
+    # Replicas of one part are equal, so a part is drawn from the seed of its number.
+    whole = [random.normal(size=src.shape).astype(np.float32) for _ in range(src.rvd.v)]
+    shards = {
+        rank: whole[src.cell(rank).part][
+            src.cell(rank).box.slices_within(rv.Box.of_shape(src.shape))
+        ].reshape(shapes[rank])
+        for rank in src.ranks
+    }
+    found = rv.simulate(plan, shards).shards
+    first: dict[tuple[int, object], bytes] = {}
+    for rank in dst.ranks:
+        if rank not in apart:
+            cell = dst.cell(rank)
+            bits = found[rank].tobytes()
+            assert first.setdefault((cell.part, cell.box), bits) == bits
 
 
 def test_plan_verifies_its_program() -> None:
