@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -39,6 +40,7 @@ from rvdcomm.interop.dtensor import (
     placements_of,
     planned,
     redistribute,
+    redistribute_many,
 )
 from rvdcomm.interop.dtensor.placements import sharding_of
 from tests.dist.shards import error_of, faults_of, shard_of
@@ -557,3 +559,91 @@ def test_the_default_group_is_still_whole_after_that(worlds: Worlds) -> None:
 
 def barrier(rank: int) -> None:
     dist.barrier()
+
+
+# --- state dicts --------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+
+def whole_block() -> Block:
+    torch.manual_seed(0)
+    return Block()
+
+
+def sharded_block() -> Block:
+    """FSDP2 over tensor parallelism; the norm is on another submesh for each tensor rank."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    block = parallelize_module(whole_block(), mesh["tp"], plan)
+    fully_shard(block, mesh=mesh["dp"])
+    return block
+
+
+def state_dict_is_served(rank: int, are_parameters: bool) -> list[str]:
+    """Move the state dict of a trainer to a mesh of one dim; return the names that are wrong."""
+    state = sharded_block().state_dict()
+    if are_parameters:
+        state |= {name: nn.Parameter(tensor) for name, tensor in state.items()}
+    line = init_device_mesh("cpu", (4,))
+    target = [Shard(0)]
+    served = redistribute_many(
+        state, {name: (line, target if "weight" in name else [Replicate()]) for name in state}
+    )
+    return [
+        name
+        for name, tensor in whole_block().state_dict().items()
+        if not torch.equal(served[name].full_tensor(), tensor)
+    ]
+
+
+@pytest.mark.parametrize("are_parameters", [False, True], ids=["DTensors", "Parameters"])
+def test_a_state_dict_of_two_parallelisms_is_served(worlds: Worlds, are_parameters: bool) -> None:
+    assert worlds(4).run(state_dict_is_served, are_parameters) == [[]] * 4
+
+
+def state_dict_goes_to_a_model(rank: int) -> list[str]:
+    """To where the tensors of another model are, whose state dict says it; plain tensors too."""
+    line = init_device_mesh("cpu", (4,))
+    to = {
+        "norm.weight": distribute_tensor(torch.zeros(6), line, [Shard(0)]),
+        "extra": "R(4)V(1)D(1) shape(8) ranks(0:4)",
+    }
+    state = {"norm.weight": sharded_block().state_dict()["norm.weight"]}
+    src = {"extra": "R(1)V(1)D(4) shape(8) ranks(0:4)"}
+    state["extra"] = torch.arange(8.0).chunk(4)[rank]
+    served = redistribute_many(state, to, src=src)
+    right = {"norm.weight": torch.ones(6), "extra": torch.arange(8.0)}
+    assert served["norm.weight"].placements == (Shard(0),)
+    full = {"norm.weight": served["norm.weight"].full_tensor(), "extra": served["extra"]}
+    return [name for name, tensor in right.items() if not torch.equal(full[name], tensor)]
+
+
+def test_targets_are_dtensors_and_layouts(worlds: Worlds) -> None:
+    assert worlds(4).run(state_dict_goes_to_a_model) == [[]] * 4
+
+
+def wrong_state_dicts(rank: int) -> list[str]:
+    line = init_device_mesh("cpu", (4,))
+    mine = distribute_tensor(torch.zeros(8), line, [Shard(0)])
+    return [
+        error_of(lambda: redistribute_many({"w": torch.zeros(8)}, {"w": mine})),
+        error_of(lambda: redistribute_many({"w": mine}, {})),
+        error_of(lambda: redistribute_many({"w": mine}, {"w": f"R({1 + rank})V(1)D(1) shape(8)"})),
+        error_of(lambda: redistribute_many({"w": mine}, {"w": mine, "v": (line, [Shard(0)])})),
+    ]
+
+
+def test_faults_of_state_dicts_come_on_every_rank(worlds: Worlds) -> None:
+    what = "LayoutError: redistribute_many of DTensors"
+    for errors in (first := worlds(4).run(wrong_state_dicts)):
+        assert errors == first[0]
+    assert first[0][0].startswith(f"{what}: rank 0: 'w' is no DTensor; give its layout")
+    assert first[0][1] == f"{what}: no rank says where ['w'] are in dst."
+    assert "ranks disagree about tensor 'w'" in first[0][2]
+    assert "'v' is not on this rank" in first[0][3]

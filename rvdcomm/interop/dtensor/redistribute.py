@@ -93,7 +93,7 @@ def placeholder(
         device_mesh, normalized(placements, device_mesh.shape, len(shape)), tuple(shape)
     )
     empty = torch.empty(0, dtype=dtype, device=device_mesh.device_type)
-    made = _dtensor(empty, placed)
+    made = dtensor_of(empty, placed)
     made.requires_grad_(requires_grad)
     return made
 
@@ -117,7 +117,7 @@ class _RedistributeDTensor(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.src, ctx.dst, ctx.options = src, dst, options
         shard = private.waited(dtensor.to_local())
-        return _dtensor(move_of(src, dst, shard, options)(shard), dst)
+        return dtensor_of(move_of(src, dst, shard, options)(shard), dst)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -164,7 +164,7 @@ def _grad_placements(grad: Any, mesh: DeviceMesh, placements: Any) -> tuple[Plac
     )
 
 
-def _dtensor(shard: Tensor, placed: Placed) -> DTensor:
+def dtensor_of(shard: Tensor, placed: Placed) -> DTensor:
     shape = torch.Size(placed.shape)
     # from_local takes the shape of a scalar from its local tensor, also where that is empty.
     local = shard if shape else shard.reshape(()) if shard.numel() else shard.new_empty(())

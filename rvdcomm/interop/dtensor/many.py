@@ -1,0 +1,146 @@
+"""redistribute_many: state dicts with DTensors, whatever meshes they are on, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+
+import rvdcomm
+from rvdcomm import RVD, Layout, LayoutError
+from rvdcomm.interop.dtensor import private
+from rvdcomm.interop.dtensor.placements import layout_of, layout_of_dtensor, normalized
+from rvdcomm.interop.dtensor.redistribute import Placed, dtensor_of
+from rvdcomm.run import World, compare_requests
+
+Target = Layout | str | DTensor | tuple[DeviceMesh, Sequence[Placement]]
+"""Where a tensor is to be: a layout, a mesh with placements, or where another DTensor is."""
+
+WHAT = "redistribute_many of DTensors"
+
+
+def redistribute_many(
+    tensors: Mapping[str, Tensor],
+    dst: Mapping[str, Target],
+    *,
+    src: Mapping[str, Layout | str] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Redistribute a state dict whose tensors may be DTensors, as one call.
+
+    Collective over the default group. Every rank passes what it has; a rank may lack a tensor, as
+    the stages of a pipeline do. Ranks tell each other where their tensors are. Where ranks have one
+    tensor on different meshes, as norms are on one submesh for every rank of tensor parallelism,
+    these are its replicas: what is there has to be equal, and is not compared.
+
+    Args:
+        tensors: this rank's tensors by name: DTensors, or others with an entry in ``src``; a
+            Parameter counts as its data. They are not modified and get no gradient.
+        dst: where they are to be, by name; for all of them, or for those that this rank gets. A
+            tensor that has no entry on any rank is an error.
+        src: layouts of the tensors that are no DTensors.
+        options: as of ``rvdcomm.redistribute_many``: ``dst_dtype``, ``memory_limit``,
+            ``topology``, ``executor``, ``progress``.
+
+    Returns:
+        By name of ``dst``: a DTensor where the target is one or is a mesh, and this rank is in that
+        mesh; else this rank's shard, or None.
+
+    Raises:
+        LayoutError: a tensor has no layout, or ranks disagree about it; the same on all ranks.
+        ShapeMismatchError, MemoryLimitError, CommError: as of ``rvdcomm.redistribute_many``.
+    """
+    world = World.of()
+    fault: LayoutError | None = None
+    own: dict[str, dict[str, str]] = {}
+    try:
+        sources = _sources(tensors, src or {})
+        own = {"src": sources, "dst": _targets(sources, dst)}
+    except LayoutError as error:
+        fault = LayoutError(f"{WHAT}: rank {world.rank}: {error}")
+    everybody = tuple(range(world.size))
+    posts = compare_requests(world, everybody, {}, WHAT, fault=fault, **own)
+    before, after = (_merged(posts, side) for side in ("src", "dst"))
+    _check_names(before, after)
+    locals_ = {name: _local(tensor) for name, tensor in tensors.items() if name in before}
+    moved = rvdcomm.redistribute_many(locals_, before, after, **options)
+    return {name: _placed(moved[name], dst.get(name), after[name]) for name in after}
+
+
+def _sources(tensors: Mapping[str, Tensor], src: Mapping[str, Layout | str]) -> dict[str, str]:
+    found = {name: str(layout) for name, layout in src.items()}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            if tensor.device_mesh.get_coordinate() is not None:
+                found[name] = str(layout_of_dtensor(tensor))
+        elif name not in found:
+            raise LayoutError(f"{name!r} is no DTensor; give its layout in src.")
+    return found
+
+
+def _targets(sources: Mapping[str, str], dst: Mapping[str, Target]) -> dict[str, str]:
+    found = {}
+    for name, target in dst.items():
+        if isinstance(target, DTensor):
+            found[name] = str(layout_of_dtensor(target))
+        elif isinstance(target, tuple):
+            if name not in sources:
+                raise LayoutError(
+                    f"{name!r} is not on this rank, so a mesh and placements do not say its shape; "
+                    "give a Layout or a DTensor."
+                )
+            found[name] = str(layout_of(*target, Layout.parse(sources[name]).shape))
+        else:
+            found[name] = str(target)
+    return found
+
+
+def _merged(posts: Mapping[int, Mapping[str, Any]], side: str) -> dict[str, Layout]:
+    """The layout of every tensor, of what all ranks say of it."""
+    said: dict[str, set[str]] = {}
+    for post in posts.values():
+        for name, text in post[side].items():
+            said.setdefault(name, set()).add(text)
+    return {name: _union(name, sorted(map(Layout.parse, said[name]), key=str)) for name in said}
+
+
+def _union(name: str, layouts: list[Layout]) -> Layout:
+    """One layout of tensors that are replicas of each other on ranks of their own."""
+    first = layouts[0]
+    ranks = [rank for layout in layouts for rank in layout.ranks]
+    alike = {(layout.shape, layout.rvd.v, layout.rvd.d, layout.cuts) for layout in layouts}
+    if len(alike) > 1 or len(set(ranks)) < len(ranks):
+        texts = "; ".join(map(str, layouts))
+        raise LayoutError(f"{WHAT}: ranks disagree about tensor {name!r}: {texts}.")
+    replicas = sum(layout.rvd.r for layout in layouts)
+    rvd = RVD(replicas, first.rvd.v, first.rvd.d)
+    return Layout(first.shape, rvd, ranks=ranks, cuts=first.cuts)
+
+
+def _check_names(before: Mapping[str, Layout], after: Mapping[str, Layout]) -> None:
+    for missing, side in ((before.keys() - after, "dst"), (after.keys() - before, "src")):
+        if missing:
+            names = sorted(missing)
+            raise LayoutError(f"{WHAT}: no rank says where {names[:5]} are in {side}.")
+
+
+def _local(tensor: Tensor) -> Tensor:
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return private.waited(local).detach()
+
+
+def _placed(shard: Tensor | None, target: Target | None, layout: Layout) -> Any:
+    if isinstance(target, DTensor):
+        target = target.device_mesh, target.placements
+    if not isinstance(target, tuple):
+        return shard
+    mesh, placements = target
+    if mesh.get_coordinate() is None:
+        return None
+    placements = normalized(placements, mesh.shape, len(layout.shape))
+    local = torch.empty(0) if shard is None else shard
+    return dtensor_of(local, Placed(mesh, placements, layout.shape))
