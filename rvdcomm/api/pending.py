@@ -50,6 +50,12 @@ class Pending(ABC):
         """Whether ``wait`` would return at once."""
         return self.future.done()
 
+    def forget(self) -> None:  # noqa: B027 - most cannot be forgotten
+        """Let the process end before the call does: nobody will ask for its result.
+
+        Only messages that were posted can be forgotten; other calls run to their end.
+        """
+
 
 @dataclass(frozen=True)
 class _InBackground(Pending):
@@ -72,7 +78,9 @@ class _InBackground(Pending):
 class Posted(Pending):
     """A call whose messages the backend moves by itself, and which needs nobody until then.
 
-    Nothing is handed to another thread, unless somebody asks for the future or drops the handle.
+    Nothing is handed to another thread, unless somebody asks for the future, or whether the call is
+    completed, or drops the handle. That thread has no other work: what is posted on different ranks
+    in different orders must not keep collectives waiting, which all ranks have in one order.
 
     Args:
         finish: waits for the messages, and returns the result.
@@ -88,13 +96,20 @@ class Posted(Pending):
         self._lock = Lock()
         _POSTED[id(self)] = self
         if len(_POSTED) > MOST_POSTED:
-            _THREAD.submit(_POSTED.pop(next(iter(_POSTED))).wait)
+            _WAITER.submit(_POSTED.pop(next(iter(_POSTED))).wait)
 
     @property
     def future(self) -> Future[Result]:
         if self._future is None:
-            self._future = _THREAD.submit(self.wait)
+            self._future = _WAITER.submit(self.wait)
         return self._future
+
+    def is_completed(self) -> bool:
+        # gloo's works say that they are complete only after their own ``wait``.
+        return self._finish is None or self.future.done()
+
+    def forget(self) -> None:
+        _POSTED.pop(id(self), None)
 
     def wait(self) -> Result:
         with self._lock:
@@ -136,7 +151,7 @@ def drain() -> None:
 
 
 class Thread:
-    """The one thread that runs all asynchronous calls of this process, in order."""
+    """A thread that runs jobs of this process, in order."""
 
     def __init__(self) -> None:
         self.last: Future[Result] | None = None
@@ -196,13 +211,16 @@ class SideStream:
 
 
 _THREAD = Thread()
+_WAITER = Thread()
+"""It waits for posted messages that nobody else waits for."""
+
 _SIDES: dict[torch.device, SideStream] = {}
 
 
 def _after_fork() -> None:
     # A forked child has neither the thread nor the calls that it runs.
-    global _THREAD
-    _THREAD = Thread()
+    global _THREAD, _WAITER
+    _THREAD, _WAITER = Thread(), Thread()
     _SIDES.clear()
     _POSTED.clear()
 

@@ -181,7 +181,7 @@ class Redistributor:
             return self._start_with_grad(tensor, async_op)
         if async_op:
             device = self._device_of(tensor if tensor is not None else out)
-            if self._is_posted and device.type == "cpu":
+            if self.is_posted and device.type == "cpu":
                 return Posted(self._post(tensor, out, device))
             return submit(partial(self._run, tensor, out), device, (tensor, out))
         drain()
@@ -215,11 +215,13 @@ class Redistributor:
             return self._moved(program, tensor, out, device)
 
     @cached_property
-    def _is_posted(self) -> bool:
-        """Whether a call in the background is messages alone, from tensor to tensor.
+    def is_posted(self) -> bool:
+        """Whether a call with ``async_op=True`` on the CPU is messages alone, tensor to tensor.
 
         All ranks find the same: other ranks get the shards as they are, and no memory is shared.
-        Nothing has to be done between the messages, so nobody has to be there.
+        Nothing has to be done between the messages, so nobody has to be there. Calls of different
+        ``Redistributor`` objects then need not begin in one order on all ranks, so a rank may post
+        a receive long before the others send.
         """
         plan = self.plan
         is_sent = [step.kind for step in plan.path.steps] == ["transfer"]

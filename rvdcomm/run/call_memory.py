@@ -15,7 +15,8 @@ from rvdcomm.program import is_shard
 class CallMemory:
     """The caller's tensors by buffer, and the block of staging memory; ``arena`` holds elements.
 
-    ``tag`` is the number that the messages of this call carry (``World.begin``).
+    ``tag`` is the number that the messages of this call carry (``World.begin``); ``is_posted``
+    says that it is counted among the posted calls of its program alone.
 
     A src shard may be strided; a call of the backend needs it in one piece, and gets that once.
     """
@@ -23,6 +24,7 @@ class CallMemory:
     shards: dict[str, Tensor]
     arena: Tensor
     tag: int = 0
+    is_posted: bool = False
     sent_bytes: int = 0
     works: dict[int, list[Any]] = field(default_factory=dict)
     _whole: dict[str, Tensor] = field(default_factory=dict)

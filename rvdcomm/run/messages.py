@@ -14,7 +14,7 @@ from rvdcomm.layout import ranges_text
 from rvdcomm.program import NO_BUFFER, Collective, Entry, Program
 from rvdcomm.run.call_memory import CallMemory
 from rvdcomm.run.local import call_offset
-from rvdcomm.run.world import MAX_TAG, World
+from rvdcomm.run.world import LANE_SHIFT, MAX_TAG, World
 
 ElementRun = tuple[str, int, int]
 """A contiguous run of memory: (buffer, first element in its block, number of elements)."""
@@ -28,12 +28,15 @@ class CompiledCollective:
 
     ``tag`` tells apart the transfers of one call and group; all ranks of the group use equal tags.
     Messages carry it together with ``CallMemory.tag``, so that ranks in different calls never pair.
+
+    Those of a call that is posted carry a *lane* too, which no other collective of the group has.
+    So ranks may post different transitions in different orders.
     """
 
     def __init__(self, program: Program, collective: Collective, world: World, tag: int) -> None:
         self.program, self.collective, self.rank = program, collective, world.rank
         self._group = world.subgroup(collective.ranks)
-        self._tag = tag
+        self._tag, self._lane = tag, self._group.lane()
         i = collective.ranks.index(world.rank)
         begin, self.sent_bytes = self._compiled(collective.src[i], collective.dst[i])
         ranks = ranges_text(collective.ranks)
@@ -102,7 +105,7 @@ class CompiledCollective:
         Receives are posted before any send, so that nothing that arrives has to be kept elsewhere.
         Others than the ranks that have something for each other do not meet.
         """
-        group, tag = self._group, self._tag
+        group = self._group
         rank, size = self.collective.ranks.index(self.rank), len(sends)
         others = [(rank + i) % size for i in range(1, size)]
         incoming = [(recvs[i], i) for i in others if recvs[i][2]]
@@ -110,7 +113,7 @@ class CompiledCollective:
         own = (recvs[rank], sends[rank]) if recvs[rank][2] else None
 
         def begin(call: CallMemory) -> list[Any]:
-            number = (call.tag + tag) & MAX_TAG
+            number = self._number(call)
             works = [group.recv(call.run(*run), i, number) for run, i in incoming]
             works += [group.send(call.run(*run), i, number) for run, i in outgoing]
             if own is not None:
@@ -118,6 +121,13 @@ class CompiledCollective:
             return works
 
         return begin
+
+    def _number(self, call: CallMemory) -> int:
+        """What tells the messages of this collective in a call from all others."""
+        if not call.is_posted:
+            return (call.tag + self._tag) & MAX_TAG
+        count = (call.tag + self._tag) & ((1 << LANE_SHIFT) - 1)
+        return MAX_TAG + 1 + (self._lane << LANE_SHIFT) + count
 
     def _all_gather(self, sends: list[ElementRun], recvs: list[ElementRun]) -> Begin:
         group, whole, own = self._group, _joined(recvs), sends[0]

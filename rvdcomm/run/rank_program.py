@@ -28,7 +28,7 @@ from rvdcomm.run.pool import pool_here
 from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
 from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of, whole
 from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
-from rvdcomm.run.world import POSTED, World
+from rvdcomm.run.world import World
 
 Shards = Sequence[Tensor]
 _CallStep = Callable[[CallMemory], None]
@@ -55,7 +55,7 @@ class RankProgram:
         self.sent_bytes = 0
         # Ranks compare it in every call.
         self._identity = int.from_bytes(sha256(identity.encode()).digest()[:8], "little")
-        self._tag = 0
+        self._tag = self._num_posted = 0
         self._dtype: torch.dtype = getattr(torch, program.dtype)
         self._members = program.ranks
         self.names = program.shard_names(world.rank)
@@ -127,8 +127,8 @@ class RankProgram:
     def post(self, shards: Shards) -> Callable[[], None]:
         """Begin a program of messages alone; what is returned waits for them.
 
-        Calls that are posted are counted apart from those that are run, because they are begun in
-        the order in which the caller makes them, however late those in the background are.
+        Posted calls of each program are counted apart from all other calls. So programs may be
+        posted in different orders on different ranks, and however late calls in the background are.
 
         Args:
             shards: contiguous tensors of ``program.shard_names(rank)``.
@@ -137,8 +137,11 @@ class RankProgram:
             CommError: the group failed before; of the function, a peer is dead or late.
         """
         starts, finishes = self._messages
-        call = CallMemory(dict(zip(self.names, shards, strict=True)), self._staging.block)
-        call.tag = self._world.begin((POSTED, *self._members), self._identity)
+        self._world.check()
+        self._num_posted += 1
+        tag = hash((self._identity, self._num_posted))
+        memory = dict(zip(self.names, shards, strict=True))
+        call = CallMemory(memory, self._staging.block, tag, is_posted=True)
         self.peak_bytes = self._held_bytes
         self._each(starts, call)
         self.sent_bytes = call.sent_bytes

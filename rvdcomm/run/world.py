@@ -61,6 +61,8 @@ class World:
         self.islands: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made: dict[tuple[Any, ...], Any] = {}
         self._subgroups: dict[tuple[int, ...], Subgroup] = {}
+        # Of the backend's first communicator; their thread waits for the messages of all others.
+        self.gloo_devices: list[Any] = []
 
     @classmethod
     def of(cls, group: Any = None) -> World:
@@ -158,6 +160,7 @@ class World:
                         made.close()
         self.agreed.clear()
         self.compiled.clear()
+        self.gloo_devices.clear()
         self.__dict__.pop("store", None)
 
     def disown(self) -> None:
@@ -170,6 +173,7 @@ class World:
         _not_ours.append(dict(self.__dict__))
         self.__dict__.pop("store", None)
         self._subgroups, self._made, self.agreed, self.compiled = {}, {}, {}, {}
+        self.gloo_devices = []
 
     # --- what programs need ---------------------------------------------------------------------
 
@@ -218,8 +222,7 @@ class World:
         secs = self.timeout.total_seconds()
         try:
             return bounded(
-                lambda: make(store, ranks.index(self.rank), len(ranks), self.timeout),
-                secs + GRACE_SECS,
+                lambda: make(self, store, ranks.index(self.rank), len(ranks)), secs + GRACE_SECS
             )
         except (TimeoutError, RuntimeError) as error:
             raise CommError(
@@ -228,11 +231,12 @@ class World:
             ) from None
 
 
-POSTED = -1
-"""Before the ranks of calls that are posted, which are counted apart from others."""
+MAX_TAG = (1 << 30) - 1
+"""Of a message of a call that is run. gloo's tags have 31 bits; the last is of calls posted."""
 
-MAX_TAG = (1 << 31) - 1
-"""Of a message: gloo's are integers of 31 bits."""
+LANE_SHIFT, NUM_LANES = 20, 1 << 10
+"""Of a message of a call that is posted: the bits below those of its lane, and how many lanes
+there are before one is used again."""
 
 _not_ours: list[Any] = []
 
@@ -262,6 +266,12 @@ class Subgroup:
     def __init__(self, backend: Any, *, sends_best: bool) -> None:
         self._backend = backend
         self.sends_best = sends_best
+        self._num_lanes = 0
+
+    def lane(self) -> int:
+        """A number that tells apart what is compiled for this group; its ranks ask in one order."""
+        self._num_lanes += 1
+        return (self._num_lanes - 1) % NUM_LANES
 
     def close(self) -> None:
         """Drop the backend, which joins its threads."""
@@ -290,17 +300,28 @@ class Subgroup:
         return self._backend.allreduce([tensor])
 
 
-def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    return dist.ProcessGroupGloo(store, rank, size, timeout)
+def _make_gloo(world: World, store: Any, rank: int, size: int) -> Any:
+    """All communicators of a world share the thread that waits for messages.
+
+    One of its own for each would be woken beside the others', on the cores that compute.
+    """
+    if not world.gloo_devices:
+        # torch knows which interfaces the user asked for.
+        made: Any = dist.ProcessGroupGloo(store, rank, size, world.timeout)
+        world.gloo_devices = list(made.options._devices)
+        return made
+    options = dist.ProcessGroupGloo._Options()
+    options._devices, options._timeout = world.gloo_devices, world.timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
-def _make_nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+def _make_nccl(world: World, store: Any, rank: int, size: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timeout
+    options._timeout = world.timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
-_BACKENDS: dict[str, Callable[[Any, int, int, timedelta], Any]] = {
+_BACKENDS: dict[str, Callable[[World, Any, int, int], Any]] = {
     "gloo": _make_gloo,
     "nccl": _make_nccl,
 }

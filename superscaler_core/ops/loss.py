@@ -22,19 +22,37 @@ def cross_entropy(
         ValueError: a label is -100, torch's default for "ignore": ``num_labels`` counts it. On a
             device where looking would wait for it, the result is NaN instead.
     """
-    mean = F.cross_entropy(scores, labels, label_smoothing=label_smoothing)
+    rows, wanted = _as_rows(scores, labels)
+    mean = F.cross_entropy(rows, wanted, label_smoothing=label_smoothing)
     classes = scores.shape[1 if scores.dim() > 1 else 0]
     return _all_counted(mean, labels) * (scores.numel() // classes / num_labels)
 
 
 def nll_loss(scores: Tensor, labels: Tensor, *, num_labels: int) -> Tensor:
     """Share of the mean negative log likelihood; as ``cross_entropy``, of log probabilities."""
-    return _all_counted(F.nll_loss(scores, labels), labels) * (labels.numel() / num_labels)
+    mean = F.nll_loss(*_as_rows(scores, labels))
+    return _all_counted(mean, labels) * (labels.numel() / num_labels)
 
 
 def count_labels(labels: Tensor, ignore_index: int, dtype: torch.dtype) -> Tensor:
     """How many labels are not to be ignored, as a scalar of the loss's dtype."""
     return (labels != ignore_index).sum().to(dtype)
+
+
+def _as_rows(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores and labels as ``[labels, classes]`` and ``[labels]``, where that copies no score.
+
+    Kernels read classes that lie side by side several times as fast as classes that lie apart.
+    """
+    if scores.dim() < 3 or not scores.movedim(1, -1).is_contiguous():
+        return scores, labels
+    if labels.is_floating_point():
+        return _rows(scores), _rows(labels)
+    return _rows(scores), labels.flatten()
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).flatten(0, -2)
 
 
 def _all_counted(loss: Tensor, labels: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Carrier:
             self._ways[name, False] = Way(transport, edge.forward, *ends)
             self._ways[name, True] = Way(transport, edge.backward, *ends[::-1])
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
+        self._num_microbatches = tables.num_microbatches
+        self._num_carried: Counter[tuple[str, bool]] = Counter()
         self._has_turned: set[tuple[str, int]] = set()
 
     def finish(self) -> None:
@@ -47,7 +49,13 @@ class Carrier:
             for waits in queue if kind.endswith("sent") else ():
                 waits()
         self._mail.clear()
+        self._num_carried.clear()
         self._has_turned.clear()
+
+    def forget(self) -> None:
+        """The step has failed: what is expected will not be received."""
+        for way in self._ways.values():
+            way.forget()
 
     # --- inside a stage -------------------------------------------------------------------------
 
@@ -76,7 +84,7 @@ class Carrier:
 
     def carry(self, name: str, mb: int) -> None:
         """Let a value go."""
-        waits = self._ways[name, False].start(self._taken("out", name, mb))
+        waits = self._started(name, False, self._taken("out", name, mb))
         self._mail["in" if self._edges[name].dst else "sent", name, mb].append(waits)
 
     def receive(self, name: str, mb: int) -> Tensor | None:
@@ -98,12 +106,27 @@ class Carrier:
 
     def carry_back(self, name: str, mb: int) -> None:
         """Let a gradient go."""
-        waits = self._ways[name, True].start(self._grad(name, self._taken("grad out", name, mb)))
+        grad = self._grad(name, self._taken("grad out", name, mb))
+        waits = self._started(name, True, grad)
         self._mail["grad in" if self._edges[name].src else "grad sent", name, mb].append(waits)
 
     def receive_grad(self, name: str, mb: int) -> Tensor | None:
         """What ``carry_back`` brought."""
         return self._received("grad in", name, mb)
+
+    def _started(self, name: str, is_back: bool, shard: Tensor | None) -> Wait:
+        """Let something go, or come; what comes after it is expected.
+
+        So messages arrive while this rank computes: a message that is sent before its receiver
+        expects it takes another two, one to announce it and one to ask for it.
+        """
+        way = self._ways[name, is_back]
+        waits = way.start(shard)
+        self._num_carried[name, is_back] += 1
+        # An edge carries each microbatch, so there are at least so many.
+        if self._num_carried[name, is_back] < self._num_microbatches:
+            way.expect()
+        return waits
 
     def _received(self, kind: str, name: str, mb: int) -> Tensor | None:
         waits: Wait | None = self._taken(kind, name, mb)

@@ -80,7 +80,11 @@ class Rank(SegmentRunner):
         self._batch = batch
         self._loss = None
         self._num_steps += 1
-        self._step(self)
+        try:
+            self._step(self)
+        except BaseException:
+            self._carrier.forget()
+            raise
         self._tape.check_done()
         self._carrier.finish()
         return self._total

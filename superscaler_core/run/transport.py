@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,6 +30,15 @@ class Call(Protocol):
 
     def start(self, tensor: Tensor | None) -> Handle:
         """Move a tensor while the caller goes on."""
+
+    def expect(self) -> None:
+        """Receive what the next ``start`` brings from now on, where that needs nobody meanwhile.
+
+        Only what will certainly be started may be expected, and only by a rank that brings nothing.
+        """
+
+    def forget(self) -> None:
+        """What is expected will not be started."""
 
 
 class ManyHandle(Protocol):
@@ -99,17 +108,33 @@ class DistTransport:
 
 @dataclass(frozen=True)
 class DistCall:
-    """A transition compiled for one rank."""
+    """A transition compiled for one rank.
+
+    Law (tests/dist/test_superscaler.py): whatever is expected, ``start`` returns the same.
+    """
 
     redistributor: rv.Redistributor
+    _expected: deque[rv.Pending] = field(default_factory=deque)
 
     def move(self, tensor: Tensor | None) -> Tensor | None:
         result: Tensor | None = self.redistributor(tensor, requires_grad=False)
         return result
 
     def start(self, tensor: Tensor | None) -> Handle:
+        if self._expected:
+            return self._expected.popleft()
         handle: Handle = self.redistributor(tensor, requires_grad=False, async_op=True)
         return handle
+
+    def expect(self) -> None:
+        # Other calls in the background are run in one order, which all ranks must keep.
+        if self.redistributor.is_posted and not self.redistributor.is_in_src:
+            early = self.redistributor(None, requires_grad=False, async_op=True)
+            self._expected.append(early)
+
+    def forget(self) -> None:
+        while self._expected:
+            self._expected.popleft().forget()
 
 
 @dataclass
@@ -225,6 +250,12 @@ class ThreadCall:
 
     def start(self, tensor: Tensor | None) -> Handle:
         return self.transport.start(self.leg, tensor)
+
+    def expect(self) -> None:
+        """Threads leave what they bring on the board at once."""
+
+    def forget(self) -> None:
+        """Nothing is expected."""
 
 
 @dataclass(frozen=True)

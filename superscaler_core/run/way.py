@@ -52,6 +52,8 @@ class Way:
     ) -> None:
         self._legs = [_leg_here(transport, leg, src) for leg in legs]
         self._dst = dst
+        # To all calls this rank brings nothing, so nothing has to be ready first.
+        self._receiving = [] if src is not None else [c for leg in self._legs if (c := leg.call)]
         found = [leg.box for leg in self._legs if leg.box is not None]
         # The one leg that brings all of what this rank takes away.
         self._is_whole = dst is not None and found == [dst] and len(self._legs) == 1
@@ -69,6 +71,16 @@ class Way:
         if self._is_whole:
             return waits[0]
         return lambda: self._assembled([wait() for wait in waits])
+
+    def expect(self) -> None:
+        """Begin to receive what the next ``start`` brings; only of a way that will be started."""
+        for call in self._receiving:
+            call.expect()
+
+    def forget(self) -> None:
+        """What is expected will not be started."""
+        for call in self._receiving:
+            call.forget()
 
     def _started(self, leg: _LegHere, piece: Tensor | None) -> Wait:
         return (lambda: piece) if leg.call is None else leg.call.start(piece).wait
