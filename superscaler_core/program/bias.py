@@ -41,10 +41,10 @@ def products_of(
         if not _sums_a_product(part, graph, edges):
             continue
         products = made.get(graph.producer[part.op.inputs[0]], ())
-        wanted = part.inputs[0].box
-        same = (p for p in products if p.outputs[0].box == wanted and not p.outputs[0].summand)
-        product = next(same, None)
-        others = (p for p in on_device[part.op] if p.inputs[0].box.intersect(wanted) is not None)
+        wanted, _ = part.form.inputs[0]
+        product = next((p for p in products if p.form.outputs[0] == (wanted, ())), None)
+        read = ((p, p.form.inputs[0][0]) for p in on_device[part.op])
+        others = (p for p, box in read if box.intersect(wanted) is not None)
         if product is not None and mine.issuperset(others):
             found[part] = product
     return found

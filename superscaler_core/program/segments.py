@@ -9,7 +9,7 @@ from functools import cached_property
 import rvdcomm as rv
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import PARAMETER, PTensor
+from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.bias import products_of
 from superscaler_core.program.edges import Edge, Edges
@@ -45,8 +45,12 @@ class Segment:
     @cached_property
     def has_weights(self) -> bool:
         """Whether it reads a weight that is trained."""
-        views = (view for part in self.parts for view in part.inputs)
-        return any(v.tensor.kind == PARAMETER and v.tensor.requires_grad for v in views)
+        return any(part.op.form.trained for part in self.parts)
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Of the parts, in order."""
+        return tuple(part.op for part in self.parts)
 
 
 Step = Segment | Item
