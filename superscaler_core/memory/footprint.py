@@ -8,6 +8,7 @@ from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from superscaler_core.graph.part import Part
+from superscaler_core.known import Known
 from superscaler_core.memory.dry_run import DryRun, window_step
 from superscaler_core.memory.moments import Moment, Peak
 from superscaler_core.memory.stage_form import StageForm
@@ -119,11 +120,7 @@ class _Footprints:
         known = _KNOWN.get(key)
         if known is None:
             ran = self._run(made, stage, device)
-            known = _renamed(ran, form.grads, form.segments)
-            _KNOWN[key] = known
-            while len(_KNOWN) > MAX_STAGE_FORMS:
-                # The oldest goes: dicts keep the order in which keys came.
-                del _KNOWN[next(iter(_KNOWN))]
+            known = _KNOWN[key] = _renamed(ran, form.grads, form.segments)
         return _renamed(known, _turned(form.grads), _turned(form.segments))
 
     def _run(
@@ -146,7 +143,7 @@ class _Footprints:
 MAX_STAGE_FORMS = 256
 """Stages whose footprints are remembered: some tens of kilobytes each, the key included."""
 
-_KNOWN: dict[Hashable, Mapping[ActionKind, Footprint]] = {}
+_KNOWN: Known[Hashable, Mapping[ActionKind, Footprint]] = Known(MAX_STAGE_FORMS)
 """By form: footprints in which gradients and segments have the names of the form."""
 
 

@@ -112,7 +112,7 @@ class Work:
 
     # --- stages ---------------------------------------------------------------------------------
 
-    def stage(self, action: Action, *, is_first: bool = False) -> tuple[Act, ...]:
+    def stage(self, action: Action, *, is_first: bool = False) -> Sequence[Act]:
         """What a stage does in an action, in an order that every device keeps.
 
         Args:
