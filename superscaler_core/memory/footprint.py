@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from superscaler_core.graph.part import Part
 from superscaler_core.known import Known
 from superscaler_core.memory.dry_run import DryRun, window_step
 from superscaler_core.memory.moments import Moment, Peak
@@ -231,17 +230,14 @@ def _form(made: Materialized, stage: int, device: Device, steps: Sequence[Step])
 
 def _step_form(made: Materialized, device: Device, step: Step) -> Hashable:
     if isinstance(step, Segment):
-        return step.recompute, step.swap, tuple(map(_part_form, step.parts))
+        parts = tuple((part.op.index, part.form.extents) for part in step.parts)
+        return step.recompute, step.swap, parts
     if isinstance(step, Move):
         return _edge_form(step.edge, device)
     assert isinstance(step, Open | Close)
     uses = made.uses_of.get(step.window, ())
     ends = [(u.name, _shape(u.side, device), _shape(u.storage, device)) for u in uses]
     return isinstance(step, Open), tuple(ends)
-
-
-def _part_form(part: Part) -> Hashable:
-    return part.op.index, part.form.extents
 
 
 def _edge_form(edge: Edge, device: Device) -> Hashable:

@@ -86,6 +86,17 @@ class StageItems:
             return step.span
         return self.spans.get(step, 0) if self.spans else 0
 
+    def group(self, item: Compute) -> tuple[int, int, int]:
+        """The groups with which a part is recomputed, swapped, and run again with a span."""
+        plan, part = self.plan, item.part
+        if not self._has_groups:
+            return 0, 0, 0
+        return plan.recompute_group(part), plan.swap_group(part), self.span(item)
+
+    @cached_property
+    def _has_groups(self) -> bool:
+        return bool(self.spans) or self.plan.has_groups
+
     @cached_property
     def read_outside(self) -> frozenset[PTensor]:
         """What these items make and others of the stage read: none if they are all of it."""
@@ -135,7 +146,6 @@ class _Builder:
 
 def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
     """What every device does in the forward of a stage: segments, and what communicates."""
-    plan = given.plan
     builders: dict[Device, _Builder] = {}
     for item in given.items:
         if isinstance(item, Compute):
@@ -143,8 +153,7 @@ def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
             part = item.part
             if part.op in given.ends and not builder.is_at(part.op):
                 builder.close()
-            groups = plan.recompute_group(part), plan.swap_group(part), given.span(item)
-            builder.add(part, groups)
+            builder.add(part, given.group(item))
             continue
         for device in given.taking_part[item]:
             builder = builders.setdefault(device, _Builder(given.stage))

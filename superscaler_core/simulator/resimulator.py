@@ -6,7 +6,6 @@ runs of ops, and how long those take one behind the other.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from superscaler_core.graph.graph import UPDATE, Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.known import Known
 from superscaler_core.memory import STATES
-from superscaler_core.memory.stored import stored_bytes
+from superscaler_core.memory.stored import stored_by_device
 from superscaler_core.plan import Device, OpSplit, Plan
 from superscaler_core.program.edges import Edge, Edges, edges_of, recycling_edges, stages_by_op
 from superscaler_core.program.events import step_events
@@ -31,6 +30,7 @@ from superscaler_core.program.side import Side
 from superscaler_core.program.weights import Use, Weights, uses_of
 from superscaler_core.simulator.known_runs import Calls, KnownStepper, StepWork, Times
 from superscaler_core.simulator.runs import Cutter, KnownStage, has_runs
+from superscaler_core.simulator.simulation import optimizer_secs
 from superscaler_core.simulator.work import Methods, Work
 
 MAX_RUNS = 1 << 14
@@ -180,8 +180,11 @@ class Resimulator:
 
     def _secs(self, state: _State) -> float:
         work = StepWork(state.stages, self._calls, *self._given(state.made))
-        optimizer_secs, move_secs = self._optimizer_secs(state), self._profile.move_secs
-        stepper = KnownStepper(state.made, work, optimizer_secs, move_secs, self._times_of_runs)
+        plan, storage = state.plan, state.made.weights.storage
+        stored = stored_by_device(storage, plan.on_host, self._master)
+        update_secs = optimizer_secs(stored, self._times, self._num_states, plan.devices)
+        move_secs = self._profile.move_secs
+        stepper = KnownStepper(state.made, work, update_secs, move_secs, self._times_of_runs)
         return stepper.run().makespan / TICKS_PER_SEC
 
     def _given(
@@ -189,25 +192,6 @@ class Resimulator:
     ) -> tuple[Materialized, OpTimes, Wires, Methods, str | None]:
         """What ``Work`` is given."""
         return made, self._times, self._wires, self._methods, self._master
-
-    def _optimizer_secs(self, state: _State) -> Mapping[Device, float]:
-        plan, hosted = state.plan, state.plan.on_host
-        # Most parameters are stored alike.
-        alike = Counter(
-            (tensor.dtype, tensor.name in hosted, storage)
-            for tensor, (storage, _) in state.uses.items()
-            if tensor.requires_grad
-        )
-        sizes = {is_hosted: dict.fromkeys(plan.devices, 0) for is_hosted in (False, True)}
-        for (dtype, is_hosted, storage), count in alike.items():
-            for device, size in stored_bytes(dtype, storage, self._master).items():
-                sizes[is_hosted][device] += count * size
-        return {
-            device: self._times.update_secs(
-                self._num_states, sizes[False][device], sizes[True][device]
-            )
-            for device in plan.devices
-        }
 
 
 _Uses = tuple[Side, tuple[Use, ...]]
