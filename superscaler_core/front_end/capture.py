@@ -8,12 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from superscaler_core.collector import paused_collector
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.convert import graph_of
 from superscaler_core.front_end.export import trace
 from superscaler_core.graph.graph import Graph
 
 
+@paused_collector()
 def capture(
     model: nn.Module,
     inputs: Sequence[Any] | Mapping[str, Any],

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakKeyDictionary
 
-from superscaler_core.graph.part import Part
+from superscaler_core.known import Known
 from superscaler_core.memory.dry_run import DryRun, window_step
 from superscaler_core.memory.moments import Moment, Peak
 from superscaler_core.memory.stage_form import StageForm
@@ -119,11 +119,7 @@ class _Footprints:
         known = _KNOWN.get(key)
         if known is None:
             ran = self._run(made, stage, device)
-            known = _renamed(ran, form.grads, form.segments)
-            _KNOWN[key] = known
-            while len(_KNOWN) > MAX_STAGE_FORMS:
-                # The oldest goes: dicts keep the order in which keys came.
-                del _KNOWN[next(iter(_KNOWN))]
+            known = _KNOWN[key] = _renamed(ran, form.grads, form.segments)
         return _renamed(known, _turned(form.grads), _turned(form.segments))
 
     def _run(
@@ -146,7 +142,7 @@ class _Footprints:
 MAX_STAGE_FORMS = 256
 """Stages whose footprints are remembered: some tens of kilobytes each, the key included."""
 
-_KNOWN: dict[Hashable, Mapping[ActionKind, Footprint]] = {}
+_KNOWN: Known[Hashable, Mapping[ActionKind, Footprint]] = Known(MAX_STAGE_FORMS)
 """By form: footprints in which gradients and segments have the names of the form."""
 
 
@@ -234,17 +230,14 @@ def _form(made: Materialized, stage: int, device: Device, steps: Sequence[Step])
 
 def _step_form(made: Materialized, device: Device, step: Step) -> Hashable:
     if isinstance(step, Segment):
-        return step.recompute, step.swap, tuple(map(_part_form, step.parts))
+        parts = tuple((part.op.index, part.form.extents) for part in step.parts)
+        return step.recompute, step.swap, parts
     if isinstance(step, Move):
         return _edge_form(step.edge, device)
     assert isinstance(step, Open | Close)
     uses = made.uses_of.get(step.window, ())
     ends = [(u.name, _shape(u.side, device), _shape(u.storage, device)) for u in uses]
     return isinstance(step, Open), tuple(ends)
-
-
-def _part_form(part: Part) -> Hashable:
-    return part.op.index, part.form.extents
 
 
 def _edge_form(edge: Edge, device: Device) -> Hashable:

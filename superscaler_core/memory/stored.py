@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -15,6 +17,52 @@ from superscaler_core.program.overlap import MOST_REDUCTIONS
 from superscaler_core.program.side import Side
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Bytes of the parameters that one device stores.
+
+    Attributes:
+        here_bytes, trained_bytes: on the device: of all, and of those that an optimizer changes.
+        hosted_bytes, hosted_trained_bytes: the same in its host's memory.
+    """
+
+    here_bytes: int = 0
+    trained_bytes: int = 0
+    hosted_bytes: int = 0
+    hosted_trained_bytes: int = 0
+
+
+def stored_by_device(
+    storage: Mapping[PTensor, Side], hosted: Collection[str], master_dtype: str | None
+) -> Mapping[Device, Stored]:
+    """What devices store.
+
+    Args:
+        storage: where every parameter is stored.
+        hosted: names of those that are stored on the host.
+        master_dtype: of what is stored; the model's if None.
+    """
+    # Most parameters are stored alike.
+    alike = Counter((t.dtype, t.requires_grad, t.name in hosted, s) for t, s in storage.items())
+    sums: dict[tuple[Device, bool, bool], int] = {}
+    for (dtype, is_trained, is_hosted, side), count in alike.items():
+        item_bytes = ITEM_BYTES[master_dtype or dtype]
+        for device, num_elements in side.num_elements.items():
+            key = device, is_hosted, is_trained
+            sums[key] = sums.get(key, 0) + count * num_elements * item_bytes
+    return {
+        device: Stored(
+            *(
+                size
+                for is_hosted in (False, True)
+                for trained in [sums.get((device, is_hosted, True), 0)]
+                for size in (trained + sums.get((device, is_hosted, False), 0), trained)
+            )
+        )
+        for device in {device for device, _, _ in sums}
+    }
 
 
 class StoredMemory:
@@ -38,44 +86,40 @@ class StoredMemory:
 
     def shards(self, device: Device) -> Mapping[PTensor, int]:
         """Bytes that are stored, on the device or on its host, by parameter."""
-        return self._shards.get(device, {})
-
-    @cached_property
-    def _shards(self) -> Mapping[Device, Mapping[PTensor, int]]:
-        found: dict[Device, dict[PTensor, int]] = {}
-        for tensor, side in self._made.weights.storage.items():
-            for device, size in stored_bytes(tensor.dtype, side, self.master_dtype).items():
-                found.setdefault(device, {})[tensor] = size
-        return found
+        storage = self._made.weights.storage
+        return {
+            tensor: side.num_elements[device] * self._item_bytes(tensor)
+            for tensor, side in storage.items()
+            if device in side.num_elements
+        }
 
     def _item_bytes(self, tensor: PTensor) -> int:
         return ITEM_BYTES[self.master_dtype or tensor.dtype]
 
+    @cached_property
+    def by_device(self) -> Mapping[Device, Stored]:
+        """What devices store; those that are not there store nothing."""
+        return stored_by_device(self._made.weights.storage, self._hosted, self.master_dtype)
+
+    def _stored(self, device: Device) -> Stored:
+        return self.by_device.get(device) or Stored()
+
     def trained_bytes(self, device: Device) -> int:
         """Bytes that are stored on the device and that an optimizer changes."""
-        return sum(self._here(self._trained(device)).values())
-
-    def _here(self, sizes: Mapping[PTensor, int]) -> dict[PTensor, int]:
-        """Those of parameters that are not stored on the host."""
-        if not self._hosted:
-            return dict(sizes)
-        return {t: size for t, size in sizes.items() if not self._is_hosted(t)}
+        return self._stored(device).trained_bytes
 
     def _is_hosted(self, tensor: PTensor) -> bool:
         return tensor.name in self._hosted
 
     def host_bytes(self, device: Device, num_states: int) -> int:
         """Of what is stored on the host, its gradients and its states."""
-        hosted = {t: size for t, size in self.shards(device).items() if self._is_hosted(t)}
-        return sum(size * (1 + t.requires_grad * (1 + num_states)) for t, size in hosted.items())
-
-    def _trained(self, device: Device) -> dict[PTensor, int]:
-        return {t: size for t, size in self.shards(device).items() if t.requires_grad}
+        stored = self._stored(device)
+        return stored.hosted_bytes + stored.hosted_trained_bytes * (1 + num_states)
 
     def resting_bytes(self, device: Device) -> int:
         """Of what is stored, and copies that stay."""
         copies = sum(_copy_bytes(use, device) for use in self._resting(device))
-        return sum(self._here(self.shards(device)).values()) + copies
+        return self._stored(device).here_bytes + copies
 
     def passing_bytes(self, use: Use, device: Device) -> int:
         """Of what is stored on the host, on its way to other devices."""
@@ -109,14 +153,17 @@ class StoredMemory:
         blocks = [made.begin, made.end]
         if made.plan.overlap:
             blocks[1:1] = made.step_program.blocks.values()
-        found: dict[tuple[Verb, Device], dict[str, list[Use]]] = {}
+        found: dict[tuple[Verb, Device], list[list[Use]]] = {}
         for i in chain(*blocks):
             if i.phase is Phase.WAIT or not isinstance(i.what, Bucket):
                 continue
+            here: dict[Device, list[Use]] = {}
             for use in i.what.uses:
-                for device in use.side.shards.keys() | use.storage.shards.keys():
-                    found.setdefault((i.kind, device), {}).setdefault(i.name, []).append(use)
-        return {key: list(by_name.values()) for key, by_name in found.items()}
+                for device in use.side.num_elements.keys() | use.storage.num_elements.keys():
+                    here.setdefault(device, []).append(use)
+            for device, uses in here.items():
+                found.setdefault((i.kind, device), []).append(uses)
+        return found
 
     def _resting(self, device: Device) -> list[Use]:
         """Copies besides storage that stay."""
@@ -147,15 +194,18 @@ class StoredMemory:
         Bucket by bucket, sums arrive where parameters are stored, and what they are of is dropped.
         Where backwards go on meanwhile, as many buckets arrive at one time as may be under way.
         """
-        trained = self._trained(device)
         buckets = self._buckets_on.get((Verb.REDUCE, device), [])
         at_once = MOST_REDUCTIONS if self._made.plan.overlap.reductions else 1
+        coming = [[self._stored_grad_bytes(use, device) for use in uses] for uses in buckets]
+        sizes = list(map(sum, coming))
         now = most = 0
         for first, uses in enumerate(buckets):
-            coming = {u.tensor for u in chain(*buckets[first : first + at_once])}
-            most = max(most, now + sum(trained.get(tensor, 0) for tensor in coming))
-            arrived = {use.tensor: trained.get(use.tensor, 0) for use in uses}
-            now += sum(self._here(arrived).values())
+            most = max(most, now + sum(sizes[first : first + at_once]))
+            now += sum(
+                size
+                for use, size in zip(uses, coming[first], strict=True)
+                if not self._is_hosted(use.tensor)
+            )
             now -= sum(self._grad_bytes(use, device) for use in uses)
         return most
 
@@ -169,17 +219,17 @@ class StoredMemory:
             found[use] = (*use.fetch, *reduce)
         return found
 
+    def _stored_grad_bytes(self, use: Use, device: Device) -> int:
+        """Of a gradient where the parameter is stored."""
+        if not use.tensor.requires_grad:
+            return 0
+        return use.storage.num_elements.get(device, 0) * self._item_bytes(use.tensor)
+
     def _grad_bytes(self, use: Use, device: Device) -> int:
         """Of the sum of gradients of a copy."""
         if not use.tensor.requires_grad:
             return 0
         return use.side.num_elements.get(device, 0) * self._item_bytes(use.tensor)
-
-
-def stored_bytes(dtype: str, side: Side, master_dtype: str | None) -> Mapping[Device, int]:
-    """What devices store of a parameter of a dtype, on them or on their hosts."""
-    item_bytes = ITEM_BYTES[master_dtype or dtype]
-    return {device: count * item_bytes for device, count in side.num_elements.items()}
 
 
 def _copy_bytes(use: Use, device: Device) -> int:

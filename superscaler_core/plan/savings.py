@@ -113,6 +113,11 @@ class Savings:
         return self._swapped.number(part)
 
     @property
+    def has_groups(self) -> bool:
+        """Whether groups are recomputed or swapped."""
+        return bool(self._recomputed or self._swapped)
+
+    @property
     def runs_again(self) -> bool:
         """Whether groups are run again as a whole."""
         return bool(self._rerun)

@@ -29,22 +29,19 @@ def products_of(
         on_device: by op all its parts on the device, which may be in other segments too. A product
             that one of those reads is left alone.
     """
-    if not any(part.op.kind == ADDS_BIAS for part in segment):
-        return {}
-    made: dict[Op, list[Part]] = {}
-    for part in segment:
-        if part.op.kind in TAKES_BIAS and len(part.op.inputs) == 2:
-            made.setdefault(part.op, []).append(part)
+    adders = [part for part in segment if part.op.kind == ADDS_BIAS]
     found: dict[Part, Part] = {}
-    mine = set(segment)
-    for part in segment:
+    mine = set(segment if adders else ())
+    for part in adders:
         if not _sums_a_product(part, graph, edges):
             continue
-        products = made.get(graph.producer[part.op.inputs[0]], ())
-        wanted = part.inputs[0].box
-        same = (p for p in products if p.outputs[0].box == wanted and not p.outputs[0].summand)
-        product = next(same, None)
-        others = (p for p in on_device[part.op] if p.inputs[0].box.intersect(wanted) is not None)
+        producer, (wanted, _) = graph.producer[part.op.inputs[0]], part.form.inputs[0]
+        if producer.kind not in TAKES_BIAS or len(producer.inputs) != 2:
+            continue
+        products = (p for p in segment if p.op is producer)
+        product = next((p for p in products if p.form.outputs[0] == (wanted, ())), None)
+        read = ((p, p.form.inputs[0][0]) for p in on_device[part.op])
+        others = (p for p, box in read if box.intersect(wanted) is not None)
         if product is not None and mine.issuperset(others):
             found[part] = product
     return found
@@ -53,6 +50,6 @@ def products_of(
 def _sums_a_product(part: Part, graph: Graph, edges: Edges) -> bool:
     """Whether a part adds a bias to what its own device made, and nobody else reads that."""
     op = part.op
-    if op.kind != ADDS_BIAS or (op, 0) in edges.of_reader or op.inputs[0] not in graph.producer:
+    if (op, 0) in edges.of_reader or op.inputs[0] not in graph.producer:
         return False
     return len(graph.readers[op.inputs[0]]) == 1

@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from operator import itemgetter
 
 from superscaler_core.graph.graph import Op
-from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.edges import stages_by_op
 from superscaler_core.program.instruction import COMPUTING, StepInstruction, Verb
-from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use, Weights
 from superscaler_core.schedules import ActionKind
 
@@ -36,7 +35,7 @@ class Bucket:
     @cached_property
     def devices(self) -> tuple[Device, ...]:
         """All that store or read some of it, ascending."""
-        sides = (side for use in self.uses for side in (use.storage, use.side))
+        sides = {side for use in self.uses for side in (use.storage, use.side)}
         return tuple(sorted({device for side in sides for device in side.shards}))
 
 
@@ -48,18 +47,14 @@ def fetched(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket,
         weights: of the plan.
         ends: ops before which segments end (``ends``).
     """
-    uses = [u for u in weights.uses if not u.is_fetched and _moves(u.fetch)]
+    uses = [use for use in weights.uses if not use.is_fetched and use.is_brought]
     return _buckets("f", uses, plan, ends, 1)
 
 
 def reduced(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket, ...]:
     """Gradients that no window reduces, in the order in which backwards complete them."""
-    uses = [use for use in weights.uses if use.window is None and _moves(use.reduce)]
+    uses = [use for use in weights.uses if use.window is None and use.is_reduced]
     return _buckets("r", uses, plan, ends, -1)
-
-
-def _moves(legs: Iterable[Transfer]) -> bool:
-    return any(not leg.is_idle for leg in legs)
 
 
 def _buckets(
@@ -74,23 +69,25 @@ def _buckets(
     def place(use: Use) -> tuple[int, int]:
         indexes = [op.index for op, _ in use.readers]
         # Weights that several stages share come last: they wait for all of these.
-        if len({stages[index] for index in indexes}) != 1:
+        if len(indexes) > 1 and len({stages[index] for index in indexes}) != 1:
             return plan.num_stages, 0
         return stages[indexes[0]], direction * bisect_right(last, min(indexes))
 
     groups: list[list[Use]] = []
     size, before = 0, -1
-    for (stage, _), same in groupby(sorted(uses, key=place), key=place):
-        mine = list(same)
-        if stage != before or size + sum(map(_num_bytes, mine)) > plan.overlap.bucket_bytes:
+    placed = sorted(((place(use), use) for use in uses), key=itemgetter(0))
+    for (stage, _), same in groupby(placed, key=itemgetter(0)):
+        mine = [use for _, use in same]
+        mine_bytes = sum(use.most_bytes for use in mine)
+        if stage != before or size + mine_bytes > plan.overlap.bucket_bytes:
             groups.append([])
             size, before = 0, stage
         for use in mine:
-            if groups[-1] and size + _num_bytes(use) > plan.overlap.bucket_bytes:
+            if groups[-1] and size + use.most_bytes > plan.overlap.bucket_bytes:
                 groups.append([])
                 size = 0
             groups[-1].append(use)
-            size += _num_bytes(use)
+            size += use.most_bytes
     return tuple(Bucket(f"{prefix}{i}", tuple(group)) for i, group in enumerate(groups))
 
 
@@ -108,20 +105,15 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
             for position in range(len(op.inputs))
             if (use := weights.of_reader.get((op, position))) is not None
             and use.window is None
-            and (_moves(use.fetch) or _moves(use.reduce))
+            and (use.is_brought or use.is_reduced)
         }
-        more = sum(map(_num_bytes, mine - seen))
+        more = sum(use.most_bytes for use in mine - seen)
         if size and size + more > plan.overlap.bucket_bytes:
             found.add(op)
             size = 0
         size += more
         seen |= mine
     return frozenset(found)
-
-
-def _num_bytes(use: Use) -> int:
-    most = max(shard.box.num_elements for shard in use.side.shards.values())
-    return most * ITEM_BYTES[use.tensor.dtype]
 
 
 # --- where stages read weights ------------------------------------------------------------------

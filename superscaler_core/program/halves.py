@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from superscaler_core.graph.part import Part
+from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.program.segments import Segment
 
@@ -19,30 +19,33 @@ _FIRST_WEIGHT = {
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What a part has gradients of.
+    """What a part of an op has gradients of.
 
     Attributes:
-        part: the part.
+        op: the op.
         inputs: operands that inputs of the segment are behind: I has their gradients.
         weights: operands that are weights, or made of weights alone: W has their gradients.
     """
 
-    part: Part
+    op: Op
     inputs: frozenset[PTensor]
     weights: frozenset[PTensor]
 
 
-def sides_of(segment: Segment) -> Iterator[Sides]:
-    """The sides of all parts that have gradients, as the run time divides them."""
-    made = {view.tensor for part in segment.parts for view in part.outputs}
+def sides_of(ops: Sequence[Op]) -> Iterator[Sides]:
+    """The sides of the parts of a segment, as the run time divides them.
+
+    Args:
+        ops: of the parts, in order. How they are cut does not matter.
+    """
+    made = {tensor for op in ops for tensor in op.outputs}
     chain: set[PTensor] = set()
-    for part in segment.parts:
-        wanted = {view.tensor for view in part.inputs if view.tensor.requires_grad}
+    for op in ops:
+        wanted = {tensor for tensor in op.inputs if tensor.requires_grad}
         inputs = {t for t in wanted if t in chain or (t.kind != PARAMETER and t not in made)}
         if inputs:
-            chain.update(view.tensor for view in part.outputs)
-        if wanted:
-            yield Sides(part, frozenset(inputs), frozenset(wanted - inputs))
+            chain.update(op.outputs)
+        yield Sides(op, frozenset(inputs), frozenset(wanted - inputs))
 
 
 def reads_weights_late(segment: Segment) -> bool:
@@ -51,11 +54,11 @@ def reads_weights_late(segment: Segment) -> bool:
     If not, weights that a window has dropped after I need not be there in W. An op of a kind that
     is not known is taken to read its weights.
     """
-    return any(map(_reads_weights, sides_of(segment)))
+    return any(map(_reads_weights, sides_of(segment.ops)))
 
 
 def _reads_weights(sides: Sides) -> bool:
-    op = sides.part.op
+    op = sides.op
     own = [i for i, t in enumerate(op.inputs) if t in sides.weights and t.kind == PARAMETER]
     if not own:
         return False

@@ -9,7 +9,7 @@ from functools import cached_property
 import rvdcomm as rv
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import PARAMETER, PTensor
+from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.bias import products_of
 from superscaler_core.program.edges import Edge, Edges
@@ -45,8 +45,12 @@ class Segment:
     @cached_property
     def has_weights(self) -> bool:
         """Whether it reads a weight that is trained."""
-        views = (view for part in self.parts for view in part.inputs)
-        return any(v.tensor.kind == PARAMETER and v.tensor.requires_grad for v in views)
+        return any(part.op.form.trained for part in self.parts)
+
+    @cached_property
+    def ops(self) -> tuple[Op, ...]:
+        """Of the parts, in order."""
+        return tuple(part.op for part in self.parts)
 
 
 Step = Segment | Item
@@ -81,6 +85,17 @@ class StageItems:
         if isinstance(step, Segment):
             return step.span
         return self.spans.get(step, 0) if self.spans else 0
+
+    def group(self, item: Compute) -> tuple[int, int, int]:
+        """The groups with which a part is recomputed, swapped, and run again with a span."""
+        plan, part = self.plan, item.part
+        if not self._has_groups:
+            return 0, 0, 0
+        return plan.recompute_group(part), plan.swap_group(part), self.span(item)
+
+    @cached_property
+    def _has_groups(self) -> bool:
+        return bool(self.spans) or self.plan.has_groups
 
     @cached_property
     def read_outside(self) -> frozenset[PTensor]:
@@ -131,7 +146,6 @@ class _Builder:
 
 def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
     """What every device does in the forward of a stage: segments, and what communicates."""
-    plan = given.plan
     builders: dict[Device, _Builder] = {}
     for item in given.items:
         if isinstance(item, Compute):
@@ -139,8 +153,7 @@ def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
             part = item.part
             if part.op in given.ends and not builder.is_at(part.op):
                 builder.close()
-            groups = plan.recompute_group(part), plan.swap_group(part), given.span(item)
-            builder.add(part, groups)
+            builder.add(part, given.group(item))
             continue
         for device in given.taking_part[item]:
             builder = builders.setdefault(device, _Builder(given.stage))

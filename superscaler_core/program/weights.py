@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.graph.graph import Op
-from superscaler_core.graph.tensor import PTensor
+from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edges, Reader, input_side, output_side
@@ -71,6 +71,21 @@ class Use:
         if not self.tensor.requires_grad:
             return ()
         return transfers(self.side, self.storage, self.tensor.shape, self.tensor.dtype)
+
+    @cached_property
+    def is_brought(self) -> bool:
+        """Whether communication brings it."""
+        return any(not leg.is_idle for leg in self.fetch)
+
+    @cached_property
+    def is_reduced(self) -> bool:
+        """Whether communication takes its gradient to storage."""
+        return any(not leg.is_idle for leg in self.reduce)
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """Of the device that reads most of it."""
+        return max(self.side.num_elements.values()) * ITEM_BYTES[self.tensor.dtype]
 
 
 @dataclass(frozen=True, eq=False)

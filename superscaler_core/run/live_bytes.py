@@ -83,13 +83,15 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = self.call(func, args, kwargs)
-        tensors = list(_tensors((*args, *kwargs.values(), result)))
-        if self.is_paused:
-            self.ignore(t for t in tensors if id(t.untyped_storage()) not in self._watched)
-        else:
-            self.count(tensors)
-            self.look()
+        # Looking at a tensor would else go through every mode that is on, which takes longer.
+        with torch._C.DisableTorchFunction():
+            result = self.call(func, args, kwargs)
+            tensors = list(_tensors((*args, *kwargs.values(), result)))
+            if self.is_paused:
+                self.ignore(t for t in tensors if id(t.untyped_storage()) not in self._watched)
+            else:
+                self.count(tensors)
+                self.look()
         return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tqdm import tqdm
 
@@ -15,7 +15,7 @@ from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.cost.wire import METHODS, Wires, topology_for
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import STATES
-from superscaler_core.memory.stored import StoredMemory
+from superscaler_core.memory.stored import Stored, StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator.live import live_of, peaks_of
@@ -77,9 +77,10 @@ def simulate(
     wires = Wires(topology_for(topology or made.topology, devices))
     times = OpTimes(profile)
     work = Work(made, times, wires, methods, compiled.master_dtype)
-    optimizer_secs = _optimizer_secs(compiled, times)
+    stored = StoredMemory(made, compiled.master_dtype).by_device
+    update_secs = optimizer_secs(stored, times, STATES[compiled.optimizer], devices)
     with tqdm(total=len(made.events), desc="simulate", delay=2, leave=False, disable=None) as bar:
-        stepper = Stepper(made, work, optimizer_secs, move_secs=profile.move_secs, tick=bar.update)
+        stepper = Stepper(made, work, update_secs, move_secs=profile.move_secs, tick=bar.update)
         timeline = stepper.run()
     has_halves = any(ActionKind.INPUTS in kinds for kinds in made.stage_kinds)
     title = f"{made.plan.graph.name} on {len(devices)} x {profile.name}"
@@ -91,17 +92,17 @@ def simulate(
         peaks_of(compiled),
         profile.memory_bytes,
         live_of(compiled, timeline),
-        optimizer_secs,
+        update_secs,
         (*profile.assumptions, how, *ASSUMED, *((HALVES,) if has_halves else ())),
     )
 
 
-def _optimizer_secs(compiled: Compiled, times: OpTimes) -> Mapping[Device, float]:
-    stored = StoredMemory(compiled.materialized, compiled.master_dtype)
-    num_states = STATES[compiled.optimizer]
+def optimizer_secs(
+    stored: Mapping[Device, Stored], times: OpTimes, num_states: int, devices: Iterable[Device]
+) -> Mapping[Device, float]:
+    """Seconds of the optimizer on every device, given what it stores."""
     found = {}
-    for device in compiled.plan.devices:
-        # What has a state takes as much more of the host's memory for every one.
-        hosted = stored.host_bytes(device, 1) - stored.host_bytes(device, 0)
-        found[device] = times.update_secs(num_states, stored.trained_bytes(device), hosted)
+    for device in devices:
+        mine = stored.get(device) or Stored()
+        found[device] = times.update_secs(num_states, mine.trained_bytes, mine.hosted_trained_bytes)
     return found

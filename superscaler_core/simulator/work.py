@@ -8,6 +8,7 @@ from functools import cached_property
 
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.wire import Wire, Wires, ticks
+from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
@@ -107,10 +108,11 @@ class Work:
         self._stages: dict[tuple[str, int, bool, int | None], tuple[Act, ...]] = {}
         self._waits: dict[str, Wire] = {}
         self._computing: dict[Segment, _Times] = {}
+        self._halves: dict[tuple[Op, ...], tuple[tuple[float, float], ...]] = {}
 
     # --- stages ---------------------------------------------------------------------------------
 
-    def stage(self, action: Action, *, is_first: bool = False) -> tuple[Act, ...]:
+    def stage(self, action: Action, *, is_first: bool = False) -> Sequence[Act]:
         """What a stage does in an action, in an order that every device keeps.
 
         Args:
@@ -197,9 +199,17 @@ class Work:
         return Act(name, (device,), ticks(secs + self._times.profile.segment_secs))
 
     def _secs(self, segment: Segment) -> _Times:
-        alone = (part for part in segment.parts if part not in segment.products)
-        forward = sum(map(self._times.forward_secs, alone))
-        return _Times(forward, *halves(segment, self._times.backward_secs))
+        # Devices that run the same ops share what follows from these.
+        shares = self._halves.get(segment.ops)
+        if shares is None:
+            shares = self._halves[segment.ops] = halves(segment.ops)
+        forward = inputs = weights = 0.0
+        for part, (i_share, w_share) in zip(segment.parts, shares, strict=True):
+            forward_secs, backward_secs = self._times.of(part.form)
+            forward += 0.0 if part in segment.products else forward_secs
+            inputs += backward_secs * i_share
+            weights += backward_secs * w_share
+        return _Times(forward, inputs, weights)
 
     def _with_copies(
         self, act: Act, segment: Segment, kind: Verb, copies: Mapping[tuple[Device, Segment], Wire]

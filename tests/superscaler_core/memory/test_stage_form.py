@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import superscaler_core as ss
+from superscaler_core.known import Known
 from superscaler_core.memory import footprint
 from superscaler_core.memory.dry_run import DryRun
 from superscaler_core.memory.footprint import footprints
@@ -95,7 +96,6 @@ def test_what_is_recomputed_has_another_form() -> None:
 
 
 def test_forms_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footprint, "_KNOWN", {})
-    monkeypatch.setattr(footprint, "MAX_STAGE_FORMS", 2)
+    monkeypatch.setattr(footprint, "_KNOWN", Known(2))
     _ = compiled("hybrid", pp=4).memory
     assert len(footprint._KNOWN) == 2

@@ -18,8 +18,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.models.gpt import GPT, GPTConfig
 from superscaler_core.plan import Keep, OpSplit
 from superscaler_core.plans import PLANS
-from superscaler_core.simulator import PROFILES, Resimulator, simulate
-from superscaler_core.simulator import resimulator as module
+from superscaler_core.simulator import PROFILES, Resimulator, known_runs, resimulator, simulate
 from tests.superscaler_core.simulator.test_simulator import TWO_HOSTS
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,14 +112,14 @@ def test_what_a_change_does_not_reach_is_not_simulated_again(
 ) -> None:
     again = Resimulator(program("tensor parallel"), "v100")
     seen: list[int] = []
-    run_acts = module.run_acts
+    run_acts = known_runs.run_acts
 
     def counted(acts: Any, *rest: Any) -> Any:
         seen.append(len(acts))
         return run_acts(acts, *rest)
 
-    monkeypatch.setattr(module, "run_acts", counted)
-    num_runs = len(again._state.stages[0]._runs)
+    monkeypatch.setattr(known_runs, "run_acts", counted)
+    num_runs = len(again._state.stages[0].runs)
     (norm,) = (op for op in again.plan.graph.ops if op.name == "layers.2.norm2:layer_norm")
     again.secs_with({norm: OpSplit.grid(norm.sizes, range(4), [("b", 4)])})
     # The runs around the op, forward and backward, of some twenty.
@@ -128,9 +127,10 @@ def test_what_a_change_does_not_reach_is_not_simulated_again(
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_RUNS", 5)
+    monkeypatch.setattr(resimulator, "MAX_RUNS", 5)
     again = Resimulator(program("tensor parallel"), "v100")
-    assert max(len(again._runs), len(again._known)) <= 5
+    known = again._cutter.runs, again._times_of_runs, again._calls
+    assert max(map(len, known)) <= 5
     assert again.secs == fully(again.plan)
 
 
