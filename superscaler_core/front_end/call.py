@@ -12,6 +12,7 @@ import torch
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.records import Node
 from superscaler_core.graph.builder import GraphBuilder
+from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
 
 _KEPT_ANYWAY = (PARAMETER, CONSTANT)
@@ -60,7 +61,7 @@ class Call:
         kind: str,
         annotation: str,
         inputs: Sequence[PTensor],
-        code: str,
+        code: str | Invocation,
         *,
         shape: Sequence[int] | None = None,
         dtype: str | None = None,
@@ -86,13 +87,14 @@ class Call:
         kind: str,
         annotation: str,
         inputs: Sequence[PTensor],
-        code: str,
+        code: str | Invocation,
         outputs: Sequence[tuple[Sequence[int], str]],
         *,
         saves: Sequence[int] | None = None,
         flops: float = 1.0,
         differentiable: bool = True,
         sizes: Mapping[str, int] | None = None,
+        imports: Sequence[str] = (),
     ) -> tuple[PTensor, ...]:
         """Add an op of several results; as ``op``."""
         grad = differentiable and any(t.requires_grad for t in inputs)
@@ -106,7 +108,7 @@ class Call:
         return self.builder.op(
             kind, annotation, inputs, outputs, code,
             module=self.node.module, saves=kept if grad else (), flops=flops, differentiable=grad,
-            sizes=sizes,
+            sizes=sizes, imports=imports,
         )  # fmt: skip
 
     def written(self, template: str, inputs: Sequence[PTensor]) -> str:

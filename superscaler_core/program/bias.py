@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.part import Part
 from superscaler_core.program.edges import Edges
 
@@ -33,7 +34,7 @@ def products_of(
         return {}
     made: dict[Op, list[Part]] = {}
     for part in segment:
-        if part.op.kind in TAKES_BIAS and len(part.op.inputs) == 2:
+        if part.op.kind in TAKES_BIAS and isinstance(part.op.computes, Invocation):
             made.setdefault(part.op, []).append(part)
     found: dict[Part, Part] = {}
     mine = set(segment)
