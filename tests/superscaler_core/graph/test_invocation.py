@@ -43,7 +43,7 @@ def test_a_keyword_more_is_an_argument_more():
 def test_a_product_takes_its_bias_as_an_argument(kind):
     layer, shape, code = PRODUCTS[kind]
     graph, text = files_of(Mean(layer), shape)
-    (op,) = [op for op in graph.ops if op.kind == kind]
+    op = next(op for op in graph.ops if op.kind == kind)
     assert op.code == code
     call = code.partition("(")[0]
     line = next(line for line in text.splitlines() if f" = {call}(" in line)
