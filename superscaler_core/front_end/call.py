@@ -13,7 +13,7 @@ from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.records import Node
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.invocation import Invocation
-from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
+from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, PTensor
 
 _KEPT_ANYWAY = (PARAMETER, CONSTANT)
 
@@ -97,6 +97,11 @@ class Call:
         imports: Sequence[str] = (),
     ) -> tuple[PTensor, ...]:
         """Add an op of several results; as ``op``."""
+        for dtype in (*(t.dtype for t in inputs), *(dtype for _, dtype in outputs)):
+            if dtype not in ITEM_BYTES:
+                raise self.error(
+                    f"tensors of {dtype} are not supported; use {', '.join(ITEM_BYTES)}."
+                )
         grad = differentiable and any(t.requires_grad for t in inputs)
         if grad and not self.node.with_grad:
             grad = False
@@ -109,6 +114,14 @@ class Call:
             kind, annotation, inputs, outputs, code,
             module=self.node.module, saves=kept if grad else (), flops=flops, differentiable=grad,
             sizes=sizes, imports=imports,
+        )  # fmt: skip
+
+    def without_grad(self, x: PTensor) -> PTensor:
+        """The same tensor, through which no gradient flows."""
+        dims = text(names(len(x.shape)))
+        return self.op(
+            "detach", f"{dims} -> {dims}", (x,), "{x0}.detach()", shape=x.shape, dtype=x.dtype,
+            differentiable=False, flops=0.0,
         )  # fmt: skip
 
     def written(self, template: str, inputs: Sequence[PTensor]) -> str:
