@@ -10,7 +10,6 @@ from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter, 
 from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT
 from superscaler_core.codegen.text_form import text_form
-from superscaler_core.front_end.register import registered_modules
 from superscaler_core.plan import Device
 from superscaler_core.program.events import schedule_of
 from superscaler_core.program.instruction import Carry, Event
@@ -73,8 +72,7 @@ def _functions(made: Materialized, device: Device, stages: Sequence[int]) -> _Fu
 
 
 def _head(made: Materialized, device: Device) -> str:
-    codes = {op.code: op for op in made.plan.graph.ops}
-    modules = sorted({m for op in codes.values() for m in registered_modules(op)})
+    modules = sorted({module for op in made.plan.graph.ops for module in op.imports})
     notes = "".join(f"\n\nNot what the model says: {note}." for note in made.plan.notes)
     return _HEAD.format(
         name=made.plan.graph.name,

@@ -49,17 +49,15 @@ class SegmentWriter:
     def _statement(self, part: Part, product: Part | None = None) -> Statement:
         """What a part computes; with the product to which it adds a bias, if they are one call."""
         outs = tuple(self._values.of_part(part, i).name for i in range(len(part.outputs)))
-        call = self._call(part)
-        if product is not None:
-            made, bias = self._call(product), self._expression(part, 1)
-            text = f"{made.text.removesuffix(')')}, bias={bias})"
-            call = Expression(text, (*made.reads, *bias.reads))
+        bias = None if product is None else self._expression(part, 1)
+        call = self._call(product or part, bias)
         return Statement(f"{', '.join(outs)} = {call}", outs, call.reads)
 
-    def _call(self, part: Part) -> Expression:
+    def _call(self, part: Part, bias: Expression | None) -> Expression:
         operands = [self._expression(part, position) for position in range(len(part.inputs))]
-        text = part.call([operand.text for operand in operands], seed=f"rng + {part.op.index}")
-        return Expression(text, reads_of(operands))
+        texts, seed = [operand.text for operand in operands], f"rng + {part.op.index}"
+        given = operands if bias is None else [*operands, bias]
+        return Expression(part.call(texts, seed, bias.text if bias else None), reads_of(given))
 
     def _expression(self, part: Part, position: int) -> Expression:
         """What an operand of a part is made of, as an expression."""

@@ -44,7 +44,7 @@ def _signature(form: PartForm) -> str:
     )
     outputs = " ".join(map(_text, _outputs(form)))
     sizes = ",".join(map(str, form.extents))
-    return f"{form.op.code} | {inputs} -> {outputs} | {sizes}"
+    return f"{form.op.computes} | {inputs} -> {outputs} | {sizes}"
 
 
 class _View(NamedTuple):

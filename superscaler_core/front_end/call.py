@@ -12,7 +12,8 @@ import torch
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.records import Node
 from superscaler_core.graph.builder import GraphBuilder
-from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
+from superscaler_core.graph.invocation import Invocation
+from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, PTensor
 
 _KEPT_ANYWAY = (PARAMETER, CONSTANT)
 
@@ -60,7 +61,7 @@ class Call:
         kind: str,
         annotation: str,
         inputs: Sequence[PTensor],
-        code: str,
+        code: str | Invocation,
         *,
         shape: Sequence[int] | None = None,
         dtype: str | None = None,
@@ -86,15 +87,21 @@ class Call:
         kind: str,
         annotation: str,
         inputs: Sequence[PTensor],
-        code: str,
+        code: str | Invocation,
         outputs: Sequence[tuple[Sequence[int], str]],
         *,
         saves: Sequence[int] | None = None,
         flops: float = 1.0,
         differentiable: bool = True,
         sizes: Mapping[str, int] | None = None,
+        imports: Sequence[str] = (),
     ) -> tuple[PTensor, ...]:
         """Add an op of several results; as ``op``."""
+        for dtype in (*(t.dtype for t in inputs), *(dtype for _, dtype in outputs)):
+            if dtype not in ITEM_BYTES:
+                raise self.error(
+                    f"tensors of {dtype} are not supported; use {', '.join(ITEM_BYTES)}."
+                )
         grad = differentiable and any(t.requires_grad for t in inputs)
         if grad and not self.node.with_grad:
             grad = False
@@ -106,7 +113,15 @@ class Call:
         return self.builder.op(
             kind, annotation, inputs, outputs, code,
             module=self.node.module, saves=kept if grad else (), flops=flops, differentiable=grad,
-            sizes=sizes,
+            sizes=sizes, imports=imports,
+        )  # fmt: skip
+
+    def without_grad(self, x: PTensor) -> PTensor:
+        """The same tensor, through which no gradient flows."""
+        dims = text(names(len(x.shape)))
+        return self.op(
+            "detach", f"{dims} -> {dims}", (x,), "{x0}.detach()", shape=x.shape, dtype=x.dtype,
+            differentiable=False, flops=0.0,
         )  # fmt: skip
 
     def written(self, template: str, inputs: Sequence[PTensor]) -> str:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.convert import graph_of
+from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
+from superscaler_core.front_end.state import State
 from superscaler_core.graph.graph import Graph
 
 
@@ -56,11 +58,20 @@ def capture(
     sum: line.linear[2, 5] -> sum[]  (b+ s+ -> ())
     """
     title = name or type(model).__name__
+    check_model(model)
     args = _by_position(model, inputs)
     device = next((p.device for p in model.parameters()), None)
     # Tracing takes one tensor given twice for one input: every argument is a copy of its own.
     copies = [a.detach().to(device, copy=True) if isinstance(a, Tensor) else a for a in args]
-    return graph_of(trace(model, copies), model, title, recycled or {})
+    state = State(model)
+    with state.watched():
+        program = trace(model, copies)
+    graph = graph_of(program, model, title, recycled or {})
+    if state.changed:
+        state.check(
+            program, graph, lambda: graph_of(trace(model, copies), model, title, recycled or {})
+        )
+    return graph
 
 
 def _by_position(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:

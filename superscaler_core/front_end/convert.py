@@ -15,7 +15,7 @@ from superscaler_core.front_end.records import Node, Ref, TracedProgram
 from superscaler_core.front_end.rules import rule_of
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
-from superscaler_core.graph.tensor import INPUT, PTensor
+from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
 
 # Of these only the shape and dtype of the argument matter, so that their results are constants.
 _LIKE = {
@@ -51,6 +51,7 @@ class _Conversion:
         values: what every ref is now: a pTensor, or a real constant.
         memory: of the result of an op in place, the ref that it wrote.
         shared: refs whose memory others, as views, may see.
+        kept: buffers, and other tensors that the model keeps, as they were at the capture.
     """
 
     def __init__(self, program: TracedProgram, model: nn.Module, name: str) -> None:
@@ -58,7 +59,7 @@ class _Conversion:
         self.builder = GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}
         self.constants: dict[tuple[Ref, int], PTensor] = {}
-        self.buffers: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
         self.memory: dict[Ref, Ref] = {}
         self.shared: set[Ref] = set()
 
@@ -92,11 +93,14 @@ class _Conversion:
             self.values[Ref(place)] = by_name[name]
 
     def _add_constants(self) -> None:
-        for place, name in self.program.buffers.items():
-            self.buffers[name] = self.model.get_buffer(name).detach().clone()
-            self.values[Ref(place)] = self.buffers[name]
-        for place, value in self.program.constants.items():
-            self.values[Ref(place)] = value.detach().clone()
+        given = {place: (n, self.model.get_buffer(n)) for place, n in self.program.buffers.items()}
+        for place, (name, value) in {**given, **self.program.constants}.items():
+            if value.requires_grad:
+                raise CaptureError(
+                    f"{self.builder.name} reads {name!r}, which needs a gradient but is no "
+                    "parameter: make it an nn.Parameter that is registered, or detach it."
+                )
+            self.kept[name] = self.values[Ref(place)] = value.detach().clone()
 
     def _convert(self, node: Node) -> None:
         if node.base in _LIKE:
@@ -128,11 +132,11 @@ class _Conversion:
                 "would draw differently; pass them to the model as an input, or use dropout."
             )
         args = {name: self._filled(value, self.values) for name, value in node.args.items()}
-        before = {name: buffer._version for name, buffer in self.buffers.items()}
+        before = {name: value._version for name, value in self.kept.items()}
         results = node.run(args)
-        for name, buffer in self.buffers.items():
-            if buffer._version != before[name]:
-                raise _mutates(node, name)
+        for name, value in self.kept.items():
+            if value._version != before[name]:
+                raise self._mutates(node, name)
         return results
 
     def _ruled(self, node: Node) -> Sequence[PTensor]:
@@ -147,6 +151,12 @@ class _Conversion:
         except AnnotationError as error:
             raise call.error(str(error)) from None
         results = (result,) if isinstance(result, PTensor) else tuple(result)
+        if not node.with_grad and not node.is_passed_on:
+            # What a rule returns as it was given is another tensor in torch, without gradient.
+            results = tuple(
+                call.without_grad(x) if x.requires_grad and x in call.tensors else x
+                for x in results
+            )
         if target != node.target:
             written = self._written(node)
             self.values |= {
@@ -164,17 +174,31 @@ class _Conversion:
     def _functional(self, node: Node) -> Node:
         """The call of the same name that writes a new tensor; later readers get that one."""
         ref = self._written(node)
-        if isinstance(self.values[ref], Tensor):
-            for buffer, value in self.buffers.items():
-                if value is self.values[ref]:
-                    raise _mutates(node, buffer)
-        if ref in self.shared or ref.name not in {n.name for n in self.program.nodes}:
+        written = self.values[ref]
+        for name, value in self.kept.items():
+            if value is written:
+                raise self._mutates(node, name)
+        why = ""
+        if isinstance(written, PTensor) and written.kind in (INPUT, PARAMETER):
+            why = f"writes {written.kind} {written.name!r} in place"
+        elif ref in self.shared:
+            why = "writes in place what other tensors share memory with"
+        elif isinstance(written, PTensor) and written.requires_grad and not node.with_grad:
+            why = "writes in place, without gradient, what has one"
+        if why:
             raise CaptureError(
-                f"{node.target} in {node.place} writes in place what other tensors share memory "
-                "with; use the form that returns a new tensor."
+                f"{node.target} in {node.place} {why}; use the form that returns a new tensor."
             )
         base, _, overload = node.target.rpartition(".")
         return replace(node, target=f"{base.rstrip('_')}.{overload}")
+
+    def _mutates(self, node: Node, name: str) -> CaptureError:
+        kind = "buffer" if name in self.program.buffers.values() else "tensor"
+        return CaptureError(
+            f"{node.target} in {node.place} changes {kind} {name!r} in the forward pass, which "
+            "parts of a split batch would do differently; a batch norm is captured with "
+            f"track_running_stats=False, another module without that {kind}."
+        )
 
     def _tensor(self, ref: Ref, node: Node) -> PTensor:
         """What a ref is in the graph; a constant becomes one of the graph's when it is read."""
@@ -188,10 +212,12 @@ class _Conversion:
                 raise CaptureError(
                     f"{node.target} in {node.place} reads a constant that is on the meta device; "
                     "give the model's buffers values before it is captured: "
-                    f"{', '.join(n for n, b in self.buffers.items() if b.is_meta)}."
+                    f"{', '.join(n for n, b in self.kept.items() if b.is_meta)}."
                 )
             dtype = str(value.dtype).removeprefix("torch.")
             name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
+            if ref.name in self.program.constants:
+                name = self.program.constants[ref.name][0]
             self.constants[key] = self.builder.constant(name, value.clone(), value.shape, dtype)
         return self.constants[key]
 
@@ -242,11 +268,3 @@ def _refs(values: Iterable[Any]) -> Iterator[Ref]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _refs(value)
-
-
-def _mutates(node: Node, buffer: str) -> CaptureError:
-    return CaptureError(
-        f"{node.target} in {node.place} changes buffer {buffer!r} in the forward pass, which "
-        "parts of a split batch would do differently; a batch norm is captured with "
-        "track_running_stats=False, another module without that buffer."
-    )

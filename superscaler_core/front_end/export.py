@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.effects import watched
+from superscaler_core.front_end.functions import TARGET, FunctionCall, functions_as_ops
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 
 # Left by export as a check of its own; it computes nothing.
@@ -27,12 +30,34 @@ def trace(model: nn.Module, inputs: Sequence[Any]) -> TracedProgram:
     Raises:
         CaptureError: tracing cannot follow the model.
     """
+    with functions_as_ops() as calls:
+        exported = _exported(model, inputs)
+    return _Reader(exported, calls).program()
+
+
+def _exported(model: nn.Module, inputs: Sequence[Any]) -> Any:
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise CaptureError(
+            f"{type(model).__name__} is captured under torch.autocast, whose casts are not traced; "
+            "capture the model outside of it, in the dtype that it is to compute in."
+        )
+    refused: list[str] = []
+    hints: list[str] = []
     try:
-        with _no_stack_traces():
+        # What export warns of, attributes that a forward sets, `State` knows more of.
+        with (
+            warnings.catch_warnings(),
+            watched(refused, hints),
+            torch.enable_grad(),
+            _no_stack_traces(),
+        ):
+            warnings.simplefilter("ignore")
             exported = torch.export.export(model, tuple(inputs), strict=False)
     except Exception as error:
-        raise CaptureError(_why(model, error)) from error
-    return _Reader(exported).program()
+        raise CaptureError(_why(model, error, [*refused, *hints])) from error
+    if refused:
+        raise CaptureError(f"{type(model).__name__}: {refused[0]}.")
+    return exported
 
 
 @contextmanager
@@ -51,10 +76,15 @@ _NO_STACK_TRACES = "do_not_emit_stack_traces"
 
 
 class _Reader:
-    """Reads one exported program; ``refs`` says what each fx node's name stands for."""
+    """Reads one exported program; ``refs`` says what each fx node's name stands for.
 
-    def __init__(self, exported: Any) -> None:
-        self.exported = exported
+    Args:
+        exported: the program.
+        calls: of functions, by the numbers in it.
+    """
+
+    def __init__(self, exported: Any, calls: Sequence[FunctionCall]) -> None:
+        self.exported, self.calls = exported, calls
         self.refs: dict[str, Any] = {}
 
     def program(self) -> TracedProgram:
@@ -77,7 +107,7 @@ class _Reader:
             named[InputKind.PARAMETER],
             named[InputKind.BUFFER],
             {
-                name: self.exported.constants[target]
+                name: (target, self.exported.constants[target])
                 for name, target in named[InputKind.CONSTANT_TENSOR].items()
             },
             nodes,
@@ -95,7 +125,17 @@ class _Reader:
                 )
                 self.refs[node.name] = made
             elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-                yield from self._inlined(module, node)
+                is_on, body, *args = node.args
+                yield from self._inlined(module, node, body, args, bool(is_on))
+            elif node.target is torch.ops.higher_order.wrap_with_autocast:
+                _, _, is_on, _, body, *args = node.args
+                if is_on:
+                    path, kind = _module(node)
+                    raise CaptureError(
+                        f"module {path!r} ({kind}) runs under torch.autocast, whose casts are not "
+                        "traced; cast explicitly (x.to(dtype)), or capture the model in that dtype."
+                    )
+                yield from self._inlined(module, node, body, args, with_grad)
             elif str(node.target) in _CHECKS:
                 continue
             elif isinstance(node.target, torch._ops.OpOverload):
@@ -107,15 +147,16 @@ class _Reader:
                     "is not supported; call what it does directly, or put it behind @register_op."
                 )
 
-    def _inlined(self, module: fx.GraphModule, node: fx.Node) -> Iterator[Node]:
-        """The body of a ``torch.no_grad()`` or ``enable_grad()`` block, in place."""
-        with_grad, body, *args = node.args
-        inner: fx.GraphModule = getattr(module, str(body.target))  # type: ignore[union-attr]
+    def _inlined(
+        self, module: fx.GraphModule, node: fx.Node, body: Any, args: Sequence[Any], with_grad: bool
+    ) -> Iterator[Node]:
+        """The body of a block such as ``torch.no_grad()``, in place."""
+        inner: fx.GraphModule = getattr(module, str(body.target))
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
         outside = dict(self.refs)
         self.refs |= {p.name: self._read(a) for p, a in zip(places, args, strict=True)}
         prefix = f"{node.name}."
-        for made in self._nodes(inner, bool(with_grad)):
+        for made in self._nodes(inner, with_grad):
             self.refs[made.name] = Ref(prefix + made.name)
             yield Node(
                 **{f: getattr(made, f) for f in made.__slots__} | {"name": prefix + made.name}
@@ -135,6 +176,11 @@ class _Reader:
         }
         self.refs[node.name] = Ref(node.name)
         path, kind = _module(node)
+        mutates = tuple(a.name for a in schema if a.alias_info and a.alias_info.is_write)
+        run: Runner = _Runner(target)
+        if is_function := str(target.name()) == TARGET.replace(".", "::"):
+            called = args["number"] = self.calls[args["number"]]
+            run = lambda args: called(args["tensors"])  # noqa: E731
         return Node(
             name=node.name,
             target=str(target),
@@ -145,10 +191,12 @@ class _Reader:
             module_type=kind,
             is_pointwise=torch.Tag.pointwise in target.tags,
             is_random=torch.Tag.nondeterministic_seeded in target.tags,
-            mutates=tuple(a.name for a in schema if a.alias_info and a.alias_info.is_write),
-            is_view=any(r.alias_info is not None for r in target._schema.returns),
+            mutates=mutates,
+            # The results of a Function may be views of what it is given.
+            is_view=is_function or any(r.alias_info for r in target._schema.returns),
             with_grad=with_grad,
-            run=_Runner(target),
+            is_passed_on=not (with_grad or mutates or is_function) and _is_passed_on(node),
+            run=run,
         )
 
     def _outputs(self, node: fx.Node) -> tuple[TracedValue, ...]:
@@ -172,6 +220,24 @@ class _Reader:
         if isinstance(value, list | tuple):
             return [self._read(v) for v in value]
         return value
+
+
+Runner = Callable[[Mapping[str, Any]], tuple[Any, ...]]
+
+
+def _is_passed_on(node: fx.Node) -> bool:
+    """Whether torch returns the very tensor that it is given, whose gradient goes on then."""
+    given: list[Tensor] = []
+
+    def value(other: fx.Node) -> Any:
+        found = other.meta["val"]
+        given.extend([found] if isinstance(found, Tensor) else [])
+        return found
+
+    args, keywords = fx.map_arg((node.args, node.kwargs), value)
+    with torch.no_grad():
+        result = node.target(*args, **keywords)  # type: ignore[operator]
+    return any(result is tensor for tensor in given)
 
 
 class _Runner:
@@ -202,13 +268,15 @@ def _module(node: fx.Node) -> tuple[str, str]:
     return re.sub(r"@\d+", "", path), name.rpartition(".")[2]
 
 
-def _why(model: nn.Module, error: Exception) -> str:
+def _why(model: nn.Module, error: Exception, known: Sequence[str]) -> str:
     """What tracing could not follow, and in which module: the last one whose code was running."""
     paths = {id(module): path for path, module in model.named_modules()}
     place, at = "the model itself", error.__traceback__
     while at is not None:
         place = _place(model, at, paths) or place
         at = at.tb_next
+    if known or isinstance(error, CaptureError):
+        return f"{place}: {known[0] if known else error}".rstrip(".") + "."
     reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
     return (
         f"tracing cannot follow {place}: {type(error).__name__}: {reason.strip()} If what it does "

@@ -40,6 +40,7 @@ class Node:
         mutates: arguments that it writes in place.
         is_view: an output may share memory with an input.
         with_grad: gradients are recorded here.
+        is_passed_on: it returns a tensor that it is given, where no gradients are recorded.
         run: really computes it, on the CPU, from all arguments by name.
     """
 
@@ -55,6 +56,7 @@ class Node:
     mutates: tuple[str, ...]
     is_view: bool
     with_grad: bool
+    is_passed_on: bool
     run: Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
     @property
@@ -76,7 +78,7 @@ class TracedProgram:
         inputs: arguments of the model, in their order.
         parameters: names of arguments that stand for a parameter -> its name in the model.
         buffers: likewise for buffers.
-        constants: other tensors that tracing found, with their values.
+        constants: other tensors that tracing found, with their names in the model and values.
         nodes: in an order that data flow allows.
         outputs: what the model returns.
     """
@@ -84,6 +86,6 @@ class TracedProgram:
     inputs: tuple[tuple[str, TracedValue], ...]
     parameters: Mapping[str, str]
     buffers: Mapping[str, str]
-    constants: Mapping[str, Any]
+    constants: Mapping[str, tuple[str, Any]]
     nodes: tuple[Node, ...]
     outputs: tuple[Ref, ...]

@@ -15,15 +15,12 @@ from torch import Tensor
 
 from superscaler_core.errors import AnnotationError
 from superscaler_core.graph.annotation import Annotation
-from superscaler_core.graph.graph import Op
 from superscaler_core.graph.sliding import SlidingWindow
 
 NAMESPACE = "superscaler"
 """Of the torch ops that stand for registered functions in a traced program."""
 
 _SCHEMA_TYPES = {"int": "int", "float": "float", "bool": "bool", "str": "str"}
-_CALL = re.compile(r"((?:[A-Za-z_]\w*\.)+)[A-Za-z_]\w*\(")
-_ALWAYS_THERE = {"torch", "F", "ops", "math"}
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -140,12 +137,6 @@ def register_op(
         return call  # type: ignore[return-value]
 
     return enter
-
-
-def registered_modules(op: Op) -> tuple[str, ...]:
-    """Modules that the op's code calls functions of, beside torch and ``superscaler_core.ops``."""
-    found = (match[1].rstrip(".") for match in _CALL.finditer(op.code))
-    return tuple(dict.fromkeys(m for m in found if m.partition(".")[0] not in _ALWAYS_THERE))
 
 
 def _check_sizes(

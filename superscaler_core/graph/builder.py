@@ -9,6 +9,7 @@ from typing import Any
 from superscaler_core.errors import AnnotationError, PlanError
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 
@@ -58,13 +59,14 @@ class GraphBuilder:
         annotation: Annotation | str,
         inputs: Sequence[PTensor],
         outputs: Sequence[tuple[Sequence[int], str]],
-        code: str,
+        code: str | Invocation,
         *,
         module: str = "",
         saves: Sequence[int] | None = None,
         flops: float = 1.0,
         differentiable: bool = True,
         sizes: Mapping[str, int] | None = None,
+        imports: Sequence[str] = (),
     ) -> tuple[PTensor, ...]:
         """Add an op and return its outputs.
 
@@ -79,6 +81,7 @@ class GraphBuilder:
             flops: as of ``Op``.
             differentiable: whether gradients flow through it, if an input has one.
             sizes: of identifiers that the shapes do not say.
+            imports: as of ``Op``.
 
         Raises:
             AnnotationError: the shapes do not fit the annotation.
@@ -106,7 +109,7 @@ class GraphBuilder:
         self._ops.append(
             Op(
                 len(self._ops), name, kind, module, made, found,
-                tuple(inputs), results, code, tuple(saves), flops,
+                tuple(inputs), results, code, tuple(saves), flops, tuple(imports),
             )
         )  # fmt: skip
         return results

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import rvdcomm as rv
 from superscaler_core.graph.annotation import Annotation, Operand, tiling_loops
+from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import PARAMETER, Summand
 
 Piece = tuple[str, int, int]
@@ -52,7 +53,7 @@ class OpForm:
     sizes: tuple[tuple[str, int], ...]
     inputs: tuple[TensorForm, ...]
     outputs: tuple[TensorForm, ...]
-    code: str
+    computes: str | Invocation
     saves: tuple[int, ...]
     flops: float
 
@@ -62,7 +63,7 @@ class OpForm:
         return _interned(cls(*fields))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = ("kind", "annotation", "sizes", "inputs", "outputs", "code", "saves", "flops")
+        names = ("kind", "annotation", "sizes", "inputs", "outputs", "computes", "saves", "flops")
         return OpForm.of, tuple(getattr(self, name) for name in names)
 
     def part(self, pieces: tuple[Piece, ...]) -> PartForm:
@@ -91,7 +92,7 @@ class OpForm:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.kind, self.sizes, self.inputs, self.outputs, self.code, self.saves))
+        return hash((self.kind, self.sizes, self.inputs, self.outputs, self.computes, self.saves))
 
 
 @lru_cache(maxsize=MAX_FORMS)
@@ -153,16 +154,25 @@ class PartForm:
 
         Every second piece is such a name: ``x0``, ``x1``, ... or ``seed``.
         """
+        return self._cut(self.op.computes)
+
+    @cached_property
+    def call_with_bias(self) -> tuple[str, ...]:
+        """The same of a call that takes a ``bias`` as well, which is another such name."""
+        assert isinstance(self.op.computes, Invocation), "others take no argument more"
+        return self._cut(self.op.computes.adding("bias", "{bias}"))
+
+    def _cut(self, code: str | Invocation) -> tuple[str, ...]:
         op = self.op
-        names = [f"x{i}" for i in range(len(op.inputs))]
-        fields: dict[str, object] = {name: f"{_CUT}{name}{_CUT}" for name in (*names, "seed")}
+        names = [*(f"x{i}" for i in range(len(op.inputs))), "seed", "bias"]
+        fields: dict[str, object] = {name: f"{_CUT}{name}{_CUT}" for name in names}
         fields |= {f"in{i}": box for i, (box, _) in enumerate(self.inputs)}
         fields |= {f"out{i}": box for i, (box, _) in enumerate(self.outputs)}
         fields |= {f"pad{i}": pad for i, pad in enumerate(self.overhangs)}
         ranges = {i: self.ranges.get(i, (0, size)) for i, size in op.sizes}
         fields["start"] = {i: lo for i, (lo, _) in ranges.items()}
         fields["size"] = {i: hi - lo for i, (lo, hi) in ranges.items()}
-        return tuple(op.code.format(**fields).split(_CUT))
+        return tuple(str(code).format(**fields).split(_CUT))
 
     def _views(
         self, operands: tuple[Operand, ...], forms: tuple[TensorForm, ...]

@@ -11,6 +11,7 @@ from typing import Any
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.form import OpForm, TensorForm
+from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 UPDATE = "update"
@@ -29,11 +30,13 @@ class Op:
         annotation: how the dims of its tensors relate.
         sizes: of every identifier, in iterations.
         inputs, outputs: its tensors.
-        code: the Python expression that computes it on local shards, with fields (below).
+        computes: the Python expression that computes it on local shards, with fields (below); a
+            record where it is a call that may get an argument more.
         saves: which operands autograd keeps for the backward: numbers of inputs, then of outputs.
         flops: floating-point operations of one iteration of all loops, forward.
+        imports: modules whose functions the code calls, besides those that are always there.
 
-    ``code`` may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``, ...
+    It may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``, ...
     (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far windows
     reach over both ends of dim 2 of an input), ``{size[k]}`` and ``{start[k]}`` (iterations of loop
     k here, and the first) and ``{seed}`` (a number of this op's own).
@@ -47,9 +50,10 @@ class Op:
     sizes: Mapping[str, int]
     inputs: tuple[PTensor, ...]
     outputs: tuple[PTensor, ...]
-    code: str
+    computes: str | Invocation
     saves: tuple[int, ...]
     flops: float
+    imports: tuple[str, ...] = ()
 
     @cached_property
     def form(self) -> OpForm:
@@ -60,8 +64,13 @@ class Op:
         )
         return OpForm.of(
             self.kind, self.annotation, tuple(self.sizes.items()), inputs, outputs,
-            self.code, self.saves, self.flops,
+            self.computes, self.saves, self.flops,
         )  # fmt: skip
+
+    @property
+    def code(self) -> str:
+        """The expression as text."""
+        return str(self.computes)
 
     def is_splittable(self, identifier: str) -> bool:
         """Whether the loop can be cut."""

@@ -62,10 +62,15 @@ class Part:
         """Iterations of all loops together."""
         return self.form.volume
 
-    def call(self, names: Sequence[str], seed: str = "0") -> str:
-        """The expression that computes its outputs, given the expressions of its inputs."""
+    def call(self, names: Sequence[str], seed: str = "0", bias: str | None = None) -> str:
+        """The expression that computes its outputs, given the expressions of its inputs.
+
+        Of a product it may be given a bias too, which is an argument of its call then.
+        """
         given = {f"x{i}": name for i, name in enumerate(names)} | {"seed": seed}
         pieces = self.form.call
+        if bias is not None:
+            given, pieces = given | {"bias": bias}, self.form.call_with_bias
         return "".join(given[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
     def __hash__(self) -> int:

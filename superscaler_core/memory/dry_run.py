@@ -21,7 +21,6 @@ import rvdcomm as rv
 from superscaler_core import ops
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter
-from superscaler_core.front_end.register import registered_modules
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.fused_attention import FusedAttention
 from superscaler_core.memory.moments import Meter
@@ -346,7 +345,7 @@ def _module_of(writer: StageWriter, name: str, steps: Sequence[Step]) -> ModuleT
     module = ModuleType(name)
     module.__dict__.update(torch=torch, F=F, ops=ops)
     parts = [part for step in steps if isinstance(step, Segment) for part in step.parts]
-    for path in {path for part in parts for path in registered_modules(part.op)}:
+    for path in {path for part in parts for path in part.op.imports}:
         importlib.import_module(path)
         root = path.partition(".")[0]
         setattr(module, root, importlib.import_module(root))

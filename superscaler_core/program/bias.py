@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.part import Part
 from superscaler_core.program.edges import Edges
 
@@ -36,7 +37,7 @@ def products_of(
         if not _sums_a_product(part, graph, edges):
             continue
         producer, (wanted, _) = graph.producer[part.op.inputs[0]], part.form.inputs[0]
-        if producer.kind not in TAKES_BIAS or len(producer.inputs) != 2:
+        if not _takes_bias(producer):
             continue
         products = (p for p in segment if p.op is producer)
         product = next((p for p in products if p.form.outputs[0] == (wanted, ())), None)
@@ -53,3 +54,8 @@ def _sums_a_product(part: Part, graph: Graph, edges: Edges) -> bool:
     if (op, 0) in edges.of_reader or op.inputs[0] not in graph.producer:
         return False
     return len(graph.readers[op.inputs[0]]) == 1
+
+
+def _takes_bias(op: Op) -> bool:
+    """Whether an op is a call of a product of two tensors, and so may be a call with a bias."""
+    return op.kind in TAKES_BIAS and len(op.inputs) == 2 and isinstance(op.computes, Invocation)

@@ -12,7 +12,6 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
 
 from superscaler_core import ops
-from superscaler_core.front_end.register import registered_modules
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
@@ -22,7 +21,7 @@ from superscaler_core.ops import mix
 def code_names(op: Op) -> dict[str, Any]:
     """What the names in an op's code stand for."""
     names: dict[str, Any] = {"torch": torch, "F": F, "ops": ops, "math": math}
-    for path in registered_modules(op):
+    for path in op.imports:
         importlib.import_module(path)
         root = path.partition(".")[0]
         names[root] = importlib.import_module(root)

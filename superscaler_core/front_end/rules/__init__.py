@@ -3,6 +3,7 @@
 from superscaler_core.front_end.rules import (  # noqa: F401 - each adds its rules to the table
     attention,
     elementwise,
+    functions,
     image,
     index,
     linear,

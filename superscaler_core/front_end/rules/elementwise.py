@@ -126,17 +126,14 @@ def identity(call: Call) -> PTensor:
 
 @rule("aten.detach")
 def detach(call: Call) -> PTensor:
-    x = call["self"]
-    dims = text(names(len(x.shape)))
-    return call.op(
-        "detach", f"{dims} -> {dims}", (x,), "{x0}.detach()", differentiable=False, flops=0.0
-    )
+    x: PTensor = call["self"]
+    return call.without_grad(x)
 
 
 @rule("aten.dropout")
 def dropout(call: Call) -> PTensor:
     """Random by the element's place in the whole tensor: the same on every part and every rerun."""
-    x: PTensor = call["input"]
+    (x,) = call.tensors
     if not call["train"] or call["p"] == 0:
         return x
     dims = text(names(len(x.shape)))

@@ -13,6 +13,7 @@ from typing import Any
 from superscaler_core.front_end.call import Call, literal, names, share, text
 from superscaler_core.front_end.rules.linear import add_bias
 from superscaler_core.front_end.rules.table import rule
+from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.sliding import SlidingWindow
 from superscaler_core.graph.tensor import PTensor
 
@@ -76,15 +77,15 @@ def convolution(call: Call) -> PTensor:
     else:
         dims = ["n", "(g c+)", *image], ["(g o)", "c+", *kernel], ["n", "(g o)", *out]
     if image[0][-1] == "^" or image == out:
-        code, steps = f"F.{call.kind}", ["stride", "padding", "dilation"]
-        words = [f"{n}={literal(call[n], ())}" for n, _ in call.node.given if n in steps]
+        function, more, steps = f"F.{call.kind}", [], ["stride", "padding", "dilation"]
+        words = [(n, literal(call[n], ())) for n, _ in call.node.given if n in steps]
     else:
-        code = "ops.conv"
-        words = [windows.overhang(2), f"stride={windows.stride}", f"dilation={dilation}"]
-    words += ["groups={size[g]}"] if groups != 1 else []
+        function, more = "ops.conv", [windows.overhang(2)]
+        words = [("stride", str(windows.stride)), ("dilation", str(dilation))]
+    words += [("groups", "{size[g]}")] if groups != 1 else []
     made = call.op(
         call.kind, f"{text(dims[0])}, {text(dims[1])} -> {text(dims[2])}", (x, weight),
-        f"{code}({', '.join(['{x0}', '{x1}', *words])})", flops=flops,
+        Invocation(function, ("{x0}", "{x1}", *more), tuple(words)), flops=flops,
     )  # fmt: skip
     return made if call["bias"] is None else add_bias(call, made, call["bias"], dim=1)
 

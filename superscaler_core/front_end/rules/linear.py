@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from superscaler_core.front_end.call import Call, names, text
 from superscaler_core.front_end.rules.table import rule
+from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import PTensor
 
 
@@ -17,7 +18,7 @@ def linear(call: Call) -> PTensor:
     out = "n" if len(weight.shape) == 2 else ""
     made = call.op(
         "linear", f"{lead} k+, {out} k+ -> {f'{lead} {out}'.strip() or '()'}", (x, weight),
-        "F.linear({x0}, {x1})", flops=2.0,
+        Invocation("F.linear", ("{x0}", "{x1}")), flops=2.0,
     )  # fmt: skip
     return made if bias is None else add_bias(call, made, bias)
 

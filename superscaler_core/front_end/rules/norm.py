@@ -63,6 +63,19 @@ def batch_norm(call: Call) -> PTensor:
     return _scaled(call, centered, variance)
 
 
+@rule("aten._weight_norm")
+def weight_norm(call: Call) -> PTensor:
+    """A weight of given length along one dim; along that it is cut, or nowhere (dim -1)."""
+    v, g, dim = call["v"], call["g"], call["dim"]
+    dims = names(len(v.shape))
+    whole = text(fixed(dims, (i for i in range(len(dims)) if i != dim)))
+    lengths = text("1" if i != dim else d for i, d in enumerate(dims)) if g.shape else "()"
+    return call.op(
+        "weight_norm", f"{whole}, {lengths} -> {whole}", (v, g),
+        f"torch._weight_norm({{x0}}, {{x1}}, {dim})", saves=(0, 1), flops=4.0,
+    )  # fmt: skip
+
+
 def _centered(call: Call, x: PTensor, mean: PTensor) -> PTensor:
     dims = text(["n", "c", *names(len(x.shape))[2:]])
     code = f"{{x0}} - {{x1}}{_stretched(x)}"

@@ -26,4 +26,5 @@ def registered(call: Call) -> Sequence[PTensor]:
         f"{known.path}({', '.join(words)})",
         [(value.shape, value.dtype) for value in call.node.outputs],
         saves=known.saves, flops=known.flops, sizes=known.sizes_of(call.args),
+        imports=[known.function.__module__],
     )  # fmt: skip

@@ -11,6 +11,7 @@ from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.statement import Expression, Statement, freed
 from superscaler_core.codegen.text import index_text, wrapped
 from superscaler_core.codegen.totals import Totals
+from superscaler_core.graph.invocation import Invocation
 from tests.superscaler_core.small import branched, on_one, two_linears
 
 
@@ -89,13 +90,16 @@ def test_a_device_without_work_has_a_program_that_does_nothing() -> None:
     assert "def step(run):\n    run.begin()\n    run.total_loss()\n    run.end()\n" in text
 
 
+LINEAR = Invocation("F.linear", ("{x0}", "{x1}"))
+
+
 @pytest.mark.parametrize("cut, calls", [(None, 1), ("n", 1), ("b", 1), ("k", 0)])
 def test_a_bias_joins_its_product_where_the_sum_is_not_cut(cut: str | None, calls: int) -> None:
     builder = ss.GraphBuilder("line")
     weight, bias = (builder.parameter(n, s, "float64") for n, s in [("w", (2, 4)), ("b", (2,))])
     x = builder.input("x", (6, 4), "float64")
     out = [((6, 2), "float64")]
-    (y,) = builder.op("linear", "b k+, n k+ -> b n", [x, weight], out, "F.linear({x0}, {x1})")
+    (y,) = builder.op("linear", "b k+, n k+ -> b n", [x, weight], out, LINEAR)
     (z,) = builder.op("add_bias", "b n, n -> b n", [y, bias], out, "{x0} + {x1}")
     (loss,) = builder.op("sum", "b+ n+ -> ()", [z], [((), "float64")], "{x0}.sum()")
     plan = ss.Plan(builder.build(loss), [0, 1])

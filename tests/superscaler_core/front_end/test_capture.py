@@ -292,9 +292,9 @@ COUNT = {"count": torch.zeros(())}
         (Net(lambda net, x: (net.line(x).sum(), x.sum())), "returns 2 tensors; .* the loss alone"),
         (Net(lambda net, x: net.line(x).view(24).mul_(2).sum()), "writes in place what other"),
         (Net(writes_behind_a_view), "writes in place what other"),
-        (Net(lambda net, x: net.line(x * 1).sum() + x.mul_(2).sum()), "writes in place what other"),
+        (Net(lambda net, x: net.line(x * 1).sum() + x.mul_(2).sum()), "writes input 'x' in place"),
         (Net(lambda net, x: torch.ones(())), "returns a value that no op computes"),
-        (Net(autocasts), "wrap_with_autocast"),
+        (Net(autocasts), "runs under torch.autocast, whose casts are not traced; cast explicitly"),
         (Net(lambda net, x: net.line(x[torch.randperm(4)]).sum()), "randperm.* random numbers"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end import capture
-from superscaler_core.front_end.register import register_op, registered_modules
+from superscaler_core.front_end.register import register_op
 from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core import registered
 from tests.superscaler_core.parts import check_splits, values_of
@@ -81,9 +81,9 @@ def test_outside_of_capture_it_is_the_function():
     torch.testing.assert_close(found, registered.grouped.__wrapped__(x, weight, groups=2))
 
 
-def test_modules_to_import_are_those_of_the_code():
+def test_modules_to_import_are_said_by_the_op():
     graph, _ = captured(Uses(lambda x, w: registered.grouped(x, w, groups=2), 3, 4), 5, 6)
-    assert [registered_modules(op) for op in graph.ops[:2]] == [(PATH,), ()]
+    assert [op.imports for op in graph.ops[:2]] == [(PATH,), ()]
 
 
 def _two(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,166 @@
+"""Effects: what a model does beside its ops, which a traced program would silently lose.
+
+Autograd can be told to compute other gradients than those of the ops, such as by hooks. That is not
+in a traced program. It is looked for by name, before and while a model is traced, and refused.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd import grad_mode, graph
+from torch.nn.modules import module as modules_of_torch
+from torch.overrides import TorchFunctionMode
+
+from superscaler_core.errors import CaptureError
+
+_INSTEAD = "write what it does as a torch.autograd.Function, which is captured with its backward"
+_LOOK = "look at, or change, gradients of Trainer.parameters() after a step, and remove it"
+
+_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_MODULE_HOOKS = {"_backward_hooks": "a backward hook", "_backward_pre_hooks": "a backward pre-hook"}
+
+# These are descriptors, which their types do not say.
+_DATA: Any = Tensor.data
+_REQUIRES_GRAD: Any = Tensor.requires_grad
+
+_CALLS: Mapping[Callable[..., Any], str] = {
+    Tensor.register_hook: f"it registers a hook on a tensor; {_INSTEAD}",
+    Tensor.register_post_accumulate_grad_hook: f"it registers a hook on a parameter; {_LOOK}",
+    torch.autograd.grad: "it asks for a gradient (torch.autograd.grad); put what does so into a "
+    "function under @register_op",
+    Tensor.backward: "it runs a backward; put what does so into a function under @register_op",
+    _DATA.__set__: "it replaces the data of a tensor; compute a new tensor",
+}
+"""What a forward may not call, and what to do instead."""
+
+_SETS_GRAD = (Tensor.requires_grad_, _REQUIRES_GRAD.__set__)
+
+_BLOCKS: Mapping[type[Any], str] = {
+    graph.saved_tensors_hooks: "it changes what autograd keeps (saved_tensors_hooks); plans say "
+    "what is kept, by Plan.keep and Plan.swap",
+    grad_mode.inference_mode: "it enters torch.inference_mode(); use torch.no_grad()",
+}
+"""Blocks that a forward may not enter. What torch derives from them computes no other gradients."""
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model whose gradients are not those of its forward, or whose weights overlap.
+
+    Raises:
+        CaptureError: a hook would not be called, or two parameters share memory.
+    """
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if any(getattr(parameter, hooks, None) for hooks in _PARAMETER_HOOKS):
+            raise CaptureError(
+                f"parameter {name!r} has a hook on its gradient, which would not be called; {_LOOK}"
+                " (handle.remove())."
+            )
+    of_all = {
+        "_backward_hooks": modules_of_torch._global_backward_hooks,
+        "_backward_pre_hooks": modules_of_torch._global_backward_pre_hooks,
+    }
+    for path, module in model.named_modules():
+        for where, what in _MODULE_HOOKS.items():
+            hooks: Mapping[int, Any] = getattr(module, where) or of_all[where]
+            for hook in hooks.values():
+                which = getattr(hook, "__qualname__", type(hook).__name__)
+                place = f"module {path!r} ({type(module).__name__})" if path else "the model itself"
+                raise CaptureError(
+                    f"{place} has {what} ({which}), which would not be called; {_INSTEAD}, or "
+                    "remove it (handle.remove())."
+                )
+    _check_memory(model)
+
+
+def _check_memory(model: nn.Module) -> None:
+    """Parameters that share memory are one, by every name; others would train apart."""
+    held: dict[Any, dict[int, tuple[int, int, str]]] = {}
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
+        if tensor.layout is torch.strided and tensor.numel():
+            sizes = zip(tensor.shape, tensor.stride(), strict=True)
+            first = int(tensor.storage_offset()) * tensor.itemsize
+            length = int(1 + sum((n - 1) * step for n, step in sizes)) * tensor.itemsize
+            storage = tensor.untyped_storage()._cdata
+            held.setdefault(storage, {})[id(tensor)] = (first, first + length, name)
+    parameters = {name for name, _ in model.named_parameters()}
+    for ranges in held.values():
+        for (_, end, one), (first, _, other) in pairwise(sorted(ranges.values())):
+            if first < end and {one, other} & parameters:
+                raise CaptureError(
+                    f"{one!r} and {other!r} share memory but are two tensors, so that only one of "
+                    "them would change; register one parameter under both names."
+                )
+
+
+@contextmanager
+def watched(found: list[str], hints: list[str]) -> Iterator[None]:
+    """While a model is traced: refuse what a traced program would lose.
+
+    Args:
+        found: gets why, as a model may catch what is raised here.
+        hints: get what may be the reason if tracing fails.
+    """
+
+    def refuse(why: str) -> None:
+        found.append(why)
+        raise CaptureError(why)
+
+    seeds = _seeds()
+    with ExitStack() as stack:
+        for block, why in _BLOCKS.items():
+            stack.enter_context(_refusing(block, partial(refuse, why)))
+        stack.enter_context(_Calls(refuse, hints))
+        yield
+    if _seeds() != seeds:
+        found.append(
+            "it draws random numbers of Python or numpy, and a program would have those of the "
+            "capture; pass them to the model as an input"
+        )
+
+
+@contextmanager
+def _refusing(block: type[Any], refuse: Callable[[], None]) -> Iterator[None]:
+    enter = block.__enter__
+
+    def entered(self: Any) -> Any:
+        if type(self) is block and getattr(self, "mode", True):
+            refuse()
+        return enter(self)
+
+    with patch.object(block, "__enter__", entered):
+        yield
+
+
+class _Calls(TorchFunctionMode):
+    """Refuses calls of ``_CALLS``, and parameters that are frozen for a part of the forward."""
+
+    def __init__(self, refuse: Callable[[str], None], hints: list[str]) -> None:
+        super().__init__()
+        self._refuse, self._hints = refuse, hints
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CALLS:
+            self._refuse(_CALLS[func])
+        if func == _DATA.__get__:
+            self._hints.append("it reads Tensor.data, which is not traced; use detach()")
+        if func in _SETS_GRAD and isinstance(args[0], nn.Parameter):
+            wanted = args[1] if len(args) > 1 else (kwargs or {}).get("requires_grad", True)
+            if wanted != args[0].requires_grad:
+                self._refuse("it changes whether a parameter needs a gradient; use detach()")
+        return func(*args, **(kwargs or {}))
+
+
+def _seeds() -> tuple[Any, str]:
+    """The state of the generators that tracing does not follow."""
+    return random.getstate(), str(np.random.get_state())

@@ -1,0 +1,161 @@
+"""State: what a model keeps from one call to the next, beside its parameters.
+
+A counter, a cache, a tensor of the step before: a program has what they were at the capture. Many
+attributes are written before they are read (a loss that another module picks up), or are made by
+the first call for all others. Whether one matters is found by capturing the next call as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.records import TracedProgram
+from superscaler_core.graph.graph import Graph
+from superscaler_core.graph.tensor import CONSTANT, PTensor
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes that every module has: parameters, buffers, hooks, its mode."""
+
+_NUMBERS = (bool, int, float, str)
+
+Place = tuple[str, str]
+"""Path of a module, and name of an attribute."""
+
+
+class State:
+    """What the modules of a model hold before a call, and what the call changes of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = self._attributes()
+        self._after: dict[Place, Any] = {}
+        self._registered: Mapping[str, Any] = {}
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Paths of attributes that the call changed."""
+        return frozenset(f"{path}.{name}".lstrip(".") for path, name in self._after)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at what the call in here changes.
+
+        Raises:
+            CaptureError: it puts another tensor in the place of a buffer or parameter.
+        """
+        # Tracing undoes what a call changes, so it is looked at as soon as the call ends.
+        hooks = [
+            self._model.register_forward_pre_hook(self._begin, prepend=True),
+            self._model.register_forward_hook(self._look),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._set(self._before)
+
+    def check(self, program: TracedProgram, graph: Graph, again: Callable[[], Graph]) -> None:
+        """Refuse a model of which the next call is another program.
+
+        Args:
+            program, graph: of the call that was looked at.
+            again: captures the model.
+
+        Raises:
+            CaptureError: it is.
+        """
+        is_read = any(name in self.changed for name, _ in program.constants.values())
+        self._set(self._after)
+        try:
+            is_same = not is_read and self._is_same(graph, again())
+        except CaptureError:
+            is_same = False
+        finally:
+            self._set(self._before)
+        if not is_same:
+            raise CaptureError(
+                f"{type(self._model).__name__} keeps something from one call to the next in "
+                f"{', '.join(sorted(self.changed))}, which a program does not; make it an input, "
+                "or keep it out of the loss."
+            )
+
+    def _is_same(self, graph: Graph, again: Graph) -> bool:
+        return len(graph.ops) == len(again.ops) and all(
+            (one.code, one.annotation, one.outputs) == (two.code, two.annotation, two.outputs)
+            and all(
+                self._is_same_input(graph, a, again, b)
+                for a, b in zip(one.inputs, two.inputs, strict=True)
+            )
+            for one, two in zip(graph.ops, again.ops, strict=True)
+        )
+
+    def _is_same_input(self, graph: Graph, one: PTensor, again: Graph, two: PTensor) -> bool:
+        if CONSTANT not in (one.kind, two.kind):
+            return one == two
+        if (one.kind, one.shape, one.dtype) != (two.kind, two.shape, two.dtype):
+            return False
+        # The next call reads what this one left, which it made of nothing but constants.
+        is_left = two.name in self.changed
+        return is_left or torch.equal(graph.constants[one.name], again.constants[two.name])
+
+    # --- what is looked at ----------------------------------------------------------------------
+
+    def _begin(self, *_: Any) -> None:
+        self._registered = self._tensors()
+
+    def _look(self, *_: Any) -> None:
+        for name, tensor in self._tensors().items():
+            if tensor is not self._registered.get(name):
+                raise CaptureError(
+                    f"the forward puts another tensor in the place of {name!r}, which parts of a "
+                    "split batch would do differently; keep it out of the model."
+                )
+        self._after = {
+            place: value
+            for place, value in self._attributes().items()
+            if not _is_equal(self._before.get(place), value)
+        }
+
+    def _tensors(self) -> Mapping[str, Any]:
+        named = [*self._model.named_buffers(remove_duplicate=False)]
+        return dict([*named, *self._model.named_parameters(remove_duplicate=False)])
+
+    def _attributes(self) -> dict[Place, Any]:
+        # Lists and dicts are copied, as a call may change them in place.
+        return {
+            (path, name): pytree.tree_map(lambda leaf: leaf, value)
+            for path, module in self._model.named_modules()
+            for name, value in vars(module).items()
+            if name not in _OF_TORCH
+        }
+
+    def _set(self, values: Mapping[Place, Any]) -> None:
+        """Give attributes that changed these values, tensors of the tracing as zeros."""
+        for path, name in self._after:
+            attributes = vars(self._model.get_submodule(path))
+            attributes.pop(name, None)
+            if (path, name) in values:
+                attributes[name] = pytree.tree_map(_real, values[path, name])
+
+
+def _real(leaf: Any) -> Any:
+    if isinstance(leaf, FakeTensor):
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)
+    return leaf
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    leaves, form = pytree.tree_flatten(one)
+    others, other_form = pytree.tree_flatten(other)
+    return form == other_form and all(
+        a is b or (isinstance(a, _NUMBERS) and a == b) for a, b in zip(leaves, others, strict=True)
+    )

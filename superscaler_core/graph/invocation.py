@@ -1,0 +1,34 @@
+"""Invocation: a call of one function, as a record from which its text is printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What an op computes, where that is one call whose arguments somebody may still add to.
+
+    Law (tests/superscaler_core/graph/test_invocation.py): the text with a keyword added is the call
+    with one argument more.
+
+    Attributes:
+        function: such as ``F.linear``.
+        args: texts of its arguments, which may have the fields of ``Op.code``.
+        keywords: names of others, each with a text.
+
+    >>> str(Invocation("F.linear", ("{x0}", "{x1}")).adding("bias", "{bias}"))
+    'F.linear({x0}, {x1}, bias={bias})'
+    """
+
+    function: str
+    args: tuple[str, ...]
+    keywords: tuple[tuple[str, str], ...] = ()
+
+    def adding(self, name: str, text: str) -> Invocation:
+        """The same call with one keyword argument more."""
+        return replace(self, keywords=(*self.keywords, (name, text)))
+
+    def __str__(self) -> str:
+        words = [*self.args, *(f"{name}={text}" for name, text in self.keywords)]
+        return f"{self.function}({', '.join(words)})"

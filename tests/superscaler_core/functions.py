@@ -1,0 +1,115 @@
+"""Functions with a backward of their own for tests: in a module that can be imported."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+class Reverse(Function):
+    """Gradient reversal: the identity, whose gradient is turned round."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return -ctx.scale * grad, None
+
+
+class Sign(Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Clamped(Function):
+    """The identity, whose gradient is clamped: of a sum that is not the sum of the summands'."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.bound = bound
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.clamp(-ctx.bound, ctx.bound), None
+
+
+class Halves(Function):
+    """Two results of two tensors, one of which needs no gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        made = x * weight
+        return made[:, : x.shape[1] // 2].clone(), made.argmax(1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        whole = torch.cat([grad, torch.zeros_like(grad)], 1)
+        return 2 * whole * weight, 3 * (whole * x).sum(0)
+
+
+class One(Function):
+    """A tuple of one result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor]:
+        return (x * 2,)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 5 * grad
+
+
+class Noisy(Function):
+    """Draws random numbers, which a program would draw otherwise."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Writes(Function):
+    """Writes what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+class Calls(Function):
+    """Is given a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Any) -> Tensor:
+        result: Tensor = function(x)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
