@@ -310,9 +310,10 @@ def _make_gloo(world: World, store: Any, rank: int, size: int) -> Any:
         made: Any = dist.ProcessGroupGloo(store, rank, size, world.timeout)
         world.gloo_devices = list(made.options._devices)
         return made
-    options = dist.ProcessGroupGloo._Options()
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
     options._devices, options._timeout = world.gloo_devices, world.timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    return gloo(store, rank, size, options)
 
 
 def _make_nccl(world: World, store: Any, rank: int, size: int) -> Any:
