@@ -7,33 +7,29 @@ are, and of every parameter once a step. The simulator reads the same formulas f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 
 import rvdcomm as rv
-from superscaler_core.cost.memory_cost import MemoryCost, counted_once, recomputed
-from superscaler_core.cost.op_memory import Kept, op_memory
+from superscaler_core.cost.memory_cost import MemoryCost, counted_once
+from superscaler_core.cost.neighbours import Neighbours
+from superscaler_core.cost.op_memory import Kept
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.cost.prices import EdgeCost, OpCost, StageCost, SyncCost
+from superscaler_core.cost.prices import MAX_PRICES, EdgeCost, OpCost, StageCost, SyncCost
 from superscaler_core.cost.profile import DeviceProfile
-from superscaler_core.cost.wire import CallSecs, Wires
+from superscaler_core.cost.split_memory import SplitMemory, weights_of
+from superscaler_core.cost.ways import Ways
+from superscaler_core.cost.wire import Wires
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph, Op
-from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER, PTensor
+from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Device, OpSplit
-from superscaler_core.program.bias import ADDS_BIAS, TAKES_BIAS
-from superscaler_core.program.edges import is_inline, reads_weights_alone, shares_of
 from superscaler_core.program.side import Side, sides_of
-from superscaler_core.program.transfer import Transfer, transfers
+from superscaler_core.program.transfer import transfers
 from superscaler_core.program.weights import shared
-
-MAX_PRICES = 1 << 18
-"""Answers that a model remembers of each kind. Ops of a form share them, and so do edges: of a
-GPT with a hundred ways to split every op, all pairs of neighbours are some 100,000."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +92,12 @@ class CostModel:
     def wires(self) -> Wires:
         """Of communication."""
         return Wires(self.topology)
+
+    @cached_property
+    def _ways(self) -> Ways:
+        update_secs = partial(self.times.update_secs, STATES[self.optimizer])
+        move_secs, method = self.profile.move_secs, self.communication
+        return Ways(self.wires, method, move_secs, update_secs, self.master_dtype)
 
     # --- ops ------------------------------------------------------------------------------------
 
@@ -161,47 +163,7 @@ class CostModel:
             )
         op, position = reader or readers[0]
         number = writer.outputs.index(tensor)
-        return self._edge_costs(writer.form, number, from_split, op.form, position, to_split)
-
-    @cached_property
-    def _edge_costs(self) -> Callable[[OpForm, int, OpSplit, OpForm, int, OpSplit], EdgeCost]:
-        return lru_cache(maxsize=MAX_PRICES)(self._edge_cost)
-
-    def _edge_cost(
-        self,
-        writer: OpForm,
-        number: int,
-        from_split: OpSplit,
-        reader: OpForm,
-        position: int,
-        to_split: OpSplit,
-    ) -> EdgeCost:
-        src = sides_of(writer, from_split).outputs[number]
-        dst = sides_of(reader, to_split).inputs[position]
-        of = writer.outputs[number]
-        return self._by_sides(src, dst, of.shape, of.dtype, of.requires_grad)
-
-    @cached_property
-    def _by_sides(self) -> Callable[[Side, Side, tuple[int, ...], str, bool], EdgeCost]:
-        return lru_cache(maxsize=MAX_PRICES)(self._by_side)
-
-    def _by_side(
-        self, src: Side, dst: Side, shape: tuple[int, ...], dtype: str, has_grad: bool
-    ) -> EdgeCost:
-        if is_inline(src, dst, has_grad):
-            return EdgeCost(0.0, 0.0, 0)
-        forward = self._calls(transfers(src, dst.whole, shape, dtype))
-        backward = self._calls(transfers(dst, src.whole, shape, dtype)) if has_grad else ()
-        move_secs = self.profile.move_secs
-        return EdgeCost(
-            sum(call.secs + move_secs for call in forward),
-            sum(call.secs + move_secs for call in backward),
-            len(forward) + len(backward),
-        )
-
-    def _calls(self, legs: Iterable[Transfer]) -> tuple[CallSecs, ...]:
-        moving = (leg for leg in legs if not leg.is_idle)
-        return tuple(self.wires.secs(leg, self.communication) for leg in moving)
+        return self._ways.edge(writer.form, number, from_split, op.form, position, to_split)
 
     # --- parameters -----------------------------------------------------------------------------
 
@@ -238,30 +200,7 @@ class CostModel:
         side = sides_of(op.form, split).inputs[position]
         if shares is not None:
             side = shared(side, shares)
-        return self._sync_costs(self.graph.updates[parameter.name].form, side, storage)
-
-    @cached_property
-    def _sync_costs(self) -> Callable[[OpForm, Side, OpSplit | None], SyncCost]:
-        return lru_cache(maxsize=MAX_PRICES)(self._sync_cost)
-
-    def _sync_cost(self, update: OpForm, side: Side, storage: OpSplit | None) -> SyncCost:
-        (of,) = update.outputs
-        stored = Side.joined([side]).resident if storage is None else _written(update, storage)
-        is_stored = all(
-            device in stored.shards and stored.shards[device].box == shard.box
-            for device, shard in side.shards.items()
-        )
-        fetch = () if is_stored else transfers(stored, side.whole, of.shape, of.dtype)
-        if not of.requires_grad:
-            return SyncCost(self._calls(fetch), (), 0.0)
-        dtype = self.master_dtype or of.dtype
-        reduce = transfers(side, stored, of.shape, of.dtype)
-        most = max(stored.num_elements.values()) * ITEM_BYTES[dtype]
-        return SyncCost(
-            self._calls(fetch),
-            self._calls(leg.of_dtype(dtype) for leg in reduce),
-            self.times.update_secs(STATES[self.optimizer], most),
-        )
+        return self._ways.sync(self.graph.updates[parameter.name].form, side, storage)
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -287,62 +226,12 @@ class CostModel:
 
         Source: the part alone, run without data (``op_memory``).
         """
-        stored = tuple((storage or {}).get(op.inputs[i]) for i in _weights(op.form))
-        return self._memory_costs(_OpOfForm(op), split, keep, stored)
+        stored = tuple((storage or {}).get(op.inputs[i]) for i in weights_of(op.form))
+        return self._memory.of(op, split, keep, stored)
 
     @cached_property
-    def _memory_costs(
-        self,
-    ) -> Callable[[_OpOfForm, OpSplit, Kept, tuple[OpSplit | None, ...]], MemoryCost]:
-        return lru_cache(maxsize=MAX_PRICES)(self._memory_cost)
-
-    def _memory_cost(
-        self, of: _OpOfForm, split: OpSplit, keep: Kept, storage: tuple[OpSplit | None, ...]
-    ) -> MemoryCost:
-        op, parts = of.op, dict[Device, list[Part]]()
-        for placed in split.parts:
-            assert placed.device is not None, f"{split}: every part has a device"
-            parts.setdefault(placed.device, []).append(Part(op, placed.pieces, placed.replica))
-        found = [self._on_device(mine, device, storage) for device, mine in parts.items()]
-        most = max(found, key=lambda cost: (cost.resting_bytes + cost.grads_bytes + cost.kept_bytes,
-                                            cost.first_backward_bytes))  # fmt: skip
-        if keep is Kept.SAVED:
-            return most
-        again = replace(recomputed([most]), views=most.views)
-        return again if keep is Kept.INPUTS else replace(again, kept_bytes=0)
-
-    def _on_device(
-        self, parts: Sequence[Part], device: Device, storage: Sequence[OpSplit | None]
-    ) -> MemoryCost:
-        """Of the parts of one op on one device, one after another."""
-        op = parts[0].op
-        ran = [op_memory(part) for part in parts]
-        weights = grads = stored_bytes = 0
-        for i, where in zip(_weights(op.form), storage, strict=True):
-            of = op.inputs[i]
-            item_bytes = ITEM_BYTES[self.master_dtype or of.dtype]
-            read = Side.of((0, *part.form.inputs[i]) for part in parts).num_elements[0]
-            mine = read if where is None else self._stored(of, where).get(device, 0)
-            is_own = mine == read and item_bytes == ITEM_BYTES[of.dtype]
-            weights += mine * item_bytes + (0 if is_own else read * ITEM_BYTES[of.dtype])
-            if of.requires_grad:
-                grads += read * item_bytes
-                stored_bytes += mine * item_bytes
-        kept = sum(each.saved_bytes for each in ran)
-        others = [kept - each.saved_bytes for each in ran]
-        pairs = list(zip(ran, others, strict=True))
-        return MemoryCost(
-            weights, grads, STATES[self.optimizer] * stored_bytes, kept,
-            sum(each.input_bytes for each in ran),
-            max(each.forward_bytes + other for each, other in pairs),
-            max(each.backward_bytes + other for each, other in pairs),
-            max(each.first_backward_bytes + other for each, other in pairs),
-            ran[0].saved if len(ran) == 1 else (),
-            ran[0].views if len(ran) == 1 else (None,) * len(op.outputs),
-        )  # fmt: skip
-
-    def _stored(self, parameter: PTensor, where: OpSplit) -> Mapping[Device, int]:
-        return _written(self.graph.updates[parameter.name].form, where).num_elements
+    def _memory(self) -> SplitMemory:
+        return SplitMemory(self.graph.updates, self.optimizer, self.master_dtype)
 
     # --- stages ---------------------------------------------------------------------------------
 
@@ -362,7 +251,7 @@ class CostModel:
         one edge; replicas of an op that reads weights alone give back shares of its gradient; every
         call of communication ends a segment.
 
-        Law (tests/superscaler_core/cost/test_stage_cost.py): ``step_secs`` of all ops of a model is
+        Law (tests/superscaler_core/cost/test_cost_model.py): ``step_secs`` of all ops of a model is
         what ``simulate`` finds for a plan of one stage with these splits, relative 1e-9, but for
         what is said at ``CostModel`` and for the loss's way to all devices (``loss_secs``).
 
@@ -374,19 +263,23 @@ class CostModel:
             storage: as of ``memory_cost``.
         """
         mine = {op: splits[op].on(devices) for op in ops}
+        near = Neighbours(self.graph, mine)
         forward = backward = accumulate = 0.0
         shares: dict[Op, Mapping[Device, int]] = {}
         num_calls = [0, 0]
         for op in ops:
             cost = self.op_cost(op, mine[op])
-            forward += 0.0 if self._is_joined(op, mine) else cost.forward_secs
+            forward += 0.0 if near.is_joined(op) else cost.forward_secs
             backward += cost.backward_secs
             accumulate += cost.accumulate_secs
-            found = self._shares(op, mine)
+            found = near.shares(op)
             if found is not None:
                 shares[op] = found
                 continue
-            for edge in self._edges_from(op, mine):
+            for src, dst, tensor in near.ways(op):
+                edge = self._ways.between(
+                    src, dst, tensor.shape, tensor.dtype, tensor.requires_grad
+                )
                 forward += edge.forward_secs
                 backward += edge.backward_secs
                 num_calls[0] += edge.forward_secs > 0
@@ -397,7 +290,7 @@ class CostModel:
                 op.inputs[i], mine[op], reader=(op, i), shares=shares.get(op),
                 storage=(storage or {}).get(op.inputs[i]),
             )
-            for op in ops for i in _weights(op.form)
+            for op in ops for i in weights_of(op.form)
         ]  # fmt: skip
         return StageCost(
             forward + segment_secs * (1 + num_calls[0]),
@@ -416,65 +309,4 @@ class CostModel:
         loss = self.graph.loss
         src = sides_of(self.graph.producer[loss].form, split).outputs[0]
         dst = Side.everyone(split.devices, loss.shape)
-        calls = self._calls(transfers(src, dst, loss.shape, loss.dtype))
-        return sum(call.secs + self.profile.move_secs for call in calls)
-
-    def _edges_from(self, op: Op, splits: Mapping[Op, OpSplit]) -> Iterable[EdgeCost]:
-        """What leaves an op for others of the stage, by the end at which it is read."""
-        for number, tensor in enumerate(op.outputs):
-            src = sides_of(op.form, splits[op]).outputs[number]
-            readers = (r for r in self.graph.readers.get(tensor, ()) if r[0] in splits)
-            ends = dict.fromkeys(
-                sides_of(reader.form, splits[reader]).inputs[i] for reader, i in readers
-            )
-            for dst in ends:
-                yield self._between(src, dst, tensor)
-
-    def _between(self, src: Side, dst: Side, tensor: PTensor) -> EdgeCost:
-        return self._by_sides(src, dst, tensor.shape, tensor.dtype, tensor.requires_grad)
-
-    def _shares(self, op: Op, splits: Mapping[Op, OpSplit]) -> Mapping[Device, int] | None:
-        if not reads_weights_alone(op):
-            return None
-        readers = self.graph.readers.get(op.outputs[0], ())
-        if any(reader not in splits for reader, _ in readers):
-            return None
-        ends = dict.fromkeys(
-            sides_of(reader.form, splits[reader]).inputs[i] for reader, i in readers
-        )
-        return shares_of(op.form, splits[op], Side.joined(ends))
-
-    def _is_joined(self, op: Op, splits: Mapping[Op, OpSplit]) -> bool:
-        """Whether a product adds the bias of an op in its own call, on every device."""
-        product = self.graph.producer.get(op.inputs[0]) if op.inputs else None
-        if op.kind != ADDS_BIAS or product is None or product not in splits:
-            return False
-        if product.kind not in TAKES_BIAS or len(product.inputs) != 2:
-            return False
-        src = sides_of(product.form, splits[product]).outputs[0]
-        dst = sides_of(op.form, splits[op]).inputs[0]
-        is_alone = len(self.graph.readers[op.inputs[0]]) == 1
-        return is_alone and src.num_summands == 1 and src.views == dst.views
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _OpOfForm:
-    """An op that stands for all of its form."""
-
-    op: Op
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _OpOfForm) and self.op.form == other.op.form
-
-    def __hash__(self) -> int:
-        return hash(self.op.form)
-
-
-def _weights(form: OpForm) -> list[int]:
-    return [i for i, of in enumerate(form.inputs) if of.kind == PARAMETER]
-
-
-def _written(update: OpForm, storage: OpSplit) -> Side:
-    """The end at which a parameter is stored."""
-    (side,) = sides_of(update, storage).outputs
-    return side
+        return self._ways.secs(transfers(src, dst, loss.shape, loss.dtype))

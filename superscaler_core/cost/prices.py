@@ -9,6 +9,10 @@ from superscaler_core.cost.memory_cost import MemoryCost, peak_bytes
 from superscaler_core.cost.wire import CallSecs
 from superscaler_core.plan import Device
 
+MAX_PRICES = 1 << 18
+"""Answers of each kind that are remembered. Ops of a form share them, and so do edges: of a GPT
+with a hundred ways to split every op, all pairs of neighbours are some 100,000."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpCost:

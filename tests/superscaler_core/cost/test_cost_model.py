@@ -8,7 +8,15 @@ import pytest
 
 import rvdcomm as rv
 import superscaler_core as ss
-from superscaler_core.cost import PROFILES, CostModel, Kept, cost_model, together
+from superscaler_core.cost import (
+    PROFILES,
+    CostModel,
+    Kept,
+    cost_model,
+    split_memory,
+    together,
+    ways,
+)
 from superscaler_core.cost.wire import CallSecs
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import OpSplit
@@ -194,7 +202,8 @@ def test_layers_that_are_alike_are_priced_once() -> None:
 
 
 def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost_model, "MAX_PRICES", 2)
+    for module in (cost_model, ways, split_memory):
+        monkeypatch.setattr(module, "MAX_PRICES", 2)
     costs = costs_of()
     first, act, *_ = costs.graph.ops
     weight = first.parameters[0]
@@ -207,9 +216,9 @@ def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         costs.memory_cost(first, split, Kept.SAVED)
     caches = [
         costs._op_costs,
-        costs._edge_costs,
-        costs._by_sides,
-        costs._sync_costs,
-        costs._memory_costs,
+        costs._ways.edge,
+        costs._ways.between,
+        costs._ways.sync,
+        costs._memory._costs,
     ]
     assert [cache.cache_info().currsize for cache in caches] == [2] * 5

@@ -1,0 +1,61 @@
+"""Neighbours: what only shows of ops and their splits where they follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.tensor import PTensor
+from superscaler_core.plan import Device, OpSplit
+from superscaler_core.program.bias import ADDS_BIAS, TAKES_BIAS
+from superscaler_core.program.edges import reads_weights_alone, shares_of
+from superscaler_core.program.side import Side, sides_of
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """Ops of a graph that run on the same devices.
+
+    Attributes:
+        graph: of the ops.
+        splits: of every op.
+    """
+
+    graph: Graph
+    splits: Mapping[Op, OpSplit]
+
+    def ways(self, op: Op) -> Iterable[tuple[Side, Side, PTensor]]:
+        """The ends of all that leaves an op for others: readers that want the same share one."""
+        for number, tensor in enumerate(op.outputs):
+            src = sides_of(op.form, self.splits[op]).outputs[number]
+            for dst in self._ends(tensor):
+                yield src, dst, tensor
+
+    def shares(self, op: Op) -> Mapping[Device, int] | None:
+        """Which share of its gradient each replica gives back; None where each gives back all."""
+        if not reads_weights_alone(op):
+            return None
+        readers = self.graph.readers.get(op.outputs[0], ())
+        if any(reader not in self.splits for reader, _ in readers):
+            return None
+        return shares_of(op.form, self.splits[op], Side.joined(self._ends(op.outputs[0])))
+
+    def is_joined(self, op: Op) -> bool:
+        """Whether a product adds the bias of an op in its own call, on every device."""
+        product = self.graph.producer.get(op.inputs[0]) if op.inputs else None
+        if op.kind != ADDS_BIAS or product is None or product not in self.splits:
+            return False
+        if product.kind not in TAKES_BIAS or len(product.inputs) != 2:
+            return False
+        src = sides_of(product.form, self.splits[product]).outputs[0]
+        dst = sides_of(op.form, self.splits[op]).inputs[0]
+        is_alone = len(self.graph.readers[op.inputs[0]]) == 1
+        return is_alone and src.num_summands == 1 and src.views == dst.views
+
+    def _ends(self, tensor: PTensor) -> Iterable[Side]:
+        """The distinct ends at which these ops read a tensor."""
+        readers = (r for r in self.graph.readers.get(tensor, ()) if r[0] in self.splits)
+        return dict.fromkeys(
+            sides_of(reader.form, self.splits[reader]).inputs[i] for reader, i in readers
+        )

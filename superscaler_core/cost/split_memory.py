@@ -1,0 +1,121 @@
+"""SplitMemory: what an op takes of the device on which it takes most, by how it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from superscaler_core.cost.memory_cost import MemoryCost, recomputed
+from superscaler_core.cost.op_memory import Kept, op_memory
+from superscaler_core.cost.prices import MAX_PRICES
+from superscaler_core.graph.form import OpForm
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
+from superscaler_core.memory import STATES
+from superscaler_core.plan import Device, OpSplit
+from superscaler_core.program.side import Side, sides_of
+
+
+@dataclass(frozen=True, eq=False)
+class SplitMemory:
+    """Memory of ops; ops of equal forms share what is found.
+
+    Attributes:
+        updates: by name of a parameter the op that updates it.
+        optimizer: one of ``memory.STATES``.
+        master_dtype: of stored parameters; the model's if None.
+    """
+
+    updates: Mapping[str, Op]
+    optimizer: str
+    master_dtype: str | None
+
+    def of(
+        self, op: Op, split: OpSplit, keep: Kept, storage: tuple[OpSplit | None, ...]
+    ) -> MemoryCost:
+        """Of one op.
+
+        Args:
+            op: the op.
+            split: of it.
+            keep: what is there from its forward to its backward.
+            storage: of every parameter that it reads; None if it is stored where it is read.
+        """
+        return self._costs(_OpOfForm(op), split, keep, storage)
+
+    @cached_property
+    def _costs(
+        self,
+    ) -> Callable[[_OpOfForm, OpSplit, Kept, tuple[OpSplit | None, ...]], MemoryCost]:
+        return lru_cache(maxsize=MAX_PRICES)(self._find)
+
+    def _find(
+        self, of: _OpOfForm, split: OpSplit, keep: Kept, storage: tuple[OpSplit | None, ...]
+    ) -> MemoryCost:
+        op, parts = of.op, dict[Device, list[Part]]()
+        for placed in split.parts:
+            assert placed.device is not None, f"{split}: every part has a device"
+            parts.setdefault(placed.device, []).append(Part(op, placed.pieces, placed.replica))
+        found = [self._on_device(mine, device, storage) for device, mine in parts.items()]
+        most = max(found, key=lambda cost: (cost.resting_bytes + cost.grads_bytes + cost.kept_bytes,
+                                            cost.first_backward_bytes))  # fmt: skip
+        if keep is Kept.SAVED:
+            return most
+        again = replace(recomputed([most]), views=most.views)
+        return again if keep is Kept.INPUTS else replace(again, kept_bytes=0)
+
+    def _on_device(
+        self, parts: Sequence[Part], device: Device, storage: Sequence[OpSplit | None]
+    ) -> MemoryCost:
+        """Of the parts of one op on one device, one after another."""
+        op = parts[0].op
+        ran = [op_memory(part) for part in parts]
+        weights = grads = stored_bytes = 0
+        for i, where in zip(weights_of(op.form), storage, strict=True):
+            of = op.inputs[i]
+            item_bytes = ITEM_BYTES[self.master_dtype or of.dtype]
+            read = Side.of((0, *part.form.inputs[i]) for part in parts).num_elements[0]
+            mine = (
+                read
+                if where is None
+                else sides_of(self.updates[of.name].form, where)
+                .outputs[0]
+                .num_elements.get(device, 0)
+            )
+            is_own = mine == read and item_bytes == ITEM_BYTES[of.dtype]
+            weights += mine * item_bytes + (0 if is_own else read * ITEM_BYTES[of.dtype])
+            if of.requires_grad:
+                grads += read * item_bytes
+                stored_bytes += mine * item_bytes
+        kept = sum(each.saved_bytes for each in ran)
+        others = [kept - each.saved_bytes for each in ran]
+        pairs = list(zip(ran, others, strict=True))
+        return MemoryCost(
+            weights, grads, STATES[self.optimizer] * stored_bytes, kept,
+            sum(each.input_bytes for each in ran),
+            max(each.forward_bytes + other for each, other in pairs),
+            max(each.backward_bytes + other for each, other in pairs),
+            max(each.first_backward_bytes + other for each, other in pairs),
+            ran[0].saved if len(ran) == 1 else (),
+            ran[0].views if len(ran) == 1 else (None,) * len(op.outputs),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _OpOfForm:
+    """An op that stands for all of its form."""
+
+    op: Op
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _OpOfForm) and self.op.form == other.op.form
+
+    def __hash__(self) -> int:
+        return hash(self.op.form)
+
+
+def weights_of(form: OpForm) -> list[int]:
+    """Which inputs of an op are parameters."""
+    return [i for i, of in enumerate(form.inputs) if of.kind == PARAMETER]

@@ -1,0 +1,104 @@
+"""Ways: what tensors take from where they are written, or stored, to where they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from superscaler_core.cost.prices import MAX_PRICES, EdgeCost, SyncCost
+from superscaler_core.cost.wire import CallSecs, Wires
+from superscaler_core.graph.form import OpForm
+from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.plan import OpSplit
+from superscaler_core.program.edges import is_inline
+from superscaler_core.program.side import Side, sides_of
+from superscaler_core.program.transfer import Transfer, transfers
+
+
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """Prices of ways, by both ends; equal ones are found once.
+
+    Attributes:
+        wires: of all devices.
+        method: how tensors move.
+        move_secs: that a call takes besides.
+        update_secs: of the optimizer, by the bytes that a device stores.
+        master_dtype: of stored parameters; the model's if None.
+    """
+
+    wires: Wires
+    method: str
+    move_secs: float
+    update_secs: Callable[[int], float]
+    master_dtype: str | None
+
+    def secs(self, legs: Iterable[Transfer]) -> float:
+        """Of calls one after another."""
+        return sum(call.secs + self.move_secs for call in self._calls(legs))
+
+    def _calls(self, legs: Iterable[Transfer]) -> tuple[CallSecs, ...]:
+        moving = (leg for leg in legs if not leg.is_idle)
+        return tuple(self.wires.secs(leg, self.method) for leg in moving)
+
+    @cached_property
+    def edge(self) -> Callable[[OpForm, int, OpSplit, OpForm, int, OpSplit], EdgeCost]:
+        """Of a writer's output, by its form, number and split, to a reader's input, by the same."""
+        return lru_cache(maxsize=MAX_PRICES)(self._edge)
+
+    def _edge(
+        self,
+        writer: OpForm,
+        number: int,
+        from_split: OpSplit,
+        reader: OpForm,
+        position: int,
+        to_split: OpSplit,
+    ) -> EdgeCost:
+        src = sides_of(writer, from_split).outputs[number]
+        dst = sides_of(reader, to_split).inputs[position]
+        of = writer.outputs[number]
+        return self.between(src, dst, of.shape, of.dtype, of.requires_grad)
+
+    @cached_property
+    def between(self) -> Callable[[Side, Side, tuple[int, ...], str, bool], EdgeCost]:
+        """From one end to another, of a tensor's shape and dtype, and whether it has a gradient."""
+        return lru_cache(maxsize=MAX_PRICES)(self._between)
+
+    def _between(
+        self, src: Side, dst: Side, shape: tuple[int, ...], dtype: str, has_grad: bool
+    ) -> EdgeCost:
+        if is_inline(src, dst, has_grad):
+            return EdgeCost(0.0, 0.0, 0)
+        forward = transfers(src, dst.whole, shape, dtype)
+        backward = transfers(dst, src.whole, shape, dtype) if has_grad else ()
+        num_calls = sum(not leg.is_idle for leg in (*forward, *backward))
+        return EdgeCost(self.secs(forward), self.secs(backward), num_calls)
+
+    @cached_property
+    def sync(self) -> Callable[[OpForm, Side, OpSplit | None], SyncCost]:
+        """Of a parameter, by what updates it, where it is read, and the split of its storage."""
+        return lru_cache(maxsize=MAX_PRICES)(self._sync)
+
+    def _sync(self, update: OpForm, side: Side, storage: OpSplit | None) -> SyncCost:
+        (of,) = update.outputs
+        if storage is None:
+            stored = Side.joined([side]).resident
+        else:
+            (stored,) = sides_of(update, storage).outputs
+        is_stored = all(
+            device in stored.shards and stored.shards[device].box == shard.box
+            for device, shard in side.shards.items()
+        )
+        fetch = () if is_stored else transfers(stored, side.whole, of.shape, of.dtype)
+        if not of.requires_grad:
+            return SyncCost(self._calls(fetch), (), 0.0)
+        dtype = self.master_dtype or of.dtype
+        reduce = transfers(side, stored, of.shape, of.dtype)
+        most = max(stored.num_elements.values()) * ITEM_BYTES[dtype]
+        return SyncCost(
+            self._calls(fetch),
+            self._calls(leg.of_dtype(dtype) for leg in reduce),
+            self.update_secs(most),
+        )
