@@ -15,7 +15,8 @@ from superscaler_core.plan import Plan, check_assigned, check_coverage, check_pl
 from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.report import Report, report_of
-from superscaler_core.run.constants import TOPOLOGY, save_constants
+from superscaler_core.run.checkpoint import save_weights
+from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, save_constants
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +68,15 @@ class Compiled:
         """The Python text of every rank."""
         return rank_files(self.materialized)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write ``rank_0.py``, ..., the model's constants and the topology; returns the folder."""
+    def save(self, folder: str | Path, *, weights: bool = True) -> Path:
+        """Write ``rank_0.py``, ..., the model's constants and the topology; returns the folder.
+
+        Args:
+            folder: made if missing.
+            weights: whether the captured model's parameters are written too, as they are now, so
+                that trainers start with them; each rank reads its part. Of a model on the meta
+                device there are none.
+        """
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         # A rank file that is left from a larger program would look like a rank of this one.
@@ -76,7 +84,9 @@ class Compiled:
             old.unlink()
         for device, text in self.files.items():
             (path / f"rank_{device}.py").write_text(text)
-        save_constants(path, self.plan.graph.constants)
+        graph = self.plan.graph
+        save_constants(path, {**graph.constants, **graph.buffers})
+        save_weights(path / WEIGHTS, graph.weights if weights else {})
         (path / TOPOLOGY).unlink(missing_ok=True)
         if self.materialized.topology is not None:
             self.materialized.topology.save(path / TOPOLOGY)

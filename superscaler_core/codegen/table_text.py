@@ -23,6 +23,7 @@ def tables_text(
 ) -> str:
     """The assignment of ``TABLES`` for one device."""
     plan = made.plan
+    buffers = {name: name in plan.graph.folded for name in plan.graph.buffers}
     lines = [
         "TABLES = Tables(",
         f"    rank={device},",
@@ -45,6 +46,7 @@ def tables_text(
         f"    aliases={dict(plan.graph.aliases)!r},",
         f"    recomputed=frozenset({sorted(recomputed)!r}),",
         *([f"    swapped=frozenset({sorted(swapped)!r}),"] if swapped else []),
+        *([f"    buffers={buffers!r},"] if buffers else []),
         ")",
     ]
     return "\n".join(lines)

@@ -52,6 +52,7 @@ class _Conversion:
         memory: of the result of an op in place, the ref that it wrote.
         shared: refs whose memory others, as views, may see.
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
+        folded: those of them of which a constant was computed.
     """
 
     def __init__(self, program: TracedProgram, model: nn.Module, name: str) -> None:
@@ -60,6 +61,7 @@ class _Conversion:
         self.values: dict[Ref, PTensor | Tensor] = {}
         self.constants: dict[tuple[Ref, int], PTensor] = {}
         self.kept: dict[str, Tensor] = {}
+        self.folded: set[str] = set()
         self.memory: dict[Ref, Ref] = {}
         self.shared: set[Ref] = set()
 
@@ -74,7 +76,26 @@ class _Conversion:
         return self.builder.build(
             self._output(0, num_outputs),
             {self._input(name): self._output(i, num_outputs) for name, i in recycled.items()},
+            weights=self._weights(),
+            buffers=self._buffers(),
+            folded=frozenset(self.folded),
         )
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The model's own parameters, if they have values."""
+        found: dict[str, Tensor] = dict(self.model.named_parameters())
+        return {} if any(tensor.is_meta for tensor in found.values()) else found
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """What the model's ``state_dict`` has beside parameters, zeros where there is no value."""
+        return {
+            name: torch.zeros(value.shape, dtype=value.dtype) if value.is_meta else value
+            for path, module in self.model.named_modules(remove_duplicate=False)
+            for key, buffer in module._buffers.items()
+            if buffer is not None and key not in module._non_persistent_buffers_set
+            for name in [f"{path}.{key}".lstrip(".")]
+            for value in [self.kept.get(name, buffer.detach())]
+        }
 
     def _add_parameters(self) -> None:
         """Every parameter of the model under its first name, tied ones as aliases of it."""
@@ -132,6 +153,8 @@ class _Conversion:
                 "would draw differently; pass them to the model as an input, or use dropout."
             )
         args = {name: self._filled(value, self.values) for name, value in node.args.items()}
+        read = [self.values[ref] for ref in _refs(node.args.values())]
+        self.folded |= {name for name, value in self.kept.items() if any(value is r for r in read)}
         before = {name: value._version for name, value in self.kept.items()}
         results = node.run(args)
         for name, value in self.kept.items():
@@ -218,7 +241,10 @@ class _Conversion:
             name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
             if ref.name in self.program.constants:
                 name = self.program.constants[ref.name][0]
-            self.constants[key] = self.builder.constant(name, value.clone(), value.shape, dtype)
+            made = self.builder.constant(name, value.clone(), value.shape, dtype)
+            self.constants[key] = made
+            if made.name != name:
+                self.folded.add(name)
         return self.constants[key]
 
     def _filled(self, value: Any, known: Mapping[Ref, Any]) -> Any:

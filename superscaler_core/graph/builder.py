@@ -114,12 +114,15 @@ class GraphBuilder:
         )  # fmt: skip
         return results
 
-    def build(self, loss: PTensor, recycled: Mapping[PTensor, PTensor] | None = None) -> Graph:
+    def build(
+        self, loss: PTensor, recycled: Mapping[PTensor, PTensor] | None = None, **state: Any
+    ) -> Graph:
         """The graph whose result is ``loss``, without ops that nobody reads.
 
         Args:
             loss: a scalar.
             recycled: as of ``Graph``.
+            state: ``weights``, ``buffers`` and ``folded`` of ``Graph``.
 
         Raises:
             PlanError: the loss is no scalar, or what is recycled does not fit.
@@ -154,6 +157,7 @@ class GraphBuilder:
             loss,
             tuple(self._notes),
             dict(recycled),
+            **state,
         )
 
     def _unique(self, name: str, among: str = "tensor ") -> str:

@@ -108,6 +108,10 @@ class Graph:
         notes: what the capture changed in the model's meaning, for people; usually empty.
         recycled: inputs that nobody gives: each with the activation that it is in the next turn of
             the same microbatch, and zeros in the first.
+        weights: the captured model's own parameters, no copies of them, by the names of
+            ``parameters``; empty if the graph is of no model, or of one on the meta device.
+        buffers: what else is in the model's ``state_dict``, by name, as it was at the capture.
+        folded: the buffers of which constants were computed, so that they cannot change any more.
     """
 
     name: str
@@ -119,6 +123,9 @@ class Graph:
     loss: PTensor
     notes: tuple[str, ...] = ()
     recycled: Mapping[PTensor, PTensor] = field(default_factory=dict)
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+    folded: frozenset[str] = frozenset()
 
     @property
     def batch_inputs(self) -> tuple[PTensor, ...]:

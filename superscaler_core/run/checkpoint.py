@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -34,12 +35,32 @@ def save(
     wait_for_all(tables, transport)
 
 
+def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write whole parameters, instead of those that are there; none if there are none."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if weights:
+        save_shards(folder, dict(weights), {n: _whole(t.shape, 0) for n, t in weights.items()}, 0)
+        commit_shards(folder, [0])
+
+
 def load(folder: str | Path, tables: Tables, stored: Mapping[str, Tensor]) -> None:
     """Read this rank's boxes from a checkpoint of any layouts, or of a single device."""
-    shards = load_shards(folder, _layouts(tables), tables.rank)
+    parameters = tables.parameters
+    # Boxes that form no layout are cut out of what is read whole.
+    cut = {n for n, entry in parameters.items() if len(entry.whole) != 1 and entry.box is not None}
+    layouts = {
+        name: _whole(entry.shape, tables.rank) if name in cut else entry.whole[0].layouts[0]
+        for name, entry in parameters.items()
+        if name in cut or len(entry.whole) == 1
+    }
     with torch.no_grad():
-        for name, shard in shards.items():
-            stored[name].copy_(shard)
+        for name, shard in load_shards(folder, layouts, tables.rank).items():
+            stored[name].copy_(shard[parameters[name].index] if name in cut else shard)
+
+
+def _whole(shape: Sequence[int], rank: int) -> rv.Layout:
+    counts = ",".join("1" for _ in shape)
+    return rv.Layout(tuple(shape), f"R(1)V(1)D({counts})", ranks=[rank])
 
 
 def _layouts(tables: Tables) -> dict[str, rv.Layout]:

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 FILE = "constants.npz"
+WEIGHTS = "weights"
+"""A checkpoint of the parameters that a captured model has, whole."""
 TOPOLOGY = "topology.json"
 """Of a program that was compiled for one."""
 
-_WIDER = {torch.bfloat16: torch.float32}
-"""Numpy has no bfloat16; every one is a float32."""
+_NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+_WIDER = {getattr(torch, name): torch.float32 for name in _NARROW}
+"""Numpy has none of these; every one is a float32."""
 
 
 def save_constants(folder: Path, constants: Mapping[str, Tensor]) -> None:

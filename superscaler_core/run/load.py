@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
-from superscaler_core.run.constants import TOPOLOGY, load_constants
+from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, load_constants
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import DistTransport
@@ -22,7 +22,8 @@ def load(
 ) -> Trainer:
     """This rank's share of a program, over a process group that is there already.
 
-    Collective over the program's ranks: device ``d`` of the plan is rank ``d`` of the group.
+    It starts with the weights that the captured model had when the program was saved. Collective
+    over the program's ranks: device ``d`` of the plan is rank ``d`` of the group.
 
     Args:
         folder: what ``Compiled.save`` wrote.
@@ -46,7 +47,15 @@ def load(
         topology = rv.Topology.load(saved)
     transport = DistTransport(rank, group, topology)
     made = Rank(module, transport, load_constants(Path(folder)), **options)
-    return Trainer(made, transport)
+    return started(Trainer(made, transport), folder)
+
+
+def started(trainer: Trainer, folder: str | Path) -> Trainer:
+    """The trainer with the weights that are saved with its program, if there are some."""
+    weights = Path(folder) / WEIGHTS
+    if weights.exists():
+        trainer.load(weights)
+    return trainer
 
 
 def module_of(folder: str | Path, rank: int) -> ModuleType:

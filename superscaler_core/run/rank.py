@@ -77,6 +77,7 @@ class Rank(SegmentRunner):
             batch: every input, whole: ``num_microbatches`` times the captured batch along dim 0.
         """
         self._check(batch)
+        self.weights.check_given()
         self._batch = batch
         self._loss = None
         self._num_steps += 1
@@ -127,6 +128,24 @@ class Rank(SegmentRunner):
     def constant(self, name: str) -> Tensor:
         """A value that depends on no input."""
         return self._constants[name]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all that is in the model's ``state_dict``, by name."""
+        parameters = {name: entry.shape for name, entry in self.tables.parameters.items()}
+        aliases = {alias: parameters[name] for alias, name in self.tables.aliases.items()}
+        buffers = {name: tuple(self._constants[name].shape) for name in self.tables.buffers}
+        return {**parameters, **aliases, **buffers}
+
+    def buffer_faults(self, state: Mapping[str, Tensor]) -> list[str]:
+        """Why buffers cannot have the values in ``state``."""
+        return [
+            f"buffer {name} has other values, and the capture computed constants of it: capture "
+            "the model with the values that it is to have"
+            for name, is_folded in self.tables.buffers.items()
+            if is_folded and name in state and state[name].shape == self._constants[name].shape
+            and not torch.equal(state[name].to(self._constants[name]), self._constants[name])
+        ]  # fmt: skip
 
     def use(self, name: str) -> Tensor:
         """A weight's copy."""

@@ -109,10 +109,20 @@ class Stored:
     whole: tuple[Leg, ...]
     on_host: bool = False
 
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """Where in the whole parameter lies what this rank stores."""
+        assert self.box is not None, "it stores some of it"
+        return box_of(self.box).slices_within(rv.Box.of_shape(self.shape))
+
 
 @dataclass(frozen=True)
 class Tables:
-    """All that a generated file says, besides its functions."""
+    """All that a generated file says, besides its functions.
+
+    Of each of ``buffers``, which have their values among the constants, it says whether others were
+    computed of it at the capture.
+    """
 
     rank: int
     num_ranks: int
@@ -126,3 +136,4 @@ class Tables:
     aliases: Mapping[str, str] = field(default_factory=dict)
     recomputed: frozenset[str] = frozenset()
     swapped: frozenset[str] = frozenset()
+    buffers: Mapping[str, bool] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from superscaler_core.run.constants import load_constants
-from superscaler_core.run.load import module_of
+from superscaler_core.run.load import module_of, started
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import Board, ThreadTransport
@@ -48,7 +48,7 @@ def run_threads(
         try:
             transport = ThreadTransport(rank, board)
             made = Rank(module_of(folder, rank), transport, constants, **options)
-            results[rank] = work(Trainer(made, transport))
+            results[rank] = work(started(Trainer(made, transport), folder))
         except BaseException as error:
             board.fail(error)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
+from superscaler_core.ops import mix
 from superscaler_core.run import checkpoint
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.rank import Rank
@@ -56,6 +57,7 @@ class Trainer:
 
         Raises:
             ValueError: an input is missing or has another shape.
+            PlanError: parameters have no values yet.
         """
         names = list(self._rank.tables.inputs)
         if len(batch) > len(names):
@@ -88,26 +90,66 @@ class Trainer:
 
     # --- parameters as on a single device -------------------------------------------------------
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take this rank's boxes out of whole parameters, by single-device names.
+    def load_state_dict(
+        self, state: Mapping[str, Tensor], strict: bool = True
+    ) -> tuple[list[str], list[str]]:
+        """Take this rank's boxes out of whole parameters, and buffers, by single-device names.
+
+        Args:
+            state: as of ``torch.nn.Module.state_dict`` of the captured model.
+            strict: whether names that are missing, or that the model has not, are an error.
+
+        Returns:
+            The missing names, and the unexpected ones.
 
         Raises:
-            PlanError: a parameter is missing or has another shape.
+            PlanError: a tensor is missing, unexpected (if strict) or has another shape; or a buffer
+                has other values than those of which the capture computed constants.
         """
         tables = self._rank.tables
-        for name, entry in tables.parameters.items():
-            given = state.get(name)
-            if given is None or tuple(given.shape) != entry.shape:
-                got = "is missing" if given is None else f"has shape {list(given.shape)}"
-                raise PlanError(
-                    f"load_state_dict: {name} {got}; the model has it with shape "
-                    f"{list(entry.shape)}."
-                )
-            if entry.box is not None:
-                box = rv.Box.parse(entry.box)
-                with torch.no_grad():
-                    index = box.slices_within(rv.Box.of_shape(entry.shape))
-                    self._rank.weights.stored[name].copy_(given[index])
+        shapes = self._rank.shapes
+        missing = [name for name in shapes if name not in state]
+        unexpected = [name for name in state if name not in shapes]
+        faults = [
+            f"size mismatch for {name}: copying a param with shape {list(state[name].shape)} from "
+            f"checkpoint, the shape in current model is {list(shape)}"
+            for name, shape in shapes.items()
+            if name in state and tuple(state[name].shape) != shape
+        ]
+        if strict:
+            faults += [f"Missing key(s) in state_dict: {_quoted(missing)}"] if missing else []
+            found = _quoted(unexpected)
+            faults += [f"Unexpected key(s) in state_dict: {found}"] if unexpected else []
+        faults += self._rank.buffer_faults(state)
+        if faults:
+            raise PlanError(f"load_state_dict: {'; '.join(faults)}.")
+        for name in filter(state.__contains__, shapes):
+            if name in tables.buffers:
+                self._rank.constant(name).copy_(state[name])
+            else:
+                self._take(tables.aliases.get(name, name), state[name])
+        return missing, unexpected
+
+    def init_weights(self, init: Callable[[str, Tensor], object], seed: int = 0) -> None:
+        """Give every parameter its first values, each as on a single device.
+
+        Args:
+            init: fills a whole parameter, given its name; called on all ranks alike.
+            seed: of torch's random numbers in ``init``, which differ for each parameter.
+        """
+        for number, (name, entry) in enumerate(self._rank.tables.parameters.items()):
+            whole = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(mix(seed, number))
+                init(name, whole)
+            self._take(name, whole)
+
+    def _take(self, name: str, whole: Tensor) -> None:
+        """Store this rank's box of a parameter."""
+        entry = self._rank.tables.parameters[name]
+        if entry.box is not None:
+            with torch.no_grad():
+                self._rank.weights.stored[name].copy_(whole[entry.index])
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint, each rank its own boxes; ``rvdcomm reshard`` makes other forms of it.
@@ -130,7 +172,7 @@ class Trainer:
         checkpoint.load(folder, self._rank.tables, self._rank.weights.stored)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All parameters whole, on every rank, by single-device names, tied weights by all."""
+        """All parameters whole, and buffers, on every rank, by the names of a single device."""
         tables = self._rank.tables
         moves = {
             name: (entry.whole, self._rank.weights.shard(name))
@@ -140,4 +182,9 @@ class Trainer:
         for name, box, tensor in move_many(self._transport, moves):
             whole = found.setdefault(name, tensor.new_empty(tables.parameters[name].shape))
             whole[box.slices_within(rv.Box.of_shape(whole.shape))] = tensor
-        return {**found, **{alias: found[name] for alias, name in tables.aliases.items()}}
+        buffers = {name: self._rank.constant(name).clone() for name in tables.buffers}
+        return {**found, **{a: found[name] for a, name in tables.aliases.items()}, **buffers}
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)

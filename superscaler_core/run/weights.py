@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
+from superscaler_core.errors import PlanError
 from superscaler_core.run.host import Host
 from superscaler_core.run.moves import Brought, Moves, Shard, move_many, start_many
 from superscaler_core.run.tables import Leg, Tables, Weight, box_of
@@ -67,6 +68,19 @@ class WeightStore:
         self._unreduced = dict.fromkeys(self._unwindowed)
         for name in set(tables.weights) - set(resting):
             self.drop([name])
+
+    def check_given(self) -> None:
+        """Refuse to begin before something was written where parameters are stored.
+
+        Raises:
+            PlanError: every parameter that is stored here is what it was made as.
+        """
+        values = self.stored.values()
+        if values and not any(value._version or value.any() for value in values):
+            raise PlanError(
+                "the parameters have no values yet: the model was captured on the meta device, or "
+                "saved without weights; call load_state_dict, load or init_weights first."
+            )
 
     def _stored_dtype(self, parameter: str) -> torch.dtype:
         return self._dtype or _dtype(self._tables.parameters[parameter].dtype)

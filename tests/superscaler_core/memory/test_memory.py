@@ -131,6 +131,7 @@ def test_weights_are_what_a_rank_has_between_steps(
     folder = made.save(tmp_path)
 
     def work(trainer: Trainer) -> int:
+        trainer.init_weights(lambda name, whole: whole.normal_(std=0.02))
         trainer.step(*models.example_inputs("gpt", BATCH))
         weights = trainer._rank.weights
         tensors = [*weights.stored.values(), *weights._copies.values()]

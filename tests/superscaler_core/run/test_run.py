@@ -147,10 +147,10 @@ def test_a_checkpoint_of_one_plan_is_read_by_another(tmp_path: Path, sharded: bo
 
 def test_a_state_of_another_shape_is_refused(program: Path) -> None:
     bad = {**state(), "up.weight": torch.zeros(3, 3)}
-    with pytest.raises(ss.PlanError, match=r"up\.weight has shape \[3, 3\]; the model has it with"):
+    with pytest.raises(ss.PlanError, match=r"size mismatch for up\.weight: .*\[3, 3\] from"):
         ss.run_threads(program, lambda trainer: trainer.load_state_dict(bad), range(2))
     less = {"up.weight": state()["up.weight"]}
-    with pytest.raises(ss.PlanError, match=r"down\.weight is missing"):
+    with pytest.raises(ss.PlanError, match=r'Missing key\(s\) in state_dict: "down\.weight"'):
         ss.run_threads(program, lambda trainer: trainer.load_state_dict(less), range(2))
 
 
