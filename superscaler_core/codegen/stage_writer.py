@@ -180,6 +180,9 @@ class StageWriter:
                 return [Statement(f"run.rerun({what.name}, mb)")]
             case Verb.BACKWARD_WEIGHTS:
                 return [Statement(f"run.backward_weights({what.name}, mb)")]
+            case Verb.OUT | Verb.IN:
+                phase = f"{instruction.phase}_" if instruction.phase else ""
+                return [Statement(f"run.{phase}swap_{kind}({what.name}, mb)")]
             case Verb.KEEP:
                 return self._keep(what)
             case Verb.RESUME:

@@ -33,6 +33,10 @@ class Verb(StrEnum):
     """The gradients of what a segment was given; what those of its weights need is kept."""
     BACKWARD_WEIGHTS = "W"
     """The gradients of a segment's weights, after those of what it was given."""
+    OUT = "out"
+    """What a segment keeps for its backward leaves for host memory."""
+    IN = "in"
+    """It comes back."""
     KEEP = "keep"
     """Keep what enters a span, which the backward runs again as a whole."""
     RESUME = "resume"
@@ -58,6 +62,12 @@ GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
 
 COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.BACKWARD_WEIGHTS})
 """What runs a segment, which one device does by itself."""
+
+SWAPS = frozenset({Verb.OUT, Verb.IN})
+"""Copies between a device and its host, which wait for no other communication."""
+
+OF_MICROBATCH = frozenset({*SWAPS, Verb.MOVE, Verb.MOVE_BACK})
+"""What moves something of one microbatch; all other communication is of weights."""
 
 
 class Phase(StrEnum):

@@ -19,7 +19,7 @@ from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
 from superscaler_core.program.events import step_events
 from superscaler_core.program.instruction import Event, Phase, StepInstruction, Verb
-from superscaler_core.program.overlap import overlap_reductions, prefetch
+from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
 from superscaler_core.program.side import Side
@@ -129,6 +129,8 @@ class Materialized:
         }
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
         program = StepProgram(self.plan.graph.name, devices, blocks, self.events, *self._around)
+        if self.plan.swaps:
+            program = swap_beside(program, max(1, overlap.prefetch))
         if overlap.prefetch:
             program = prefetch(program, overlap.prefetch)
         return overlap_reductions(program) if overlap.reductions else program
@@ -142,23 +144,26 @@ class Materialized:
         loss = StepInstruction(Verb.LOSS, "loss", tuple(sorted(self.plan.devices)))
         return tuple(begin), (*end, loss)
 
-    # One stage is written out without the others where nothing overlaps.
+    @property
+    def _is_rewritten(self) -> bool:
+        """Whether something overlaps; if not, a stage is written out without the others."""
+        return bool(self.plan.overlap) or self.plan.swaps
 
     def block(self, stage: int, run: ActionKind) -> Block:
         """What all devices do in a run of a stage; as of the step program."""
-        if self.plan.overlap:
+        if self._is_rewritten:
             return self.step_program.blocks[stage, run]
         return self.stages[stage].order[run]
 
     @property
     def begin(self) -> Block:
         """What all devices do before all stages; as of the step program."""
-        return self.step_program.begin if self.plan.overlap else self._around[0]
+        return self.step_program.begin if self._is_rewritten else self._around[0]
 
     @property
     def end(self) -> Block:
         """What all devices do after all stages; as of the step program."""
-        return self.step_program.end if self.plan.overlap else self._around[1]
+        return self.step_program.end if self._is_rewritten else self._around[1]
 
     @cached_property
     def counts(self) -> Counter[tuple[Verb, Any]]:
