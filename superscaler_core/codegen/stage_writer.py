@@ -32,8 +32,9 @@ _CALLS = {
     Verb.RELEASE: "drop",
     Verb.REDUCE: "reduce",
     Verb.LOSS: "total_loss",
+    Verb.UPDATE: "update",
 }
-"""What generated code calls with the weights of a window or a bucket, or with none."""
+"""What generated code calls with weights, or with none."""
 
 _BACK = {Verb.BACKWARD: "backward", Verb.BACKWARD_INPUTS: "backward_inputs"}
 """What generated code calls for the gradients of what a segment was given."""
@@ -51,14 +52,20 @@ STAGE_FUNCTIONS = {
 
 
 def weights_call(made: Materialized, instruction: StepInstruction, device: Device) -> str:
-    """The call that brings weights or takes their gradients, or begins to, or waits for it."""
-    if instruction.kind is Verb.LOSS:
-        return f"run.{_CALLS[instruction.kind]}()"
-    names = [
-        use.name
-        for use in made.uses_in(instruction.what)
-        if device in use.storage.shards or device in use.side.shards
-    ]
+    """The call that brings weights, takes their gradients or updates them, or a phase of it."""
+    names: list[str] = []
+    match instruction.kind:
+        case Verb.LOSS:
+            return f"run.{_CALLS[instruction.kind]}()"
+        case Verb.UPDATE:
+            storage = made.weights.storage
+            names = [t.name for t in instruction.what if device in storage[t].shards]
+        case _:
+            names = [
+                use.name
+                for use in made.uses_in(instruction.what)
+                if device in use.storage.shards or device in use.side.shards
+            ]
     phase = f"{instruction.phase}_" if instruction.phase else ""
     return f"run.{phase}{_CALLS[instruction.kind]}([{', '.join(map(repr, names))}])"
 

@@ -22,8 +22,8 @@ class Overlap:
 
     Attributes:
         prefetch: by how many gathers weights are fetched before the ops that read them; 0 fetches
-            each when it is read. Memory a device: that many windows (ZeRO-3) or buckets more. What is
-            swapped comes back as many segments ahead, and one ahead if this is 0.
+            each when it is read. Memory a device: that many windows (ZeRO-3) or buckets more. What
+            is swapped comes back as many segments ahead, and one ahead if this is 0.
         reductions: whether gradients are reduced while the backward of the stage goes on, and not
             after it. Memory a device: as many reduced buckets as are under way, at most two.
         bucket_bytes: the most that one call reduces, or fetches for the whole step, unless a single

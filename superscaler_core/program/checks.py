@@ -1,12 +1,19 @@
-"""Checks: what one device keeps, has gathered and has under way, instruction by instruction."""
+"""Checks: what devices keep and have under way, and versions of weights, step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.instruction import OF_MICROBATCH, Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import (
+    COMPUTING,
+    OF_MICROBATCH,
+    Phase,
+    StepInstruction,
+    Verb,
+    weights_of,
+)
 
 _KEEPS = {
     Verb.FORWARD: Verb.BACKWARD,
@@ -112,3 +119,93 @@ class _Device:
             raise PlanError(
                 f"device {self._device}: no {kind} {name} of microbatch {microbatch} is run."
             )
+
+
+# --- versions of weights ------------------------------------------------------------------------
+
+
+def check_versions(walk: Callable[[], Iterable[tuple[StepInstruction, int, int]]]) -> None:
+    """Refuse a program whose weights are read in a version that is not there, or updated early.
+
+    A reduction at a step's end may be of any stage whose weights its devices store. A stage without
+    an update has no weights that are trained.
+
+    Args:
+        walk: all instructions in the program's order, each with its stage and microbatch.
+
+    Raises:
+        PlanError: names the instruction and the version.
+    """
+    updating: dict[str, set[Device]] = {}
+    for instruction, _, _ in walk():
+        if instruction.kind is Verb.UPDATE:
+            updating.setdefault(instruction.name, set()).update(instruction.devices)
+    versions = _Versions(updating)
+    for instruction, stage, microbatch in walk():
+        versions.do(instruction, stage, microbatch)
+    for waiting in versions.waiting.values():
+        raise PlanError(f"{waiting}: no update comes after it.")
+
+
+class _Versions:
+    """Follows the weights of all stages.
+
+    Args:
+        updating: by name of a stage's weights, the devices that update them.
+
+    Attributes:
+        waiting: by name, what makes or moves gradients that are in no update yet.
+    """
+
+    def __init__(self, updating: Mapping[str, Collection[Device]]) -> None:
+        self._updating = updating
+        self._kept: dict[str, tuple[int, ...]] = {}
+        self._read: dict[tuple[int, int], int] = {}
+        self._started: dict[str, StepInstruction] = {}
+        self.waiting: dict[str, StepInstruction] = {}
+
+    def do(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
+        """One instruction."""
+        if instruction.kind in COMPUTING:
+            self._compute(instruction, stage, microbatch)
+        elif instruction.kind is Verb.REDUCE:
+            self._reduce(instruction, stage)
+        elif instruction.kind is Verb.UPDATE:
+            self._update(instruction)
+
+    def _compute(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
+        name, version = weights_of(stage), instruction.version
+        first = self._read.setdefault((stage, microbatch), version)
+        if version != first:
+            raise PlanError(
+                f"{instruction}: stage {stage} has read version {first} for microbatch "
+                f"{microbatch}, and reads version {version} now."
+            )
+        kept = self._kept.get(name, (0,))
+        if version not in kept:
+            raise PlanError(
+                f"{instruction}: version {version} of the weights of {name} is not kept; there is "
+                f"{', '.join(map(str, kept))}."
+            )
+        if instruction.kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS) and name in self._updating:
+            self.waiting[name] = instruction
+
+    def _reduce(self, instruction: StepInstruction, stage: int) -> None:
+        if instruction.phase is Phase.START:
+            self._started[instruction.name] = instruction
+            return
+        self._started.pop(instruction.name, None)
+        for name, devices in self._updating.items():
+            is_of = name == weights_of(stage) if stage >= 0 else True
+            if is_of and not set(devices).isdisjoint(instruction.devices):
+                self.waiting[name] = instruction
+
+    def _update(self, instruction: StepInstruction) -> None:
+        name, kept = instruction.name, self._kept.get(instruction.name, (0,))
+        if instruction.version != kept[-1] + 1:
+            raise PlanError(f"{instruction}: the next version of these weights is {kept[-1] + 1}.")
+        for reduce in self._started.values():
+            if not set(instruction.devices).isdisjoint(reduce.devices):
+                raise PlanError(f"{instruction}: gradients are still on their way, by {reduce}.")
+        self._kept[name] = (*kept, instruction.version)[-instruction.keeps :]
+        self.waiting.pop(name, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,9 +16,21 @@ from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
-from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
+from superscaler_core.program.edges import (
+    Edge,
+    Edges,
+    find_edges,
+    output_side,
+    stages_by_op,
+)
 from superscaler_core.program.events import step_events
-from superscaler_core.program.instruction import Event, Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import (
+    Event,
+    Phase,
+    StepInstruction,
+    Verb,
+    weights_of,
+)
 from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
@@ -142,7 +154,22 @@ class Materialized:
         begin = (_of_bucket(Verb.FETCH, bucket) for bucket in fetched(*given))
         end = (_of_bucket(Verb.REDUCE, bucket) for bucket in reduced(*given))
         loss = StepInstruction(Verb.LOSS, "loss", tuple(sorted(self.plan.devices)))
-        return tuple(begin), (*end, loss)
+        return tuple(begin), (*end, loss, *self._updates())
+
+    def _updates(self) -> Iterator[StepInstruction]:
+        """An update of every stage; weights that stages share are in that of the first of them."""
+        stage_of, readers = stages_by_op(self.plan), self.plan.graph.readers
+        tensors: dict[int, list[PTensor]] = {}
+        for tensor in self.weights.storage:
+            if tensor.requires_grad:
+                stages = (stage_of[op.index] for op, _ in readers.get(tensor, ()))
+                tensors.setdefault(min(stages, default=0), []).append(tensor)
+        for stage, mine in sorted(tensors.items()):
+            sides = {self.weights.storage[tensor] for tensor in mine}
+            devices = tuple(sorted({device for side in sides for device in side.shards}))
+            yield StepInstruction(
+                Verb.UPDATE, weights_of(stage), devices, version=1, what=tuple(mine)
+            )
 
     @property
     def _is_rewritten(self) -> bool:

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.checks import check_device
+from superscaler_core.program.checks import check_device, check_versions
 from superscaler_core.program.instruction import (
     Carry,
     Event,
@@ -65,6 +65,19 @@ class StepProgram:
                     if instruction.is_for(event.microbatch):
                         yield instruction, event.microbatch
         yield from ((i, -1) for i in self.end if device in i.devices)
+
+    def everywhere(self) -> Iterator[tuple[StepInstruction, int, int]]:
+        """What all devices do; each instruction with its stage and microbatch.
+
+        Before and after all stages both are -1.
+        """
+        yield from ((i, -1, -1) for i in self.begin)
+        for event in self.events:
+            if isinstance(event, Action):
+                for instruction in self.blocks[event.stage, event.kind]:
+                    if instruction.is_for(event.microbatch):
+                        yield instruction, event.stage, event.microbatch
+        yield from ((i, -1, -1) for i in self.end)
 
     def on(self, device: Device, stage: int, run: ActionKind) -> Sequence[StepInstruction]:
         """What one device does of a block."""
@@ -141,8 +154,9 @@ class StepProgram:
         left at the end; gradients of weights come after those of the inputs, from what these kept;
         weights are gathered before they are released; gradients of an edge go back after its value
         came. What is started is waited for, once, on the same devices, and is not started again
-        before. No two devices wait for each other, because all of them keep the one order of
-        ``events`` and of each block.
+        before. All that a stage runs for a microbatch reads one version of its weights, which is
+        kept until then, and an update comes after all gradients that are in it. No two devices wait
+        for each other, because all of them keep the one order of ``events`` and of each block.
 
         Raises:
             PlanError: names the instruction and what is missing.
@@ -150,6 +164,7 @@ class StepProgram:
         self._check_events()
         for device in self.devices:
             check_device(device, self.instructions(device))
+        check_versions(self.everywhere)
 
     def _check_events(self) -> None:
         seen: Counter[Event] = Counter()

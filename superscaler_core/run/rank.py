@@ -65,6 +65,7 @@ class Rank(SegmentRunner):
         self._loss: Tensor | None = None
         self._total = torch.zeros((), dtype=loss_dtype, device=device)
         self._turn: tuple[int, ...] = ()
+        self.updates: Callable[[Sequence[str]], object] = lambda _: None
         scalar = rv.Box((), ())
         self._way_of_loss = Way(transport, self.tables.loss, scalar, scalar)
 
@@ -82,6 +83,7 @@ class Rank(SegmentRunner):
         self._num_steps += 1
         self._step(self)
         self._tape.check_done()
+        self.weights.check_done()
         self._carrier.finish()
         return self._total
 
@@ -100,9 +102,13 @@ class Rank(SegmentRunner):
         """Copy weights to where they are read on this rank itself."""
         self.weights.begin()
 
-    def end(self) -> None:
-        """Leave gradients where optimizers look."""
-        self.weights.end()
+    def update(self, names: Sequence[str]) -> None:
+        """Leave gradients of parameters where optimizers look, and let who is to update them.
+
+        That is the caller, after the step, if ``updates`` does nothing.
+        """
+        self.weights.settle(names)
+        self.updates(names)
 
     def total_loss(self) -> None:
         """Add up the losses of all microbatches, on all ranks."""

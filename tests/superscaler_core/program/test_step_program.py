@@ -88,6 +88,7 @@ RECORDED: dict[str, Callable[..., str]] = {
         for what in ("gather", "reduce", "fetch")
     },
     "total_loss": lambda: "loss",
+    "update": lambda names: names[0],
 }
 """What generated code calls, and the name in it of what it is about."""
 
@@ -110,6 +111,7 @@ CALLS = {
     Verb.REDUCE: "reduce",
     Verb.FETCH: "fetch",
     Verb.LOSS: "total_loss",
+    Verb.UPDATE: "update",
 }
 WEIGHTS = (Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE)
 
@@ -165,6 +167,9 @@ def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
                 if device in use.storage.shards or device in use.side.shards
             ]
             name = uses[0]
+        if i.kind is Verb.UPDATE:
+            storage = made.weights.storage
+            name = next(t.name for t in i.what if device in storage[t].shards)
         found.append((f"{i.phase}_" * bool(i.phase) + CALLS[i.kind], name))
     return found
 
