@@ -32,6 +32,7 @@ from superscaler_core.program.instruction import (
     weights_of,
 )
 from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
+from superscaler_core.program.overlap_moves import overlap_moves
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
 from superscaler_core.program.side import Side
@@ -141,6 +142,8 @@ class Materialized:
         }
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
         program = StepProgram(self.plan.graph.name, devices, blocks, self.events, *self._around)
+        if overlap.moves:
+            program = overlap_moves(program)
         if self.plan.swaps:
             program = swap_beside(program, max(1, overlap.prefetch))
         if overlap.prefetch:

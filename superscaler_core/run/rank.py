@@ -225,6 +225,22 @@ class Rank(SegmentRunner):
         """Take the gradient back."""
         return self._carrier.move_back(name, grad)
 
+    def start_move(self, name: str, shard: Tensor | None) -> None:
+        """Let an edge's value go while the rank goes on."""
+        self._carrier.start_move(name, shard)
+
+    def wait_move(self, name: str) -> Any:
+        """What ``start_move`` brought."""
+        return self._carrier.wait_move(name)
+
+    def start_move_back(self, name: str, grad: Tensor | None) -> None:
+        """Let the gradient go back while the rank goes on."""
+        self._carrier.start_move_back(name, grad)
+
+    def wait_move_back(self, name: str) -> Any:
+        """What ``start_move_back`` brought."""
+        return self._carrier.wait_move_back(name)
+
     def send(self, name: str, mb: int, shard: Tensor | None) -> None:
         """Leave a stage's result for ``carry``."""
         self._carrier.send(name, mb, shard)

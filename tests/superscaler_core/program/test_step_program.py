@@ -37,8 +37,12 @@ CASES = [
     ),
     *OTHER_CASES[::3],
 ]
-OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
-OVERLAPPING = [replace(case, overlap=OVERLAP) for case in CASES if "zero" in case.plan]
+OVERLAP = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
+OVERLAPPING = [
+    replace(case, overlap=OVERLAP)
+    for case in CASES
+    if any(name in case.plan for name in ("zero", "megatron", "dap", "swap", "mesh"))
+]
 OVERLAPPING += [replace(Case("hybrid", 4, {"pp": 2, "microbatches": 2}), overlap=OVERLAP)]
 
 
@@ -78,6 +82,7 @@ RECORDED: dict[str, Callable[..., str]] = {
     "kept": str,
     "move": str,
     "move_back": str,
+    **{f"{phase}_{way}": str for phase in ("start", "wait") for way in ("move", "move_back")},
     "gather": lambda names: names[0],
     "drop": lambda names: names[0],
     "reduce": lambda names: names[0],
