@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import fill
 from typing import Any, NoReturn
 
@@ -90,6 +90,12 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         type=count,
         help="let communication run while devices compute: fetch weights DEPTH gathers ahead, and "
         "reduce gradients during the backward (default: as the plan says, which is without)",
+    )
+    parser.add_argument(
+        "--overlap-moves",
+        action="store_true",
+        help="let communication inside stages run beside computing that does not need it, such as "
+        "gradients of inputs beside those of weights",
     )
     parser.add_argument(
         "--bucket",
@@ -188,6 +194,8 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         _called(plan_from, plan, **knobs)
     if args.overlap is not None:
         plan.overlap = Overlap(args.overlap, reductions=True, bucket_bytes=args.bucket)
+    if args.overlap_moves:
+        plan.overlap = replace(plan.overlap, moves=True)
     return AskedProgram(plan, model, make, model_from.recycled)
 
 

@@ -92,7 +92,6 @@ def _step(made: Materialized, device: Device) -> str:
         *_around(made, program.begin, device),
         *map(_event, made.events_on[device]),
         *_around(made, program.end, device),
-        "run.end()",
     ]
     return "\n".join(["def step(run):", *(INDENT + line for line in lines)])
 

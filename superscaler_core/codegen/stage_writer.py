@@ -20,7 +20,7 @@ from superscaler_core.codegen.totals import Totals
 from superscaler_core.codegen.values import Values, combined
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import StepInstruction, Verb
+from superscaler_core.program.instruction import Phase, StepInstruction, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
@@ -32,8 +32,9 @@ _CALLS = {
     Verb.RELEASE: "drop",
     Verb.REDUCE: "reduce",
     Verb.LOSS: "total_loss",
+    Verb.UPDATE: "update",
 }
-"""What generated code calls with the weights of a window or a bucket, or with none."""
+"""What generated code calls with weights, or with none."""
 
 _BACK = {Verb.BACKWARD: "backward", Verb.BACKWARD_INPUTS: "backward_inputs"}
 """What generated code calls for the gradients of what a segment was given."""
@@ -51,16 +52,22 @@ STAGE_FUNCTIONS = {
 
 
 def weights_call(made: Materialized, instruction: StepInstruction, device: Device) -> str:
-    """The call that brings weights or takes their gradients, or begins to, or waits for it."""
-    if instruction.kind is Verb.LOSS:
-        return f"run.{_CALLS[instruction.kind]}()"
-    names = [
-        use.name
-        for use in made.uses_in(instruction.what)
-        if device in use.storage.shards or device in use.side.shards
-    ]
-    phase = f"{instruction.phase}_" if instruction.phase else ""
-    return f"run.{phase}{_CALLS[instruction.kind]}([{', '.join(map(repr, names))}])"
+    """The call that brings weights, takes their gradients or updates them, or a phase of it."""
+    names: list[str] = []
+    match instruction.kind:
+        case Verb.LOSS:
+            return f"run.{_CALLS[instruction.kind]}()"
+        case Verb.UPDATE:
+            storage = made.weights.storage
+            names = [t.name for t in instruction.what if device in storage[t].shards]
+        case _:
+            names = [
+                use.name
+                for use in made.uses_in(instruction.what)
+                if device in use.storage.shards or device in use.side.shards
+            ]
+    call = f"run.{_prefix(instruction.phase)}{_CALLS[instruction.kind]}"
+    return f"{call}([{', '.join(map(repr, names))}])"
 
 
 class StageWriter:
@@ -180,14 +187,17 @@ class StageWriter:
                 return [Statement(f"run.rerun({what.name}, mb)")]
             case Verb.BACKWARD_WEIGHTS:
                 return [Statement(f"run.backward_weights({what.name}, mb)")]
+            case Verb.OUT | Verb.IN:
+                prefix = _prefix(instruction.phase)
+                return [Statement(f"run.{prefix}swap_{kind}({what.name}, mb)")]
             case Verb.KEEP:
                 return self._keep(what)
             case Verb.RESUME:
                 return self._resume(what)
             case Verb.MOVE:
-                return self._move(what)
+                return self._move(what, instruction.phase)
             case Verb.MOVE_BACK:
-                return self._move_back(what)
+                return self._move_back(what, instruction.phase)
             case _:
                 return [Statement(weights_call(self._made, instruction, self._device))]
 
@@ -231,13 +241,16 @@ class StageWriter:
             for line in self._sums.add(edge, f"{edge.tensor.name}_sum", Expression.of(value.name))
         ]
 
-    def _move(self, edge: Edge) -> list[Statement]:
-        shard, comment = self._packed(edge), self._comment(edge.forward)
-        call = Expression(f'run.move("{edge.name}", {shard})', shard.reads)
-        if self._device not in edge.dst.shards:
+    def _move(self, edge: Edge, phase: Phase) -> list[Statement]:
+        if phase is Phase.WAIT:
+            call, comment = Expression(f'run.wait_move("{edge.name}")'), ""
+        else:
+            shard, comment = self._packed(edge), self._comment(edge.forward)
+            call = Expression(f'run.{_prefix(phase)}move("{edge.name}", {shard})', shard.reads)
+            if phase is Phase.WHOLE and len(edge.forward) == 1 and edge.forward[0].is_idle:
+                call, comment = shard, ""
+        if phase is Phase.START or self._device not in edge.dst.shards:
             return [Statement.call(f"{call}{comment}", call)]
-        if len(edge.forward) == 1 and edge.forward[0].is_idle:
-            call, comment = shard, ""
         return [Statement.assign(self._values.of_edge(edge).name, call, comment)]
 
     def _comment(self, legs: Sequence[Transfer]) -> str:
@@ -288,15 +301,24 @@ class StageWriter:
             lines += self._add_grad(value.name, Expression.of(result))
         return lines
 
-    def _move_back(self, edge: Edge) -> list[Statement]:
-        grad = NONE
-        if self._device in edge.dst.shards:
-            grad = self._sum(self._values.of_edge(edge).name)
-        comment = self._comment(edge.backward)
-        call = Expression(f'run.move_back("{edge.name}", {grad})', grad.reads)
-        if self._device not in edge.src.shards:
+    def _move_back(self, edge: Edge, phase: Phase) -> list[Statement]:
+        if phase is Phase.WAIT:
+            call, comment = Expression(f'run.wait_move_back("{edge.name}")'), ""
+        else:
+            grad = NONE
+            if self._device in edge.dst.shards:
+                grad = self._sum(self._values.of_edge(edge).name)
+            comment = self._comment(edge.backward)
+            call = Expression(f'run.{_prefix(phase)}move_back("{edge.name}", {grad})', grad.reads)
+            is_idle = len(edge.backward) == 1 and edge.backward[0].is_idle
+            if phase is Phase.WHOLE and is_idle and grad is not NONE:
+                call, comment = grad, ""
+        if phase is Phase.START or self._device not in edge.src.shards:
             return [Statement.call(f"{call}{comment}", call)]
-        if len(edge.backward) == 1 and edge.backward[0].is_idle and grad is not NONE:
-            call, comment = grad, ""
         name = self._grad_name(edge, edge.tensor.name)
         return [Statement.assign(name, call, comment), *self._unpack_grad(edge, name)]
+
+
+def _prefix(phase: Phase) -> str:
+    """What the names of calls begin with that do a phase of something."""
+    return f"{phase}_" if phase else ""

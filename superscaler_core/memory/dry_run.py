@@ -70,6 +70,7 @@ class DryRun(SegmentRunner):
         self._uses = {use.name: use for use in made.weights.uses}
         self._weights: dict[str, Tensor] = {}
         self._arriving: dict[str, int] = {}
+        self._moving: dict[tuple[str, bool], tuple[Any, Any]] = {}
         self._open: set[str] = set()
         super().__init__(Tape(writer.recomputed, writer.swapped, _Elsewhere(self.meter)))
         self.loss_grad = self._outside((), made.plan.graph.loss.dtype)
@@ -257,6 +258,21 @@ class DryRun(SegmentRunner):
         if grad is None:
             grad = self._made_for(edge.dst, edge)
         return self._moved(edge.backward, grad, edge.dst, edge.src, edge)
+
+    def start_move(self, name: str, shard: Tensor | None) -> None:
+        # What is sent is there until it has gone, with what arrives.
+        self._moving[name, False] = shard, self.move(name, shard)
+
+    def wait_move(self, name: str) -> Any:
+        self.meter.step(name)
+        return self._moving.pop((name, False))[1]
+
+    def start_move_back(self, name: str, grad: Tensor | None) -> None:
+        self._moving[name, True] = grad, self.move_back(name, grad)
+
+    def wait_move_back(self, name: str) -> Any:
+        self.meter.step(name)
+        return self._moving.pop((name, True))[1]
 
     def _moved(
         self, legs: Sequence[Transfer], shard: Tensor | None, src: Any, dst: Any, edge: Edge

@@ -11,7 +11,7 @@ BUCKET_BYTES = 16 << 20
 """Large enough that a message is limited by bandwidth, small enough that the first leaves early,
 and that little memory is taken by what arrives before what it replaces is dropped."""
 
-_TEXT = re.compile(r"prefetch ([0-9]{1,9}) reductions (on|off) bucket ([0-9]{1,18})")
+_TEXT = re.compile(r"prefetch ([0-9]{1,9}) reductions (on|off) moves (on|off) bucket ([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,13 @@ class Overlap:
 
     Attributes:
         prefetch: by how many gathers weights are fetched before the ops that read them; 0 fetches
-            each when it is read. Memory a device: that many windows (ZeRO-3) or buckets more.
+            each when it is read. Memory a device: that many windows (ZeRO-3) or buckets more. What
+            is swapped comes back as many segments ahead, and one ahead if this is 0.
         reductions: whether gradients are reduced while the backward of the stage goes on, and not
             after it. Memory a device: as many reduced buckets as are under way, at most two.
+        moves: whether tensor parallelism's communication inside a stage runs beside computing that
+            does not need it, above all gradients of inputs beside those of weights. Backwards of
+            segments are divided into halves for that, which takes time on a small model.
         bucket_bytes: the most that one call reduces, or fetches for the whole step, unless a single
             weight is larger.
 
@@ -34,6 +38,7 @@ class Overlap:
 
     prefetch: int = 0
     reductions: bool = False
+    moves: bool = False
     bucket_bytes: int = BUCKET_BYTES
 
     def __post_init__(self) -> None:
@@ -44,11 +49,19 @@ class Overlap:
             )
 
     def __bool__(self) -> bool:
+        return self.is_of_weights or self.moves
+
+    @property
+    def is_of_weights(self) -> bool:
+        """Whether weights come, or gradients of weights go, while devices compute."""
         return self.prefetch > 0 or self.reductions
 
     def __str__(self) -> str:
-        switch = "on" if self.reductions else "off"
-        return f"prefetch {self.prefetch} reductions {switch} bucket {self.bucket_bytes}"
+        reductions, moves = ("on" if on else "off" for on in (self.reductions, self.moves))
+        return (
+            f"prefetch {self.prefetch} reductions {reductions} moves {moves} "
+            f"bucket {self.bucket_bytes}"
+        )
 
     @classmethod
     def parse(cls, text: str) -> Overlap:
@@ -61,9 +74,9 @@ class Overlap:
         if found is None:
             raise PlanError(
                 f"cannot read the overlap {text.strip()[:80]!r}: it is 'prefetch NUMBER reductions "
-                "on|off bucket BYTES'."
+                "on|off moves on|off bucket BYTES'."
             )
-        return cls(int(found[1]), found[2] == "on", int(found[3]))
+        return cls(int(found[1]), found[2] == "on", found[3] == "on", int(found[4]))
 
 
 NO_OVERLAP = Overlap()

@@ -123,6 +123,11 @@ class Savings:
         return bool(self._rerun)
 
     @property
+    def swaps(self) -> bool:
+        """Whether what some group keeps waits in host memory."""
+        return bool(self._swapped)
+
+    @property
     def runs_in_order(self) -> bool:
         """Whether every op runs by itself, where the graph has it.
 

@@ -99,7 +99,7 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
     """
     found: set[Op] = set()
     size, seen = 0, set[Use]()
-    for op in plan.graph.ops if plan.overlap else ():
+    for op in plan.graph.ops if plan.overlap.is_of_weights else ():
         mine = {
             use
             for position in range(len(op.inputs))

@@ -33,6 +33,10 @@ class Verb(StrEnum):
     """The gradients of what a segment was given; what those of its weights need is kept."""
     BACKWARD_WEIGHTS = "W"
     """The gradients of a segment's weights, after those of what it was given."""
+    OUT = "out"
+    """What a segment keeps for its backward leaves for host memory."""
+    IN = "in"
+    """It comes back."""
     KEEP = "keep"
     """Keep what enters a span, which the backward runs again as a whole."""
     RESUME = "resume"
@@ -51,6 +55,8 @@ class Verb(StrEnum):
     """The gradients of a window's or a bucket's weights go to where these are stored."""
     LOSS = "loss"
     """The losses of all microbatches are added up, and every device gets the sum."""
+    UPDATE = "update"
+    """The optimizer makes the next version of a stage's weights, where they are stored."""
 
 
 GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
@@ -58,6 +64,12 @@ GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
 
 COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.BACKWARD_WEIGHTS})
 """What runs a segment, which one device does by itself."""
+
+SWAPS = frozenset({Verb.OUT, Verb.IN})
+"""Copies between a device and its host, which wait for no other communication."""
+
+OF_MICROBATCH = frozenset({*SWAPS, Verb.MOVE, Verb.MOVE_BACK})
+"""What moves something of one microbatch; all other communication is of weights."""
 
 
 class Phase(StrEnum):
@@ -73,7 +85,8 @@ class Phase(StrEnum):
 
 _CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
 _TEXT = re.compile(
-    rf"(?:(start|wait) )?({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)(?: at ([0-9]{{1,9}}))?"
+    rf"(?:(start|wait) )?({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)"
+    r"(?: at ([0-9]{1,9}))?(?: v([0-9]{1,9}))?(?: keeps ([1-9][0-9]{0,8}))?"
 )
 
 
@@ -85,13 +98,17 @@ class StepInstruction:
 
     Attributes:
         kind: what is done.
-        name: of the segment, edge, window, bucket or span that it is done with. Every device has
-            segments of its own, which have the same names.
+        name: of the segment, edge, window, bucket or span that it is done with, or of the stage
+            whose weights are updated. Every device has segments of its own, which have the same
+            names.
         devices: that take part, ascending.
         phase: of communication: all of it, its start, or the wait for its end.
         microbatch: the only one for which a stage's block does it; None for all of them.
-        what: the segment, edge, window or bucket itself; None if the instruction was read from a
-            text.
+        version: of the stage's weights: which one a segment reads, or which one an update makes.
+            Version 0 is there when the step begins.
+        keeps: how many versions are there after an update, the new one included.
+        what: the segment, edge, window or bucket itself, or the parameters that are updated; None
+            if the instruction was read from a text.
     """
 
     kind: Verb
@@ -99,12 +116,16 @@ class StepInstruction:
     devices: tuple[Device, ...]
     phase: Phase = Phase.WHOLE
     microbatch: int | None = None
+    version: int = 0
+    keeps: int = 1
     what: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         words = [self.phase, self.kind, self.name, "on", ",".join(map(str, self.devices))]
         if self.microbatch is not None:
             words += ["at", str(self.microbatch)]
+        words += [f"v{self.version}"] if self.version else []
+        words += ["keeps", str(self.keeps)] if self.keeps > 1 else []
         return " ".join(word for word in words if word)
 
     def is_for(self, microbatch: int) -> bool:
@@ -127,7 +148,13 @@ class StepInstruction:
         phase = Phase(found[1] or "")
         devices = tuple(map(int, found[4].split(",")))
         microbatch = None if found[5] is None else int(found[5])
-        return cls(Verb(found[2]), found[3], devices, phase, microbatch)
+        versions = int(found[6] or 0), int(found[7] or 1)
+        return cls(Verb(found[2]), found[3], devices, phase, microbatch, *versions)
+
+
+def weights_of(stage: int) -> str:
+    """The name of a stage's weights, as updates have it."""
+    return f"stage{stage}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,10 +16,23 @@ from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
-from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
+from superscaler_core.program.edges import (
+    Edge,
+    Edges,
+    find_edges,
+    output_side,
+    stages_by_op,
+)
 from superscaler_core.program.events import step_events
-from superscaler_core.program.instruction import Event, Phase, StepInstruction, Verb
-from superscaler_core.program.overlap import overlap_reductions, prefetch
+from superscaler_core.program.instruction import (
+    Event,
+    Phase,
+    StepInstruction,
+    Verb,
+    weights_of,
+)
+from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
+from superscaler_core.program.overlap_moves import overlap_moves
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
 from superscaler_core.program.side import Side
@@ -129,6 +142,10 @@ class Materialized:
         }
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
         program = StepProgram(self.plan.graph.name, devices, blocks, self.events, *self._around)
+        if overlap.moves:
+            program = overlap_moves(program)
+        if self.plan.swaps:
+            program = swap_beside(program, max(1, overlap.prefetch))
         if overlap.prefetch:
             program = prefetch(program, overlap.prefetch)
         return overlap_reductions(program) if overlap.reductions else program
@@ -140,25 +157,43 @@ class Materialized:
         begin = (_of_bucket(Verb.FETCH, bucket) for bucket in fetched(*given))
         end = (_of_bucket(Verb.REDUCE, bucket) for bucket in reduced(*given))
         loss = StepInstruction(Verb.LOSS, "loss", tuple(sorted(self.plan.devices)))
-        return tuple(begin), (*end, loss)
+        return tuple(begin), (*end, loss, *self._updates())
 
-    # One stage is written out without the others where nothing overlaps.
+    def _updates(self) -> Iterator[StepInstruction]:
+        """An update of every stage; weights that stages share are in that of the first of them."""
+        stage_of, readers = stages_by_op(self.plan), self.plan.graph.readers
+        tensors: dict[int, list[PTensor]] = {}
+        for tensor in self.weights.storage:
+            if tensor.requires_grad:
+                stages = (stage_of[op.index] for op, _ in readers.get(tensor, ()))
+                tensors.setdefault(min(stages, default=0), []).append(tensor)
+        for stage, mine in sorted(tensors.items()):
+            sides = {self.weights.storage[tensor] for tensor in mine}
+            devices = tuple(sorted({device for side in sides for device in side.shards}))
+            yield StepInstruction(
+                Verb.UPDATE, weights_of(stage), devices, version=1, what=tuple(mine)
+            )
+
+    @property
+    def _is_rewritten(self) -> bool:
+        """Whether something overlaps; if not, a stage is written out without the others."""
+        return bool(self.plan.overlap) or self.plan.swaps
 
     def block(self, stage: int, run: ActionKind) -> Block:
         """What all devices do in a run of a stage; as of the step program."""
-        if self.plan.overlap:
+        if self._is_rewritten:
             return self.step_program.blocks[stage, run]
         return self.stages[stage].order[run]
 
     @property
     def begin(self) -> Block:
         """What all devices do before all stages; as of the step program."""
-        return self.step_program.begin if self.plan.overlap else self._around[0]
+        return self.step_program.begin if self._is_rewritten else self._around[0]
 
     @property
     def end(self) -> Block:
         """What all devices do after all stages; as of the step program."""
-        return self.step_program.end if self.plan.overlap else self._around[1]
+        return self.step_program.end if self._is_rewritten else self._around[1]
 
     @cached_property
     def counts(self) -> Counter[tuple[Verb, Any]]:

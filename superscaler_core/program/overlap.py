@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import itemgetter
 
+from superscaler_core.plan import Device
 from superscaler_core.program.buckets import GRADS, Bucket, first_reads, last_grads
 from superscaler_core.program.instruction import Phase, StepInstruction, Verb
 from superscaler_core.program.step_program import Block, StepProgram
@@ -19,6 +20,27 @@ from superscaler_core.schedules import Action, ActionKind
 
 MOST_REDUCTIONS = 2
 """That are under way at one time: one runs, and the next follows it without a gap."""
+
+
+# --- what waits in host memory ------------------------------------------------------------------
+
+
+def swap_beside(program: StepProgram, depth: int) -> StepProgram:
+    """Copy to and from host memory while devices compute.
+
+    What a segment keeps leaves while the segments after it run, until the next of which something
+    leaves has run too. It starts to come back when what comes ``depth`` before it is there, or with
+    the run of the stage. So ``depth + 1`` segments are on a device at one time.
+
+    Args:
+        program: with copies that are waited for at once.
+        depth: at least 1.
+    """
+    blocks = {
+        key: tuple(_behind(_ahead(block, Verb.IN, depth), Verb.OUT, 1))
+        for key, block in program.blocks.items()
+    }
+    return replace(program, blocks=blocks)
 
 
 # --- weights come earlier -----------------------------------------------------------------------
@@ -37,7 +59,7 @@ def prefetch(program: StepProgram, depth: int) -> StepProgram:
         depth: at least 1.
     """
     blocks = dict(_without_release(program))
-    blocks = {key: tuple(_gathered_ahead(block, depth)) for key, block in blocks.items()}
+    blocks = {key: _ahead(block, Verb.GATHER, depth) for key, block in blocks.items()}
     return _fetched_ahead(replace(program, blocks=blocks), depth)
 
 
@@ -72,24 +94,6 @@ def _returns_at_once(program: StepProgram, stage: int) -> ActionKind | None:
     is_paired = all(a.kind is ActionKind.FORWARD and a.microbatch == b.microbatch for a, b in pairs)
     # Other stages on the same devices may run between the two.
     return kinds.pop() if is_paired and len(kinds) == 1 and len(mine) == len(actions) else None
-
-
-def _gathered_ahead(block: Block, depth: int) -> Iterator[StepInstruction]:
-    """A block whose gathers start earlier, but not while the same window is still there."""
-    gathers = [n for n, i in enumerate(block) if i.kind is Verb.GATHER]
-    starts: dict[int, list[int]] = {}
-    for index, place in enumerate(gathers):
-        before = gathers[index - depth] + 1 if index >= depth else 0
-        gone = [
-            n + 1
-            for n, i in enumerate(block[:place])
-            if i.kind in (Verb.RELEASE, Verb.REDUCE) and i.name == block[place].name
-        ]
-        starts.setdefault(max([before, *gone]), []).append(place)
-    for number, instruction in enumerate(block):
-        yield from (_phase(block[place], Phase.START) for place in starts.get(number, ()))
-        is_gather = instruction.kind is Verb.GATHER
-        yield _phase(instruction, Phase.WAIT) if is_gather else instruction
 
 
 def _fetched_ahead(program: StepProgram, depth: int) -> StepProgram:
@@ -144,7 +148,10 @@ def overlap_reductions(program: StepProgram) -> StepProgram:
     Args:
         program: whose instructions know what they are about (``StepInstruction.what``).
     """
-    blocks = {key: tuple(_reduced_behind(block)) for key, block in program.blocks.items()}
+    blocks = {
+        key: tuple(_behind(block, Verb.REDUCE, MOST_REDUCTIONS))
+        for key, block in program.blocks.items()
+    }
     program = replace(program, blocks=blocks)
     places, last = last_grads(blocks), _last_backwards(program)
     end: list[StepInstruction] = []
@@ -161,33 +168,11 @@ def overlap_reductions(program: StepProgram) -> StepProgram:
     for stage, inserted in starts.items():
         under_way = deque[StepInstruction]()
         for _, mine in sorted(inserted.items()):
-            mine[:] = _bounded(tuple(mine), under_way)
+            mine[:] = _bounded(tuple(mine), under_way, MOST_REDUCTIONS)
         key = stage, last[stage].kind
         blocks[key] = tuple(_inserted(blocks[key], inserted))
         waits += [replace(_phase(one, Phase.WAIT), microbatch=None) for one in under_way]
     return replace(program, blocks=blocks, end=(*waits, *end))
-
-
-def _bounded(
-    starts: Iterable[StepInstruction], under_way: deque[StepInstruction]
-) -> Iterator[StepInstruction]:
-    """Starts, each after a wait for an earlier one if too many would be under way."""
-    for start in starts:
-        if len(under_way) == MOST_REDUCTIONS:
-            yield _phase(under_way.popleft(), Phase.WAIT)
-        under_way.append(start)
-        yield start
-
-
-def _reduced_behind(block: Block) -> Iterator[StepInstruction]:
-    """A block whose windows' gradients are reduced while it goes on."""
-    under_way = deque[StepInstruction]()
-    for instruction in block:
-        if instruction.kind is Verb.REDUCE and instruction.phase is Phase.WHOLE:
-            yield from _bounded([_phase(instruction, Phase.START)], under_way)
-        else:
-            yield instruction
-    yield from (_phase(start, Phase.WAIT) for start in under_way)
 
 
 def _last_backwards(program: StepProgram) -> Mapping[int, Action]:
@@ -199,6 +184,51 @@ def _last_backwards(program: StepProgram) -> Mapping[int, Action]:
 
 
 # --- pieces -------------------------------------------------------------------------------------
+
+
+def _ahead(block: Block, kind: Verb, depth: int) -> Block:
+    """A block in which what comes starts earlier, but not while it is still there.
+
+    What comes is counted on the devices that take part in it together.
+    """
+    starts: dict[int, list[StepInstruction]] = {}
+    before: dict[tuple[Device, ...], list[int]] = {}
+    gone: dict[str, int] = {}
+    for place, instruction in enumerate(block):
+        if instruction.kind in (Verb.RELEASE, Verb.REDUCE):
+            gone[instruction.name] = place + 1
+        elif instruction.kind is kind:
+            others = before.setdefault(instruction.devices, [])
+            first = others[-depth] + 1 if len(others) >= depth else 0
+            first = max(first, gone.get(instruction.name, 0))
+            starts.setdefault(first, []).append(_phase(instruction, Phase.START))
+            others.append(place)
+    waiting = (_phase(i, Phase.WAIT) if i.kind is kind else i for i in block)
+    return tuple(_inserted(tuple(waiting), starts))
+
+
+def _behind(block: Block, kind: Verb, most: int) -> Iterator[StepInstruction]:
+    """A block in which what goes is waited for later, when ``most`` others are under way."""
+    under_way: dict[tuple[Device, ...], deque[StepInstruction]] = {}
+    for instruction in block:
+        if instruction.kind is kind and instruction.phase is Phase.WHOLE:
+            mine = under_way.setdefault(instruction.devices, deque())
+            yield from _bounded([_phase(instruction, Phase.START)], mine, most)
+        else:
+            yield instruction
+    for left in under_way.values():
+        yield from (_phase(start, Phase.WAIT) for start in left)
+
+
+def _bounded(
+    starts: Iterable[StepInstruction], under_way: deque[StepInstruction], most: int
+) -> Iterator[StepInstruction]:
+    """Starts, each after a wait for an earlier one if too many would be under way."""
+    for start in starts:
+        if len(under_way) == most:
+            yield _phase(under_way.popleft(), Phase.WAIT)
+        under_way.append(start)
+        yield start
 
 
 def _phase(instruction: StepInstruction, phase: Phase) -> StepInstruction:

@@ -16,7 +16,7 @@ from operator import itemgetter
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.halves import reads_weights_late
-from superscaler_core.program.instruction import StepInstruction, Verb
+from superscaler_core.program.instruction import GOES_BACK, StepInstruction, Verb
 from superscaler_core.program.segments import Segment, StageItems, Step, device_steps
 from superscaler_core.program.sequence import Close, Compute, Move, Open
 from superscaler_core.schedules import ActionKind
@@ -100,9 +100,8 @@ class StageProgram:
         """
         spans = [(span, list(mine)) for span, mine in groupby(steps, self.given.span)]
         is_back = run.goes_back or run is ActionKind.WEIGHTS
-        is_apart = ActionKind.RECOMPUTE in self.given.kinds
         for span, mine in spans[::-1] if is_back else spans:
-            runs_again = run is ActionKind.RECOMPUTE or (run.goes_back and not is_apart)
+            runs_again = run is ActionKind.RECOMPUTE or (run.goes_back and not self._is_apart)
             if span and (not is_back or runs_again):
                 yield _Border(span)
             if run is ActionKind.RECOMPUTE or (span and runs_again):
@@ -126,7 +125,7 @@ class StageProgram:
             return
         step = turn.step
         if isinstance(step, Segment):
-            for verb in _segment_verbs(step, turn, run):
+            for verb in self._segment_verbs(step, turn, run):
                 yield StepInstruction(verb, step.name, devices, what=step)
         elif isinstance(step, Move):
             for verb in self._move_verbs(step, turn, run):
@@ -134,6 +133,21 @@ class StageProgram:
         elif isinstance(step, Open | Close):
             for verb in self._window_verbs(step, turn, run):
                 yield StepInstruction(verb, self._name(step.window), devices, what=step.window)
+
+    def _segment_verbs(self, segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
+        """What a segment does; what was swapped comes back before who reads it first."""
+        is_rerun = segment.recompute and self._is_apart
+        for verb in _run_verbs(segment, turn, run):
+            if segment.swap and (verb is Verb.RERUN if is_rerun else verb in GOES_BACK):
+                yield Verb.IN
+            yield verb
+            if segment.swap and verb is Verb.FORWARD:
+                yield Verb.OUT
+
+    @property
+    def _is_apart(self) -> bool:
+        """Whether what runs again does so in a run of its own."""
+        return ActionKind.RECOMPUTE in self.given.kinds
 
     def _move_verbs(self, move: Move, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
         if not turn.is_back:
@@ -220,7 +234,7 @@ def _border_verbs(run: ActionKind) -> Iterator[Verb]:
         yield Verb.RESUME
 
 
-def _segment_verbs(segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
+def _run_verbs(segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
     if turn.is_back:
         if segment.has_backward:
             yield from _back_verbs(segment, run)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
+from superscaler_core.program.checks import check_device, check_versions
 from superscaler_core.program.instruction import (
     Carry,
     Event,
-    Phase,
     StepInstruction,
-    Verb,
     parse_event,
 )
 from superscaler_core.schedules import Action, ActionKind
@@ -66,6 +65,19 @@ class StepProgram:
                     if instruction.is_for(event.microbatch):
                         yield instruction, event.microbatch
         yield from ((i, -1) for i in self.end if device in i.devices)
+
+    def everywhere(self) -> Iterator[tuple[StepInstruction, int, int]]:
+        """What all devices do; each instruction with its stage and microbatch.
+
+        Before and after all stages both are -1.
+        """
+        yield from ((i, -1, -1) for i in self.begin)
+        for event in self.events:
+            if isinstance(event, Action):
+                for instruction in self.blocks[event.stage, event.kind]:
+                    if instruction.is_for(event.microbatch):
+                        yield instruction, event.stage, event.microbatch
+        yield from ((i, -1, -1) for i in self.end)
 
     def on(self, device: Device, stage: int, run: ActionKind) -> Sequence[StepInstruction]:
         """What one device does of a block."""
@@ -138,18 +150,21 @@ class StepProgram:
 
         Every stage runs every microbatch forward once, and then back once, as a whole or for inputs
         and then for weights, and has a block for it. On every device what a backward needs was kept
-        by a forward, once; nothing that was kept is left at the end; gradients of weights come
-        after those of the inputs, from what these kept; weights are gathered before they are
-        released; gradients of an edge go back after its value came. What is started is waited for,
-        once, on the same devices, and is not started again before. No two devices wait for each
-        other, because all of them keep the one order of ``events`` and of each block.
+        by a forward, once, and is back from host memory if it was there; nothing that was kept is
+        left at the end; gradients of weights come after those of the inputs, from what these kept;
+        weights are gathered before they are released; gradients of an edge go back after its value
+        came. What is started is waited for, once, on the same devices, and is not started again
+        before. All that a stage runs for a microbatch reads one version of its weights, which is
+        kept until then, and an update comes after all gradients that are in it. No two devices wait
+        for each other, because all of them keep the one order of ``events`` and of each block.
 
         Raises:
             PlanError: names the instruction and what is missing.
         """
         self._check_events()
         for device in self.devices:
-            _check_device(device, self.instructions(device))
+            check_device(device, self.instructions(device))
+        check_versions(self.everywhere)
 
     def _check_events(self) -> None:
         seen: Counter[Event] = Counter()
@@ -194,67 +209,6 @@ _BEFORE = {
     ActionKind.WEIGHTS: (ActionKind.INPUTS,),
 }
 """Which runs of a stage a run needs the results of."""
-
-_KEEPS = {
-    Verb.FORWARD: Verb.BACKWARD,
-    Verb.HOLD: Verb.BACKWARD,
-    Verb.KEEP: Verb.RESUME,
-    Verb.BACKWARD_INPUTS: Verb.BACKWARD_WEIGHTS,
-}
-"""What keeps something, and what takes it away again; ``BACKWARD_INPUTS`` takes as ``BACKWARD``."""
-
-_TAKES = {verb: verb for verb in _KEEPS.values()} | {Verb.BACKWARD_INPUTS: Verb.BACKWARD}
-
-
-def _check_device(device: Device, instructions: Iterable[tuple[StepInstruction, int]]) -> None:
-    """Follow what one device keeps and has gathered."""
-    kept: set[tuple[Verb, str, int]] = set()
-    gathered: set[str] = set()
-    started: dict[tuple[Verb, str], StepInstruction] = {}
-    for instruction, microbatch in instructions:
-        kind, name = instruction.kind, instruction.name
-        what = f"device {device}, microbatch {microbatch}: {instruction}"
-        if instruction.phase is Phase.WAIT:
-            if (begun := started.pop((kind, name), None)) is None:
-                raise PlanError(f"{what}: nobody has started it.")
-            if begun.devices != instruction.devices:
-                raise PlanError(f"{what}: it was started as {begun}.")
-            continue
-        if (kind, name) in started:
-            raise PlanError(f"{what}: it is under way already.")
-        if kind in (Verb.RELEASE, Verb.REDUCE) and (Verb.GATHER, name) in started:
-            raise PlanError(f"{what}: its weights are still on their way.")
-        if instruction.phase is Phase.START:
-            started[kind, name] = instruction
-        if kind in _TAKES:
-            key = _TAKES[kind], name, microbatch
-            if key not in kept:
-                maker = "I" if kind is Verb.BACKWARD_WEIGHTS else "forward"
-                raise PlanError(f"{what} needs what no {maker} has kept.")
-            kept.remove(key)
-        if kind in _KEEPS:
-            key = _KEEPS[kind], name, microbatch
-            if key in kept:
-                raise PlanError(f"{what} keeps what is kept already.")
-            kept.add(key)
-        elif kind is Verb.RERUN:
-            if (Verb.BACKWARD, name, microbatch) not in kept:
-                raise PlanError(f"{what} needs what no forward has kept.")
-        elif kind is Verb.GATHER:
-            if name in gathered:
-                raise PlanError(f"{what}: these weights are there already.")
-            gathered.add(name)
-        elif kind is Verb.RELEASE:
-            if name not in gathered:
-                raise PlanError(f"{what}: these weights were not gathered.")
-            gathered.remove(name)
-        elif kind is Verb.REDUCE:
-            gathered.discard(name)
-    if started:
-        raise PlanError(f"device {device}: nobody waits for {next(iter(started.values()))}.")
-    if kept:
-        kind, name, microbatch = min(kept)
-        raise PlanError(f"device {device}: no {kind} {name} of microbatch {microbatch} is run.")
 
 
 def _event(number: int, words: str) -> Event:

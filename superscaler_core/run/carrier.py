@@ -35,6 +35,7 @@ class Carrier:
             ends = _box(edge.src), _box(edge.dst)
             self._ways[name, False] = Way(transport, edge.forward, *ends)
             self._ways[name, True] = Way(transport, edge.backward, *ends[::-1])
+        self._moving: dict[tuple[str, bool], Wait] = {}
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
         self._num_microbatches = tables.num_microbatches
         self._num_carried: Counter[tuple[str, bool]] = Counter()
@@ -66,6 +67,22 @@ class Carrier:
     def move_back(self, name: str, grad: Tensor | None) -> Tensor | None:
         """Take the gradient back."""
         return self._ways[name, True].move(self._grad(name, grad))
+
+    def start_move(self, name: str, shard: Tensor | None) -> None:
+        """Let it go while the rank goes on."""
+        self._moving[name, False] = self._ways[name, False].start(shard)
+
+    def wait_move(self, name: str) -> Tensor | None:
+        """What ``start_move`` brought."""
+        return self._moving.pop((name, False))()
+
+    def start_move_back(self, name: str, grad: Tensor | None) -> None:
+        """Let the gradient go back while the rank goes on."""
+        self._moving[name, True] = self._ways[name, True].start(self._grad(name, grad))
+
+    def wait_move_back(self, name: str) -> Tensor | None:
+        """What ``start_move_back`` brought."""
+        return self._moving.pop((name, True))()
 
     def _grad(self, name: str, grad: Tensor | None) -> Tensor | None:
         """The gradient of what this rank read; zeros if none reached it."""

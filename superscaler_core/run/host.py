@@ -61,6 +61,13 @@ class Host:
 
         return arrived
 
+    def mark(self) -> Callable[[], None]:
+        """What lets the device go on only when all copies are done that were started so far."""
+        if self._stream is None:
+            return lambda: None
+        is_done = self._stream.record_event()
+        return lambda: torch.cuda.current_stream(self.device).wait_event(is_done)
+
     def wait(self) -> None:
         """Return when nothing is under way, so that what is on the host can be read and changed."""
         if self._stream is not None:

@@ -65,6 +65,7 @@ class Rank(SegmentRunner):
         self._loss: Tensor | None = None
         self._total = torch.zeros((), dtype=loss_dtype, device=device)
         self._turn: tuple[int, ...] = ()
+        self.updates: Callable[[Sequence[str]], object] = lambda _: None
         scalar = rv.Box((), ())
         self._way_of_loss = Way(transport, self.tables.loss, scalar, scalar)
 
@@ -87,6 +88,7 @@ class Rank(SegmentRunner):
             self._carrier.forget()
             raise
         self._tape.check_done()
+        self.weights.check_done()
         self._carrier.finish()
         return self._total
 
@@ -105,9 +107,13 @@ class Rank(SegmentRunner):
         """Copy weights to where they are read on this rank itself."""
         self.weights.begin()
 
-    def end(self) -> None:
-        """Leave gradients where optimizers look."""
-        self.weights.end()
+    def update(self, names: Sequence[str]) -> None:
+        """Leave gradients of parameters where optimizers look, and let who is to update them.
+
+        That is the caller, after the step, if ``updates`` does nothing.
+        """
+        self.weights.settle(names)
+        self.updates(names)
 
     def total_loss(self) -> None:
         """Add up the losses of all microbatches, on all ranks."""
@@ -241,6 +247,22 @@ class Rank(SegmentRunner):
     def move_back(self, name: str, grad: Tensor | None) -> Any:
         """Take the gradient back."""
         return self._carrier.move_back(name, grad)
+
+    def start_move(self, name: str, shard: Tensor | None) -> None:
+        """Let an edge's value go while the rank goes on."""
+        self._carrier.start_move(name, shard)
+
+    def wait_move(self, name: str) -> Any:
+        """What ``start_move`` brought."""
+        return self._carrier.wait_move(name)
+
+    def start_move_back(self, name: str, grad: Tensor | None) -> None:
+        """Let the gradient go back while the rank goes on."""
+        self._carrier.start_move_back(name, grad)
+
+    def wait_move_back(self, name: str) -> Any:
+        """What ``start_move_back`` brought."""
+        return self._carrier.wait_move_back(name)
 
     def send(self, name: str, mb: int, shard: Tensor | None) -> None:
         """Leave a stage's result for ``carry``."""

@@ -82,6 +82,38 @@ class SegmentRunner(ABC):
         self._begin(segment)
         self._tape.backward_weights(segment, mb)
 
+    # --- what waits on the host; nothing of a turn without gradient does ------------------------
+
+    def swap_out(self, segment: SegmentFunction, mb: int) -> None:
+        """Let what a segment keeps go to the host, and wait for it."""
+        self.start_swap_out(segment, mb)
+        self.wait_swap_out(segment, mb)
+
+    def start_swap_out(self, segment: SegmentFunction, mb: int) -> None:
+        """Begin to."""
+        if self._with_grad:
+            self._tape.parcel(segment, mb).send()
+
+    def wait_swap_out(self, segment: SegmentFunction, mb: int) -> None:
+        """Wait until it is there; its memory on the device is free."""
+        if self._with_grad:
+            self._tape.parcel(segment, mb).leave()
+
+    def swap_in(self, segment: SegmentFunction, mb: int) -> None:
+        """Bring it back, and wait for it."""
+        self.start_swap_in(segment, mb)
+        self.wait_swap_in(segment, mb)
+
+    def start_swap_in(self, segment: SegmentFunction, mb: int) -> None:
+        """Begin to."""
+        self._tape.parcel(segment, mb).fetch()
+
+    def wait_swap_in(self, segment: SegmentFunction, mb: int) -> None:
+        """Wait until it is back."""
+        self._tape.parcel(segment, mb).arrive()
+
+    # --- what is run again as a whole -----------------------------------------------------------
+
     def keep(self, name: str, mb: int, values: Tensors) -> None:
         """Keep what is needed to run a span again, if there will be a backward."""
         if self._with_grad:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -49,13 +48,15 @@ class Parcel:
     """What one segment keeps of one microbatch.
 
     By ``send`` all that was packed goes to the host, each piece of memory once, however many
-    tensors look at it. The first ``fetch`` starts its way back.
+    tensors look at it; ``leave`` waits for that and gives the device's memory back. ``fetch``
+    starts the way back, and ``arrive`` waits for it.
     """
 
     def __init__(self, swap: Swap, staying: frozenset[UntypedStorage]) -> None:
         self._swap, self._staying = swap, staying
         self._packed: dict[UntypedStorage, int] = {}
         self._pieces: list[Tensor] = []
+        self._has_left: Callable[[], None] = _at_once
         self._arrivals: list[Arrival] = []
 
     @property
@@ -63,12 +64,9 @@ class Parcel:
         """What waits on the host."""
         return sum(piece.nbytes for piece in self._pieces)
 
-    @contextmanager
-    def packing(self) -> Iterator[None]:
-        """Let autograd pack what it saves, and then send all of it."""
-        with saved_tensors_hooks(self.pack, self.unpack):
-            yield
-        self.send()
+    def packing(self) -> saved_tensors_hooks:
+        """Within which autograd packs what it saves."""
+        return saved_tensors_hooks(self.pack, self.unpack)
 
     def pack(self, x: Tensor) -> Tensor | Look:
         """What stands for a tensor until it is needed again."""
@@ -79,21 +77,29 @@ class Parcel:
         return Look(piece, x.dtype, tuple(x.shape), x.stride(), x.storage_offset())
 
     def send(self) -> None:
-        """Let what was packed go to the host, and forget the device's memory of it."""
+        """Let what was packed begin to go to the host."""
         self._pieces = [self._swap.sent(storage) for storage in self._packed]
+        self._has_left = self._swap.host.mark()
+
+    def leave(self) -> None:
+        """Wait until it is there, and forget the device's memory of it."""
+        self._has_left()
         self._packed.clear()
         self._staying = frozenset()
 
     def fetch(self) -> None:
-        """Start the way back, unless it was."""
-        if not self._arrivals:
-            self._arrivals = [self._swap.host.to_device(piece) for piece in self._pieces]
+        """Start the way back."""
+        self._arrivals = [self._swap.host.to_device(piece) for piece in self._pieces]
+
+    def arrive(self) -> None:
+        """Wait until all of it is back."""
+        for arrival in self._arrivals:
+            arrival()
 
     def unpack(self, kept: Tensor | Look) -> Tensor:
         """The tensor that was packed."""
         if isinstance(kept, Tensor):
             return kept
-        self.fetch()
         whole = self._arrivals[kept.piece]()
         tensor = torch.empty(0, dtype=kept.dtype, device=whole.device)
         return tensor.set_(whole.untyped_storage(), kept.offset, kept.shape, kept.stride)
@@ -103,3 +109,7 @@ def emptied(leaf: Tensor) -> Tensor:
     """Take the memory from a leaf; it stays where its gradient arrives, in its shape."""
     leaf.data = leaf.data.new_zeros(()).expand_as(leaf)
     return leaf
+
+
+def _at_once() -> None:
+    """Nothing is under way."""

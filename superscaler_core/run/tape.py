@@ -42,7 +42,7 @@ class Tape:
 
     Args:
         recomputed: names of segments whose backward runs their forward again.
-        swapped: names of those that keep on the host what their backward needs.
+        swapped: names of those whose backward needs what has been on the host.
         host: where.
     """
 
@@ -81,12 +81,11 @@ class Tape:
     def _forward_swapped(
         self, segment: SegmentFunction, mb: int, seed: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
-        """As ``forward``; what the backward needs goes to the host."""
+        """As ``forward``; what the backward needs is packed, so that it can go to the host."""
         name, parcel = segment.__name__, self._swap.parcel(others)
         if name in self._recomputed:
             outputs = compute(segment, seed, inputs, others)
             self._saved[name, mb] = _Saved(tuple(map(parcel.pack, inputs)), others, None, parcel)
-            parcel.send()
             return outputs
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
         with parcel.packing():
@@ -101,8 +100,6 @@ class Tape:
         """
         key = segment.__name__, mb
         saved = self._saved[key]
-        self._fetch(saved, mb)
-        # In place, as the order of what is kept says what the next backward will need.
         self._saved[key] = self._with_graph(saved, segment, seed)
 
     def _with_graph(self, saved: _Saved, segment: SegmentFunction, seed: int) -> _Saved:
@@ -144,7 +141,6 @@ class Tape:
     ) -> tuple[tuple[Any, ...], dict[GradientEdge, Tensor]]:
         """The leaves of a graph, and gradients by where they enter it."""
         saved = self._saved.pop((segment.__name__, mb))
-        self._fetch(saved, mb)
         saved = self._with_graph(saved, segment, seed)
         assert saved.roots is not None
         # Results that have gradients come first.
@@ -163,14 +159,11 @@ class Tape:
             if other == mb and saved.parcel is not None
         }
 
-    def _fetch(self, saved: _Saved, mb: int) -> None:
-        """Bring what a backward needs from the host, and then what the next one will need."""
-        if not self._swapped:
-            return
-        before = (s for (_, other), s in reversed(self._saved.items()) if other == mb)
-        for one in (saved, next(before, None)):
-            if one is not None and one.parcel is not None:
-                one.parcel.fetch()
+    def parcel(self, segment: SegmentFunction, mb: int) -> Parcel:
+        """What a swapped segment keeps, which goes to the host and comes back."""
+        parcel = self._saved[segment.__name__, mb].parcel
+        assert parcel is not None, "it is of a segment that is swapped"
+        return parcel
 
     # --- what is run again as a whole -----------------------------------------------------------
 

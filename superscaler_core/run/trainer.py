@@ -31,6 +31,8 @@ class Trainer:
 
     def __init__(self, rank: Rank, transport: Transport) -> None:
         self._rank, self._transport = rank, transport
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        """What ``update_with`` has made, by the first parameter of each."""
 
     @property
     def rank(self) -> int:
@@ -65,6 +67,25 @@ class Trainer:
                 f"step takes {len(names)} inputs ({', '.join(names)}), got {len(batch)}."
             )
         return self._rank.step({**dict(zip(names, batch, strict=False)), **named})
+
+    def update_with(self, make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]) -> None:
+        """Let steps update weights themselves, where the program says so (``update``).
+
+        Without this, updates are the caller's: a step leaves gradients, and he steps an optimizer.
+
+        Args:
+            make: an optimizer of the parameters of one update, as of a stage; it is called at the
+                first. Gradients are let go when it has stepped.
+        """
+
+        def update(names: Sequence[str]) -> None:
+            stored = self._rank.weights.stored
+            if names[0] not in self.optimizers:
+                self.optimizers[names[0]] = make([stored[name] for name in names])
+            self.optimizers[names[0]].step()
+            self.optimizers[names[0]].zero_grad()
+
+        self._rank.updates = update
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale gradients so that their norm over the whole model is at most ``max_norm``.

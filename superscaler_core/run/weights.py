@@ -275,18 +275,22 @@ class WeightStore:
             total = self._totals[parameter] = torch.zeros_like(self.stored[parameter].data)
         total[box.slices_within(held)] += grad
 
-    def end(self) -> None:
-        """Add gradients to those where optimizers look.
+    def settle(self, parameters: Sequence[str]) -> None:
+        """Add gradients of parameters to those where optimizers look.
 
         What no instruction has reduced needs nobody else: it is taken as it is.
         """
-        self.reduce(list(self._unreduced))
-        assert not self._under_way, "what was started was waited for"
+        mine, weights = set(parameters), self._tables.weights
+        self.reduce([name for name in self._unreduced if weights[name].name in mine])
         self._settle()
-        for name, total in self._totals.items():
-            stored = self.stored[name]
+        for name in mine.intersection(self._totals):
+            stored, total = self.stored[name], self._totals.pop(name)
             stored.grad = total if stored.grad is None else stored.grad + total
-        self._totals.clear()
+
+    def check_done(self) -> None:
+        """A step has waited for what it started, and updated all of which there are gradients."""
+        assert not self._under_way, "what was started was waited for"
+        assert not self._totals, "what has a gradient is updated"
 
 
 @cache

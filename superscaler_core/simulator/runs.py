@@ -33,8 +33,8 @@ class RunActs(Sequence[Act]):
 
     def __init__(self, acts: Sequence[Act]) -> None:
         self._acts = acts
-        wires = (w for act in acts for w in (act.wire, act.fetch, act.ahead, act.store))
-        shared = {port for wire in wires if wire is not None for port, _ in wire.shared}
+        wires = (act.wire for act in acts if act.wire is not None)
+        shared = {port for wire in wires for port, _ in wire.shared}
         self.shared: tuple[Port, ...] = tuple(sorted(shared))
 
     def __len__(self) -> int:

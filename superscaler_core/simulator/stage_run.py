@@ -181,8 +181,8 @@ class StageRuns:
     def _shared_by(self, acts: Sequence[Act]) -> tuple[Port, ...]:
         key = id(acts)
         if key not in self._shared:
-            wires = (w for act in acts for w in (act.wire, act.fetch, act.ahead, act.store))
-            ports = {port for wire in wires if wire is not None for port, _ in wire.shared}
+            wires = (act.wire for act in acts if act.wire is not None)
+            ports = {port for wire in wires for port, _ in wire.shared}
             self._shared[key] = tuple(sorted(ports))
         return self._shared[key]
 
@@ -214,7 +214,6 @@ class _Inside:
         self._clock = dict(zip(devices, ready, strict=True))
         self._free = {d: base + end for d, end in before.free.items()}
         self._ends = {key: base + end for key, end in before.ends.items()}
-        self._coming: dict[Device, int] = {}
         self._spans: list[tuple[Act, int, int]] = []
         self._beside: list[tuple[Act, int, int]] = []
 
@@ -252,37 +251,30 @@ class _Inside:
         self._beside.append((act, start - self._base, end - self._base))
         return end
 
-    def _copy(self, wire: Wire, start: int) -> int:
-        return self._go_beside(Act("copy", wire.devices, wire.ticks, wire), start)
-
     def _do(self, act: Act) -> None:
         """Devices do something, and nothing else."""
-        if act.wire is not None:
+        if act.wire is not None and not act.is_copy:
             # Calls of a device follow each other, so those that were started come first.
             for device in act.devices:
                 self._until(act, device, self._free.get(device, 0))
         start = max(self._clock[device] for device in act.devices)
-        if act.fetch is not None:
-            there = self._coming.pop(act.devices[0], None) or self._copy(act.fetch, start)
-            self._span(_wait_for(act.fetch), start, there)
-            start = max(start, there)
-        if act.ahead is not None:
-            self._coming[act.devices[0]] = self._copy(act.ahead, start)
         end = start + act.ticks
         if act.wire is not None and act.wire.shared:
             end = self._reserved(start, act.ticks, act.wire)
-        if act.store is not None:
-            self._copy(act.store, end)
         for device in act.devices:
             self._clock[device] = end
         self._span(act, start, end)
 
     def _start(self, act: Act) -> None:
-        """Devices begin something and go on; it takes place after all that they began before."""
-        start = max(max(self._clock[d], self._free.get(d, 0)) for d in act.devices)
+        """Devices begin something and go on.
+
+        Communication takes place after all that they began before; copies have a port of their own.
+        """
+        free = {} if act.is_copy else self._free
+        start = max(max(self._clock[d], free.get(d, 0)) for d in act.devices)
         end = self._go_beside(act, start)
         for device in act.devices:
-            self._free[device] = end
+            free[device] = end
             self._ends[act.key, device] = end
 
     def _wait(self, act: Act) -> None:
@@ -297,8 +289,3 @@ class _Inside:
             name, wire = act.name, replace(act.wire, devices=(device,), level_bytes=())
             self._span(Act(name, (device,), end - now, wire), now, end)
             self._clock[device] = end
-
-
-def _wait_for(wire: Wire) -> Act:
-    """A device waits for a copy from the host; its bytes are counted with the copy."""
-    return Act("from host", wire.devices, wire.ticks, replace(wire, level_bytes=()))

@@ -10,7 +10,7 @@ from superscaler_core.cost.wire import Wire, ticks
 from superscaler_core.plan import Device
 from superscaler_core.program.buckets import GRADS
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import Carry
+from superscaler_core.program.instruction import Carry, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.ports import Ports
@@ -129,8 +129,10 @@ class Stepper:
         return True
 
     def _updates(self) -> Iterator[Act]:
-        for device, secs in self._optimizer_secs.items():
-            yield Act("optimizer", (device,), ticks(secs))
+        """What the updates of a step take on every device, all together."""
+        updates = (i for i in self._made.end if i.kind is Verb.UPDATE)
+        for device in sorted({device for update in updates for device in update.devices}):
+            yield Act("optimizer", (device,), ticks(self._optimizer_secs[device]))
 
     def _do(
         self,

@@ -12,7 +12,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
+from superscaler_core.program.edges import Edge, stages_by_op
 from superscaler_core.program.instruction import (
     COMPUTING,
     GOES_BACK,
@@ -38,9 +38,7 @@ class Act:
         devices: that do it together: all begin when the last of them is free.
         ticks: that it takes.
         wire: what it takes of links; None if it computes.
-        fetch, ahead: copies from the host that it waits for, and that it starts for the next act
-            that fetches.
-        store: a copy to the host that starts when it ends.
+        is_copy: whether it goes between a device and its host, beside all other communication.
         phase: of communication: devices do it, start it and go on, or wait for what they started.
         key: of what is started, by which it is waited for.
     """
@@ -49,9 +47,7 @@ class Act:
     devices: tuple[Device, ...]
     ticks: int
     wire: Wire | None = None
-    fetch: Wire | None = None
-    ahead: Wire | None = None
-    store: Wire | None = None
+    is_copy: bool = False
     phase: Phase = Phase.WHOLE
     key: str = ""
 
@@ -132,7 +128,6 @@ class Work:
 
     def _acts(self, block: Sequence[StepInstruction], sums: Sums, is_apart: bool) -> Iterable[Act]:
         """What a block does; segments that run again do so in it, or apart."""
-        copies = self._copies(block, is_apart)
         for instruction in block:
             kind, what = instruction.kind, instruction.what
             if kind in COMPUTING:
@@ -141,7 +136,7 @@ class Work:
                 if kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS):
                     secs = sum(map(self._times.sum_secs, sums.of(device, what)))
                     act = replace(act, ticks=act.ticks + ticks(secs))
-                yield self._with_copies(act, what, kind, copies)
+                yield act
             else:
                 yield from self._in_phase(instruction)
 
@@ -174,19 +169,9 @@ class Work:
                 return self.reduce(self._made.uses_in(what))
             case Verb.LOSS:
                 return self._each("loss", self._made.loss)
+            case Verb.OUT | Verb.IN:
+                return self._swap(kind, instruction.devices[0], what)
         return ()
-
-    def _copies(
-        self, block: Iterable[StepInstruction], is_apart: bool
-    ) -> Mapping[tuple[Device, Segment], Wire]:
-        """What swapped segments copy to the host, or back, in the order in which they run."""
-        return {
-            (i.devices[0], i.what): self._parcel(i.devices[0], i.what)
-            for i in block
-            if i.kind in (Verb.FORWARD, Verb.RERUN, *GOES_BACK)
-            and i.what.swap
-            and not (i.kind in GOES_BACK and i.what.recompute and is_apart)
-        }
 
     def _segment(self, device: Device, segment: Segment, kind: Verb, is_apart: bool) -> Act:
         if segment not in self._computing:
@@ -211,26 +196,20 @@ class Work:
             weights += backward_secs * w_share
         return _Times(forward, inputs, weights)
 
-    def _with_copies(
-        self, act: Act, segment: Segment, kind: Verb, copies: Mapping[tuple[Device, Segment], Wire]
-    ) -> Act:
-        """What a swapped segment keeps goes to the host, and comes back an act ahead."""
-        (device,) = act.devices
-        if (device, segment) not in copies:
-            return act
-        copy = copies[device, segment]
-        if kind is Verb.FORWARD:
-            return replace(act, store=copy)
-        mine = [pair for pair in copies if pair[0] == device]
-        after = mine[mine.index((device, segment)) + 1 :]
-        return replace(act, fetch=copy, ahead=copies[after[0]] if after else None)
-
-    def _parcel(self, device: Device, segment: Segment) -> Wire:
-        """The copy of what a segment keeps for its backward."""
-        stage = next(s.index for s in self._made.plan.stages if segment.parts[0].op in s.ops)
+    def _swap(self, kind: Verb, device: Device, segment: Segment) -> Iterable[Act]:
+        """What a segment keeps for its backward goes to the host, or comes back."""
+        stage = self._stage_of[segment.parts[0].op.index]
         forward = footprints(self._made, device, self._master)[ActionKind.FORWARD, stage]
-        speed = self._times.profile.host_bytes_per_sec
-        return self._wires.copy(device, forward.parcel_bytes[segment.name], speed)
+        name = "to host" if kind is Verb.OUT else "from host"
+        wire = self._copy(device, forward.parcel_bytes[segment.name])
+        yield Act(name, (device,), wire.ticks, wire, is_copy=True)
+
+    def _copy(self, device: Device, num_bytes: int) -> Wire:
+        return self._wires.copy(device, num_bytes, self._times.profile.host_bytes_per_sec)
+
+    @cached_property
+    def _stage_of(self) -> Mapping[int, int]:
+        return stages_by_op(self._made.plan)
 
     # --- weights --------------------------------------------------------------------------------
 
@@ -258,7 +237,7 @@ class Work:
                     size = shard.box.num_elements * item_bytes
                     sizes[device] = sizes.get(device, 0) + size
         for device, size in sorted(sizes.items()):
-            wire = self._wires.copy(device, size, self._times.profile.host_bytes_per_sec)
+            wire = self._copy(device, size)
             yield Act(name, (device,), wire.ticks, wire)
 
     @cached_property

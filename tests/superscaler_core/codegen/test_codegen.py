@@ -87,7 +87,7 @@ def test_what_a_plan_changes_is_said_in_every_file() -> None:
 def test_a_device_without_work_has_a_program_that_does_nothing() -> None:
     plan = on_one(ss.Plan(two_linears(), [0, 1]))
     text = ss.compile(plan).files[1]
-    assert "def step(run):\n    run.begin()\n    run.total_loss()\n    run.end()\n" in text
+    assert "def step(run):\n    run.begin()\n    run.total_loss()\n" in text
 
 
 LINEAR = Invocation("F.linear", ("{x0}", "{x1}"))

@@ -166,6 +166,14 @@ def test_memory_with_overlap_is_no_less_than_a_step_takes(plan: str, tmp_path: P
         assert size - LOSS_BYTES <= made.memory[rank].step_bytes <= most * size
 
 
+@pytest.mark.parametrize("plan", ["megatron", "megatron_sp", "mesh_2d", "hybrid"])
+def test_memory_with_moves_beside_is_no_less_than_a_step_takes(plan: str, tmp_path: Path) -> None:
+    case = replace(case_of(plan), overlap=Overlap(moves=True))
+    made = case.compiled()
+    for rank, size in step_bytes(made, case, tmp_path).items():
+        assert size - LOSS_BYTES <= made.memory[rank].step_bytes <= 1.1 * size
+
+
 def found(plan: str) -> tuple[Compiled, dict[tuple[str, int], Footprint]]:
     made = case_of(plan).compiled()
     return made, dict(footprints(made.materialized, 0))

@@ -13,6 +13,7 @@ OVERLAPS = [
     NO_OVERLAP,
     ss.Overlap(prefetch=1),
     ss.Overlap(reductions=True),
+    ss.Overlap(moves=True),
     ss.Overlap(prefetch=3, reductions=True, bucket_bytes=1),
 ]
 

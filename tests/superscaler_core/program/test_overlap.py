@@ -12,13 +12,16 @@ from superscaler_core.errors import PlanError
 from superscaler_core.program.instruction import Phase, StepInstruction, Verb
 from superscaler_core.program.overlap import MOST_REDUCTIONS, overlap_reductions, prefetch
 from superscaler_core.program.step_program import StepProgram
+from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES
 from tests.superscaler_core.program.test_step_program import OVERLAP
 from tests.superscaler_core.training import Case, difference, train, train_alone
 
 DEEP = replace(OVERLAP, prefetch=3, bucket_bytes=1)
+MOVES = ss.Overlap(moves=True)
 CASES = [
+    *(replace(case, overlap=MOVES) for case in (*OTHER_CASES[1::4], *HALVES[1::4])),
     *(replace(case, overlap=OVERLAP) for case in PLAN_CASES),
     *(replace(case, overlap=DEEP) for case in OTHER_CASES if "zero" in case.plan),
     replace(Case("hybrid", 4, {"tp": 1, "pp": 2, "microbatches": 2, "zero1": True}), overlap=DEEP),
@@ -89,7 +92,8 @@ def test_reductions_start_inside_the_last_backward() -> None:
     starts = [i for i in block if (i.kind, i.phase) == (Verb.REDUCE, Phase.START)]
     assert len(starts) > 3
     assert {i.microbatch for i in starts} == {2}
-    assert [i for i in program.end if i.phase is Phase.WHOLE] == [program.end[-1]]
+    whole = [i for i in program.end if i.phase is Phase.WHOLE]
+    assert [i.kind for i in whole] == [Verb.LOSS, Verb.UPDATE]
     under_way = 0
     for i in block:
         under_way += {Phase.START: 1, Phase.WAIT: -1}.get(i.phase, 0)
@@ -102,7 +106,7 @@ def test_reductions_start_inside_the_last_backward() -> None:
 def test_shared_weights_are_reduced_at_the_end() -> None:
     case = Case("one_f_one_b", 2, {"microbatches": 2}, sizes={"tied": True, "layers": 2})
     program = replace(case, overlap=ss.Overlap(reductions=True)).compiled().step_program
-    (reduce, loss) = program.end
+    reduce, loss, *_ = program.end
     assert (reduce.kind, reduce.phase, loss.kind) == (Verb.REDUCE, Phase.WHOLE, Verb.LOSS)
 
 

@@ -15,7 +15,7 @@ import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plans import PLANS
 from superscaler_core.program import Materialized
-from superscaler_core.program.instruction import StepInstruction, Verb
+from superscaler_core.program.instruction import Phase, StepInstruction, Verb
 from superscaler_core.program.step_program import StepProgram
 from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
@@ -37,8 +37,12 @@ CASES = [
     ),
     *OTHER_CASES[::3],
 ]
-OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
-OVERLAPPING = [replace(case, overlap=OVERLAP) for case in CASES if "zero" in case.plan]
+OVERLAP = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
+OVERLAPPING = [
+    replace(case, overlap=OVERLAP)
+    for case in CASES
+    if any(name in case.plan for name in ("zero", "megatron", "dap", "swap", "mesh"))
+]
 OVERLAPPING += [replace(Case("hybrid", 4, {"pp": 2, "microbatches": 2}), overlap=OVERLAP)]
 
 
@@ -67,12 +71,18 @@ RECORDED: dict[str, Callable[..., str]] = {
     "hold": lambda segment: segment.__name__,
     "backward": lambda segment: segment.__name__,
     "rerun": lambda segment: segment.__name__,
+    **{
+        f"{phase}swap_{way}": lambda segment: segment.__name__
+        for phase in ("", "start_", "wait_")
+        for way in ("out", "in")
+    },
     "backward_inputs": lambda segment: segment.__name__,
     "backward_weights": lambda segment: segment.__name__,
     "keep": str,
     "kept": str,
     "move": str,
     "move_back": str,
+    **{f"{phase}_{way}": str for phase in ("start", "wait") for way in ("move", "move_back")},
     "gather": lambda names: names[0],
     "drop": lambda names: names[0],
     "reduce": lambda names: names[0],
@@ -83,6 +93,7 @@ RECORDED: dict[str, Callable[..., str]] = {
         for what in ("gather", "reduce", "fetch")
     },
     "total_loss": lambda: "loss",
+    "update": lambda names: names[0],
 }
 """What generated code calls, and the name in it of what it is about."""
 
@@ -94,6 +105,8 @@ CALLS = {
     Verb.RERUN: "rerun",
     Verb.BACKWARD_INPUTS: "backward_inputs",
     Verb.BACKWARD_WEIGHTS: "backward_weights",
+    Verb.OUT: "swap_out",
+    Verb.IN: "swap_in",
     Verb.KEEP: "keep",
     Verb.RESUME: "kept",
     Verb.MOVE: "move",
@@ -103,6 +116,7 @@ CALLS = {
     Verb.REDUCE: "reduce",
     Verb.FETCH: "fetch",
     Verb.LOSS: "total_loss",
+    Verb.UPDATE: "update",
 }
 WEIGHTS = (Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE)
 
@@ -120,7 +134,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[tuple[s
             if getattr(inside, "is_deep", False):
                 return method(self, *args)
             called = name if self._with_grad or name != "forward" else "compute"
-            if self._with_grad or name != "keep":
+            if self._with_grad or (name != "keep" and "swap" not in name):
                 found.setdefault(self.tables.rank, []).append((called, label(*args[:1])))
             inside.is_deep = True
             try:
@@ -158,6 +172,9 @@ def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
                 if device in use.storage.shards or device in use.side.shards
             ]
             name = uses[0]
+        if i.kind is Verb.UPDATE:
+            storage = made.weights.storage
+            name = next(t.name for t in i.what if device in storage[t].shards)
         found.append((f"{i.phase}_" * bool(i.phase) + CALLS[i.kind], name))
     return found
 
@@ -182,18 +199,21 @@ def test_what_runs_is_the_program_in_its_order(
 # --- what is refused ----------------------------------------------------------------------------
 
 
-def program() -> StepProgram:
-    made = Case("zero3", 2).compiled().materialized.step_program
+def program(plan: str = "zero3") -> StepProgram:
+    made = Case(plan, 2).compiled().materialized.step_program
     made.check()
     return made
 
 
-def changed(kind: Verb, *, is_twice: bool = False) -> StepProgram:
+def changed(
+    kind: Verb, *, is_twice: bool = False, phase: Phase = Phase.WHOLE, plan: str = "zero3"
+) -> StepProgram:
     """Without the first instruction of a kind, or with it twice."""
-    made = program()
+    made = program(plan)
     blocks = dict(made.blocks)
     for key, block in blocks.items():
-        place = next((n for n, i in enumerate(block) if i.kind is kind), None)
+        found = (n for n, i in enumerate(block) if (i.kind, i.phase) == (kind, phase))
+        place = next(found, None)
         if place is not None:
             blocks[key] = (*block[:place], *(block[place],) * (2 * is_twice), *block[place + 1 :])
             break
@@ -213,6 +233,33 @@ def changed(kind: Verb, *, is_twice: bool = False) -> StepProgram:
 def test_a_program_that_cannot_run_is_refused(kind: Verb, is_twice: bool, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         changed(kind, is_twice=is_twice).check()
+
+
+@pytest.mark.parametrize(
+    "kind, phase, is_twice, words",
+    [
+        (Verb.OUT, Phase.START, True, "it is under way already"),
+        (Verb.OUT, Phase.START, False, "nobody has started it"),
+        (Verb.OUT, Phase.WAIT, False, "it is still on its way to host memory"),
+        (Verb.IN, Phase.WAIT, False, "what was kept is in host memory"),
+        (Verb.IN, Phase.START, True, "it is under way already"),
+        (Verb.FORWARD, Phase.WHOLE, False, "it needs what no forward has kept"),
+    ],
+)
+def test_what_left_for_host_memory_is_back_before_it_is_read(
+    kind: Verb, phase: Phase, is_twice: bool, words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        changed(kind, is_twice=is_twice, phase=phase, plan="swap").check()
+
+
+def test_what_did_not_leave_does_not_come_back() -> None:
+    made = program("swap")
+    blocks = {
+        key: tuple(i for i in block if i.kind is not Verb.OUT) for key, block in made.blocks.items()
+    }
+    with pytest.raises(PlanError, match=r"in stage0_segment.*nothing of it is in host memory"):
+        replace(made, blocks=blocks).check()
 
 
 def test_a_microbatch_that_does_not_come_back_is_refused() -> None:

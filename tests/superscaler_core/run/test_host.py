@@ -14,7 +14,7 @@ from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.plan import Keep
 from superscaler_core.program.segments import Segment
 from superscaler_core.report.explain import split_text
-from superscaler_core.run.swap import Swap
+from superscaler_core.run.swap import Parcel, Swap
 from superscaler_core.run.trainer import Trainer
 from tests.superscaler_core.recorder import Recorder
 from tests.superscaler_core.training import Case, difference, train
@@ -175,13 +175,17 @@ def test_nothing_that_is_swapped_stays_on_the_device(keep: Keep, tmp_path: Path)
     assert [copied.sent_alive_bytes for copied in host.fetched] == [0] * len(host.fetched)
 
 
-def test_what_comes_back_is_there_for_two_groups_at_once(tmp_path: Path) -> None:
-    case = Case("swap", 1, sizes={"layers": 5})
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_what_comes_back_is_there_for_as_many_groups_as_was_said(
+    depth: int, tmp_path: Path
+) -> None:
+    overlap = ss.Overlap(prefetch=depth)
+    case = Case("swap", 1, sizes={"layers": 5}, overlap=overlap)
     host, _ = steps(case, case.compiled(), tmp_path)
     assert host.fetched_bytes == host.sent_bytes
     # Layers are alike: each sends as much.
     most = max(copied.fetched_alive_bytes + copied.num_bytes for copied in host.fetched)
-    assert most == 2 * host.sent_bytes // 5
+    assert most == (1 + max(1, depth)) * host.sent_bytes // 5
 
 
 @pytest.mark.parametrize("window", [False, True])
@@ -213,6 +217,11 @@ def test_segments_end_where_groups_of_ops_end() -> None:
     assert [tuple(p.op for p in s.parts) for s in found if s.swap] == list(blocks)
 
 
+def there_and_back(parcel: Parcel) -> None:
+    for act in (parcel.send, parcel.leave, parcel.fetch, parcel.arrive):
+        act()
+
+
 def test_a_piece_of_memory_goes_once_however_many_look_at_it() -> None:
     host = Recorder()
     swap = Swap(host)
@@ -222,8 +231,8 @@ def test_a_piece_of_memory_goes_once_however_many_look_at_it() -> None:
     first, second = swap.parcel([weight]), swap.parcel([])
     kept = [first.pack(look) for look in (*looks, weight[1:])]
     again = second.pack(whole[2])
-    first.send()
-    second.send()
+    for parcel in (first, second):
+        there_and_back(parcel)
     assert [copied.num_bytes for copied in host.sent] == [whole.nbytes]
     for one, look in zip(kept, (*looks, weight[1:]), strict=True):
         found = first.unpack(one)
@@ -241,7 +250,7 @@ def test_memory_that_is_used_again_is_sent_again() -> None:
     for value in range(3):
         parcel = swap.parcel([])
         kept = parcel.pack(torch.full((4,), float(value)))
-        parcel.send()
+        there_and_back(parcel)
         assert torch.equal(parcel.unpack(kept), torch.full((4,), float(value)))
     assert len(host.sent) == 3
 

@@ -194,6 +194,10 @@ def run(case: Case, way: str, dtype: torch.dtype, kind: str = "") -> Ran:
     results = []
     for mb in range(2):
         results.append(tape.forward(segment, mb, 7, filled(case.inputs, dtype, 2 + mb), weights))
+        if swapped:
+            parcel = tape.parcel(segment, mb)
+            for act in (parcel.send, parcel.leave, parcel.fetch, parcel.arrive):
+                act()
     with FlopCounterMode(display=False) as flops:
         for mb in range(2):
             given = filled(tuple(tuple(x.shape) for x in results[mb]), dtype, 4 + mb)

@@ -215,20 +215,23 @@ def test_weights_on_the_host_cross_the_link_twice_a_step() -> None:
     assert sum(found.optimizer_secs.values()) == pytest.approx(7 * stored / speed, rel=ROUNDING)
 
 
-def test_what_waits_on_the_host_travels_while_devices_compute() -> None:
+@pytest.mark.parametrize(("num_swapped", "num_waits"), [(4, 0), (5, 2)])
+def test_what_waits_on_the_host_travels_while_devices_compute(
+    num_swapped: int, num_waits: int
+) -> None:
     graph = chain(6)
     plan = on_one(ss.Plan(graph, [0]))
-    plan.swap(*([op] for op in graph.ops[1:5]))
+    plan.swap(*([op] for op in graph.ops[1 : 1 + num_swapped]))
     compiled = ss.compile(plan)
     slow, fast = (
         simulate(compiled, replace(given(graph, secs, secs), host_bytes_per_sec=1e6))
         for secs in (1e-2, 1e-7)
     )
-    # Every layer keeps its input of 4 x 8 floats; the first that comes back is waited for.
+    # Every layer keeps its input of 4 x 8 floats. What the last op keeps has nothing beside it.
     num_bytes = 4 * 8 * 4
-    assert slow.levels[-1].sent_bytes == fast.levels[-1].sent_bytes == 2 * 4 * num_bytes
-    assert slow.levels[-1].exposed_secs == pytest.approx(num_bytes / 1e6, rel=ROUNDING)
-    assert fast.levels[-1].exposed_secs > 4 * num_bytes / 1e6
+    assert slow.levels[-1].sent_bytes == fast.levels[-1].sent_bytes == 2 * num_swapped * num_bytes
+    assert slow.levels[-1].exposed_secs == pytest.approx(num_waits * num_bytes / 1e6, rel=ROUNDING)
+    assert fast.levels[-1].exposed_secs > num_swapped * num_bytes / 1e6
 
 
 # --- one meaning --------------------------------------------------------------------------------

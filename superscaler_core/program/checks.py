@@ -1,0 +1,211 @@
+"""Checks: what devices keep and have under way, and versions of weights, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device
+from superscaler_core.program.instruction import (
+    COMPUTING,
+    OF_MICROBATCH,
+    Phase,
+    StepInstruction,
+    Verb,
+    weights_of,
+)
+
+_KEEPS = {
+    Verb.FORWARD: Verb.BACKWARD,
+    Verb.HOLD: Verb.BACKWARD,
+    Verb.KEEP: Verb.RESUME,
+    Verb.BACKWARD_INPUTS: Verb.BACKWARD_WEIGHTS,
+}
+"""What keeps something, and what takes it away again; ``BACKWARD_INPUTS`` takes as ``BACKWARD``."""
+
+_TAKES = {verb: verb for verb in _KEEPS.values()} | {Verb.BACKWARD_INPUTS: Verb.BACKWARD}
+
+_READS = _TAKES | {Verb.RERUN: Verb.BACKWARD, Verb.OUT: Verb.BACKWARD}
+"""What needs something that was kept, and for what that was."""
+
+
+def check_device(device: Device, instructions: Iterable[tuple[StepInstruction, int]]) -> None:
+    """Refuse what one device cannot do in this order; ``StepProgram.check`` says what that is.
+
+    Args:
+        device: which.
+        instructions: of it, each with its microbatch.
+
+    Raises:
+        PlanError: names the instruction and what is missing.
+    """
+    here = _Device(device)
+    for instruction, microbatch in instructions:
+        here.do(instruction, microbatch)
+    here.end()
+
+
+class _Device:
+    """Follows one device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._kept: set[tuple[Verb, str, int]] = set()
+        self._away: set[tuple[str, int]] = set()
+        self._gathered: set[str] = set()
+        self._started: dict[tuple[Verb, str, int], StepInstruction] = {}
+        self._now = ""
+
+    def do(self, instruction: StepInstruction, microbatch: int) -> None:
+        """One instruction, for one microbatch."""
+        self._now = f"device {self._device}, microbatch {microbatch}: {instruction}"
+        kind, name = instruction.kind, instruction.name
+        # Weights that come for one microbatch may be waited for by another.
+        key = kind, name, microbatch if kind in OF_MICROBATCH else -1
+        if instruction.phase is not Phase.WAIT:
+            self._need(key not in self._started, "it is under way already.")
+            self._begin(kind, name, microbatch)
+        if instruction.phase is Phase.START:
+            self._started[key] = instruction
+        elif instruction.phase is Phase.WAIT:
+            begun = self._started.pop(key, None)
+            if begun is None:
+                raise PlanError(f"{self._now}: nobody has started it.")
+            self._need(begun.devices == instruction.devices, f"it was started as {begun}.")
+        if kind is Verb.IN and instruction.phase is not Phase.START:
+            self._away.remove((name, microbatch))
+
+    def _begin(self, kind: Verb, name: str, microbatch: int) -> None:
+        """What an instruction needs when it begins, and what it changes."""
+        here = name, microbatch
+        if kind in _READS:
+            maker = "I" if kind is Verb.BACKWARD_WEIGHTS else "forward"
+            is_kept = (_READS[kind], *here) in self._kept
+            self._need(is_kept, f"it needs what no {maker} has kept.")
+            is_here = here not in self._away or _READS[kind] is not Verb.BACKWARD
+            self._need(is_here, "what was kept is in host memory.")
+        if kind in _TAKES:
+            self._kept.remove((_TAKES[kind], *here))
+        if kind in _KEEPS:
+            key = _KEEPS[kind], *here
+            self._need(key not in self._kept, "it keeps what is kept already.")
+            self._kept.add(key)
+        match kind:
+            case Verb.OUT:
+                self._away.add(here)
+            case Verb.IN:
+                self._need(here in self._away, "nothing of it is in host memory.")
+                is_there = (Verb.OUT, *here) not in self._started
+                self._need(is_there, "it is still on its way to host memory.")
+            case Verb.GATHER:
+                self._need(name not in self._gathered, "these weights are there already.")
+                self._gathered.add(name)
+            case Verb.RELEASE | Verb.REDUCE:
+                is_there = (Verb.GATHER, name, -1) not in self._started
+                self._need(is_there, "its weights are still on their way.")
+                is_there = kind is Verb.REDUCE or name in self._gathered
+                self._need(is_there, "these weights were not gathered.")
+                self._gathered.discard(name)
+
+    def _need(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise PlanError(f"{self._now}: {otherwise}")
+
+    def end(self) -> None:
+        """Nothing is left at a step's end."""
+        for instruction in self._started.values():
+            raise PlanError(f"device {self._device}: nobody waits for {instruction}.")
+        for kind, name, microbatch in sorted(self._kept):
+            raise PlanError(
+                f"device {self._device}: no {kind} {name} of microbatch {microbatch} is run."
+            )
+
+
+# --- versions of weights ------------------------------------------------------------------------
+
+
+def check_versions(walk: Callable[[], Iterable[tuple[StepInstruction, int, int]]]) -> None:
+    """Refuse a program whose weights are read in a version that is not there, or updated early.
+
+    A reduction at a step's end may be of any stage whose weights its devices store. A stage without
+    an update has no weights that are trained.
+
+    Args:
+        walk: all instructions in the program's order, each with its stage and microbatch.
+
+    Raises:
+        PlanError: names the instruction and the version.
+    """
+    updating: dict[str, set[Device]] = {}
+    for instruction, _, _ in walk():
+        if instruction.kind is Verb.UPDATE:
+            updating.setdefault(instruction.name, set()).update(instruction.devices)
+    versions = _Versions(updating)
+    for instruction, stage, microbatch in walk():
+        versions.do(instruction, stage, microbatch)
+    for waiting in versions.waiting.values():
+        raise PlanError(f"{waiting}: no update comes after it.")
+
+
+class _Versions:
+    """Follows the weights of all stages.
+
+    Args:
+        updating: by name of a stage's weights, the devices that update them.
+
+    Attributes:
+        waiting: by name, what makes or moves gradients that are in no update yet.
+    """
+
+    def __init__(self, updating: Mapping[str, Collection[Device]]) -> None:
+        self._updating = updating
+        self._kept: dict[str, tuple[int, ...]] = {}
+        self._read: dict[tuple[int, int], int] = {}
+        self._started: dict[str, StepInstruction] = {}
+        self.waiting: dict[str, StepInstruction] = {}
+
+    def do(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
+        """One instruction."""
+        if instruction.kind in COMPUTING:
+            self._compute(instruction, stage, microbatch)
+        elif instruction.kind is Verb.REDUCE:
+            self._reduce(instruction, stage)
+        elif instruction.kind is Verb.UPDATE:
+            self._update(instruction)
+
+    def _compute(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
+        name, version = weights_of(stage), instruction.version
+        first = self._read.setdefault((stage, microbatch), version)
+        if version != first:
+            raise PlanError(
+                f"{instruction}: stage {stage} has read version {first} for microbatch "
+                f"{microbatch}, and reads version {version} now."
+            )
+        kept = self._kept.get(name, (0,))
+        if version not in kept:
+            raise PlanError(
+                f"{instruction}: version {version} of the weights of {name} is not kept; there is "
+                f"{', '.join(map(str, kept))}."
+            )
+        if instruction.kind in (Verb.BACKWARD, Verb.BACKWARD_WEIGHTS) and name in self._updating:
+            self.waiting[name] = instruction
+
+    def _reduce(self, instruction: StepInstruction, stage: int) -> None:
+        if instruction.phase is Phase.START:
+            self._started[instruction.name] = instruction
+            return
+        self._started.pop(instruction.name, None)
+        for name, devices in self._updating.items():
+            is_of = name == weights_of(stage) if stage >= 0 else True
+            if is_of and not set(devices).isdisjoint(instruction.devices):
+                self.waiting[name] = instruction
+
+    def _update(self, instruction: StepInstruction) -> None:
+        name, kept = instruction.name, self._kept.get(instruction.name, (0,))
+        if instruction.version != kept[-1] + 1:
+            raise PlanError(f"{instruction}: the next version of these weights is {kept[-1] + 1}.")
+        for reduce in self._started.values():
+            if not set(instruction.devices).isdisjoint(reduce.devices):
+                raise PlanError(f"{instruction}: gradients are still on their way, by {reduce}.")
+        self._kept[name] = (*kept, instruction.version)[-instruction.keeps :]
+        self.waiting.pop(name, None)

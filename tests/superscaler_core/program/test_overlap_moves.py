@@ -1,0 +1,110 @@
+"""Moves inside stages beside computing: where they start, and what they hide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.cost.presets import PROFILES
+from superscaler_core.program.instruction import COMPUTING, Phase, StepInstruction, Verb
+from superscaler_core.program.overlap_moves import overlap_moves
+from superscaler_core.simulator.simulated import Simulated
+from superscaler_core.simulator.simulation import simulate
+from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
+from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES
+from tests.superscaler_core.training import Case
+
+CASES = [*PLAN_CASES, *OTHER_CASES[::3]]
+FORWARD = [
+    Case("expert_parallel", 2, model="moe"),
+    Case("dap", 2, model="evoformer"),
+    Case("mesh_2d", 4, model="evoformer"),
+]
+"""Plans in which something is moved before it is read by what runs next."""
+
+
+def program(case: Case, *, moves: bool = True) -> ss.StepProgram:
+    return replace(case, overlap=ss.Overlap(moves=moves)).compiled().step_program
+
+
+def under_way(block: Sequence[StepInstruction], wait: int) -> Sequence[StepInstruction]:
+    """What is between the start of a move and the wait for it."""
+    last = block[wait]
+    start = replace(last, phase=Phase.START)
+    return block[block.index(start) + 1 : wait]
+
+
+def waits(block: Sequence[StepInstruction], kind: Verb) -> list[int]:
+    return [n for n, i in enumerate(block) if (i.kind, i.phase) == (kind, Phase.WAIT)]
+
+
+@pytest.mark.parametrize("plan", ["megatron", "megatron_sp", "sequence_parallel"])
+def test_gradients_of_inputs_move_beside_those_of_weights(plan: str) -> None:
+    block = program(Case(plan, 2)).blocks[0, "B"]
+    found = waits(block, Verb.MOVE_BACK)
+    # One at the attention and one at the MLP of both layers; in between the sequence is cut too.
+    assert len(found) >= 4
+    for wait in found:
+        between = under_way(block, wait)
+        computing = {i.devices for i in between if i.kind is Verb.BACKWARD_WEIGHTS}
+        assert computing == {(0,), (1,)}
+        assert all(i.kind in (Verb.BACKWARD_WEIGHTS, Verb.MOVE_BACK) for i in between)
+
+
+@pytest.mark.parametrize("case", FORWARD, ids=str)
+def test_values_move_beside_what_does_not_need_them(case: Case) -> None:
+    block = program(case).blocks[0, "F"]
+    found = waits(block, Verb.MOVE)
+    assert found
+    for wait in found:
+        between, edge = under_way(block, wait), block[wait].what
+        computing = [i for i in between if i.kind in COMPUTING]
+        assert any(i.devices[0] in edge.devices for i in computing)
+        ops = {part.op for i in computing for part in i.what.parts}
+        assert all(edge.tensor not in op.outputs for op in ops)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_else_is_changed(case: Case) -> None:
+    """Halves joined again, and moves back at their waits, are the program without overlap."""
+    plain, moved = program(case, moves=False), program(case)
+    for key, block in moved.blocks.items():
+        whole = [
+            replace(i, kind=Verb.BACKWARD if i.kind is Verb.BACKWARD_INPUTS else i.kind)
+            for i in block
+            if i.phase is not Phase.START and i.kind is not Verb.BACKWARD_WEIGHTS
+        ]
+        swaps = (Verb.OUT, Verb.IN)
+        found = sorted(str(replace(i, phase=Phase.WHOLE)) for i in whole if i.kind not in swaps)
+        others = (i for i in plain.blocks[key] if i.kind not in swaps)
+        if key[1] in ("I", "W"):
+            assert block == plain.blocks[key]
+        else:
+            assert found == sorted(map(str, others))
+    assert (moved.begin, moved.end, moved.events) == (plain.begin, plain.end, plain.events)
+
+
+def test_without_tensor_parallelism_nothing_is_changed() -> None:
+    plain = program(Case("data_parallel", 2), moves=False)
+    assert overlap_moves(plain) == plain
+
+
+@pytest.mark.parametrize("plan", ["megatron", "megatron_sp"])
+def test_the_simulator_hides_what_takes_no_longer_than_gradients_of_weights(plan: str) -> None:
+    # Python's share of a segment is left out: two halves have it twice.
+    profile = replace(PROFILES["v100"], segment_secs=0.0, move_secs=0.0)
+
+    def found(*, moves: bool) -> Simulated:
+        case = Case(plan, 2, sizes={"width": 64}, dtype="float32", batch=64)
+        compiled = replace(case, overlap=ss.Overlap(moves=moves)).compiled()
+        return simulate(compiled, profile)
+
+    plain, beside = (found(moves=moves) for moves in (False, True))
+    assert beside.levels[0].sent_bytes == plain.levels[0].sent_bytes
+    assert beside.levels[0].exposed_secs < plain.levels[0].exposed_secs
+    assert beside.secs < plain.secs
+    # What is hidden is hidden behind computing, which takes as long as before.
+    assert beside.compute_secs == pytest.approx(plain.compute_secs)

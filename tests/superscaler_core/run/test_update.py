@@ -1,0 +1,80 @@
+"""Updates of the program: the same training whether a step or its caller updates weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import superscaler_core as ss
+from superscaler_core.program.instruction import Verb
+from tests.superscaler_core.training import OPTIMIZERS, Case, Trained, train
+
+CASES = [
+    Case("zero1", 2, optimizer="adamw"),
+    Case("zero2", 2, optimizer="adamw"),
+    Case("zero_offload", 2, optimizer="adamw"),
+    Case("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2, "zero1": True}, optimizer="adamw"),
+    Case("one_f_one_b", 2, {"microbatches": 2}, sizes={"tied": True, "layers": 2}),
+    Case("interleaved", 2, {"microbatches": 2}, sizes={"layers": 4}),
+    Case("interlaced", 4, model="mbart"),
+]
+
+
+def updated(trainer: ss.Trainer, case: Case, state: Mapping[str, Tensor]) -> Trained:
+    """As ``train``, but steps update weights by themselves."""
+    trainer.load_state_dict(state)
+    asked: list[list[nn.Parameter]] = []
+
+    def make(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        asked.append(list(parameters))
+        return OPTIMIZERS[case.optimizer](parameters)
+
+    trainer.update_with(make)
+    losses = []
+    for step in range(case.num_steps):
+        losses.append(trainer.step(*case.inputs(step, trainer.num_microbatches)).item())
+        assert all(weight.grad is None for weight in trainer.parameters())
+    # Every parameter of the rank is in one update, and each update has one optimizer.
+    ids = [id(parameter) for parameters in asked for parameter in parameters]
+    assert sorted(ids) == sorted(map(id, trainer.parameters()))
+    assert len(trainer.optimizers) == len(asked)
+    return Trained(tuple(losses), trainer.state_dict())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_updates_weights_as_its_caller_would(case: Case, tmp_path: Path) -> None:
+    case.compiled().save(tmp_path)
+    start, ranks = case.new_model().state_dict(), range(case.num_devices)
+    by_caller = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), ranks)
+    by_program = ss.run_threads(tmp_path, lambda trainer: updated(trainer, case, start), ranks)
+    for rank in ranks:
+        mine, others = by_program[rank], by_caller[rank]
+        assert mine.losses == others.losses
+        assert all(torch.equal(mine.parameters[n], x) for n, x in others.parameters.items())
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_parameter_is_in_one_update_where_it_is_stored(case: Case) -> None:
+    made = case.compiled().materialized
+    updates = [i for i in made.step_program.end if i.kind is Verb.UPDATE]
+    for tensor, storage in made.weights.storage.items():
+        (update,) = (i for i in updates if tensor in i.what)
+        assert set(storage.shards) <= set(update.devices)
+    assert [i.version for i in updates] == [1] * len(updates)
+    assert list(made.step_program.end[-len(updates) :]) == updates
+
+
+def test_updates_by_the_program_take_their_turn_behind_the_last_reduction(tmp_path: Path) -> None:
+    case = Case("one_f_one_b", 2, {"microbatches": 2}, sizes={"tied": True, "layers": 2})
+    compiled = case.compiled()
+    compiled.save(tmp_path)
+    for device, text in compiled.files.items():
+        calls = [line.split("(")[0].strip() for line in text.splitlines() if "    run." in line]
+        around = [call for call in calls if call in ("run.reduce", "run.total_loss", "run.update")]
+        program = compiled.step_program
+        num_updates = sum(i.kind is Verb.UPDATE and device in i.devices for i in program.end)
+        assert around == ["run.reduce", "run.total_loss", *["run.update"] * num_updates]
