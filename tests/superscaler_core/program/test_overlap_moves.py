@@ -13,11 +13,9 @@ from superscaler_core.program.instruction import COMPUTING, Phase, StepInstructi
 from superscaler_core.program.overlap_moves import overlap_moves
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
-from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
 from tests.superscaler_core.program.test_step_program import CASES as PLAN_CASES
 from tests.superscaler_core.training import Case
 
-CASES = [*PLAN_CASES, *OTHER_CASES[::3]]
 FORWARD = [
     Case("expert_parallel", 2, model="moe"),
     Case("dap", 2, model="evoformer"),
@@ -67,7 +65,7 @@ def test_values_move_beside_what_does_not_need_them(case: Case) -> None:
         assert all(edge.tensor not in op.outputs for op in ops)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", PLAN_CASES, ids=str)
 def test_nothing_else_is_changed(case: Case) -> None:
     """Halves joined again, and moves back at their waits, are the program without overlap."""
     plain, moved = program(case, moves=False), program(case)
