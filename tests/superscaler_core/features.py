@@ -1,0 +1,321 @@
+"""Small features of models, each an activation in, an activation out; what torch makes of them.
+
+Some are captured with their meaning, others are refused by name. Nothing in between is right.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from tests.superscaler_core import functions
+
+WIDTH = 6
+DTYPE = torch.float64
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What a block does between its linear layer and its result.
+
+    Attributes:
+        run: computes the result, given the block and the result of its linear layer.
+        prepare: changes the block before.
+        refused: what the error says, a regular expression; empty if it is captured.
+    """
+
+    run: Callable[[Any, Tensor], Tensor] = lambda block, h: torch.tanh(h)
+    prepare: Callable[[Any], object] = lambda block: None
+    refused: str = ""
+
+
+class Block(nn.Module):
+    """A linear layer, and what a feature makes of its result."""
+
+    def __init__(self, feature: Feature) -> None:
+        super().__init__()
+        self.line, self.other = (nn.Linear(WIDTH, WIDTH, dtype=DTYPE) for _ in range(2))
+        self.feature = feature
+        feature.prepare(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.feature.run(self, self.line(x)) + 0.1 * self.other(x)
+
+
+class Model(nn.Module):
+    """A block for each feature, one behind the other."""
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(map(Block, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return (x**2).mean()
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).transpose(-1, -2)
+
+
+# --- what blocks do -----------------------------------------------------------------------------
+
+
+def no_grad(function: Callable[..., Tensor], *args: Any) -> Tensor:
+    with torch.no_grad():
+        return function(*args)
+
+
+def within(block: Any, enter: Any, function: Callable[[], Tensor]) -> Tensor:
+    with enter:
+        return function()
+
+
+def hooked(block: Any, h: Tensor) -> Tensor:
+    h.register_hook(lambda grad: 3 * grad)
+    return h
+
+
+def hooked_and_caught(block: Any, h: Tensor) -> Tensor:
+    try:
+        h.register_hook(lambda grad: 3 * grad)
+    except Exception:
+        return h
+    return h
+
+
+def kept_grad(block: Any, h: Tensor) -> Tensor:
+    h.retain_grad()
+    return h * 2
+
+
+def frozen_for_a_while(block: Any, h: Tensor) -> Tensor:
+    block.other.weight.requires_grad_(False)
+    made: Tensor = block.other(h)
+    block.other.weight.requires_grad_(True)
+    return made
+
+
+def own_gradient(block: Any, h: Tensor) -> Tensor:
+    x = h.detach().requires_grad_()
+    (grad,) = torch.autograd.grad(block.other(x).tanh().sum(), x, create_graph=True)
+    return h * grad
+
+
+def own_backward(block: Any, h: Tensor) -> Tensor:
+    x = h.detach().requires_grad_()
+    block.other(x).tanh().sum().backward()
+    return h * x.grad if x.grad is not None else h
+
+
+def counted(block: Any, h: Tensor) -> Tensor:
+    block.count += 1
+    return h * block.count
+
+
+def counted_for_people(block: Any, h: Tensor) -> Tensor:
+    block.count += 1
+    return h
+
+
+def remembered(block: Any, h: Tensor) -> Tensor:
+    before, block.memory = block.memory, h.detach()
+    return h if before is None else h + before
+
+
+def left_for_others(block: Any, h: Tensor) -> Tensor:
+    block.memory = h.abs()
+    return h + block.memory
+
+
+def made_once(block: Any, h: Tensor) -> Tensor:
+    if block.memory is None:
+        block.memory = torch.arange(WIDTH, dtype=DTYPE)
+    return h * block.memory
+
+
+def running_mean(block: Any, h: Tensor) -> Tensor:
+    block.kept = 0.9 * block.kept + 0.1 * h.detach().mean(0)
+    return h - block.kept
+
+
+def buffer(block: Any, value: float = 0.0) -> None:
+    block.register_buffer("kept", torch.full((WIDTH,), value, dtype=DTYPE))
+
+
+def norm(block: Any, **options: Any) -> None:
+    block.norm = nn.BatchNorm1d(WIDTH, dtype=DTYPE, **options)
+    with torch.no_grad():
+        for name, tensor in block.norm.named_buffers():
+            if "running" in name:
+                tensor.uniform_(0.5, 2.0)
+
+
+def hidden_parameter(block: Any) -> None:
+    block.hidden = [nn.Parameter(torch.ones(WIDTH, dtype=DTYPE) * 2).mul(3)]
+
+
+def shared_memory(block: Any) -> None:
+    block.other.weight = nn.Parameter(block.line.weight.data)
+
+
+def tied(block: Any) -> None:
+    block.other.weight = block.line.weight
+
+
+FEATURES: dict[str, Feature] = {
+    # A Function has a backward of its own.
+    "reversal": Feature(lambda b, h: functions.Reverse.apply(h, 0.5)),
+    "straight through": Feature(lambda b, h: functions.Sign.apply(h) * b.other(h)),
+    "clamped gradient": Feature(lambda b, h: functions.Clamped.apply(h, 0.001)),
+    "halves": Feature(
+        lambda b, h: torch.cat([functions.Halves.apply(h, b.scale)[0]] * 2, 1),
+        lambda b: b.register_parameter("scale", nn.Parameter(torch.arange(6.0).double())),
+    ),
+    "tuple of one": Feature(lambda b, h: functions.One.apply(h)[0]),
+    "function without gradient": Feature(lambda b, h: h + no_grad(functions.Sign.apply, h)),
+    "function of constants": Feature(
+        lambda b, h: h * functions.Sign.apply(torch.arange(6.0).double() - 2)
+    ),
+    "noisy function": Feature(lambda b, h: functions.Noisy.apply(h), refused="Noisy draws random"),
+    "writing function": Feature(lambda b, h: functions.Writes.apply(h), refused="Writes writes in"),
+    "function of a function": Feature(
+        lambda b, h: functions.Calls.apply(h, torch.sin), refused="Calls takes a builtin"
+    ),
+    # Hooks.
+    "tensor hook": Feature(hooked, refused="registers a hook on a tensor.*torch.autograd.Function"),
+    "caught hook": Feature(hooked_and_caught, refused="registers a hook on a tensor"),
+    "retained gradient": Feature(kept_grad),
+    "parameter hook": Feature(
+        prepare=lambda b: b.line.weight.register_hook(lambda grad: 2 * grad),
+        refused=r"'blocks.\d.line.weight' has a hook on its gradient.*Trainer.parameters",
+    ),
+    "post-accumulate hook": Feature(
+        prepare=lambda b: b.other.bias.register_post_accumulate_grad_hook(lambda p: None),
+        refused=r"'blocks.\d.other.bias' has a hook",
+    ),
+    "backward hook": Feature(
+        prepare=lambda b: b.other.register_full_backward_hook(lambda *_: None),
+        refused=r"module 'blocks.\d.other' \(Linear\) has a backward hook .*handle.remove",
+    ),
+    "backward pre-hook": Feature(
+        prepare=lambda b: b.register_full_backward_pre_hook(lambda *_: None),
+        refused=r"module 'blocks.\d' \(Block\) has a backward pre-hook",
+    ),
+    "forward hook": Feature(prepare=lambda b: b.line.register_forward_hook(lambda m, i, o: 2 * o)),
+    "forward pre-hook": Feature(
+        prepare=lambda b: b.line.register_forward_pre_hook(lambda m, i: (2 * i[0],))
+    ),
+    "hook in a forward hook": Feature(
+        prepare=lambda b: b.line.register_forward_hook(lambda m, i, o: hooked(m, o)),
+        refused=r"module 'blocks.\d.line' \(Linear\): it registers a hook on a tensor",
+    ),
+    # Checkpointing, and what autograd keeps.
+    "reentrant checkpoint": Feature(lambda b, h: checkpoint(b.other, h, use_reentrant=True)),
+    "reentrant checkpoint of no gradient": Feature(
+        lambda b, h: h + checkpoint(b.other, h.detach(), use_reentrant=True),
+        refused="given no tensor that needs a gradient.*use_reentrant=False",
+    ),
+    "checkpoint": Feature(lambda b, h: checkpoint(b.other, h, use_reentrant=False)),
+    "saved on the host": Feature(
+        lambda b, h: within(b, torch.autograd.graph.save_on_cpu(), lambda: h.tanh())
+    ),
+    "saved-tensor hooks": Feature(
+        lambda b, h: within(
+            b, torch.autograd.graph.saved_tensors_hooks(lambda t: 2 * t, lambda t: t), h.tanh
+        ),
+        refused="saved_tensors_hooks",
+    ),
+    # Weights that are computed, shared or frozen.
+    "weight norm": Feature(prepare=lambda b: parametrizations.weight_norm(b.line)),
+    "weight norm by a hook": Feature(prepare=lambda b: weight_norm(b.line)),
+    "weight norm of all": Feature(prepare=lambda b: parametrizations.weight_norm(b.line, dim=None)),
+    "parametrization": Feature(
+        prepare=lambda b: parametrize.register_parametrization(b.line, "weight", Symmetric())
+    ),
+    "spectral norm": Feature(prepare=lambda b: spectral_norm(b.line), refused="changes buffer"),
+    "frozen": Feature(prepare=lambda b: b.other.requires_grad_(False)),
+    "tied": Feature(prepare=tied),
+    "shared memory": Feature(prepare=shared_memory, refused="share memory but are two tensors"),
+    "frozen for a while": Feature(frozen_for_a_while, refused="whether a parameter needs a grad"),
+    "hidden parameter": Feature(
+        lambda b, h: h * b.hidden[0], hidden_parameter, "needs a gradient but is no parameter"
+    ),
+    "written parameter": Feature(
+        lambda b, h: h * no_grad(b.other.weight.mul_, 0.9)[0],
+        refused=r"writes parameter 'blocks.\d.other.weight' in place",
+    ),
+    # Parts without gradient.
+    "no_grad": Feature(lambda b, h: h * no_grad(b.other, h)),
+    "no_grad that changes nothing": Feature(lambda b, h: h * no_grad(torch.clone, h)),
+    "view in no_grad": Feature(lambda b, h: h * no_grad(h.view, h.shape)),
+    "passed on in no_grad": Feature(lambda b, h: h * no_grad(h.contiguous)),
+    "written in no_grad": Feature(
+        lambda b, h: no_grad(h.clamp_, -0.1, 0.1), refused="without gradient, what has one"
+    ),
+    "enable_grad in no_grad": Feature(lambda b, h: h * no_grad(torch.enable_grad()(b.other), h)),
+    "rounded by detach": Feature(lambda b, h: h + (h.round() - h).detach()),
+    "inference mode": Feature(
+        lambda b, h: h + within(b, torch.inference_mode(), lambda: b.other(h)),
+        refused="torch.inference_mode.*torch.no_grad",
+    ),
+    "data": Feature(lambda b, h: h * h.data, refused="reads Tensor.data.*detach"),
+    "own gradient": Feature(own_gradient, refused="torch.autograd.grad.*register_op"),
+    "own backward": Feature(own_backward, refused="runs a backward.*register_op"),
+    # Modes, buffers, attributes.
+    "dropout in eval": Feature(lambda b, h: F.dropout(h, 0.5, training=False)),
+    "dropout of nothing in place": Feature(lambda b, h: F.dropout(h, 0.0, inplace=True) * 2),
+    "norm in eval": Feature(lambda b, h: b.norm(h), lambda b: (norm(b), b.norm.eval())),
+    "norm of the batch": Feature(
+        lambda b, h: b.norm(h[None].transpose(1, 2)).transpose(1, 2)[0],
+        lambda b: setattr(b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE)),
+        "instance_norm",
+    ),
+    "norm in training": Feature(lambda b, h: b.norm(h), norm, "track_running_stats=False"),
+    "buffer": Feature(lambda b, h: h * (b.kept + 1), lambda b: buffer(b, 2.0)),
+    "counting buffer": Feature(
+        lambda b, h: h * b.kept.add_(1), buffer, r"changes buffer 'blocks.\d.kept'"
+    ),
+    "running mean": Feature(running_mean, buffer, r"in the place of 'blocks.\d.kept'|changes buf"),
+    "counter": Feature(counted, lambda b: setattr(b, "count", 1), r"the next in blocks.\d.count"),
+    "counter for people": Feature(counted_for_people, lambda b: setattr(b, "count", 1)),
+    "memory": Feature(remembered, lambda b: setattr(b, "memory", None), r"in blocks.\d.memory"),
+    "left for others": Feature(left_for_others, lambda b: setattr(b, "memory", None)),
+    "made once": Feature(made_once, lambda b: setattr(b, "memory", None)),
+    "written attribute": Feature(
+        lambda b, h: h * b.t.add_(1), lambda b: setattr(b, "t", torch.ones(6).double()),
+        r"changes tensor 'blocks.\d.t'",
+    ),
+    # Random numbers, values, dtypes, aliases.
+    "random numbers": Feature(lambda b, h: h + torch.rand_like(h), refused="rand_like"),
+    "random numbers of Python": Feature(
+        lambda b, h: h * random.random(), refused="random numbers of Python or numpy"
+    ),
+    "branch on values": Feature(
+        lambda b, h: h if h.sum() > 0 else -h, refused=r"cannot follow module 'blocks.\d'"
+    ),
+    "number of a tensor": Feature(lambda b, h: h * h.sum().item(), refused="item"),
+    "complex": Feature(
+        lambda b, h: (h * torch.tensor(1 + 2j)).abs(), refused="complex64 are not supported"
+    ),
+    "autocast": Feature(
+        lambda b, h: within(b, torch.autocast("cpu", torch.bfloat16), lambda: b.other(h)),
+        refused="torch.autocast, whose casts are not traced",
+    ),
+    "autocast that is off": Feature(
+        lambda b, h: within(b, torch.autocast("cpu", enabled=False), lambda: b.other(h))
+    ),
+    "cast": Feature(lambda b, h: h + (h * 4).to(torch.int32).to(h.dtype) + h.float().double()),
+    "in place": Feature(lambda b, h: h.mul_(2).relu_()),
+    "view in place": Feature(lambda b, h: h.view(-1).mul_(2).view(h.shape), refused="share memory"),
+}  # fmt: skip

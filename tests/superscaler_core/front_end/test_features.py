@@ -1,0 +1,146 @@
+"""A captured model trains as in torch, or is refused: features alone, in pairs, under plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import superscaler_core as ss
+from superscaler_core.plans import PLANS
+from tests.superscaler_core.features import DTYPE, FEATURES, WIDTH, Model
+
+CAPTURED = [name for name, feature in FEATURES.items() if not feature.refused]
+REFUSED = [name for name in FEATURES if name not in CAPTURED]
+NUM_STEPS = 2
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+BATCH = torch.randn(8, WIDTH, dtype=DTYPE, generator=torch.Generator().manual_seed(5))
+
+
+def model_of(*names: str) -> Model:
+    torch.manual_seed(3)
+    return Model([FEATURES[name] for name in names])
+
+
+def by_features(plan: ss.Plan) -> None:
+    """Cut every op along its last loop, where it can be; copies elsewhere."""
+    for op in plan.graph.ops:
+        loops = [i for i, size in op.sizes.items() if op.is_splittable(i) and size % 2 == 0]
+        how = ss.split(loops[-1], 2) if loops else ss.replicate(2)
+        plan.op_assign(plan.op_trans(op, how), plan.devices)
+
+
+def alternating(plan: ss.Plan) -> None:
+    """Ops by turns on one device and the other."""
+    for op in plan.graph.ops:
+        plan.op_assign(op, op.index // 2 % 2)
+
+
+HOW: dict[str, Callable[[ss.Plan], None]] = {
+    "data_parallel": PLANS["data_parallel"],
+    "zero3": PLANS["zero3"],
+    "by features": by_features,
+    "alternating": alternating,
+}
+
+
+def train_alone(model: Model) -> tuple[list[float], dict[str, Tensor]]:
+    """Some steps of torch alone."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(NUM_STEPS):
+        loss = model(BATCH)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, model.state_dict()
+
+
+def train(trainer: ss.Trainer) -> tuple[list[float], dict[str, Tensor]]:
+    """The same of a program, from the weights that it has."""
+    # A device may store nothing.
+    stored = [*trainer.parameters()] or [torch.zeros(())]
+    optimizer = torch.optim.SGD(stored, lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(NUM_STEPS):
+        losses.append(trainer.step(BATCH).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, trainer.state_dict()
+
+
+def check(names: tuple[str, ...], how: str, folder: Path) -> None:
+    plan = ss.Plan(ss.capture(model_of(*names), (BATCH,)), devices=range(2))
+    HOW[how](plan)
+    expected = train_alone(model_of(*names))
+    for found in ss.run_threads(ss.compile(plan).save(folder), train, range(2)).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_feature_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> None:
+    check((name, name), how, tmp_path)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_feature_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ss.CaptureError, match=FEATURES[name].refused) as caught:
+        ss.capture(model_of("checkpoint", name), (BATCH,))
+    assert len(str(caught.value)) < 400
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.sampled_from(CAPTURED), min_size=2, max_size=4), st.sampled_from(sorted(HOW)))
+def test_features_together_train_as_in_torch(names: list[str], how: str) -> None:
+    with TemporaryDirectory() as folder:
+        check(tuple(names), how, Path(folder))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.sampled_from(CAPTURED), min_size=1, max_size=2),
+    st.sampled_from(REFUSED),
+    st.integers(0, 2),
+)
+def test_one_refused_feature_refuses_the_model(names: list[str], bad: str, place: int) -> None:
+    with pytest.raises(ss.CaptureError):
+        ss.capture(model_of(*names[:place], bad, *names[place:]), (BATCH,))
+
+
+def test_a_capture_leaves_the_model_as_it_was() -> None:
+    for name in CAPTURED:
+        model = model_of(name)
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        ss.capture(model, (BATCH,))
+        assert before.keys() == model.state_dict().keys()
+        assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+        assert getattr(model.blocks[0], "memory", None) is None
+        assert getattr(model.blocks[0], "count", 1) == 1
+
+
+def test_a_capture_does_not_depend_on_the_grad_mode_around_it() -> None:
+    with torch.no_grad():
+        graph = ss.capture(model_of("no_grad"), (BATCH,))
+    assert str(graph) == str(ss.capture(model_of("no_grad"), (BATCH,)))
+    assert graph.loss.requires_grad
+
+
+def test_a_capture_under_autocast_is_refused() -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ss.CaptureError, match="outside of"):
+        ss.capture(model_of("buffer"), (BATCH,))
+
+
+def test_functions_apply_as_before_after_a_capture() -> None:
+    model = model_of("reversal")
+    ss.capture(deepcopy(model), (BATCH,))
+    model(BATCH).backward()
+    assert model.blocks[0].line.weight.grad is not None
