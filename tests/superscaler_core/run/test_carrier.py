@@ -14,6 +14,8 @@ from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import Handle, ThreadCall
 from tests.superscaler_core.small import two_linears
 
+GRAPH = two_linears()
+STATE = {name: torch.zeros(t.shape, dtype=torch.float64) for name, t in GRAPH.parameters.items()}
 MICROBATCHES = 3
 
 Log = list[tuple[str, int, str]]
@@ -41,7 +43,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two stages on two devices."""
-    plan = ss.Plan(two_linears(), [0, 1])
+    plan = ss.Plan(GRAPH, [0, 1])
     for device, stage in enumerate(plan.pipeline([1])):
         for op in stage.ops:
             plan.op_assign(op, device)
@@ -56,7 +58,12 @@ def batch() -> Tensor:
 def test_a_rank_expects_all_but_the_first_microbatch_of_what_it_only_receives(
     folder: Path, log: Log
 ) -> None:
-    ss.run_threads(folder, lambda trainer: [trainer.step(batch()) for _ in range(2)], range(2))
+    def work(trainer: Trainer) -> None:
+        trainer.load_state_dict(STATE)
+        for _ in range(2):
+            trainer.step(batch())
+
+    ss.run_threads(folder, work, range(2))
     counts = Counter(log)
     expected = [(rank, src) for what, rank, src in counts if what == "expects"]
     # Rank 1 values of rank 0, and rank 0 their gradients.
@@ -71,6 +78,7 @@ def test_a_rank_expects_all_but_the_first_microbatch_of_what_it_only_receives(
 
 def test_a_step_that_fails_forgets_what_it_expects(folder: Path, log: Log) -> None:
     def work(trainer: Trainer) -> None:
+        trainer.load_state_dict(STATE)
         if trainer.rank == 1:
             trainer._rank._tape.forward = None  # type: ignore[assignment, method-assign]
         trainer.step(batch())
