@@ -14,6 +14,7 @@ from typing import Any
 from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
 from bench.run import environment
 from bench.superscaler_predict import texts_of
+from bench.training_options import parse_training, parser_for
 
 DESCRIPTION = """\
 Train a GPT (float32, SGD with momentum) on an emulated cluster, every rank on a share of the batch.
@@ -45,18 +46,11 @@ TIMEOUT_SECS = 1800.0
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.superscaler_overlap",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("superscaler_overlap", DESCRIPTION, EPILOG)
     parser.add_argument("--cluster", default="2x2", help="hosts x ranks (default %(default)s)")
     parser.add_argument(
         "--rates", default="200mbit,500mbit", help="of a host's link (default %(default)s)"
     )
-    parser.add_argument("--methods", default=",".join(METHODS), help="default: all")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps (default %(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="sequences of a step (default 16)")
     parser.add_argument(
         "--bucket", type=int, default=4 << 20, help="bytes reduced in a call (default 4 MiB)"
@@ -65,21 +59,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--op-secs", type=float, default=0.06, help="to measure an op (default %(default)s)"
     )
-    sizes = {"layers": 6, "width": 256, "heads": 8, "sequence": 128, "vocabulary": 1000}
-    for name, value in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bench/results/scratch/superscaler_overlap.json"),
-        help="result file (default: %(default)s)",
-    )
-    args = parser.parse_args(words)
-    args.model = {name: getattr(args, name) for name in sizes}
-    args.methods = args.methods.split(",")
-    if not set(args.methods) <= set(METHODS):
-        parser.error(f"the methods are {', '.join(METHODS)}")
-    return args
+    return parse_training(parser, words, methods=METHODS, steps=15, layers=6)
 
 
 def main(argv: list[str] | None = None) -> int:

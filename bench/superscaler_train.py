@@ -21,6 +21,7 @@ from bench import stream
 from bench.local import run_here
 from bench.run import ALPHA_SECS, environment
 from bench.superscaler_predict import texts_of
+from bench.training_options import parse_training, parser_for
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.program.transfer import Transfer
 
@@ -53,31 +54,11 @@ TIMEOUT_SECS = 1800.0
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.superscaler_train",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_for("superscaler_train", DESCRIPTION, EPILOG)
     parser.add_argument("--grids", default="2x2,4x1,1x4", help="PPxTP,... (default: %(default)s)")
-    parser.add_argument("--methods", default=",".join(METHODS), help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps (default %(default)s)")
     parser.add_argument("--microbatch", type=int, default=4, help="sequences (default %(default)s)")
     parser.add_argument("--microbatches", type=int, default=8, help="of a step (default 8)")
-    sizes = {"layers": 4, "width": 256, "heads": 8, "sequence": 128, "vocabulary": 1000}
-    for name, value in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bench/results/scratch/superscaler_train.json"),
-        help="result file (default: %(default)s)",
-    )
-    args = parser.parse_args(words)
-    args.model = {name: getattr(args, name) for name in sizes}
-    args.methods = args.methods.split(",")
-    if not set(args.methods) <= set(METHODS):
-        parser.error(f"the methods are {', '.join(METHODS)}")
+    args = parse_training(parser, words, methods=METHODS, steps=20, layers=4)
     args.grids = [tuple(map(int, text.split("x"))) for text in args.grids.split(",")]
     return args
 

@@ -41,7 +41,8 @@ def attention(
     if is_causal:
         # Later keys would only be masked away.
         last = min(first + q.shape[-2], k.shape[-2])
-        k, v = k[..., :last, :], v[..., :last, :]
+        if last < k.shape[-2]:
+            k, v = k[..., :last, :], v[..., :last, :]
         if first > 0 or p > 0:
             ones = torch.ones(q.shape[-2], last, dtype=torch.bool, device=q.device)
             mask, is_causal = ones.tril(first), False

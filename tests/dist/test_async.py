@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.api.pending import MOST_POSTED, Pending, Posted, SideStream, drain
+from rvdcomm.api.pending import _POSTED, MOST_POSTED, Pending, Posted, SideStream, drain
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
@@ -147,6 +148,69 @@ def test_messages_are_posted_and_finished_by_who_waits(worlds: Worlds, num_calls
     seeds = [1, *range(num_calls - 1, 1, -1)]
     for results, seed in zip(zip(*found, strict=True), seeds, strict=True):
         assert faults_of(results, HERE, THERE, seed) == []
+
+
+def post_in_another_order(rank: int) -> list[Any]:
+    """Rank 0 sends twice by one transition and then by another; rank 1 expects them mixed."""
+    turned = rv.Layout((6, 4), "R(1)V(1)D(1,1)", [0]), rv.Layout((6, 4), "R(1)V(1)D(1,1)", [1])
+    calls = [
+        rv.Redistributor(rv.plan(*pair, "float32", executor="dist"))
+        for pair in ((HERE, THERE), turned)
+    ]
+    assert all(call.is_posted for call in calls)
+
+    def posted(number: int, seed: int) -> Pending:
+        src = (HERE, turned[0])[number]
+        pending: Pending = calls[number](
+            shard_of(rank, src, seed), requires_grad=False, async_op=True
+        )
+        return pending
+
+    order = [(0, 1), (0, 2), (1, 3), (1, 4)]
+    here = order if rank == 0 else [order[i] for i in (2, 0, 3, 1)]
+    found = {one: posted(*one) for one in here}
+    return [found[one].wait() for one in order]
+
+
+def test_transitions_may_be_posted_in_another_order_on_every_rank(worlds: Worlds) -> None:
+    _, found = worlds(2).run(post_in_another_order)
+    turned = rv.Layout((6, 4), "R(1)V(1)D(1,1)", [0])
+    for result, layout, seed in zip(found, (HERE, HERE, turned, turned), (1, 2, 3, 4), strict=True):
+        assert torch.equal(result, shard_of(0, layout, seed))
+
+
+def ask_whether_it_is_completed(rank: int) -> list[bool]:
+    """Rank 0 sends when both ranks have run a collective in the background, which is later here."""
+    call = rv.Redistributor(rv.plan(HERE, THERE, "float32", executor="dist"))
+    if rank == 0:
+        move(rank, 1, async_op=True).wait()
+        sent = call(shard_of(rank, HERE), requires_grad=False, async_op=True)
+        sent.wait()
+        return [sent.is_completed()]
+    pending = call(None, requires_grad=False, async_op=True)
+    early = pending.is_completed()
+    move(rank, 1, async_op=True).wait()
+    while not pending.is_completed():
+        time.sleep(1e-3)
+    return [early, torch.equal(pending.wait(), shard_of(0, HERE))]
+
+
+def test_who_asks_whether_messages_have_come_keeps_no_collective_waiting(worlds: Worlds) -> None:
+    assert worlds(2).run(ask_whether_it_is_completed) == [[True], [False, True]]
+
+
+def forget(rank: int) -> tuple[int, Any]:
+    call = rv.Redistributor(rv.plan(HERE, THERE, "float32", executor="dist"))
+    before = len(_POSTED)
+    pending = call(shard_of(rank, HERE), requires_grad=False, async_op=True)
+    pending.forget()
+    return len(_POSTED) - before, pending.wait()
+
+
+def test_a_forgotten_call_is_not_waited_for_at_the_end_but_may_be_before(worlds: Worlds) -> None:
+    (left, _), (left_there, result) = worlds(2).run(forget)
+    assert left == left_there == 0
+    assert torch.equal(result, shard_of(0, HERE))
 
 
 def wait_twice(rank: int) -> bool:

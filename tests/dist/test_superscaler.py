@@ -13,6 +13,7 @@ import torch.distributed as dist
 import superscaler_core as ss
 from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
+from superscaler_core.run.transport import DistCall
 from tests.dist.world import Worlds
 from tests.superscaler_core.training import (
     EVOFORMER_PLANS,
@@ -139,15 +140,56 @@ def differences(rank: int, folder: Path, case: Case) -> float | None:
     return difference(trained, Trained(losses, parameters), FLOOR[case.dtype])
 
 
+PIPELINES = [
+    case_of("one_f_one_b", 4, "float64"),
+    case_of("interleaved", 2, "float64"),
+    replace(case_of("one_f_one_b", 4, "float64"), rewrite="late"),
+    case_of("nf1b", 4, "float64"),
+    case_of("hybrid", 8, "float64"),
+]
+
+
+def differences_by_messages(rank: int, folder: Path, case: Case) -> tuple[float | None, int]:
+    """The same where no memory is shared, and how many receives a rank has posted early."""
+    num_early = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RVDCOMM_EXECUTOR", "dist")
+        expect = DistCall.expect
+
+        def counted(call: DistCall) -> None:
+            nonlocal num_early
+            num_before = len(call._expected)
+            expect(call)
+            num_early += len(call._expected) - num_before
+
+        patch.setattr(DistCall, "expect", counted)
+        return differences(rank, folder, case), num_early
+
+
+@pytest.mark.parametrize("case", PIPELINES, ids=str)
+def test_receives_that_are_posted_early_bring_what_they_would_bring_later(
+    worlds: Worlds, case: Case, tmp_path: Path
+) -> None:
+    case_to_folder(case, tmp_path)
+    found = worlds(NUM_RANKS).run(differences_by_messages, tmp_path, case)[: case.num_devices]
+    assert [one for one, _ in found if one is None or not one <= TOLERANCE[case.dtype]] == []
+    assert all(num_early for _, num_early in found)
+
+
+def case_to_folder(case: Case, folder: Path) -> None:
+    """Save what ranks load, and what one device trains."""
+    compiled = case.compiled()
+    compiled.save(folder)
+    alone = train_alone(case, compiled.plan.num_microbatches)
+    start = case.new_model().state_dict()
+    torch.save((start, alone.losses, dict(alone.parameters)), folder / "alone.pt")
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_plan_trains_what_one_device_trains(
     worlds: Worlds, case: Case, tmp_path: Path
 ) -> None:
-    compiled = case.compiled()
-    compiled.save(tmp_path)
-    alone = train_alone(case, compiled.plan.num_microbatches)
-    start = case.new_model().state_dict()
-    torch.save((start, alone.losses, dict(alone.parameters)), tmp_path / "alone.pt")
+    case_to_folder(case, tmp_path)
     found = worlds(NUM_RANKS).run(differences, tmp_path, case)[: case.num_devices]
     # Not max(found), which may pass over a NaN.
     assert [one for one in found if not one <= TOLERANCE[case.dtype]] == []

@@ -1,0 +1,89 @@
+"""What is expected of edges between stages, on threads, which receive nothing early themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import superscaler_core as ss
+from superscaler_core.run.trainer import Trainer
+from superscaler_core.run.transport import Handle, ThreadCall
+from tests.superscaler_core.small import two_linears
+
+GRAPH = two_linears()
+STATE = {name: torch.zeros(t.shape, dtype=torch.float64) for name, t in GRAPH.parameters.items()}
+MICROBATCHES = 3
+
+Log = list[tuple[str, int, str]]
+"""What ranks asked of their calls: (what, rank, the leg's src)."""
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    found: Log = []
+    start = ThreadCall.start
+
+    def write(what: str, call: ThreadCall) -> None:
+        found.append((what, call.transport.rank, call.leg.src))
+
+    def started(call: ThreadCall, tensor: Tensor | None) -> Handle:
+        write("brings" if tensor is not None else "receives", call)
+        return start(call, tensor)
+
+    monkeypatch.setattr(ThreadCall, "start", started)
+    monkeypatch.setattr(ThreadCall, "expect", lambda call: write("expects", call))
+    monkeypatch.setattr(ThreadCall, "forget", lambda call: write("forgets", call))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two stages on two devices."""
+    plan = ss.Plan(GRAPH, [0, 1])
+    for device, stage in enumerate(plan.pipeline([1])):
+        for op in stage.ops:
+            plan.op_assign(op, device)
+    plan.op_order(ss.SCHEDULES["1f1b"](2, MICROBATCHES))
+    return ss.compile(plan).save(tmp_path)
+
+
+def batch() -> Tensor:
+    return torch.ones(4 * MICROBATCHES, 6, dtype=torch.float64)
+
+
+def test_a_rank_expects_all_but_the_first_microbatch_of_what_it_only_receives(
+    folder: Path, log: Log
+) -> None:
+    def work(trainer: Trainer) -> None:
+        trainer.load_state_dict(STATE)
+        for _ in range(2):
+            trainer.step(batch())
+
+    ss.run_threads(folder, work, range(2))
+    counts = Counter(log)
+    expected = [(rank, src) for what, rank, src in counts if what == "expects"]
+    # Rank 1 values of rank 0, and rank 0 their gradients.
+    assert sorted((rank, src[-2]) for rank, src in expected) == [(0, "1"), (1, "0")]
+    for rank, src in expected:
+        assert counts["receives", rank, src] == 2 * MICROBATCHES
+        assert counts["expects", rank, src] == 2 * (MICROBATCHES - 1)
+        mine = [what for what, *where in log if where == [rank, src]]
+        assert mine == (["receives", "expects"] * MICROBATCHES)[:-1] * 2
+    assert not any(what == "forgets" for what, _, _ in log)
+
+
+def test_a_step_that_fails_forgets_what_it_expects(folder: Path, log: Log) -> None:
+    def work(trainer: Trainer) -> None:
+        trainer.load_state_dict(STATE)
+        if trainer.rank == 1:
+            trainer._rank._tape.forward = None  # type: ignore[assignment, method-assign]
+        trainer.step(batch())
+
+    with pytest.raises(TypeError, match="not callable"):
+        ss.run_threads(folder, work, range(2))
+    last = [what for what, rank, src in log if rank == 1 and src.endswith("ranks(0)")]
+    assert last == ["receives", "expects", "forgets"]
