@@ -156,6 +156,15 @@ class Plan(Savings):
         """Where a part runs; None while nothing was said."""
         return self._devices.get(part)
 
+    def devices_by_route(self, part: Part) -> tuple[Device, ...]:
+        """Where a part runs, on every route; one device may be there on several."""
+        device = self._devices[part]
+        if self.schedule is None or self.placement is None or self.num_routes == 1:
+            return (device,)
+        stage = next(s.index for s in self.stages if s.ops[-1].index >= part.op.index)
+        maps = (self.placement.standing_in(self.schedule, stage, r) for r in range(self.num_routes))
+        return tuple(standing[device] for standing in maps)
+
     def op_split(self, op: Op) -> OpSplit:
         """How an op is cut now, and where its parts run."""
         found = self._splits.get(op.index)
@@ -297,6 +306,11 @@ class Plan(Savings):
     def num_microbatches(self) -> int:
         """Microbatches of a step."""
         return 1 if self.schedule is None else self.schedule.num_microbatches
+
+    @property
+    def num_routes(self) -> int:
+        """Ways that microbatches go: several if a stage is on several workers."""
+        return 1 if self.schedule is None else len(self.schedule.routes)
 
     @property
     def num_turns(self) -> int:

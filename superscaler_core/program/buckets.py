@@ -65,13 +65,16 @@ def _buckets(
     ``direction`` is that in which stages run their segments: 1 forward, -1 back.
     """
     stages, last = stages_by_op(plan), sorted(op.index for op in ends)
+    num_stages = plan.num_stages // plan.num_routes
 
     def place(use: Use) -> tuple[int, int]:
         indexes = [op.index for op, _ in use.readers]
+        # Copies of a stage on other routes count as the stage.
+        mine = {stages[index] % num_stages for index in indexes}
         # Weights that several stages share come last: they wait for all of these.
-        if len(indexes) > 1 and len({stages[index] for index in indexes}) != 1:
-            return plan.num_stages, 0
-        return stages[indexes[0]], direction * bisect_right(last, min(indexes))
+        if len(mine) != 1:
+            return num_stages, 0
+        return mine.pop(), direction * bisect_right(last, min(indexes))
 
     groups: list[list[Use]] = []
     size, before = 0, -1

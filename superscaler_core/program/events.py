@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from superscaler_core.errors import OrderError
 from superscaler_core.plan import Plan
 from superscaler_core.program.edges import Edge, Edges
@@ -35,7 +37,7 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
     _check_recomputations(schedule)
     crossing = [edge for edge in edges.all if edge.crosses]
     try:
-        spans = timeline(schedule, edges=edges.stage_graph).spans
+        spans = timeline(schedule, edges=stage_graph(plan, edges)).spans
     except ScheduleError as error:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
     carried: dict[tuple[ActionKind, int], list[Edge]] = {}
@@ -48,7 +50,8 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
         for kind in (ActionKind.BACKWARD, ActionKind.INPUTS) if edge.backward else ():
             carried.setdefault((kind, edge.dst_stage), []).append(edge)
     timed: list[tuple[tuple[int, ...], Event]] = []
-    for action, span in spans.items():
+    for scheduled, span in spans.items():
+        action = _on_its_route(schedule, scheduled)
         start, end, mb = int(span.start), int(span.end), action.microbatch
         timed.append(((start, 1, action.stage, mb), action))
         is_back = action.kind.goes_back
@@ -57,6 +60,18 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
                 ((end, 0, int(is_back), edge.index, mb), Carry(edge.name, mb, is_back, edge))
             )
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))
+
+
+def stage_graph(plan: Plan, edges: Edges) -> tuple[tuple[int, int], ...]:
+    """Pairs of the schedule's stages of which one reads what the other makes, in one turn."""
+    num = schedule_of(plan).num_stages
+    return tuple(sorted({(src % num, dst % num) for src, dst in edges.stage_graph}))
+
+
+def _on_its_route(schedule: Schedule, action: Action) -> Action:
+    """An action of a schedule, by the number of its stage on its microbatch's route."""
+    first = schedule.route_of(action.microbatch) * schedule.num_stages
+    return replace(action, stage=first + action.stage) if first else action
 
 
 def _check_recomputations(schedule: Schedule) -> None:

@@ -99,7 +99,7 @@ class Stepper:
         self._runs = StageRuns(self._ports, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
         self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
-        self._begun: set[int] = set()
+        self._begun: set[tuple[int, tuple[Device, ...]]] = set()
         self._under_way = UnderWay()
         self._wires: dict[tuple[Edge, bool], Sequence[Wire]] = {}
         self._stage_devices = [tuple(sorted(devices)) for devices in made.stage_devices]
@@ -122,10 +122,14 @@ class Stepper:
         return self.timeline
 
     def _is_first(self, event: Action) -> bool:
-        """Whether it is the first of its stage that makes gradients of weights."""
-        if event.kind not in GRADS or event.stage in self._begun:
+        """Whether it is the first on its devices that makes gradients of its stage's weights."""
+        plan = self._made.plan
+        # Copies of a stage on other routes have the same weights, and may be on the same devices.
+        stage = event.stage % (plan.num_stages // plan.num_routes)
+        mine = stage, self._stage_devices[event.stage]
+        if event.kind not in GRADS or mine in self._begun:
             return False
-        self._begun.add(event.stage)
+        self._begun.add(mine)
         return True
 
     def _updates(self) -> Iterator[Act]:
