@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -156,14 +157,17 @@ class Plan(Savings):
         """Where a part runs; None while nothing was said."""
         return self._devices.get(part)
 
-    def devices_by_route(self, part: Part) -> tuple[Device, ...]:
-        """Where a part runs, on every route; one device may be there on several."""
-        device = self._devices[part]
-        if self.schedule is None or self.placement is None or self.num_routes == 1:
-            return (device,)
-        stage = next(s.index for s in self.stages if s.ops[-1].index >= part.op.index)
-        maps = (self.placement.standing_in(self.schedule, stage, r) for r in range(self.num_routes))
-        return tuple(standing[device] for standing in maps)
+    def stand_ins(self, op: Op) -> tuple[Mapping[Device, Device], ...]:
+        """By route, which device runs there what another one runs of an op on the first route.
+
+        Those that update a parameter are on no route.
+        """
+        is_update = op.index >= len(self.graph.ops)
+        if self.schedule is None or self.placement is None or self.num_routes == 1 or is_update:
+            return (dict(zip(self.devices, self.devices, strict=True)),)
+        stage = bisect_right(self._cuts, op.index)
+        routes = range(self.num_routes)
+        return tuple(self.placement.standing_in(self.schedule, stage, route) for route in routes)
 
     def op_split(self, op: Op) -> OpSplit:
         """How an op is cut now, and where its parts run."""

@@ -8,11 +8,12 @@ share are weights that several stages read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from superscaler_core.graph.graph import Op
 from superscaler_core.graph.side_by_side import copy_name, side_by_side
-from superscaler_core.plan import Chosen, Decisions, PlacedPart, Plan
+from superscaler_core.plan import Chosen, Decisions, OpSplit, PlacedPart, Plan
 
 
 def by_routes(plan: Plan) -> Plan:
@@ -40,11 +41,15 @@ def _decisions_of_copies(plan: Plan) -> Decisions:
             for group in groups
         )
 
+    ops = {op.name: op for op in (*plan.graph.ops, *plan.graph.updates.values())}
+    splits: dict[str, OpSplit] = {}
+    for name, parts in said.parts.items():
+        splits |= splits_of_copies(plan, ops[name], parts)
     firsts = (plan.graph.ops[0].name, *said.stages)
     windows = ((copy, gathers) for ops, gathers in said.windows for copy in of_copies([ops]))
     return replace(
         said,
-        parts=_parts_of_copies(plan, said),
+        parts={name: split.parts for name, split in splits.items()},
         stages=tuple(copy_name(op, route) for route in routes for op in firsts)[1:],
         schedule=None,
         placement=None,
@@ -56,17 +61,16 @@ def _decisions_of_copies(plan: Plan) -> Decisions:
     )
 
 
-def _parts_of_copies(plan: Plan, said: Decisions) -> dict[str, tuple[PlacedPart, ...]]:
-    """The parts of every op on every route; of optimizers' ops, as they are."""
-    assert plan.schedule is not None and plan.placement is not None, "check_placement comes before"
-    found = dict(said.parts)
-    for stage in plan.stages:
-        for route in range(1, plan.num_routes):
-            there = plan.placement.standing_in(plan.schedule, stage.index, route)
-            for op in stage.ops:
-                found[copy_name(op.name, route)] = tuple(
-                    replace(part, device=there[part.device])
-                    for part in said.parts[op.name]
-                    if part.device is not None
-                )
-    return found
+def splits_of_copies(plan: Plan, op: Op, parts: Iterable[PlacedPart]) -> Mapping[str, OpSplit]:
+    """By name of every copy of an op, the split into these parts there.
+
+    Args:
+        plan: with its schedule.
+        op: of the plan's graph.
+        parts: on devices of the first route.
+    """
+    placed = [(part, part.device) for part in parts if part.device is not None]
+    return {
+        copy_name(op.name, route): OpSplit.of((p.pieces, p.replica, there[d]) for p, d in placed)
+        for route, there in enumerate(plan.stand_ins(op))
+    }

@@ -144,8 +144,9 @@ class StepProgram:
             devices,
             {key: tuple(block) for key, block in blocks.items()},
             tuple(events),
-            *map(tuple, around.values()),
-            int(found[3] or 1),
+            tuple(around["begin:"]),
+            tuple(around["end:"]),
+            num_routes=int(found[3] or 1),
         )
 
     # --- what has to hold -----------------------------------------------------------------------
@@ -156,12 +157,13 @@ class StepProgram:
         Every stage, of one route, runs a microbatch forward once, and then back once, as a whole or
         for inputs and then for weights, and has a block for it. On every device what a backward
         needs was kept by a forward, once, and is back from host memory if it was there; nothing
-        that was kept is left at the end; gradients of weights come after those of the inputs, from what these kept;
-        weights are gathered before they are released; gradients of an edge go back after its value
-        came. What is started is waited for, once, on the same devices, and is not started again
-        before. All that a stage runs for a microbatch reads one version of its weights, which is
-        kept until then, and an update comes after all gradients that are in it. No two devices wait
-        for each other, because all of them keep the one order of ``events`` and of each block.
+        that was kept is left at the end; gradients of weights come after those of the inputs, from
+        what these kept; weights are gathered before they are released; gradients of an edge go back
+        after its value came. What is started is waited for, once, on the same devices, and is not
+        started again before. All that a stage runs for a microbatch reads one version of its
+        weights, which is kept until then, and an update comes after all gradients that are in it.
+        No two devices wait for each other, because all of them keep the one order of ``events`` and
+        of each block.
 
         Raises:
             PlanError: names the instruction and what is missing.

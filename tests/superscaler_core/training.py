@@ -130,7 +130,7 @@ class Case:
         PLANS[self.plan](plan, **self.knobs)
         plan.overlap = self.overlap
         if self.rewrite:
-            plan.op_order(REWRITES[self.rewrite](schedule_of(plan)))
+            plan.op_order(REWRITES[self.rewrite](schedule_of(plan)), plan.placement)
         return ss.compile(plan)
 
     def _graph(self) -> ss.Graph:

@@ -18,13 +18,15 @@ def shard_storage(plan: Plan) -> None:
             continue
         # Where ops of several stages share a weight, the first of them stores it.
         op, position = readers[0]
-        holders: dict[rv.Box, list[Device]] = {}
+        holders: dict[rv.Box, dict[Device, None]] = {}
         for part in plan.parts(op):
-            devices = holders.setdefault(part.inputs[position].box, [])
-            devices += [d for d in dict.fromkeys(plan.devices_by_route(part)) if d not in devices]
+            device = plan.device(part)
+            assert device is not None, f"{part} has no device yet"
+            mine = holders.setdefault(part.inputs[position].box, {})
+            mine.update((there[device], None) for there in plan.stand_ins(op))
         boxes = plan.op_trans(plan.update(name), pieces(*map(_ranges, holders)))
         for part, (box, devices) in zip(boxes, holders.items(), strict=True):
-            plan.op_assign(plan.op_trans(part, _how(box, len(devices))), devices)
+            plan.op_assign(plan.op_trans(part, _how(box, len(devices))), [*devices])
 
 
 def _ranges(box: rv.Box) -> dict[str, tuple[int, int]]:
