@@ -102,7 +102,8 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
     """
     found: set[Op] = set()
     size, seen = 0, set[Use]()
-    for op in plan.graph.ops if plan.overlap.is_of_weights else ():
+    own = [op for op in plan.graph.ops if op.copy_of is None]
+    for op in own if plan.overlap.is_of_weights else ():
         mine = {
             use
             for position in range(len(op.inputs))
@@ -116,7 +117,8 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
             size = 0
         size += more
         seen |= mine
-    return frozenset(found)
+    # Copies of a stage on other routes have the same segments.
+    return frozenset(op for op in plan.graph.ops if (op.copy_of or op) in found)
 
 
 # --- where stages read weights ------------------------------------------------------------------
