@@ -36,7 +36,8 @@ def _explain(args: argparse.Namespace) -> int:
         report = compiled.report()
     print(report)
     if plan.schedule is not None:
-        times = timeline(plan.schedule, edges=stage_graph(plan, compiled.materialized.edges))
+        made = compiled.materialized
+        times = timeline(plan.schedule, edges=stage_graph(made.plan, made.edges))
         print(f"\nschedule, if every action took as long\n{grid(times)}")
     return OK
 

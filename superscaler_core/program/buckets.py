@@ -13,6 +13,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.edges import stages_by_op
 from superscaler_core.program.instruction import COMPUTING, StepInstruction, Verb
+from superscaler_core.program.routes import home
 from superscaler_core.program.weights import Use, Weights
 from superscaler_core.schedules import ActionKind
 
@@ -65,15 +66,15 @@ def _buckets(
     ``direction`` is that in which stages run their segments: 1 forward, -1 back.
     """
     stages, last = stages_by_op(plan), sorted(op.index for op in ends)
-    num_stages = plan.num_stages // plan.num_routes
+    homes = [home(plan, stage) for stage in range(plan.num_stages)]
 
     def place(use: Use) -> tuple[int, int]:
         indexes = [op.index for op, _ in use.readers]
         # Copies of a stage on other routes count as the stage.
-        mine = {stages[index] % num_stages for index in indexes}
+        mine = {homes[stages[index]] for index in indexes}
         # Weights that several stages share come last: they wait for all of these.
         if len(mine) != 1:
-            return num_stages, 0
+            return plan.num_stages, 0
         return mine.pop(), direction * bisect_right(last, min(indexes))
 
     groups: list[list[Use]] = []

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from superscaler_core.errors import OrderError
 from superscaler_core.plan import Plan
 from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.instruction import Carry, Event
+from superscaler_core.program.routes import home, on_its_route
 from superscaler_core.schedules import (
     Action,
     ActionKind,
@@ -51,7 +50,7 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
             carried.setdefault((kind, edge.dst_stage), []).append(edge)
     timed: list[tuple[tuple[int, ...], Event]] = []
     for scheduled, span in spans.items():
-        action = _on_its_route(schedule, scheduled)
+        action = on_its_route(plan, scheduled)
         start, end, mb = int(span.start), int(span.end), action.microbatch
         timed.append(((start, 1, action.stage, mb), action))
         is_back = action.kind.goes_back
@@ -64,14 +63,7 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
 
 def stage_graph(plan: Plan, edges: Edges) -> tuple[tuple[int, int], ...]:
     """Pairs of the schedule's stages of which one reads what the other makes, in one turn."""
-    num = schedule_of(plan).num_stages
-    return tuple(sorted({(src % num, dst % num) for src, dst in edges.stage_graph}))
-
-
-def _on_its_route(schedule: Schedule, action: Action) -> Action:
-    """An action of a schedule, by the number of its stage on its microbatch's route."""
-    first = schedule.route_of(action.microbatch) * schedule.num_stages
-    return replace(action, stage=first + action.stage) if first else action
+    return tuple(sorted({(home(plan, src), home(plan, dst)) for src, dst in edges.stage_graph}))
 
 
 def _check_recomputations(schedule: Schedule) -> None:

@@ -1,9 +1,9 @@
 """Routes: a plan in which every stage is written out once for each route that microbatches go.
 
 A stage on several workers, for different microbatches, becomes several stages that share their
-weights: stage s on route r is stage ``r * S + s``, of S stages. Nothing behind this module knows
-that these are copies, but the events, which let every microbatch go its route: weights that copies
-share are weights that several stages read.
+weights: stage s on route r is stage ``r * S + s``, of S stages. To most of what follows these are
+stages like others, of which several read one weight. Who has to know asks ``on_its_route`` where a
+microbatch runs, or ``home`` of which stage another one is a copy.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import replace
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.side_by_side import copy_name, side_by_side
 from superscaler_core.plan import Chosen, Decisions, OpSplit, PlacedPart, Plan
+from superscaler_core.schedules import Action
 
 
 def by_routes(plan: Plan) -> Plan:
@@ -28,6 +29,19 @@ def by_routes(plan: Plan) -> Plan:
     made.decide(_decisions_of_copies(plan))
     made.schedule, made.placement = plan.schedule, plan.placement
     return made
+
+
+def on_its_route(plan: Plan, action: Action) -> Action:
+    """An action of the schedule of a plan that ``by_routes`` made, by the number of its copy."""
+    if plan.schedule is None or plan.num_routes == 1:
+        return action
+    first = plan.schedule.route_of(action.microbatch) * plan.schedule.num_stages
+    return replace(action, stage=first + action.stage)
+
+
+def home(plan: Plan, stage: int) -> int:
+    """The stage of the schedule that a stage of a plan that ``by_routes`` made is a copy of."""
+    return stage % (plan.num_stages // plan.num_routes)
 
 
 def _decisions_of_copies(plan: Plan) -> Decisions:

@@ -12,6 +12,7 @@ from superscaler_core.program.buckets import GRADS
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import Carry, Verb
 from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.routes import home
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay
@@ -123,10 +124,8 @@ class Stepper:
 
     def _is_first(self, event: Action) -> bool:
         """Whether it is the first on its devices that makes gradients of its stage's weights."""
-        plan = self._made.plan
         # Copies of a stage on other routes have the same weights, and may be on the same devices.
-        stage = event.stage % (plan.num_stages // plan.num_routes)
-        mine = stage, self._stage_devices[event.stage]
+        mine = home(self._made.plan, event.stage), self._stage_devices[event.stage]
         if event.kind not in GRADS or mine in self._begun:
             return False
         self._begun.add(mine)
