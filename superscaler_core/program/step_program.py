@@ -72,15 +72,20 @@ class StepProgram:
     def everywhere(self) -> Iterator[tuple[StepInstruction, int, int]]:
         """What all devices do; each instruction with its stage and microbatch.
 
-        Before and after all stages both are -1.
+        Copies of a stage on other routes have its number. Before and after all stages both are -1.
         """
         yield from ((i, -1, -1) for i in self.begin)
         for event in self.events:
             if isinstance(event, Action):
                 for instruction in self.blocks[event.stage, event.kind]:
                     if instruction.is_for(event.microbatch):
-                        yield instruction, event.stage, event.microbatch
+                        yield instruction, event.stage % self._route_size, event.microbatch
         yield from ((i, -1, -1) for i in self.end)
+
+    @cached_property
+    def _route_size(self) -> int:
+        """Stages of a route."""
+        return (max((stage for stage, _ in self.blocks), default=0) + 1) // self.num_routes
 
     def on(self, device: Device, stage: int, run: ActionKind) -> Sequence[StepInstruction]:
         """What one device does of a block."""
@@ -205,8 +210,7 @@ class StepProgram:
 
     def _check_routes(self, forwards: Iterable[Action]) -> None:
         """Every microbatch runs all stages of one route."""
-        stages = {stage for stage, _ in self.blocks}
-        size = (max(stages, default=0) + 1) // self.num_routes
+        stages, size = {stage for stage, _ in self.blocks}, self._route_size
         ran: dict[int, set[int]] = {}
         for action in forwards:
             ran.setdefault(action.microbatch, set()).add(action.stage)

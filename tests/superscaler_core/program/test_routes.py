@@ -159,7 +159,7 @@ def test_what_a_plan_says_of_a_stage_holds_on_all_its_workers(
     plan = replace(TWO_WAYS, knobs={**TWO_WAYS.knobs, "zero1": True}).planned()
     saving(plan, what)
     if overlap:
-        plan.overlap = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
+        plan.overlap = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
     compiled = ss.compile(plan)
     program = compiled.materialized.step_program
     program.check()
@@ -202,6 +202,29 @@ def test_a_microbatch_on_two_routes_is_refused() -> None:
     ]
     with pytest.raises(PlanError, match="no F of microbatch 0 at stage 2"):
         replace(program, events=tuple(short)).check()
+
+
+def test_weights_are_updated_after_the_backwards_of_all_routes() -> None:
+    program = CHIMERA.compiled().step_program
+    (update,) = (i for i in program.end if i.kind is Verb.UPDATE and i.name == "stage0")
+    assert update.devices == (0, 3)
+    backwards = [e for e in program.events if isinstance(e, Action) and e.kind == "B"]
+    last = {route: [e for e in backwards if e.stage == 4 * route][-1] for route in (0, 1)}
+    assert backwards.index(last[0]) < backwards.index(last[1])
+    end = tuple(i for i in program.end if i.kind is Verb.LOSS)
+    others = tuple(i for i in program.end if i.kind is Verb.UPDATE and i is not update)
+
+    def updated(route: int) -> StepProgram:
+        """With the first stage's update right after its last backward on a route."""
+        key, when = (4 * route, last[route].kind), last[route].microbatch
+        block = (*program.blocks[key], replace(update, microbatch=when))
+        return replace(program, blocks={**program.blocks, key: block}, end=(*end, *others))
+
+    updated(1).check()
+    with pytest.raises(
+        PlanError, match="version 0 of the weights of stage0 is not kept; there is 1"
+    ):
+        updated(0).check()
 
 
 def test_round_robin_goes_as_many_ways_as_its_stages_have_workers_together() -> None:
