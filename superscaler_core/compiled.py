@@ -36,7 +36,7 @@ class Compiled:
     @property
     def plan(self) -> Plan:
         """The sProgram's decisions."""
-        return self.materialized.plan
+        return self.materialized.decided or self.materialized.plan
 
     @property
     def step_program(self) -> StepProgram:

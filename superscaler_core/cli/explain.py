@@ -8,6 +8,7 @@ from superscaler_core.cli.arguments import NAMES, add_cluster, add_program, prog
 from superscaler_core.cli.command import OK, Command
 from superscaler_core.cli.progress import phase
 from superscaler_core.compiled import compile
+from superscaler_core.program.events import stage_graph
 from superscaler_core.report import explain_edge, explain_ops
 from superscaler_core.schedules import grid, timeline
 
@@ -35,7 +36,8 @@ def _explain(args: argparse.Namespace) -> int:
         report = compiled.report()
     print(report)
     if plan.schedule is not None:
-        times = timeline(plan.schedule, edges=compiled.materialized.edges.stage_graph)
+        made = compiled.materialized
+        times = timeline(plan.schedule, edges=stage_graph(made.plan, made.edges))
         print(f"\nschedule, if every action took as long\n{grid(times)}")
     return OK
 

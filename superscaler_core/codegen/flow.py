@@ -84,8 +84,8 @@ class Flow:
 
     def loss_names(self, segment: Segment) -> list[str]:
         """The variables of the loss that a segment makes."""
-        loss = self._made.plan.graph.loss
-        parts = [part for part in segment.parts if part.op.outputs[0] == loss]
+        losses = self._made.plan.graph.losses
+        parts = [part for part in segment.parts if part.op.outputs[0] in losses]
         return [self._values.of_part(part, 0).name for part in parts]
 
     # --- edges ----------------------------------------------------------------------------------

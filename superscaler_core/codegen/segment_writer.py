@@ -55,7 +55,7 @@ class SegmentWriter:
 
     def _call(self, part: Part, bias: Expression | None) -> Expression:
         operands = [self._expression(part, position) for position in range(len(part.inputs))]
-        texts, seed = [operand.text for operand in operands], f"rng + {part.op.index}"
+        texts, seed = [operand.text for operand in operands], f"rng + {part.op.seed}"
         given = operands if bias is None else [*operands, bias]
         return Expression(part.call(texts, seed, bias.text if bias else None), reads_of(given))
 

@@ -35,6 +35,8 @@ class Op:
         saves: which operands autograd keeps for the backward: numbers of inputs, then of outputs.
         flops: floating-point operations of one iteration of all loops, forward.
         imports: modules whose functions the code calls, besides those that are always there.
+        copy_of: the op of the model that this is another copy of (``side_by_side``); None if it is
+            one itself.
 
     It may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``, ...
     (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far windows
@@ -54,6 +56,12 @@ class Op:
     saves: tuple[int, ...]
     flops: float
     imports: tuple[str, ...] = ()
+    copy_of: Op | None = None
+
+    @property
+    def seed(self) -> int:
+        """A number of its own, the same of all its copies; its random numbers depend on it."""
+        return (self.copy_of or self).index
 
     @cached_property
     def form(self) -> OpForm:
@@ -112,6 +120,7 @@ class Graph:
             ``parameters``; empty if the graph is of no model, or of one on the meta device.
         buffers: what else is in the model's ``state_dict``, by name, as it was at the capture.
         folded: the buffers of which constants were computed, so that they cannot change any more.
+        more_losses: those of further copies of the model (``side_by_side``).
     """
 
     name: str
@@ -126,6 +135,12 @@ class Graph:
     weights: Mapping[str, Any] = field(default_factory=dict)
     buffers: Mapping[str, Any] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
+    more_losses: tuple[PTensor, ...] = ()
+
+    @property
+    def losses(self) -> tuple[PTensor, ...]:
+        """The scalars of all copies of the model: a microbatch has one of them."""
+        return self.loss, *self.more_losses
 
     @property
     def batch_inputs(self) -> tuple[PTensor, ...]:

@@ -112,7 +112,7 @@ class _Values:
         """Tensors that edges take from here, and the loss."""
         edges = self._made.edges.all
         taken = {e.tensor for e in edges if e.parent is None and self._device in e.src.shards}
-        return frozenset({*taken, self._made.plan.graph.loss})
+        return frozenset({*taken, *self._made.plan.graph.losses})
 
     def arguments(
         self, segment: Segment, owners: Mapping[Part, Segment], *, without_grad: bool = False

@@ -101,7 +101,6 @@ class _Walk:
         self._footprints = footprints
         self._kept = self.worst = Moment()
         self._mail: dict[tuple[Edge, int, bool], int] = {}
-        self._begun: set[int] = set()
         self.grads: dict[str, int] = {}
         self._host_bytes = 0
         self.most_host_bytes = 0
@@ -111,13 +110,13 @@ class _Walk:
         footprint = self._footprints[run.kind, run.stage]
         for letter in read:
             self._mail.pop(letter, None)
-        is_first = run.kind in GRADS and run.stage not in self._begun
+        # Another stage here may have begun all of them: a copy of the stage.
+        is_first = run.kind in GRADS and not footprint.grads.keys() <= self.grads.keys()
         self._look(footprint.first_most if is_first else footprint.most)
         self._kept += footprint.kept
         self._host_bytes += footprint.host_bytes
         self.most_host_bytes = max(self.most_host_bytes, self._host_bytes)
         if is_first:
-            self._begun.add(run.stage)
             self.grads |= footprint.grads
 
     def carry(self, letter: tuple[Edge, int, bool], device: Device) -> None:

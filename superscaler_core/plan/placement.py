@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from superscaler_core.errors import PlanError
@@ -62,6 +62,25 @@ class Placement:
     ) -> frozenset[int]:
         """Where a schedule runs a stage: of one microbatch, or of all."""
         return self.devices(schedule.workers_of(stage, microbatch))
+
+    def standing_in(self, schedule: Schedule, stage: int, route: int) -> Mapping[int, int]:
+        """By device of a stage on the first route of a schedule, the one for it on another.
+
+        Devices of a stage are in ascending order, worker by worker.
+
+        Raises:
+            PlanError: the stage has more devices on one of the routes than on the other.
+        """
+        ends = [schedule.routes[number][stage] for number in (0, route)]
+        first, other = ([d for w in workers for d in self.workers[w]] for workers in ends)
+        if len(first) != len(other):
+            raise PlanError(
+                f"schedule {schedule.name} has stage {stage} on workers {list(ends[0])}, which are "
+                f"devices {first} by placement {self}, and for other microbatches on workers "
+                f"{list(ends[1])}, which are devices {other}: a stage is cut alike on all its "
+                f"workers, so {len(other)} and {len(first)} devices do not fit."
+            )
+        return dict(zip(first, other, strict=True))
 
     def __str__(self) -> str:
         return " ".join(f"{w}:{','.join(map(str, own))}" for w, own in enumerate(self.workers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -156,6 +157,18 @@ class Plan(Savings):
         """Where a part runs; None while nothing was said."""
         return self._devices.get(part)
 
+    def stand_ins(self, op: Op) -> tuple[Mapping[Device, Device], ...]:
+        """By route, which device runs there what another one runs of an op on the first route.
+
+        Those that update a parameter are on no route.
+        """
+        is_update = op.index >= len(self.graph.ops)
+        if self.schedule is None or self.placement is None or self.num_routes == 1 or is_update:
+            return (dict(zip(self.devices, self.devices, strict=True)),)
+        stage = bisect_right(self._cuts, op.index)
+        routes = range(self.num_routes)
+        return tuple(self.placement.standing_in(self.schedule, stage, route) for route in routes)
+
     def op_split(self, op: Op) -> OpSplit:
         """How an op is cut now, and where its parts run."""
         found = self._splits.get(op.index)
@@ -297,6 +310,11 @@ class Plan(Savings):
     def num_microbatches(self) -> int:
         """Microbatches of a step."""
         return 1 if self.schedule is None else self.schedule.num_microbatches
+
+    @property
+    def num_routes(self) -> int:
+        """Ways that microbatches go: several if a stage is on several workers."""
+        return 1 if self.schedule is None else len(self.schedule.routes)
 
     @property
     def num_turns(self) -> int:

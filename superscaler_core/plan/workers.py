@@ -17,15 +17,17 @@ def check_placement(plan: Plan) -> None:
     stages elsewhere the rows would order what runs on different devices, and not what shares one:
     right, and slower than the schedule says. A stage may leave some of its worker's devices idle.
 
+    Where microbatches of a stage are dealt out among workers, the plan has it on those of the first
+    microbatch, and the placement says which devices stand there for the others.
+
     Raises:
         PlanError: a stage is on other devices than its workers, two stages of a worker are on other
-            devices where nothing says which are the worker's, or microbatches of a stage are dealt
-            out among workers.
+            devices where nothing says which are the worker's, or a stage has workers for different
+            microbatches and nothing says which devices they are, or they have other numbers.
     """
     schedule = plan.schedule
     if schedule is None:
         return
-    _check_copies(schedule)
     devices = [
         frozenset(
             d for op in stage.ops for p in plan.parts(op) if (d := plan.device(p)) is not None
@@ -33,38 +35,37 @@ def check_placement(plan: Plan) -> None:
         for stage in plan.stages
     ]
     if plan.placement is None:
+        _check_one_route(schedule)
         _check_shared(schedule, devices)
     else:
         _check_stages(schedule, plan.placement, devices)
 
 
-def _check_copies(schedule: Schedule) -> None:
-    """All microbatches of a stage are on the same workers: what runs today."""
-    for stage in range(schedule.num_stages):
-        first = schedule.workers_of(stage, 0)
-        for microbatch in range(1, schedule.num_microbatches):
-            other = schedule.workers_of(stage, microbatch)
-            if other != first:
-                raise PlanError(
-                    f"schedule {schedule.name} has microbatch 0 of stage {stage} on workers "
-                    f"{list(first)} and microbatch {microbatch} on workers {list(other)}: copies "
-                    "of a stage on several workers cannot be run yet; give all its microbatches "
-                    "to the same workers."
-                )
+def _check_one_route(schedule: Schedule) -> None:
+    for first, other in zip(*schedule.routes[:2], strict=True) if schedule.routes[1:] else ():
+        if first != other:
+            raise PlanError(
+                f"schedule {schedule.name} deals the microbatches of a stage out among workers "
+                f"{list(first)} and {list(other)}: say which devices these are, by "
+                "op_order(schedule, Placement(...))."
+            )
 
 
 def _check_stages(
     schedule: Schedule, placement: Placement, devices: Sequence[frozenset[int]]
 ) -> None:
     for stage, found in enumerate(devices):
-        expected = placement.devices_of(schedule, stage)
+        expected = placement.devices_of(schedule, stage, 0)
         if not found <= expected:
+            which = f"stage {stage}" + " of microbatch 0" * (len(schedule.routes) > 1)
             raise PlanError(
-                f"schedule {schedule.name} has stage {stage} on workers "
-                f"{list(schedule.workers_of(stage))}, which are devices {sorted(expected)} by "
+                f"schedule {schedule.name} has {which} on workers "
+                f"{list(schedule.workers_of(stage, 0))}, which are devices {sorted(expected)} by "
                 f"placement {placement}, but the plan has it on devices {sorted(found)}; assign it "
                 "to devices of its workers."
             )
+        for route in range(len(schedule.routes)):
+            placement.standing_in(schedule, stage, route)
 
 
 def _check_shared(schedule: Schedule, devices: Sequence[frozenset[int]]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from superscaler_core.plans.accumulate import accumulate
 from superscaler_core.plans.branch_parallel import branch_parallel
+from superscaler_core.plans.chimera import chimera
 from superscaler_core.plans.coshard import coshard
 from superscaler_core.plans.dap import dap
 from superscaler_core.plans.dap_pipeline import dap_pipeline
@@ -42,6 +43,7 @@ PLANS: dict[str, Callable[..., None]] = {
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "interleaved": interleaved,
+    "chimera": chimera,
     "interlaced": interlaced,
     "hybrid": hybrid,
     "dap": dap,

@@ -13,6 +13,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.edges import stages_by_op
 from superscaler_core.program.instruction import COMPUTING, StepInstruction, Verb
+from superscaler_core.program.routes import home
 from superscaler_core.program.weights import Use, Weights
 from superscaler_core.schedules import ActionKind
 
@@ -65,13 +66,16 @@ def _buckets(
     ``direction`` is that in which stages run their segments: 1 forward, -1 back.
     """
     stages, last = stages_by_op(plan), sorted(op.index for op in ends)
+    homes = [home(plan, stage) for stage in range(plan.num_stages)]
 
     def place(use: Use) -> tuple[int, int]:
         indexes = [op.index for op, _ in use.readers]
+        # Copies of a stage on other routes count as the stage.
+        mine = {homes[stages[index]] for index in indexes}
         # Weights that several stages share come last: they wait for all of these.
-        if len(indexes) > 1 and len({stages[index] for index in indexes}) != 1:
+        if len(mine) != 1:
             return plan.num_stages, 0
-        return stages[indexes[0]], direction * bisect_right(last, min(indexes))
+        return mine.pop(), direction * bisect_right(last, min(indexes))
 
     groups: list[list[Use]] = []
     size, before = 0, -1
@@ -99,7 +103,8 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
     """
     found: set[Op] = set()
     size, seen = 0, set[Use]()
-    for op in plan.graph.ops if plan.overlap.is_of_weights else ():
+    own = [op for op in plan.graph.ops if op.copy_of is None]
+    for op in own if plan.overlap.is_of_weights else ():
         mine = {
             use
             for position in range(len(op.inputs))
@@ -113,7 +118,8 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
             size = 0
         size += more
         seen |= mine
-    return frozenset(found)
+    # Copies of a stage on other routes have the same segments.
+    return frozenset(op for op in plan.graph.ops if (op.copy_of or op) in found)
 
 
 # --- where stages read weights ------------------------------------------------------------------

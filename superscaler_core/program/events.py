@@ -6,6 +6,7 @@ from superscaler_core.errors import OrderError
 from superscaler_core.plan import Plan
 from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.instruction import Carry, Event
+from superscaler_core.program.routes import home, on_its_route
 from superscaler_core.schedules import (
     Action,
     ActionKind,
@@ -35,7 +36,7 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
     _check_recomputations(schedule)
     crossing = [edge for edge in edges.all if edge.crosses]
     try:
-        spans = timeline(schedule, edges=edges.stage_graph).spans
+        spans = timeline(schedule, edges=stage_graph(plan, edges)).spans
     except ScheduleError as error:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
     carried: dict[tuple[ActionKind, int], list[Edge]] = {}
@@ -48,7 +49,8 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
         for kind in (ActionKind.BACKWARD, ActionKind.INPUTS) if edge.backward else ():
             carried.setdefault((kind, edge.dst_stage), []).append(edge)
     timed: list[tuple[tuple[int, ...], Event]] = []
-    for action, span in spans.items():
+    for scheduled, span in spans.items():
+        action = on_its_route(plan, scheduled)
         start, end, mb = int(span.start), int(span.end), action.microbatch
         timed.append(((start, 1, action.stage, mb), action))
         is_back = action.kind.goes_back
@@ -57,6 +59,11 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
                 ((end, 0, int(is_back), edge.index, mb), Carry(edge.name, mb, is_back, edge))
             )
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))
+
+
+def stage_graph(plan: Plan, edges: Edges) -> tuple[tuple[int, int], ...]:
+    """Pairs of the schedule's stages of which one reads what the other makes, in one turn."""
+    return tuple(sorted({(home(plan, src), home(plan, dst)) for src, dst in edges.stage_graph}))
 
 
 def _check_recomputations(schedule: Schedule) -> None:

@@ -33,6 +33,7 @@ from superscaler_core.program.instruction import (
 )
 from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
 from superscaler_core.program.overlap_moves import overlap_moves
+from superscaler_core.program.routes import by_routes
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
 from superscaler_core.program.side import Side
@@ -49,12 +50,13 @@ class Materialized:
     """A validated plan, and how every mismatch in it is mended.
 
     Attributes:
-        plan: the sProgram's decisions.
+        plan: the sProgram's decisions, with every stage once a route (``by_routes``).
         edges: of activations.
         weights: of parameters.
         items: what every stage does in its forward, in one order for all devices.
         events: what a step does, in one order for all devices.
         topology: for which communication is planned; one host if None.
+        decided: the plan as the sProgram left it; None if that is ``plan``.
     """
 
     plan: Plan
@@ -63,13 +65,16 @@ class Materialized:
     items: tuple[tuple[Item, ...], ...]
     events: tuple[Event, ...]
     topology: rv.Topology | None = None
+    decided: Plan | None = None
 
     @cached_property
     def loss(self) -> tuple[Transfer, ...]:
         """What takes the loss to all devices, once a step."""
-        loss = self.plan.graph.loss
-        src = output_side(self.plan, self.plan.graph.producer[loss], 0)
-        return transfers(src, self._everyone(loss), loss.shape, loss.dtype)
+        graph = self.plan.graph
+        # Copies of the model have losses of different microbatches: they are summed.
+        ends = [output_side(self.plan, graph.producer[loss], 0) for loss in graph.losses]
+        everyone = self._everyone(graph.loss)
+        return transfers(Side.joined(ends), everyone, graph.loss.shape, graph.loss.dtype)
 
     @cached_property
     def whole(self) -> Mapping[PTensor, tuple[Transfer, ...]]:
@@ -141,7 +146,10 @@ class Materialized:
             for run, block in program.order.items()
         }
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
-        program = StepProgram(self.plan.graph.name, devices, blocks, self.events, *self._around)
+        num_routes = self.plan.num_routes
+        program = StepProgram(
+            self.plan.graph.name, devices, blocks, self.events, *self._around, num_routes
+        )
         if overlap.moves:
             program = overlap_moves(program)
         if self.plan.swaps:
@@ -292,11 +300,11 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
         OrderError: data and ``op_order`` form a cycle, or the schedule cannot be run.
         PlanError: devices hold sums that do not make a value, or groups that run again cross.
     """
-    edges = find_edges(plan)
-    items = tuple(stage_items(plan, stage, edges) for stage in plan.stages)
-    made = Materialized(
-        plan, edges, find_weights(plan, edges), items, step_events(plan, edges), topology
-    )
+    routed = by_routes(plan)
+    edges = find_edges(routed)
+    items = tuple(stage_items(routed, stage, edges) for stage in routed.stages)
+    weights, events = find_weights(routed, edges), step_events(routed, edges)
+    made = Materialized(routed, edges, weights, items, events, topology, plan)
     made.check()
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from superscaler_core.program.instruction import (
 )
 from superscaler_core.schedules import Action, ActionKind
 
-_HEAD = re.compile(r"step of (.+) on ([0-9]+(?:,[0-9]+)*)")
+_HEAD = re.compile(r"step of (.+) on ([0-9]+(?:,[0-9]+)*)(?: by ([1-9][0-9]*) routes)?")
 _BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
 
 
@@ -44,6 +44,8 @@ class StepProgram:
         blocks: by stage and kind of run, what all devices do.
         events: in order.
         begin, end: what all devices do before all events, and after them.
+        num_routes: copies of the model, of which each microbatch goes through one; stages of a copy
+            are numbered behind those of the copy before.
     """
 
     name: str
@@ -52,6 +54,7 @@ class StepProgram:
     events: tuple[Event, ...]
     begin: Block = ()
     end: Block = ()
+    num_routes: int = 1
 
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
         """What one device does, but for what edges carry; each instruction with its microbatch.
@@ -69,15 +72,20 @@ class StepProgram:
     def everywhere(self) -> Iterator[tuple[StepInstruction, int, int]]:
         """What all devices do; each instruction with its stage and microbatch.
 
-        Before and after all stages both are -1.
+        Copies of a stage on other routes have its number. Before and after all stages both are -1.
         """
         yield from ((i, -1, -1) for i in self.begin)
         for event in self.events:
             if isinstance(event, Action):
                 for instruction in self.blocks[event.stage, event.kind]:
                     if instruction.is_for(event.microbatch):
-                        yield instruction, event.stage, event.microbatch
+                        yield instruction, event.stage % self._route_size, event.microbatch
         yield from ((i, -1, -1) for i in self.end)
+
+    @cached_property
+    def _route_size(self) -> int:
+        """Stages of a route."""
+        return (max((stage for stage, _ in self.blocks), default=0) + 1) // self.num_routes
 
     def on(self, device: Device, stage: int, run: ActionKind) -> Sequence[StepInstruction]:
         """What one device does of a block."""
@@ -96,6 +104,7 @@ class StepProgram:
 
     def __str__(self) -> str:
         lines = [f"step of {self.name} on {','.join(map(str, self.devices))}"]
+        lines[0] += f" by {self.num_routes} routes" if self.num_routes > 1 else ""
         titled = {f"stage {stage} {run}:": block for (stage, run), block in self.blocks.items()}
         for title, block in {"begin:": self.begin, **titled, "end:": self.end}.items():
             lines += [title, *(f"  {instruction}" for instruction in block)]
@@ -140,7 +149,9 @@ class StepProgram:
             devices,
             {key: tuple(block) for key, block in blocks.items()},
             tuple(events),
-            *map(tuple, around.values()),
+            tuple(around["begin:"]),
+            tuple(around["end:"]),
+            num_routes=int(found[3] or 1),
         )
 
     # --- what has to hold -----------------------------------------------------------------------
@@ -148,15 +159,16 @@ class StepProgram:
     def check(self) -> None:
         """Refuse a program that cannot run as it stands.
 
-        Every stage runs every microbatch forward once, and then back once, as a whole or for inputs
-        and then for weights, and has a block for it. On every device what a backward needs was kept
-        by a forward, once, and is back from host memory if it was there; nothing that was kept is
-        left at the end; gradients of weights come after those of the inputs, from what these kept;
-        weights are gathered before they are released; gradients of an edge go back after its value
-        came. What is started is waited for, once, on the same devices, and is not started again
-        before. All that a stage runs for a microbatch reads one version of its weights, which is
-        kept until then, and an update comes after all gradients that are in it. No two devices wait
-        for each other, because all of them keep the one order of ``events`` and of each block.
+        Every stage, of one route, runs a microbatch forward once, and then back once, as a whole or
+        for inputs and then for weights, and has a block for it. On every device what a backward
+        needs was kept by a forward, once, and is back from host memory if it was there; nothing
+        that was kept is left at the end; gradients of weights come after those of the inputs, from
+        what these kept; weights are gathered before they are released; gradients of an edge go back
+        after its value came. What is started is waited for, once, on the same devices, and is not
+        started again before. All that a stage runs for a microbatch reads one version of its
+        weights, which is kept until then, and an update comes after all gradients that are in it.
+        No two devices wait for each other, because all of them keep the one order of ``events`` and
+        of each block.
 
         Raises:
             PlanError: names the instruction and what is missing.
@@ -194,11 +206,23 @@ class StepProgram:
                 raise PlanError(f"{halves[0]} has no {halves[1]} after it.")
             if seen[whole] and any(seen[half] for half in halves):
                 raise PlanError(f"{action} goes back twice: {whole} and its halves are run.")
-        stages = {stage for stage, _ in self.blocks}
-        microbatches = {action.microbatch for action in forwards}
-        for stage in stages:
-            for microbatch in microbatches:
-                if Action(ActionKind.FORWARD, stage, microbatch) not in forwards:
+        self._check_routes(forwards)
+
+    def _check_routes(self, forwards: Iterable[Action]) -> None:
+        """Every microbatch runs all stages of one route."""
+        stages, size = {stage for stage, _ in self.blocks}, self._route_size
+        ran: dict[int, set[int]] = {}
+        for action in forwards:
+            ran.setdefault(action.microbatch, set()).add(action.stage)
+        for microbatch, mine in ran.items():
+            routes = sorted({stage // size for stage in mine})
+            if len(routes) > 1:
+                raise PlanError(
+                    f"microbatch {microbatch} is run at stages {sorted(mine)}, of routes {routes}: "
+                    f"it goes one of {self.num_routes} routes of {size} stages."
+                )
+            for stage in sorted(stages - mine):
+                if stage // size == routes[0]:
                     raise PlanError(f"no F of microbatch {microbatch} at stage {stage}.")
 
 

@@ -91,9 +91,9 @@ def moves_of(
         stages = min(mine, default=0), max(mine, default=0)
         for way, legs, times in _ways_of(made, use, master_dtype):
             yield from _move(use.name, way, use.tensor.name, stages, times, legs, topology)
-    last = stage_of[made.plan.graph.producer[made.plan.graph.loss].index]
-    loss = made.plan.graph.loss.name
-    yield from _move("loss", "loss", loss, (last, last), 1, made.loss, topology)
+    graph = made.plan.graph
+    last = stage_of[graph.producer[graph.loss].index]
+    yield from _move("loss", "loss", graph.loss.name, (last, last), 1, made.loss, topology)
 
 
 def _ways_of(

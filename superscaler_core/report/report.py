@@ -127,12 +127,13 @@ def report_of(
     Raises:
         LayoutError: a device is not in the topology.
     """
-    plan = made.plan
+    plan = made.decided or made.plan
     schedule = schedule_of(plan)
+    routes = f", {plan.num_routes} routes" if plan.num_routes > 1 else ""
     return Report(
         f"{plan.graph.name}: {_count(len(plan.graph.ops), 'op')} on "
         f"{_count(len(plan.devices), 'device')}, {_count(plan.num_stages, 'stage')}, "
-        f"{_count(plan.num_microbatches, 'microbatch', 'es')} ({schedule.name})",
+        f"{_count(plan.num_microbatches, 'microbatch', 'es')} ({schedule.name}{routes})",
         rows_of(moves_of(made, topology, master_dtype)),
         memory,
         _level_names(topology),

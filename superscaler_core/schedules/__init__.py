@@ -10,6 +10,7 @@ worker 1 -- F0 F1 F2 B0 B1 B2 --
 from collections.abc import Callable
 
 from superscaler_core.schedules.action import Action, ActionKind
+from superscaler_core.schedules.chimera import chimera
 from superscaler_core.schedules.errors import ScheduleError
 from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.grid import grid
@@ -31,6 +32,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "interlaced": interlaced,
     "nf1b": nf1b,
     "zero-bubble": zero_bubble,
+    "chimera": chimera,
 }
 """Generators by the name of the schedules that they make."""
 
@@ -42,6 +44,7 @@ __all__ = [
     "ScheduleError",
     "Span",
     "Timeline",
+    "chimera",
     "gpipe",
     "grid",
     "held_by",

@@ -15,6 +15,9 @@ from superscaler_core.schedules.errors import ScheduleError, require_counts
 _HEAD = re.compile(r"(\S+) stages=([0-9]{1,9}) microbatches=([0-9]{1,9})")
 _ROW = re.compile(r"worker ([0-9]{1,9}):(.*)")
 
+Route = tuple[tuple[int, ...], ...]
+"""By stage, the workers that run a microbatch through it together, ascending."""
+
 
 # No slots: the index of places is built once.
 @dataclass(frozen=True)
@@ -79,6 +82,26 @@ class Schedule:
             sorted(
                 {w for m in microbatches for w in self.places[Action(ActionKind.FORWARD, stage, m)]}
             )
+        )
+
+    @cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """The ways that microbatches go, in the order of their first microbatches.
+
+        There is one if every stage has one group of workers; a Chimera schedule has two.
+        """
+        return tuple(dict.fromkeys(self._ways))
+
+    def route_of(self, microbatch: int) -> int:
+        """The number of the route that a microbatch goes, in ``routes``."""
+        return self.routes.index(self._ways[microbatch])
+
+    @cached_property
+    def _ways(self) -> tuple[Route, ...]:
+        """By microbatch, the workers of every stage."""
+        return tuple(
+            tuple(self.workers_of(stage, microbatch) for stage in range(self.num_stages))
+            for microbatch in range(self.num_microbatches)
         )
 
     def stages_of(self, worker: int) -> tuple[int, ...]:

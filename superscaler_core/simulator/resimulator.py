@@ -25,6 +25,7 @@ from superscaler_core.plan import Device, OpSplit, Plan
 from superscaler_core.program.edges import Edge, Edges, edges_of, recycling_edges, stages_by_op
 from superscaler_core.program.events import step_events
 from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.routes import splits_of_copies
 from superscaler_core.program.sequence import Item, stage_items
 from superscaler_core.program.side import Side
 from superscaler_core.program.weights import Use, Weights, uses_of
@@ -82,13 +83,10 @@ class Resimulator:
         self._stage_of = stages_by_op(plan)
         self._numbers = {tensor: i for i, tensor in enumerate(plan.graph.producer)}
         self._state = self._changed(None, plan, {})
+        self.plan = compiled.plan
+        """The plan with the splits as they are now."""
         self.secs = self._secs(self._state)
         """Of the step with the splits as they are now."""
-
-    @property
-    def plan(self) -> Plan:
-        """The plan with the splits as they are now."""
-        return self._state.plan
 
     @paused_collector()
     def secs_with(self, splits: Mapping[Op, OpSplit]) -> float:
@@ -101,14 +99,24 @@ class Resimulator:
             PlanError: a part is on a device that the plan has not, or devices hold sums that do not
                 make a value.
         """
-        return self._secs(self._changed(self._state, self.plan.with_splits(splits), splits))
+        return self._secs(self._with(splits)[1])
 
     @paused_collector()
     def change(self, splits: Mapping[Op, OpSplit]) -> float:
         """Let these ops be split so from now on; the seconds of the step."""
-        state = self._changed(self._state, self.plan.with_splits(splits), splits)
-        self.secs, self._state = self._secs(state), state
+        plan, state = self._with(splits)
+        self.secs, self.plan, self._state = self._secs(state), plan, state
         return self.secs
+
+    def _with(self, splits: Mapping[Op, OpSplit]) -> tuple[Plan, _State]:
+        """The plan with other splits, of all copies of these ops, and what is known of it."""
+        plan, routed = self.plan.with_splits(splits), self._state.plan
+        if plan.num_routes == 1:
+            return plan, self._changed(self._state, plan, splits)
+        ops = {op.name: op for op in (*routed.graph.ops, *routed.graph.updates.values())}
+        named = (splits_of_copies(plan, op, split.parts) for op, split in splits.items())
+        copies = {ops[name]: split for mine in named for name, split in mine.items()}
+        return plan, self._changed(self._state, routed.with_splits(copies), copies)
 
     # --- what a change reaches ------------------------------------------------------------------
 

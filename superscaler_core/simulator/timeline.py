@@ -12,6 +12,7 @@ from superscaler_core.program.buckets import GRADS
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import Carry, Verb
 from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.routes import home
 from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay
@@ -99,7 +100,7 @@ class Stepper:
         self._runs = StageRuns(self._ports, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
         self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
-        self._begun: set[int] = set()
+        self._begun: set[tuple[int, tuple[Device, ...]]] = set()
         self._under_way = UnderWay()
         self._wires: dict[tuple[Edge, bool], Sequence[Wire]] = {}
         self._stage_devices = [tuple(sorted(devices)) for devices in made.stage_devices]
@@ -122,10 +123,12 @@ class Stepper:
         return self.timeline
 
     def _is_first(self, event: Action) -> bool:
-        """Whether it is the first of its stage that makes gradients of weights."""
-        if event.kind not in GRADS or event.stage in self._begun:
+        """Whether it is the first on its devices that makes gradients of its stage's weights."""
+        # Copies of a stage on other routes have the same weights, and may be on the same devices.
+        mine = home(self._made.plan, event.stage), self._stage_devices[event.stage]
+        if event.kind not in GRADS or mine in self._begun:
             return False
-        self._begun.add(event.stage)
+        self._begun.add(mine)
         return True
 
     def _updates(self) -> Iterator[Act]:

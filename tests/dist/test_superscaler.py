@@ -55,6 +55,11 @@ KNOBS = {
         4: {"microbatches": 4, "rows": True},
         8: {"microbatches": 3, "tp": 2, "keep": Keep.SEGMENT_INPUTS},
     },
+    "chimera": {
+        2: {"microbatches": 4},
+        4: {"pp": 2, "tp": 2},
+        8: {"pp": 4, "microbatches": 8, "zero1": True},
+    },
     "dap": {4: {"keep": Keep.BLOCK_INPUTS}, 8: {"dp": 2}},
     "spatial": {4: {"columns": 2}, 8: {"rows": 2, "columns": 2}},
     "dap_pipeline": {
@@ -74,6 +79,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "nf1b": {"model": "evoformer", "sizes": {"layers": 4}, "batch": 2},
     "expert_parallel": {"model": "moe", "sizes": MOE},
     "hybrid": {"sizes": {**GPT, "layers": 2}},
+    "chimera": {"sizes": {**GPT, "layers": 4}},
     "coshard": {"model": "swin", "sizes": {"heads": 8, "depths": (2,)}, "batch": 4},
     # Under Adam its batch norms make 1e-4 of float32's rounding, with data_parallel too.
     "spatial": {"model": "wide_resnet", "sizes": {}, "optimizer": "sgd"},

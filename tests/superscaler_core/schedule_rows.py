@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
-from superscaler_core.schedules import SCHEDULES, Schedule, interleaved
+from superscaler_core.schedules import SCHEDULES, Action, Schedule, interleaved
+from superscaler_core.schedules.straight import alternate
 from superscaler_core.schedules.timeline import Durations
 
 TWICE: Durations = {"F": 1, "B": 2}
@@ -27,3 +29,18 @@ def text_of(*rows: str, stages: int, microbatches: int) -> str:
 def own(*rows: str, stages: int, microbatches: int) -> Schedule:
     """Schedule with these rows."""
     return Schedule.parse(text_of(*rows, stages=stages, microbatches=microbatches))
+
+
+def round_robin(replicas: Sequence[int], num_microbatches: int) -> Schedule:
+    """1F1B of stages on several workers each, which take microbatches in turn.
+
+    Source: PipeDream's replicated stages, with a flush; a worker's warm-up is the number of workers
+    behind its stage over those of the stage.
+    """
+    rows = []
+    for stage, count in enumerate(replicas):
+        for worker in range(count):
+            mine = range(worker, num_microbatches, count)
+            forwards, backwards = ([Action(kind, stage, m) for m in mine] for kind in "FB")
+            rows.append(alternate(forwards, backwards, sum(replicas[stage + 1 :]) // count))
+    return Schedule("round-robin", len(replicas), num_microbatches, tuple(rows))

@@ -62,5 +62,5 @@ def pipelined(
     for stage in plan.pipeline([size * i for i in range(1, schedule.num_stages)]):
         for op in stage.ops:
             plan.op_assign(op, stage.index % num_devices)
-    plan.op_order(schedule)
+    plan.op_order(schedule, ss.Placement.even(plan.devices, schedule.num_workers))
     return ss.compile(plan, topology=topology)

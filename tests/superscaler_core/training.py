@@ -16,8 +16,10 @@ from superscaler_core.models import MODELS, build, example_inputs
 from superscaler_core.models.recycling import last_turn
 from superscaler_core.plan.overlap import NO_OVERLAP
 from superscaler_core.plans import PLANS
+from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.program.events import schedule_of
 from superscaler_core.schedules import recompute_apart, split_backward
+from tests.superscaler_core.schedule_rows import round_robin
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -116,7 +118,7 @@ class Case:
     @property
     def recycle(self) -> int:
         """Turns of a microbatch before the one that is trained."""
-        knobs = signature(PLANS[self.plan]).parameters
+        knobs = signature(PLANS[self.plan]).parameters if self.plan in PLANS else {}
         return self.knobs.get("recycle", knobs["recycle"].default if "recycle" in knobs else 0)
 
     @property
@@ -126,12 +128,16 @@ class Case:
 
     def compiled(self) -> ss.Compiled:
         """The program."""
+        return ss.compile(self.planned())
+
+    def planned(self) -> ss.Plan:
+        """The plan."""
         plan = ss.Plan(self._graph(), range(self.num_devices))
         PLANS[self.plan](plan, **self.knobs)
         plan.overlap = self.overlap
         if self.rewrite:
-            plan.op_order(REWRITES[self.rewrite](schedule_of(plan)))
-        return ss.compile(plan)
+            plan.op_order(REWRITES[self.rewrite](schedule_of(plan)), plan.placement)
+        return plan
 
     def _graph(self) -> ss.Graph:
         """The model, captured once for all plans: no plan changes it."""
@@ -142,6 +148,33 @@ class Case:
 
 
 _graphs: dict[str, ss.Graph] = {}
+
+
+@dataclass(frozen=True)
+class RoundRobin(Case):
+    """A pipeline whose stages are on several devices, a whole copy on each.
+
+    Attributes:
+        replicas: devices of every stage, which take microbatches in turn.
+    """
+
+    plan: str = "round_robin"
+    num_devices: int = 3
+    replicas: tuple[int, ...] = (2, 1)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}-{self.replicas}"
+
+    def planned(self) -> ss.Plan:
+        plan = ss.Plan(self._graph(), range(self.num_devices))
+        first = 0
+        for stage in stages_of_blocks(plan, len(self.replicas)):
+            for op in stage.ops:
+                plan.op_assign(op, first)
+            first += self.replicas[stage.index]
+        schedule = round_robin(self.replicas, **self.knobs)
+        plan.op_order(schedule, ss.Placement.even(plan.devices, schedule.num_workers))
+        return plan
 
 
 @dataclass(frozen=True)

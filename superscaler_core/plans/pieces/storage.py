@@ -10,7 +10,7 @@ from superscaler_core.plan.op_trans import Transformation, pieces, replicate, sp
 def shard_storage(plan: Plan) -> None:
     """Let devices that read the same box of a parameter store a piece of it each.
 
-    To be called when all ops that read parameters have their devices.
+    To be called when all ops that read parameters have their devices, and the schedule is there.
     """
     for name, tensor in plan.graph.parameters.items():
         readers = plan.graph.readers.get(tensor, ())
@@ -18,14 +18,15 @@ def shard_storage(plan: Plan) -> None:
             continue
         # Where ops of several stages share a weight, the first of them stores it.
         op, position = readers[0]
-        holders: dict[rv.Box, list[Device]] = {}
+        holders: dict[rv.Box, dict[Device, None]] = {}
         for part in plan.parts(op):
             device = plan.device(part)
             assert device is not None, f"{part} has no device yet"
-            holders.setdefault(part.inputs[position].box, []).append(device)
+            mine = holders.setdefault(part.inputs[position].box, {})
+            mine.update((there[device], None) for there in plan.stand_ins(op))
         boxes = plan.op_trans(plan.update(name), pieces(*map(_ranges, holders)))
         for part, (box, devices) in zip(boxes, holders.items(), strict=True):
-            plan.op_assign(plan.op_trans(part, _how(box, len(devices))), devices)
+            plan.op_assign(plan.op_trans(part, _how(box, len(devices))), [*devices])
 
 
 def _ranges(box: rv.Box) -> dict[str, tuple[int, int]]:

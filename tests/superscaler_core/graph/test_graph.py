@@ -5,6 +5,7 @@ import pytest
 from superscaler_core.errors import AnnotationError, PlanError
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import is_in
+from superscaler_core.graph.side_by_side import side_by_side
 
 
 def two_layers() -> GraphBuilder:
@@ -121,3 +122,44 @@ def test_shapes_that_do_not_fit_name_the_op():
     x = build.input("x", (3,), "float32")
     with pytest.raises(AnnotationError, match="op m:exp: b -> b does not fit shapes"):
         build.op("exp", "b -> b", (x,), [((4,), "float32")], "", module="m")
+
+
+# --- copies side by side
+
+
+def test_copies_share_weights_and_inputs_and_nothing_else(graph):
+    both = side_by_side(graph, 2)
+    assert (both.inputs, both.parameters) == (graph.inputs, graph.parameters)
+    assert both.ops[:3] == graph.ops
+    assert both.losses == (graph.loss, both.ops[5].outputs[0])
+    assert [op.index for op in both.ops] == [0, 1, 2, 3, 4, 5]
+    assert not {t for op in graph.ops for t in op.outputs} & {
+        t for op in both.ops[3:] for t in (*op.inputs, *op.outputs)
+    }
+    assert both.readers[graph.parameters["layers.0.weight"]] == (
+        (both.ops[0], 1),
+        (both.ops[3], 1),
+    )
+    assert len({op.name for op in both.ops}) == len(both.producer) == 6
+
+
+def test_copies_have_the_form_and_the_seed_of_what_they_are_of(graph):
+    both = side_by_side(graph, 3)
+    for number, op in enumerate(both.ops):
+        first = graph.ops[number % 3]
+        assert (op.form, op.seed, op.copy_of or op) == (first.form, first.index, first)
+
+
+def test_each_copy_recycles_into_itself():
+    build = GraphBuilder("recycled")
+    given = build.input("given", (3,), "float32")
+    w = build.parameter("w", (3,), "float32")
+    (made,) = build.op("mul", "b, b -> b", (given, w), [((3,), "float32")], "")
+    (loss,) = build.op("sum", "b+ -> ()", (made,), [((), "float32")], "")
+    both = side_by_side(build.build(loss, {given: made}), 2)
+    ops = both.ops
+    assert both.recycled == {
+        ops[0].inputs[0]: ops[0].outputs[0],
+        ops[2].inputs[0]: ops[2].outputs[0],
+    }
+    assert (both.inputs, both.batch_inputs) == ((ops[0].inputs[0], ops[2].inputs[0]), ())

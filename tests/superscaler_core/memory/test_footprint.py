@@ -23,7 +23,7 @@ from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator import simulate
-from tests.superscaler_core.training import MODEL_OF, Case
+from tests.superscaler_core.training import MODEL_OF, Case, RoundRobin
 
 # Sizes at which tensors are far more than the numbers beside them, such as the loss.
 SIZES: dict[str, dict[str, Any]] = {
@@ -54,6 +54,13 @@ CASES = [
     *(case_of("data_parallel", model) for model in ("moe", "mlp", "wide_resnet")),
     case_of("megatron", "moe"),
     case_of("recompute", dropout=0.1),
+    RoundRobin(knobs={"num_microbatches": 4}, sizes=SIZES["gpt"]),
+    RoundRobin(
+        num_devices=4,
+        replicas=(1, 2, 1),
+        knobs={"num_microbatches": 4},
+        sizes={**SIZES["gpt"], "layers": 3},
+    ),
 ]
 
 

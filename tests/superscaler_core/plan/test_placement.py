@@ -9,8 +9,7 @@ import pytest
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Decisions, Placement, check_placement
-from superscaler_core.plans import PLANS
-from superscaler_core.schedules import Action, Schedule, interleaved, one_f_one_b
+from superscaler_core.schedules import Action, Schedule, chimera, interleaved, one_f_one_b
 from tests.superscaler_core.training import MODEL_OF, Case
 
 
@@ -125,18 +124,93 @@ def test_stages_are_on_the_devices_that_the_placement_says() -> None:
         ss.compile(plan_of((1, 0, 1, 0), Placement(((0,), (1,)))))
 
 
-def test_copies_of_a_stage_are_refused_in_one_line() -> None:
+# --- stages on several workers ------------------------------------------------------------------
+
+TWO_WAYS = chimera(2, 2)
+UNEVEN = Schedule.parse(
+    """uneven stages=1 microbatches=2
+worker 0: 0F0 0B0
+worker 1: 0F1 0B1
+worker 2: 0F1 0B1"""
+)
+"""A stage on one worker, and for the second microbatch on two together."""
+
+
+def two_ways(schedule: Schedule, placement: Placement | None, *stages: tuple[int, ...]) -> ss.Plan:
+    """A model on four devices, the batch of every stage cut among some of them."""
     graph = Case("data_parallel", 2).compiled().plan.graph
-    plan = ss.Plan(graph, range(2))
-    PLANS["data_parallel"](plan)
-    plan.op_order(COPIES, Placement.even(range(2), 2))
+    plan = ss.Plan(graph, range(4))
+    cuts = [len(graph.ops) * i // len(stages) for i in range(1, len(stages))]
+    for stage, devices in zip(plan.pipeline(cuts), stages, strict=True):
+        for op in stage.ops:
+            plan.spread(op, devices, [ss.Axis(len(devices), (plan.dims.batch,))])
+    plan.op_order(schedule, placement)
+    return plan
+
+
+def test_devices_stand_in_for_those_of_the_first_route_in_their_order() -> None:
+    placement = Placement(((4, 1), (2, 3)))
+    found = [placement.standing_in(TWO_WAYS, stage, 1) for stage in (0, 1)]
+    assert found == [{1: 2, 4: 3}, {2: 1, 3: 4}]
+    assert placement.standing_in(TWO_WAYS, 0, 0) == {1: 1, 4: 4}
+
+
+def test_a_plan_says_where_a_stage_is_for_the_first_microbatch() -> None:
+    placement = Placement.even(range(4), 2)
+    plan = two_ways(TWO_WAYS, placement, (0, 1), (2, 3))
+    check_placement(plan)
+    first = plan.graph.ops[0]
+    assert [[there[d] for d in (0, 1)] for there in plan.stand_ins(first)] == [[0, 1], [2, 3]]
     words = (
-        r"microbatch 0 of stage 0 on workers \[0\] and microbatch 1 on workers \[1\]: copies of a "
-        "stage on several workers cannot be run yet"
+        r"stage 0 of microbatch 0 on workers \[0\], which are devices \[0, 1\] by placement "
+        r"0:0,1 1:2,3, but the plan has it on devices \[2, 3\]"
     )
+    with pytest.raises(PlanError, match=words):
+        check_placement(two_ways(TWO_WAYS, placement, (2, 3), (0, 1)))
+
+
+def test_microbatches_are_dealt_out_among_workers_with_a_placement_alone() -> None:
+    words = r"chimera deals the microbatches of a stage out among workers \[0\] and \[1\]: say"
     with pytest.raises(PlanError, match=words) as raised:
-        check_placement(plan)
+        ss.compile(two_ways(TWO_WAYS, None, (0,), (1,)))
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "placement", "stages", "words"),
+    [
+        (TWO_WAYS, Placement(((0,), (1, 2))), ((0,), (1, 2)),
+         r"stage 0 on workers \[0\], which are devices \[0\] by placement 0:0 1:1,2, and for other "
+         r"microbatches on workers \[1\], which are devices \[1, 2\]: .* 2 and 1 devices do not"),
+        (UNEVEN, Placement(((0,), (1,), (2,))), ((0,),),
+         r"stage 0 on workers \[0\], .* on workers \[1, 2\], which are devices \[1, 2\]"),
+    ],
+    ids=["devices", "workers"],
+)  # fmt: skip
+def test_a_stage_has_as_many_devices_for_every_microbatch(
+    schedule: Schedule, placement: Placement, stages: tuple[tuple[int, ...], ...], words: str
+) -> None:
+    with pytest.raises(PlanError, match=words):
+        ss.compile(two_ways(schedule, placement, *stages))
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("worker 0: 0F0 0B0\nworker 1: 1F0 1B0 1F1 1B1", "no worker runs 0F1"),
+        ("worker 0: 0F0 0B0 0F1 0B1 1F0 1B0\nworker 1: 1F0 1B0 1F1 1B1",
+         r"stage 1 runs microbatch 0 on workers \[0, 1\] and microbatch 1 on \[1\]"),
+    ],
+    ids=["none", "two"],
+)  # fmt: skip
+def test_decisions_whose_microbatch_has_no_worker_or_two_are_refused(rows: str, words: str) -> None:
+    said = str(two_ways(TWO_WAYS, Placement.even(range(4), 2), (0, 1), (2, 3)).decisions)
+    before, _, after = said.partition("schedule ")
+    text = (
+        f"{before}schedule own stages=2 microbatches=2\n{rows}\nplace{after.partition('place')[2]}"
+    )
+    with pytest.raises(PlanError, match=words):
+        Decisions.parse(text)
 
 
 @pytest.mark.parametrize(

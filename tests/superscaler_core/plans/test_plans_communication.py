@@ -203,6 +203,19 @@ def test_pipelines_send_one_hidden_state_between_stages_each_way(name: str) -> N
     assert kinds(reductions(made)) == {}
 
 
+def test_chimera_sends_what_1f1b_sends_and_sums_gradients_between_pairs_once() -> None:
+    made = Case("chimera", NUM, sizes={"layers": 4}).compiled()
+    straight = Case("one_f_one_b", NUM, {"microbatches": 4}, sizes={"layers": 4}).compiled()
+    # A way of the microbatches each.
+    assert sent_bytes(forward(made)) == 2 * sent_bytes(forward(straight))
+    assert sent_bytes(backward(made)) == 2 * sent_bytes(backward(straight))
+    pairs = {t.devices for t in reductions(made)}
+    assert pairs == {(0, 3), (1, 2)}
+    # An all-reduce of two sends the tensor once from either.
+    parameters = made.plan.graph.parameters.values()
+    assert sent_bytes(reductions(made)) == 2 * sum(tensor.num_bytes for tensor in parameters)
+
+
 # --- images -------------------------------------------------------------------------------------
 
 

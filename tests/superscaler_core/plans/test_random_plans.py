@@ -18,11 +18,12 @@ from superscaler_core.graph.graph import Graph
 from superscaler_core.program.events import schedule_of
 from superscaler_core.run.evaluate import evaluate
 from superscaler_core.run.trainer import Trainer
+from tests.superscaler_core.schedule_rows import own
 from tests.superscaler_core.small import branched, two_linears
 from tests.superscaler_core.training import REWRITES
 
 NUM_DEVICES = 4
-X = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+X = torch.randn(16, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
 
 
 class Windows(nn.Module):
@@ -86,8 +87,13 @@ def check(compiled: ss.Compiled) -> None:
             torch.testing.assert_close(grad, want[name], rtol=1e-10, atol=1e-12)
 
 
+Devices = tuple[int, ...]
+
+
 @st.composite
-def parted(draw: Callable[..., object], plan: ss.Plan, op: ss.Op, most: int = 6) -> None:
+def parted(
+    draw: Callable[..., object], plan: ss.Plan, op: ss.Op, allowed: Devices, most: int = 6
+) -> None:
     """Cut an op at random, each part where it likes; no two replicas on one device."""
     for _ in range(draw(st.integers(0, 2))):
         for part in plan.parts(op):
@@ -99,24 +105,73 @@ def parted(draw: Callable[..., object], plan: ss.Plan, op: ss.Op, most: int = 6)
                 plan.op_trans(part, ss.split(loop, cuts=[lo, at, hi]))
     for part in plan.parts(op):
         count = draw(st.sampled_from([1, 1, 1, 2]))
-        devices = draw(st.permutations(range(NUM_DEVICES)))[:count]
-        plan.op_assign(plan.op_trans(part, ss.replicate(count)), devices)
+        devices = draw(st.permutations(allowed))[: min(count, len(allowed))]
+        plan.op_assign(plan.op_trans(part, ss.replicate(len(devices))), devices)
 
 
 @st.composite
 def plans(draw: Callable[..., object], graph: Graph) -> ss.Plan:
     plan = ss.Plan(graph, range(NUM_DEVICES))
     for op in plan.graph.ops:
-        draw(parted(plan, op))
-    for name in draw(st.sets(st.sampled_from(sorted(graph.parameters)))):
-        draw(parted_storage(plan, plan.update(name)))
+        draw(parted(plan, op, plan.devices))
     if draw(st.booleans()):
         plan.pipeline([draw(st.integers(1, len(graph.ops) - 1))])
         name = draw(st.sampled_from(["naive", "gpipe", "1f1b"]))
         plan.op_order(ss.SCHEDULES[name](2, 2))
+    draw(further(plan))
+    return plan
+
+
+def rounds(*rows: str) -> ss.Schedule:
+    stages = 1 + max(int(word[0]) for row in rows for word in row.split())
+    return own(*rows, stages=stages, microbatches=2)
+
+
+ROUTES = {
+    "chimera": (ss.SCHEDULES["chimera"](2, 4), ss.Placement(((0, 1), (3, 2)))),
+    "rounds of the first stage": (
+        rounds("0F0 0B0", "0F1 0B1", "1F0 1B0 1F1 1B1"), ss.Placement(((0,), (2,), (1, 3)))
+    ),
+    "rounds of the last stage": (
+        rounds("0F0 0F1 0B0 0B1", "1F0 1B0", "1F1 1B1"), ss.Placement(((1, 2), (0,), (3,)))
+    ),
+    "rounds of all": (rounds("0F0 0B0", "0F1 0B1"), ss.Placement(((0, 2), (1, 3)))),
+    "one way in one worker": (
+        rounds("0F0 1F0 1B0 0B0 0F1 0B1", "1F1 1B1"), ss.Placement(((0, 3), (1, 2)))
+    ),
+    "teams": (
+        rounds("0F0 0B0", "0F0 1F0 1B0 0B0 1F1 1B1", "0F1 0B1", "0F1 0B1"),
+        ss.Placement(((0,), (1,), (2,), (3,))),
+    ),
+}  # fmt: skip
+"""Schedules of stages on several workers, for different microbatches."""
+
+
+@st.composite
+def routed(draw: Callable[..., object], graph: Graph, name: str) -> ss.Plan:
+    """A plan by one of these, with each op cut at random on devices of its stage's workers."""
+    schedule, placement = ROUTES[name]
+    plan = ss.Plan(graph, range(NUM_DEVICES))
+    if schedule.num_stages > 1:
+        plan.pipeline([draw(st.integers(1, len(graph.ops) - 1))])
+    for stage in plan.stages:
+        devices = tuple(sorted(placement.devices_of(schedule, stage.index, 0)))
+        for op in stage.ops:
+            draw(parted(plan, op, devices))
+    plan.op_order(schedule, placement)
+    draw(further(plan))
+    return plan
+
+
+@st.composite
+def further(draw: Callable[..., object], plan: ss.Plan) -> None:
+    """Say more of a plan that has its parts and its schedule."""
+    graph = plan.graph
+    for name in draw(st.sets(st.sampled_from(sorted(graph.parameters)))):
+        draw(parted_storage(plan, plan.update(name)))
     rewrite = draw(st.sampled_from(["", *REWRITES]))
     if rewrite:
-        plan.op_order(REWRITES[rewrite](schedule_of(plan)))
+        plan.op_order(REWRITES[rewrite](schedule_of(plan)), plan.placement)
     if draw(st.booleans()):
         plan.recompute(plan.graph.ops[:2])
     if draw(st.booleans()):
@@ -128,7 +183,6 @@ def plans(draw: Callable[..., object], graph: Graph) -> ss.Plan:
         if not any(plan.rerun_group(op) for op in graph.ops):
             plan.swap(graph.ops[1:3])
         plan.store_on_host(draw(st.sampled_from(["*", "up.*"])))
-    return plan
 
 
 @st.composite
@@ -153,7 +207,19 @@ def parted_storage(draw: Callable[..., object], plan: ss.Plan, op: ss.Op) -> Non
 @settings(max_examples=40)
 @given(data=st.data())
 def test_any_plan_computes_loss_and_gradients_of_the_model(name: str, data: st.DataObject) -> None:
-    plan = data.draw(plans(GRAPHS[name]))
+    check_that_it_computes(data.draw(plans(GRAPHS[name])))
+
+
+@pytest.mark.parametrize("order", ROUTES)
+@pytest.mark.parametrize("name", GRAPHS)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_microbatches_may_go_different_ways(name: str, order: str, data: st.DataObject) -> None:
+    check_that_it_computes(data.draw(routed(GRAPHS[name], order)))
+
+
+def check_that_it_computes(plan: ss.Plan) -> None:
+    """Loss and gradients of the model, for any plan that can be run."""
     try:
         compiled = ss.compile(plan)
     except ss.PlanError as error:

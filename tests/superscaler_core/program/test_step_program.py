@@ -21,7 +21,7 @@ from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
-from tests.superscaler_core.training import MODEL_OF, Case
+from tests.superscaler_core.training import MODEL_OF, Case, RoundRobin
 
 NUM_DEVICES = {"dap_pipeline": 4, "mesh_2d": 4, "interlaced": 4}
 SIZES = {"interleaved": {"layers": 4}}
@@ -36,6 +36,10 @@ CASES = [
         for name in PLANS
     ),
     *OTHER_CASES[::3],
+    Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}),
+    Case("chimera", 4, {"microbatches": 8}, sizes={"layers": 4, "tied": True}),
+    RoundRobin(knobs={"num_microbatches": 3}),
+    RoundRobin(num_devices=4, replicas=(1, 2, 1), knobs={"num_microbatches": 4}, model="mlp"),
 ]
 OVERLAP = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
 OVERLAPPING = [
@@ -44,6 +48,7 @@ OVERLAPPING = [
     if any(name in case.plan for name in ("zero", "megatron", "dap", "swap", "mesh"))
 ]
 OVERLAPPING += [replace(Case("hybrid", 4, {"pp": 2, "microbatches": 2}), overlap=OVERLAP)]
+OVERLAPPING += [replace(Case("chimera", 4, {"pp": 2, "zero1": True}), overlap=OVERLAP)]
 
 
 @pytest.fixture(scope="module", params=[*CASES, *OVERLAPPING, *HALVES], ids=str)

@@ -54,6 +54,8 @@ CASES = [
     ("gpt", "zero3", 2, {}),
     ("gpt", "one_f_one_b", 2, {"microbatches": 3}),
     ("gpt", "hybrid", 4, {"pp": 2, "microbatches": 2}),
+    ("gpt", "chimera", 2, {"microbatches": 4}),
+    ("gpt", "chimera", 4, {"pp": 2, "zero1": True}),
     ("moe", "expert_parallel", 2, {}),
 ]
 

@@ -13,7 +13,9 @@ from superscaler_core.schedules import (
     SCHEDULES,
     Action,
     Schedule,
+    chimera,
     gpipe,
+    interlaced,
     interleaved,
     naive,
     one_f_one_b,
@@ -37,6 +39,64 @@ INTERLEAVED = [
     (8, 16, 2, 117, 96, 21, Fraction(7, 39), (23, 21, 19, 17, 15, 13, 11, 9)),
     (4, 4, 2, 33, 24, 9, Fraction(3, 11), (8, 8, 7, 5)),
 ]
+
+
+# D workers, N microbatches of Chimera: makespan and idle share if B = F, and if B = 2F, peak.
+CHIMERA = [
+    (2, 2, 4, Fraction(0), 6, Fraction(0), (2, 2)),
+    (4, 4, 10, Fraction(1, 5), 16, Fraction(1, 4), (3, 4, 4, 3)),
+    (4, 8, 18, Fraction(1, 9), 30, Fraction(1, 5), (3, 4, 4, 3)),
+    (4, 16, 34, Fraction(1, 17), 58, Fraction(5, 29), (3, 4, 4, 3)),
+    (6, 6, 16, Fraction(1, 4), 26, Fraction(4, 13), (4, 5, 6, 6, 5, 4)),
+    (6, 12, 28, Fraction(1, 7), 48, Fraction(1, 4), (4, 5, 6, 6, 5, 4)),
+    (8, 8, 22, Fraction(3, 11), 36, Fraction(1, 3), (5, 6, 7, 8, 8, 7, 6, 5)),
+    (8, 16, 38, Fraction(3, 19), 66, Fraction(3, 11), (5, 6, 7, 8, 8, 7, 6, 5)),
+]
+
+
+@pytest.mark.parametrize("d, n, equal, idle, twice, idle_twice, peak", CHIMERA)
+def test_makespan_bubble_and_peak_of_chimera(
+    d: int,
+    n: int,
+    equal: int,
+    idle: Fraction,
+    twice: int,
+    idle_twice: Fraction,
+    peak: tuple[int, ...],
+) -> None:
+    """As the authors' generator has them, where it was run: not for D = 2, and (4, 16), (6, 12)
+    with B = 2F.
+    """
+    schedule = chimera(d, n)
+    both = timeline(schedule), timeline(schedule, TWICE)
+    assert [times.makespan for times in both] == [equal, twice]
+    assert [times.bubble_of_makespan for times in both] == [idle, idle_twice]
+    assert schedule.peak_microbatches == peak
+
+
+@pytest.mark.parametrize("d, n", [(d, k * d) for d in range(2, 13, 2) for k in range(1, 7)])
+def test_chimera_has_its_closed_forms_for_any_number_of_rounds(d: int, n: int) -> None:
+    schedule = chimera(d, n)
+    assert timeline(schedule).bubble_of_makespan == Fraction(d - 2, 2 * n + d - 2)
+    if n == d:
+        twice = timeline(schedule, TWICE).bubble_of_makespan
+        assert twice == Fraction(d - 2) / (Fraction(3 * n, 2) + d - 2)
+    ends = d // 2 + 1
+    assert (min(schedule.peak_microbatches), max(schedule.peak_microbatches)) == (ends, max(d, 2))
+
+
+@pytest.mark.parametrize("d, n", [(2, 2), (4, 8), (6, 6)])
+def test_half_of_chimeras_microbatches_go_either_way(d: int, n: int) -> None:
+    schedule = chimera(d, n)
+    down, up = schedule.routes
+    assert down == tuple((worker,) for worker in range(d))
+    assert up == down[::-1]
+    assert [schedule.route_of(m) for m in range(n)] == ([0] * (d // 2) + [1] * (d // 2)) * (n // d)
+
+
+def test_microbatches_of_a_stage_on_all_its_workers_go_one_way() -> None:
+    assert one_f_one_b(3, 4).routes == (((0,), (1,), (2,)),)
+    assert interlaced(2, 3).routes == (((0, 1), (0,), (0, 1), (1,)),)
 
 
 @pytest.mark.parametrize("generator", [gpipe, one_f_one_b])

@@ -126,11 +126,21 @@ def test_name_is_one_word(name: str) -> None:
         ("interleaved", (0, 1, 1)),
         ("interleaved", (1, 0, 1)),
         ("interleaved", (1, 1, 0)),
+        ("chimera", (0, 2)),
+        ("chimera", (2, 0)),
     ],
 )
 def test_generators_refuse_counts_below_one(name: str, counts: tuple[int, ...]) -> None:
     with pytest.raises(ScheduleError, match=f"{name}: num_.* is an integer of at least 1, got"):
         SCHEDULES[name](*counts)
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (4, 6), (4, 2), (1, 1)])
+def test_chimera_refuses_what_has_no_two_halves(counts: tuple[int, int]) -> None:
+    d, n = counts
+    words = f"chimera of {d} workers and {n} microbatches: an even number of workers has to divide"
+    with pytest.raises(ScheduleError, match=words):
+        SCHEDULES["chimera"](d, n)
 
 
 @pytest.mark.parametrize(

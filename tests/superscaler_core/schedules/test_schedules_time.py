@@ -14,6 +14,7 @@ from superscaler_core.schedules import (
     Schedule,
     ScheduleError,
     Timeline,
+    chimera,
     gpipe,
     one_f_one_b,
     timeline,
@@ -86,7 +87,7 @@ def test_stage_on_several_workers_waits_for_all_of_them_and_keeps_them_busy() ->
 
 def test_chimera_runs_at_its_published_times() -> None:
     """D=4, N=4, B=2F: microbatches 2 and 3 go upwards, through the copies of the stages."""
-    schedule = own(
+    written = own(
         "0F0 0F1 3F2 3B2 3F3 3B3 0B0 0B1",
         "1F0 2F2 1F1 2F3 2B2 1B0 2B3 1B1",
         "1F2 2F0 1F3 2F1 2B0 1B2 2B1 1B3",
@@ -94,6 +95,8 @@ def test_chimera_runs_at_its_published_times() -> None:
         stages=4,
         microbatches=4,
     )
+    schedule = chimera(4, 4)
+    assert schedule.rows == written.rows
     times = timeline(schedule, TWICE)
     assert times.makespan == 16
     assert times.bubble_of_makespan == Fraction(1, 4)

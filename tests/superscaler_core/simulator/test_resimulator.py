@@ -33,6 +33,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "swapped": ("swap", {}),
     "interlaced": ("interlaced", {}),
     "co-sharded": ("coshard", {}),
+    "two ways": ("chimera", {"pp": 2}),
+    "two ways of one": ("chimera", {"zero1": True, "microbatches": 8}),
 }
 
 

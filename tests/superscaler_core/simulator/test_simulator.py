@@ -19,7 +19,7 @@ import superscaler_core as ss
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.wire import Wires
 from superscaler_core.plans import PLANS
-from superscaler_core.schedules import gpipe, interleaved, nf1b, one_f_one_b, timeline
+from superscaler_core.schedules import chimera, gpipe, interleaved, nf1b, one_f_one_b, timeline
 from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.trace import events
@@ -61,7 +61,10 @@ def test_interleaved_stages_take_the_closed_form(d: int, n: int, v: int) -> None
     assert found.bubble_of_makespan == pytest.approx((d - 1) / (n * v + d - 1), rel=ROUNDING)
 
 
-@pytest.mark.parametrize("order", [gpipe(4, 6), one_f_one_b(4, 6), interleaved(4, 8, 2)], ids=str)
+ORDERS = [gpipe(4, 6), one_f_one_b(4, 6), interleaved(4, 8, 2), chimera(4, 4), chimera(6, 12)]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
 def test_bubbles_are_those_of_the_schedule(order: ss.Schedule) -> None:
     num_devices = len(order.rows)
     compiled = pipelined(order.num_stages, num_devices, order, free(num_devices))

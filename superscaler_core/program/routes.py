@@ -1,0 +1,90 @@
+"""Routes: a plan in which every stage is written out once for each route that microbatches go.
+
+A stage on several workers, for different microbatches, becomes several stages that share their
+weights: stage s on route r is stage ``r * S + s``, of S stages. To most of what follows these are
+stages like others, of which several read one weight. Who has to know asks ``on_its_route`` where a
+microbatch runs, or ``home`` of which stage another one is a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.side_by_side import copy_name, side_by_side
+from superscaler_core.plan import Chosen, Decisions, OpSplit, PlacedPart, Plan
+from superscaler_core.schedules import Action
+
+
+def by_routes(plan: Plan) -> Plan:
+    """The plan itself if there is one route; else what it says, said of a copy of its model each.
+
+    On every route the parts of an op are on the devices that stand there for those of the first
+    route (``Placement.standing_in``). Where a parameter is stored is said once, as before.
+    """
+    if plan.num_routes == 1:
+        return plan
+    made = Plan(side_by_side(plan.graph, plan.num_routes), plan.devices)
+    made.decide(_decisions_of_copies(plan))
+    made.schedule, made.placement = plan.schedule, plan.placement
+    return made
+
+
+def on_its_route(plan: Plan, action: Action) -> Action:
+    """An action of the schedule of a plan that ``by_routes`` made, by the number of its copy."""
+    if plan.schedule is None or plan.num_routes == 1:
+        return action
+    first = plan.schedule.route_of(action.microbatch) * plan.schedule.num_stages
+    return replace(action, stage=first + action.stage)
+
+
+def home(plan: Plan, stage: int) -> int:
+    """The stage of the schedule that a stage of a plan that ``by_routes`` made is a copy of."""
+    return stage % (plan.num_stages // plan.num_routes)
+
+
+def _decisions_of_copies(plan: Plan) -> Decisions:
+    """What a plan says, said of every copy of its model; without the schedule, which has none."""
+    said, routes = plan.decisions, range(plan.num_routes)
+
+    def of_copies(groups: Iterable[Iterable[Chosen]]) -> tuple[tuple[Chosen, ...], ...]:
+        return tuple(
+            tuple(replace(one, op=copy_name(one.op, route)) for one in group)
+            for route in routes
+            for group in groups
+        )
+
+    ops = {op.name: op for op in (*plan.graph.ops, *plan.graph.updates.values())}
+    splits: dict[str, OpSplit] = {}
+    for name, parts in said.parts.items():
+        splits |= splits_of_copies(plan, ops[name], parts)
+    firsts = (plan.graph.ops[0].name, *said.stages)
+    windows = ((copy, gathers) for ops, gathers in said.windows for copy in of_copies([ops]))
+    return replace(
+        said,
+        parts={name: split.parts for name, split in splits.items()},
+        stages=tuple(copy_name(op, route) for route in routes for op in firsts)[1:],
+        schedule=None,
+        placement=None,
+        orders=tuple((first, then) for first, then in of_copies(said.orders)),
+        recomputed=of_copies(said.recomputed),
+        rerun=of_copies(said.rerun),
+        swapped=of_copies(said.swapped),
+        windows=tuple(windows),
+    )
+
+
+def splits_of_copies(plan: Plan, op: Op, parts: Iterable[PlacedPart]) -> Mapping[str, OpSplit]:
+    """By name of every copy of an op, the split into these parts there.
+
+    Args:
+        plan: with its schedule.
+        op: of the plan's graph.
+        parts: on devices of the first route.
+    """
+    placed = [(part, part.device) for part in parts if part.device is not None]
+    return {
+        copy_name(op.name, route): OpSplit.of((p.pieces, p.replica, there[d]) for p, d in placed)
+        for route, there in enumerate(plan.stand_ins(op))
+    }

@@ -1,0 +1,62 @@
+"""Chimera: two pipelines in opposite directions over the same workers (Li and Hoefler, 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from superscaler_core.schedules.action import Action, ActionKind
+from superscaler_core.schedules.errors import ScheduleError, require_counts
+from superscaler_core.schedules.schedule import Schedule
+
+
+def chimera(num_workers: int, num_microbatches: int) -> Schedule:
+    """Worker d holds stage d of the pipeline down, and stage D - 1 - d of the pipeline up.
+
+    Microbatches come in rounds of D: the first half of a round goes down, the second half up. Each
+    pipeline runs its half as 1F1B does, and what one leaves idle the other uses. If a backward
+    takes as long as a forward, ``(D - 2) / (2 N + D - 2)`` of the makespan is idle; if it takes two
+    forwards, ``(D - 2) / (3 N / 2 + D - 2)`` for N = D, and more for several rounds. A worker holds
+    the weights of two stages, and ``D / 2 + 1`` (the first and the last) to D microbatches.
+
+    >>> print(chimera(2, 2))
+    chimera stages=2 microbatches=2
+    worker 0: 0F0 1F1 1B1 0B0
+    worker 1: 0F1 1F0 1B0 0B1
+
+    Args:
+        num_workers: D, even.
+        num_microbatches: N, a multiple of D.
+
+    Raises:
+        ScheduleError: D is odd, or does not divide N.
+
+    Source: Li and Hoefler, Chimera, SC 2021: the schedule of two pipelines, rounds concatenated.
+    """
+    require_counts("chimera", num_workers=num_workers, num_microbatches=num_microbatches)
+    if num_workers % 2 or num_microbatches % num_workers:
+        raise ScheduleError(
+            f"chimera of {num_workers} workers and {num_microbatches} microbatches: an even number "
+            "of workers has to divide the microbatches, half of which go either way."
+        )
+    rows: list[list[tuple[int, Action]]] = [[] for _ in range(num_workers)]
+    for microbatch in range(num_microbatches):
+        round_, place = divmod(microbatch, num_workers)
+        goes_up, place = divmod(place, num_workers // 2)
+        start = 2 * (round_ * num_workers + place)
+        for stage in range(num_workers):
+            worker = num_workers - 1 - stage if goes_up else stage
+            rows[worker] += _timed(num_workers, stage, microbatch, start)
+    in_order = (tuple(action for _, action in sorted(row)) for row in rows)
+    return Schedule("chimera", num_workers, num_microbatches, tuple(in_order))
+
+
+def _timed(
+    num_stages: int, stage: int, microbatch: int, start: int
+) -> Iterator[tuple[int, Action]]:
+    """The unit of time in which a pipeline runs each action, if all take one.
+
+    On a worker the forwards of one pipeline and the backwards of the other have units of one
+    parity, and these ranges of units do not meet; so no unit has two actions.
+    """
+    yield start + stage, Action(ActionKind.FORWARD, stage, microbatch)
+    yield start + 2 * num_stages - 1 - stage, Action(ActionKind.BACKWARD, stage, microbatch)

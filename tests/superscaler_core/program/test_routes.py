@@ -1,0 +1,233 @@
+"""Stages on several workers, for different microbatches: every route is a copy of the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.errors import PlanError
+from superscaler_core.memory.stored import StoredMemory
+from superscaler_core.plan import Decisions, Keep
+from superscaler_core.program.instruction import Verb
+from superscaler_core.program.routes import by_routes
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.schedules import Action
+from tests.superscaler_core.schedule_rows import round_robin
+from tests.superscaler_core.training import Case, RoundRobin, errors_on_threads
+
+DEEP = {"layers": 4}
+TWO_WAYS = Case("chimera", 4, {"pp": 2, "tp": 2, "microbatches": 4})
+CHIMERA = Case("chimera", 4, sizes=DEEP)
+REPLICATED = RoundRobin(knobs={"num_microbatches": 3})
+
+
+@pytest.mark.parametrize("name", ["hybrid", "interleaved", "zero3"])
+def test_a_plan_of_one_route_stays_as_it_is(name: str) -> None:
+    plan = Case(name, 2, sizes=DEEP).planned()
+    assert by_routes(plan) is plan
+
+
+@pytest.mark.parametrize("case", [TWO_WAYS, CHIMERA, REPLICATED], ids=str)
+def test_decisions_are_read_back_and_make_the_same_program(case: Case) -> None:
+    compiled = case.compiled()
+    decisions = compiled.plan.decisions
+    read = Decisions.parse(str(decisions))
+    assert read == decisions
+    again = ss.Plan(compiled.plan.graph, compiled.plan.devices)
+    again.decide(read)
+    assert ss.compile(again).files == compiled.files
+
+
+# --- what is where ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [TWO_WAYS, CHIMERA, REPLICATED], ids=str)
+def test_a_microbatch_runs_on_the_workers_of_its_schedule(case: Case) -> None:
+    made = case.compiled().materialized
+    schedule, placement = made.plan.schedule, made.plan.placement
+    assert schedule is not None
+    assert placement is not None
+    ran = Counter(event for event in made.events if isinstance(event, Action))
+    assert len(ran) == len(schedule.places) == ran.total()
+    for event in ran:
+        home = replace(event, stage=event.stage % schedule.num_stages)
+        assert home in schedule.places
+        expected = placement.devices_of(schedule, home.stage, event.microbatch)
+        assert made.stage_devices[event.stage] == expected
+
+
+def test_edges_lead_along_one_route() -> None:
+    made = CHIMERA.compiled().materialized
+    ends = {
+        (edge.src_stage, edge.dst_stage): (tuple(edge.src.shards), tuple(edge.dst.shards))
+        for edge in made.edges.all
+        if edge.crosses
+    }
+    down = {(s, s + 1): ((s,), (s + 1,)) for s in range(3)}
+    up = {(4 + s, 5 + s): ((3 - s,), (2 - s,)) for s in range(3)}
+    assert ends == down | up
+
+
+def test_gradients_of_both_ways_are_summed_once_a_step() -> None:
+    """Of a stage on devices (0, 1) and (2, 3): a half of its matrices on either of two."""
+    made = TWO_WAYS.compiled().materialized
+    (use,) = (u for u in made.weights.uses if u.tensor.name == "layers.0.mlp.up.weight")
+    (leg,) = use.reduce
+    assert str(leg.src.rvd) == "R(1)V(2)D(2,1)"
+    assert str(leg.dst.rvd) == "R(2)V(1)D(2,1)"
+    assert [leg.src.cell(d).box == leg.src.cell(d + 2).box for d in (0, 1)] == [True, True]
+
+
+@pytest.mark.parametrize("zero1", [False, True])
+def test_devices_hold_the_weights_of_two_stages(zero1: bool) -> None:
+    """Twice those of 1F1B; of what the optimizer has, cut among all who read it, as much."""
+    knobs = {"microbatches": 4}
+    straight = Case("one_f_one_b", 4, knobs, sizes=DEEP).compiled()
+    both = Case("chimera", 4, {**knobs, "zero1": zero1}, sizes=DEEP).compiled()
+    once, twice = (
+        [StoredMemory(one.materialized, None).trained_bytes(d) for d in range(4)]
+        for one in (straight, both)
+    )
+    assert sum(twice) == sum(once) * (1 if zero1 else 2)
+    assert twice == ([a + b for a, b in zip(once, once[::-1], strict=True)] if not zero1 else twice)
+    reading = [sum(use.side.num_elements.get(d, 0) for use in both.materialized.weights.uses)
+               for d in range(4)]  # fmt: skip
+    assert [8 * n for n in reading] == [a + b for a, b in zip(once, once[::-1], strict=True)]
+
+
+def test_a_stage_that_is_twice_on_a_worker_has_its_weights_once() -> None:
+    made = REPLICATED.compiled().materialized
+    assert made.plan.num_routes == 2
+    reading = [use for use in made.weights.uses if 2 in use.side.shards]
+    assert reading
+    assert {use.number for use in reading} == {0}
+    assert all(use.is_stored and all(leg.is_idle for leg in use.reduce) for use in reading)
+
+
+# --- what runs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        REPLICATED,
+        RoundRobin(knobs={"num_microbatches": 4}, model="mlp", sizes=DEEP, optimizer="adamw"),
+        RoundRobin(num_devices=4, replicas=(1, 2, 1), knobs={"num_microbatches": 5}, sizes=DEEP),
+        RoundRobin(num_devices=5, replicas=(3, 2), knobs={"num_microbatches": 6}, model="mlp"),
+        RoundRobin(knobs={"num_microbatches": 2}, sizes={"tied": True, "layers": 2}),
+    ],
+    ids=str,
+)
+def test_replicated_stages_train_what_one_device_trains(case: RoundRobin, tmp_path: Path) -> None:
+    assert max(errors_on_threads(case, tmp_path)) < 1e-12
+
+
+SAVINGS = ("recompute", "rerun", "swap", "gather", "gather and rerun", "reduce", "host", "order")
+
+
+def saving(plan: ss.Plan, what: str) -> None:
+    """Say something of the blocks, as the first route has them."""
+    blocks = plan.blocks.all
+    if "gather" in what:
+        plan.gather_weights(*blocks)
+    if "rerun" in what:
+        plan.keep(Keep.BLOCK_INPUTS)
+    match what:
+        case "recompute":
+            plan.keep(Keep.SEGMENT_INPUTS)
+        case "swap":
+            plan.swap(*blocks)
+        case "reduce":
+            plan.reduce_grads(*blocks)
+        case "host":
+            plan.store_on_host()
+        case "order":
+            (q,) = (op for op in blocks[0] if op.name == "layers.0.attn.q:linear")
+            (k,) = (op for op in blocks[0] if op.name == "layers.0.attn.k:linear")
+            plan.op_order(k, q)
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("what", SAVINGS)
+def test_what_a_plan_says_of_a_stage_holds_on_all_its_workers(
+    what: str, overlap: bool, tmp_path: Path
+) -> None:
+    plan = replace(TWO_WAYS, knobs={**TWO_WAYS.knobs, "zero1": True}).planned()
+    saving(plan, what)
+    if overlap:
+        plan.overlap = ss.Overlap(prefetch=1, reductions=True, moves=True, bucket_bytes=1 << 12)
+    compiled = ss.compile(plan)
+    program = compiled.materialized.step_program
+    program.check()
+    # But for what is fetched for the whole step: one call may serve several stages.
+    by_stage = {
+        key: Counter(i.kind for i in block if i.kind is not Verb.FETCH)
+        for key, block in program.blocks.items()
+    }
+    for stage, kind in by_stage:
+        assert by_stage[stage, kind] == by_stage[stage % 2, kind]
+
+    class Planned(Case):
+        def planned(self) -> ss.Plan:
+            return plan
+
+    case = Planned(TWO_WAYS.plan, 4, TWO_WAYS.knobs)
+    assert max(errors_on_threads(case, tmp_path)) < 1e-12
+
+
+# --- the text -----------------------------------------------------------------------------------
+
+
+def test_the_text_says_how_many_routes_there_are() -> None:
+    program = CHIMERA.compiled().step_program
+    assert str(program).splitlines()[0] == "step of GPT on 0,1,2,3 by 2 routes"
+    assert StepProgram.parse(str(program)).num_routes == 2
+
+
+def test_a_microbatch_on_two_routes_is_refused() -> None:
+    program = CHIMERA.compiled().step_program
+    astray = [
+        replace(e, stage=6) if isinstance(e, Action) and (e.stage, e.microbatch) == (2, 0) else e
+        for e in program.events
+    ]
+    words = r"microbatch 0 is run at stages \[0, 1, 3, 6\], of routes \[0, 1\]: it goes one of 2"
+    with pytest.raises(PlanError, match=words):
+        replace(program, events=tuple(astray)).check()
+    short = [
+        e for e in program.events if not isinstance(e, Action) or (e.stage, e.microbatch) != (2, 0)
+    ]
+    with pytest.raises(PlanError, match="no F of microbatch 0 at stage 2"):
+        replace(program, events=tuple(short)).check()
+
+
+def test_weights_are_updated_after_the_backwards_of_all_routes() -> None:
+    program = CHIMERA.compiled().step_program
+    (update,) = (i for i in program.end if i.kind is Verb.UPDATE and i.name == "stage0")
+    assert update.devices == (0, 3)
+    backwards = [e for e in program.events if isinstance(e, Action) and e.kind == "B"]
+    last = {route: [e for e in backwards if e.stage == 4 * route][-1] for route in (0, 1)}
+    assert backwards.index(last[0]) < backwards.index(last[1])
+    end = tuple(i for i in program.end if i.kind is Verb.LOSS)
+    others = tuple(i for i in program.end if i.kind is Verb.UPDATE and i is not update)
+
+    def updated(route: int) -> StepProgram:
+        """With the first stage's update right after its last backward on a route."""
+        key, when = (4 * route, last[route].kind), last[route].microbatch
+        block = (*program.blocks[key], replace(update, microbatch=when))
+        return replace(program, blocks={**program.blocks, key: block}, end=(*end, *others))
+
+    updated(1).check()
+    with pytest.raises(
+        PlanError, match="version 0 of the weights of stage0 is not kept; there is 1"
+    ):
+        updated(0).check()
+
+
+def test_round_robin_goes_as_many_ways_as_its_stages_have_workers_together() -> None:
+    schedule = round_robin((3, 2), 12)
+    assert len(schedule.routes) == 6
+    assert [schedule.route_of(m) for m in range(12)] == [*range(6), *range(6)]
