@@ -37,8 +37,8 @@ class Carrier:
             self._ways[name, True] = Way(transport, edge.backward, *ends[::-1])
         self._moving: dict[tuple[str, bool], Wait] = {}
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
-        self._num_microbatches = tables.num_microbatches
         self._num_carried: Counter[tuple[str, bool]] = Counter()
+        self._num_before: Counter[tuple[str, bool]] = Counter()
         self._has_turned: set[tuple[str, int]] = set()
 
     def finish(self) -> None:
@@ -50,11 +50,12 @@ class Carrier:
             for waits in queue if kind.endswith("sent") else ():
                 waits()
         self._mail.clear()
-        self._num_carried.clear()
+        self._num_before, self._num_carried = self._num_carried, Counter()
         self._has_turned.clear()
 
     def forget(self) -> None:
         """The step has failed: what is expected will not be received."""
+        self._num_carried.clear()
         for way in self._ways.values():
             way.forget()
 
@@ -140,8 +141,9 @@ class Carrier:
         way = self._ways[name, is_back]
         waits = way.start(shard)
         self._num_carried[name, is_back] += 1
-        # An edge carries each microbatch, so there are at least so many.
-        if self._num_carried[name, is_back] < self._num_microbatches:
+        # All steps carry alike. How often depends on the schedule: an edge may be of one route, or
+        # of one turn, of the model; so the first step expects nothing.
+        if self._num_carried[name, is_back] < self._num_before[name, is_back]:
             way.expect()
         return waits
 
