@@ -81,6 +81,7 @@ def moved_bytes(made: Compiled, name: str, folder: Path, master: torch.dtype | N
     batch = models.example_inputs(name, 4 * made.plan.num_microbatches)
 
     def work(trainer: Trainer) -> int:
+        trainer.init_weights(lambda name, weight: weight.zero_())
         trainer.step(*batch)
         return trainer._transport.sent_bytes
 
