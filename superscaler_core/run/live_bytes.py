@@ -34,9 +34,12 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors from now on; those that are counted or ignored already stay so."""
-        for tensor in tensors:
+        self.count_pieces(tensor.untyped_storage() for tensor in tensors)
+
+    def count_pieces(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """The same of the memory itself."""
+        for storage in storages:
             # torch keeps the Python object of a storage as long as the storage.
-            storage = tensor.untyped_storage()
             if id(storage) not in self._watched:
                 self._watch(storage, storage.nbytes())
 
