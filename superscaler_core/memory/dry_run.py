@@ -16,6 +16,7 @@ from weakref import WeakMethod
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 import rvdcomm as rv
 from superscaler_core import ops
@@ -130,9 +131,8 @@ class DryRun(SegmentRunner):
     def _outside(self, shape: Sequence[int], dtype: str) -> Tensor:
         """What is counted elsewhere, or by nobody."""
         # Else it would be counted while it is made.
-        was_paused, self.meter.is_paused = self.meter.is_paused, True
-        tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
-        self.meter.is_paused = was_paused
+        with _disable_current_modes():
+            tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
         self.meter.ignore([tensor])
         return tensor
 

@@ -20,7 +20,8 @@ from tests.superscaler_core.memory.test_stage_form import compiled
 from tests.superscaler_core.plans import test_halves, test_plans
 from tests.superscaler_core.training import Case
 
-CASES = [*test_plans.CASES, *test_halves.CASES]
+CASES = list({(c.plan, c.rewrite): c for c in (*test_plans.CASES, *test_halves.CASES)}.values())
+"""Of all that are trained, one of every plan: all of them take minutes."""
 
 
 @pytest.fixture
