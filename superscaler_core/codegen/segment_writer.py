@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from superscaler_core.codegen.statement import (
     Expression,
@@ -45,6 +45,24 @@ class SegmentWriter:
         value = tuple_expression(Expression.of(result.name) for result in results)
         lines.append(Statement(f"return {value}", reads=value.reads, is_last=True))
         return function(wrapped(f"def {segment.name}(", names, "):"), freed(lines))
+
+    def form(self, segment: Segment, args: Sequence[Value], results: Sequence[Value]) -> Hashable:
+        """Equal for segments whose functions do the same, whatever its values are called."""
+        numbers: dict[str, int] = {}
+
+        def number(value: Value) -> int:
+            return numbers.setdefault(value.name, len(numbers))
+
+        given = tuple(map(number, args))
+        parts = []
+        for part in segment.parts:
+            sources = (self._values.source(part, i) for i in range(len(part.op.inputs)))
+            read = tuple(tuple((number(v), v.box) for v in values) for values in sources)
+            made = tuple(number(self._values.of_part(part, i)) for i in range(len(part.op.outputs)))
+            parts.append((part.form, read, made))
+        places = {part: place for place, part in enumerate(segment.parts)}
+        sums = tuple((places[a], places[b]) for a, b in segment.products.items())
+        return given, tuple(parts), sums, tuple(map(number, results))
 
     def _statement(self, part: Part, product: Part | None = None) -> Statement:
         """What a part computes; with the product to which it adds a bias, if they are one call."""

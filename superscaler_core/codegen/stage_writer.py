@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from superscaler_core.codegen.flow import Flow
@@ -17,7 +17,7 @@ from superscaler_core.codegen.statement import (
 )
 from superscaler_core.codegen.text import INDENT, assigned, function, index_text, wrapped
 from superscaler_core.codegen.totals import Totals
-from superscaler_core.codegen.values import Values, combined
+from superscaler_core.codegen.values import Value, Values, combined
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import Phase, StepInstruction, Verb
@@ -86,17 +86,35 @@ class StageWriter:
         self._sums = Totals(names)
         self._values = Values(made, device, names)
         self._flow = Flow(made, stage, device, self._values)
+        self._segments = SegmentWriter(made, self._values)
 
     # --- what the file gets ---------------------------------------------------------------------
 
     def functions(self) -> list[str]:
         """Segments, then what the schedule has of the stage: its forward, its backward."""
-        writer = SegmentWriter(self._made, self._values)
-        texts = []
-        for segment in self._flow.segments:
-            with_grad, others = self._flow.args[segment]
-            texts.append(writer.function(segment, with_grad + others, self._flow.exports[segment]))
-        texts.append(self._forward())
+        return [*map(self.segment_function, self.segments), *self.stage_functions()]
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """Of the stage, in order."""
+        return self._flow.segments
+
+    def segment_function(self, segment: Segment) -> str:
+        """The function of a segment."""
+        return self._segments.function(segment, *self._ends(segment))
+
+    def segment_form(self, segment: Segment) -> Hashable:
+        """Equal for segments whose functions do the same, whatever their values are called."""
+        return self._segments.form(segment, *self._ends(segment))
+
+    def _ends(self, segment: Segment) -> tuple[list[Value], list[Value]]:
+        """What a segment is given, and what it returns."""
+        with_grad, others = self._flow.args[segment]
+        return with_grad + others, self._flow.exports[segment]
+
+    def stage_functions(self) -> list[str]:
+        """What the schedule has of the stage: its forward, its backward."""
+        texts = [self._forward()]
         for run in self._made.stages[self._stage].order:
             if run in _BACKWARDS:
                 texts.append(self._backward(run))

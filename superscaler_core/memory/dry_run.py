@@ -7,15 +7,16 @@ what generated code and autograd hold. Only weights, inputs and communication st
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 from weakref import WeakMethod
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 import rvdcomm as rv
 from superscaler_core import ops
@@ -24,13 +25,14 @@ from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.fused_attention import FusedAttention
 from superscaler_core.memory.moments import Meter
+from superscaler_core.memory.played_tape import PlayedTape
 from superscaler_core.memory.stage_form import stored_name
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.segments import Segment, Step
+from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.run.host import Arrival, Host
@@ -65,15 +67,24 @@ class DryRun(SegmentRunner):
         self._made, self._stage, self._here = made, stage, device
         self._stored = StoredMemory(made, master_dtype)
         writer = StageWriter(made, stage, device, Names())
-        self._module = _module_of(writer, f"dry_{stage}_{device}", made.stages[stage].steps[device])
+        self._module = _module_of(writer, f"dry_{stage}_{device}")
         self._edges = {edge.name: edge for edge in made.edges.all}
         self._uses = {use.name: use for use in made.weights.uses}
         self._weights: dict[str, Tensor] = {}
+        self._trained: dict[int, Use] = {}
         self._arriving: dict[str, int] = {}
         self._moving: dict[tuple[str, bool], tuple[Any, Any]] = {}
         self._open: set[str] = set()
-        super().__init__(Tape(writer.recomputed, writer.swapped, _Elsewhere(self.meter)))
+        super().__init__(self._tape_of(writer, made.stage_kinds[stage]))
         self.loss_grad = self._outside((), made.plan.graph.loss.dtype)
+
+    def _tape_of(self, writer: StageWriter, kinds: Collection[ActionKind]) -> Tape:
+        """One that plays what segments do, but for those of which the host or W has something."""
+        host = _Elsewhere(self.meter)
+        if writer.swapped or ActionKind.INPUTS in kinds:
+            return Tape(writer.recomputed, writer.swapped, host)
+        add_grad = partial(_call, WeakMethod(self._add_played_grad))
+        return PlayedTape(writer.recomputed, host, self.meter, _form_of, add_grad)
 
     def run(self, kind: ActionKind) -> Meter:
         """Run the stage, as of a microbatch whose runs before this one were run."""
@@ -112,6 +123,7 @@ class DryRun(SegmentRunner):
                 # The graph of a forward holds the weight and the hook, out of sight of the garbage
                 # collector: with the hook holding this, both would stay for ever.
                 hook = partial(_call, WeakMethod(self._add_grad), use)
+                self._trained[id(weight)] = use
                 weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
             self._weights[name] = weight
         return self._weights[name]
@@ -119,9 +131,8 @@ class DryRun(SegmentRunner):
     def _outside(self, shape: Sequence[int], dtype: str) -> Tensor:
         """What is counted elsewhere, or by nobody."""
         # Else it would be counted while it is made.
-        was_paused, self.meter.is_paused = self.meter.is_paused, True
-        tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
-        self.meter.is_paused = was_paused
+        with _disable_current_modes():
+            tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
         self.meter.ignore([tensor])
         return tensor
 
@@ -135,6 +146,9 @@ class DryRun(SegmentRunner):
         if self._stored_item_bytes(use) != weight.element_size():
             self.meter.look()
         weight.grad = None
+
+    def _add_played_grad(self, weight: Tensor) -> None:
+        self._add_grad(self._trained[id(weight)], weight)
 
     def _stored_item_bytes(self, use: Use) -> int:
         return ITEM_BYTES[self._stored.master_dtype or use.tensor.dtype]
@@ -326,10 +340,10 @@ class DryRun(SegmentRunner):
         return result
 
 
-def _call(method: WeakMethod[Callable[[Use, Tensor], None]], use: Use, weight: Tensor) -> None:
+def _call(method: WeakMethod[Callable[..., None]], *args: Any) -> None:
     living = method()
     if living is not None:
-        living(use, weight)
+        living(*args)
 
 
 def window_step(window: Window, *, opens: bool) -> str:
@@ -356,16 +370,46 @@ class _Elsewhere(Host):
         return lambda: copy
 
 
-def _module_of(writer: StageWriter, name: str, steps: Sequence[Step]) -> ModuleType:
+class _Segment:
+    """A segment's function, which is written when it is first called."""
+
+    def __init__(self, segment: Segment, writer: StageWriter, scope: dict[str, Any]) -> None:
+        self.__name__ = segment.name
+        self._segment, self._writer, self._scope = segment, writer, scope
+
+    @cached_property
+    def form(self) -> Hashable:
+        """As of ``StageWriter.segment_form``."""
+        return self._writer.segment_form(self._segment)
+
+    @cached_property
+    def _function(self) -> SegmentFunction:
+        scope = dict(self._scope)
+        exec(self._writer.segment_function(self._segment), scope)
+        return cast(SegmentFunction, scope[self.__name__])
+
+    def __call__(self, *args: Any) -> tuple[Tensor, ...]:
+        return self._function(*args)
+
+
+def _form_of(segment: SegmentFunction) -> Hashable:
+    assert isinstance(segment, _Segment)
+    return segment.form
+
+
+def _module_of(writer: StageWriter, name: str) -> ModuleType:
     """The stage's functions."""
     module = ModuleType(name)
     module.__dict__.update(torch=torch, F=F, ops=ops)
-    parts = [part for step in steps if isinstance(step, Segment) for part in step.parts]
+    parts = (part for segment in writer.segments for part in segment.parts)
     for path in {path for part in parts for path in part.op.imports}:
         importlib.import_module(path)
         root = path.partition(".")[0]
         setattr(module, root, importlib.import_module(root))
-    exec("\n\n".join(writer.functions()), module.__dict__)
+    scope = dict(module.__dict__)
+    for segment in writer.segments:
+        setattr(module, segment.name, _Segment(segment, writer, scope))
+    exec("\n\n".join(writer.stage_functions()), module.__dict__)
     return module
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from superscaler_core.run.live_bytes import StorageMeter
+from superscaler_core.run.live_bytes import StorageMeter, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,10 @@ class Meter(StorageMeter):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         results = result if isinstance(result, tuple) else (result,)
         if all(isinstance(x, Tensor) and x.is_meta for x in results):
-            self._forms[key] = [_form(x) for x in results]
+            # Some that say that they make what they return do not, such as ``_unsafe_view``.
+            given = {id(x.untyped_storage()) for x in tensors_of((*args, *kwargs.values()))}
+            if given.isdisjoint(id(x.untyped_storage()) for x in results):
+                self._forms[key] = [_form(x) for x in results]
         return result
 
     def _begin(self) -> None:

@@ -34,9 +34,12 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def count(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors from now on; those that are counted or ignored already stay so."""
-        for tensor in tensors:
+        self.count_pieces(tensor.untyped_storage() for tensor in tensors)
+
+    def count_pieces(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """The same of the memory itself."""
+        for storage in storages:
             # torch keeps the Python object of a storage as long as the storage.
-            storage = tensor.untyped_storage()
             if id(storage) not in self._watched:
                 self._watch(storage, storage.nbytes())
 
@@ -86,7 +89,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Looking at a tensor would else go through every mode that is on, which takes longer.
         with torch._C.DisableTorchFunction():
             result = self.call(func, args, kwargs)
-            tensors = list(_tensors((*args, *kwargs.values(), result)))
+            tensors = list(tensors_of((*args, *kwargs.values(), result)))
             if self.is_paused:
                 self.ignore(t for t in tensors if id(t.untyped_storage()) not in self._watched)
             else:
@@ -95,13 +98,13 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
     """All tensors among the arguments or results of an operator."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
         elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            yield from tensors_of(value)
 
 
 class LiveBytes:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from superscaler_core.run.tape import SegmentFunction, Tape, Tensors, compute
+from superscaler_core.run.tape import SegmentFunction, Tape, Tensors
 
 
 class SegmentRunner(ABC):
@@ -51,7 +51,7 @@ class SegmentRunner(ABC):
     ) -> Tensors:
         """Run a segment that has no backward."""
         self._begin(segment)
-        return compute(segment, self._rng(mb), inputs, others)
+        return self._tape.compute(segment, self._rng(mb), inputs, others)
 
     def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
         """Keep what a segment's backward needs that runs its forward again."""

@@ -24,7 +24,7 @@ Grads = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Saved:
+class Saved:
     """What the backward of a segment needs.
 
     Gradients of its results enter at ``roots``; None if it runs the forward again. Of a swapped
@@ -49,7 +49,7 @@ class Tape:
     def __init__(self, recomputed: Collection[str], swapped: Collection[str], host: Host) -> None:
         self._recomputed, self._swapped = recomputed, swapped
         self._swap = Swap(host)
-        self._saved: dict[tuple[str, int], _Saved] = {}
+        self._saved: dict[tuple[str, int], Saved] = {}
         self._split: dict[tuple[str, int], SplitBackward] = {}
         self._kept: dict[tuple[str, int], Tensors] = {}
 
@@ -70,13 +70,30 @@ class Tape:
             return self._forward_swapped(segment, mb, seed, inputs, others)
         if name in self._recomputed:
             self.hold(segment, mb, inputs, others)
-            return compute(segment, seed, inputs, others)
-        self._saved[name, mb], outputs = _run(segment, seed, inputs, others)
+            return self.compute(segment, seed, inputs, others)
+        self._saved[name, mb], outputs = self._run(segment, seed, inputs, others)
         return outputs
+
+    def compute(
+        self, segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
+    ) -> Tensors:
+        """Run a segment of which nothing is kept."""
+        with torch.no_grad():
+            return segment(seed, *inputs, *others)
+
+    def _run(
+        self, segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
+    ) -> tuple[Saved, Tensors]:
+        """Run a segment under autograd; what its backward needs, and its results."""
+        leaves = tuple(x.detach().requires_grad_() for x in inputs)
+        # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
+        outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
+        saved = Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
+        return saved, tuple(x.detach() for x in outputs)
 
     def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
         """Keep what a backward needs that runs the forward again."""
-        self._saved[segment.__name__, mb] = _Saved(inputs, others, None)
+        self._saved[segment.__name__, mb] = Saved(inputs, others, None)
 
     def _forward_swapped(
         self, segment: SegmentFunction, mb: int, seed: int, inputs: Tensors, others: Tensors
@@ -84,13 +101,13 @@ class Tape:
         """As ``forward``; what the backward needs is packed, so that it can go to the host."""
         name, parcel = segment.__name__, self._swap.parcel(others)
         if name in self._recomputed:
-            outputs = compute(segment, seed, inputs, others)
-            self._saved[name, mb] = _Saved(tuple(map(parcel.pack, inputs)), others, None, parcel)
+            outputs = self.compute(segment, seed, inputs, others)
+            self._saved[name, mb] = Saved(tuple(map(parcel.pack, inputs)), others, None, parcel)
             return outputs
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
         with parcel.packing():
             outputs = segment(seed, *leaves, *others)
-        self._saved[name, mb] = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs), parcel)
+        self._saved[name, mb] = Saved(tuple(map(emptied, leaves)), (), _roots(outputs), parcel)
         return tuple(x.detach() for x in outputs)
 
     def rerun(self, segment: SegmentFunction, mb: int, seed: int) -> None:
@@ -102,13 +119,13 @@ class Tape:
         saved = self._saved[key]
         self._saved[key] = self._with_graph(saved, segment, seed)
 
-    def _with_graph(self, saved: _Saved, segment: SegmentFunction, seed: int) -> _Saved:
+    def _with_graph(self, saved: Saved, segment: SegmentFunction, seed: int) -> Saved:
         """What a backward starts from; the forward runs again if it has not."""
         if saved.roots is not None:
             return saved
         parcel = saved.parcel
         inputs = saved.leaves if parcel is None else tuple(map(parcel.unpack, saved.leaves))
-        return _run(segment, seed, inputs, saved.others)[0]
+        return self._run(segment, seed, inputs, saved.others)[0]
 
     def backward(self, segment: SegmentFunction, mb: int, seed: int, grads: Grads) -> Tensors:
         """The gradients of a segment's inputs, given those of its outputs.
@@ -140,8 +157,7 @@ class Tape:
         self, segment: SegmentFunction, mb: int, seed: int, grads: Grads
     ) -> tuple[tuple[Any, ...], dict[GradientEdge, Tensor]]:
         """The leaves of a graph, and gradients by where they enter it."""
-        saved = self._saved.pop((segment.__name__, mb))
-        saved = self._with_graph(saved, segment, seed)
+        saved = self._taken(segment, mb, seed)
         assert saved.roots is not None
         # Results that have gradients come first.
         pairs = zip(saved.roots, grads, strict=False)
@@ -150,6 +166,11 @@ class Tape:
             if root is not None and grad is not None:
                 given[root] = given[root] + grad if root in given else grad
         return saved.leaves, given
+
+    def _taken(self, segment: SegmentFunction, mb: int, seed: int) -> Saved:
+        """What a backward starts from, which is let go."""
+        saved = self._saved.pop((segment.__name__, mb))
+        return self._with_graph(saved, segment, seed)
 
     def parcel_bytes(self, mb: int) -> Mapping[str, int]:
         """What waits on the host for the backward of each swapped segment of a microbatch."""
@@ -180,23 +201,6 @@ class Tape:
         assert not self._saved, "every forward had its backward"
         assert not self._split, "every gradient of inputs had those of weights after it"
         assert not self._kept, "every span was run again"
-
-
-def compute(segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors) -> Tensors:
-    """Run a segment of which nothing is kept."""
-    with torch.no_grad():
-        return segment(seed, *inputs, *others)
-
-
-def _run(
-    segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
-) -> tuple[_Saved, Tensors]:
-    """Run a segment under autograd; what its backward needs, and its results."""
-    leaves = tuple(x.detach().requires_grad_() for x in inputs)
-    # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
-    outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
-    saved = _Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
-    return saved, tuple(x.detach() for x in outputs)
 
 
 def _roots(outputs: Tensors) -> tuple[GradientEdge | None, ...]:

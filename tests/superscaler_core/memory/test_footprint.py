@@ -15,7 +15,7 @@ import torch
 
 from superscaler_core.compiled import Compiled
 from superscaler_core.memory.footprint import Footprint, footprints
-from superscaler_core.memory.moments import Moment
+from superscaler_core.memory.moments import Meter, Moment
 from superscaler_core.plan import Keep, Overlap
 from superscaler_core.plans import PLANS
 from superscaler_core.run.live_bytes import LiveBytes, StorageMeter
@@ -238,6 +238,15 @@ def test_what_is_swapped_is_on_the_host_instead() -> None:
     assert swapped["F", 0].kept.activations < kept["F", 0].kept.activations / 2
     assert swapped["F", 0].host_bytes > kept["F", 0].kept.activations / 2
     assert swapped["B", 0].host_bytes == -swapped["F", 0].host_bytes
+
+
+def test_an_operator_that_returns_what_it_reads_makes_no_memory() -> None:
+    meter = Meter()
+    x = torch.empty(4, 6, device="meta")
+    with meter:
+        seen = [torch.ops.aten._unsafe_view(x, [24]) for _ in range(3)]
+    assert len(seen) == 3
+    assert meter.now_bytes == x.untyped_storage().nbytes()
 
 
 def test_a_meter_counts_every_piece_of_memory_once_until_its_end() -> None:
