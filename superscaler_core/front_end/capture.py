@@ -25,7 +25,7 @@ def capture(
     name: str | None = None,
     recycled: Mapping[str, int] | None = None,
 ) -> Graph:
-    """Capture a model's forward pass on one microbatch as a graph.
+    """Capture a model's forward pass on one microbatch as a graph, which has its gradients.
 
     The model is traced, not run: it may be on the meta device. It is captured in its present mode,
     ``train()`` or ``eval()``. A mean cross entropy is over all labels: one of -100, which torch
@@ -41,8 +41,9 @@ def capture(
             schedule says how many turns without gradient come before the one that is trained.
 
     Raises:
-        CaptureError: tracing cannot follow the model, or an op cannot be part of a graph; the
-            message names the op, its module and what to do.
+        CaptureError: tracing cannot follow the model, an op cannot be part of a graph, or the model
+            does what a graph would silently lose, such as a hook on a gradient; the message names
+            it, its module and what to do.
 
     >>> import torch
     >>> class Line(nn.Module):
