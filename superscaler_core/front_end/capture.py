@@ -13,6 +13,7 @@ from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.convert import graph_of
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
+from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.front_end.state import State
 from superscaler_core.graph.graph import Graph
 
@@ -64,14 +65,16 @@ def capture(
     device = next((p.device for p in model.parameters()), None)
     # Tracing takes one tensor given twice for one input: every argument is a copy of its own.
     copies = [a.detach().to(device, copy=True) if isinstance(a, Tensor) else a for a in args]
+
+    def call() -> tuple[TracedProgram, Graph]:
+        program = trace(model, copies)
+        return program, graph_of(program, model, title, recycled or {})
+
     state = State(model)
     with state.watched():
-        program = trace(model, copies)
-    graph = graph_of(program, model, title, recycled or {})
+        program, graph = call()
     if state.changed:
-        state.check(
-            program, graph, lambda: graph_of(trace(model, copies), model, title, recycled or {})
-        )
+        state.check(program, graph, lambda: call()[1])
     return graph
 
 
