@@ -13,6 +13,7 @@ from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.convert import graph_of
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
+from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.front_end.state import State
 from superscaler_core.graph.graph import Graph
 
@@ -25,7 +26,7 @@ def capture(
     name: str | None = None,
     recycled: Mapping[str, int] | None = None,
 ) -> Graph:
-    """Capture a model's forward pass on one microbatch as a graph.
+    """Capture a model's forward pass on one microbatch as a graph, which has its gradients.
 
     The model is traced, not run: it may be on the meta device. It is captured in its present mode,
     ``train()`` or ``eval()``. A mean cross entropy is over all labels: one of -100, which torch
@@ -41,8 +42,9 @@ def capture(
             schedule says how many turns without gradient come before the one that is trained.
 
     Raises:
-        CaptureError: tracing cannot follow the model, or an op cannot be part of a graph; the
-            message names the op, its module and what to do.
+        CaptureError: tracing cannot follow the model, an op cannot be part of a graph, or the model
+            does what a graph would silently lose, such as a hook on a gradient; the message names
+            it, its module and what to do.
 
     >>> import torch
     >>> class Line(nn.Module):
@@ -63,14 +65,16 @@ def capture(
     device = next((p.device for p in model.parameters()), None)
     # Tracing takes one tensor given twice for one input: every argument is a copy of its own.
     copies = [a.detach().to(device, copy=True) if isinstance(a, Tensor) else a for a in args]
+
+    def call() -> tuple[TracedProgram, Graph]:
+        program = trace(model, copies)
+        return program, graph_of(program, model, title, recycled or {})
+
     state = State(model)
     with state.watched():
-        program = trace(model, copies)
-    graph = graph_of(program, model, title, recycled or {})
+        program, graph = call()
     if state.changed:
-        state.check(
-            program, graph, lambda: graph_of(trace(model, copies), model, title, recycled or {})
-        )
+        state.check(program, graph, lambda: call()[1])
     return graph
 
 

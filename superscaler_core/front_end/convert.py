@@ -13,6 +13,7 @@ from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.call import Call
 from superscaler_core.front_end.records import Node, Ref, TracedProgram
 from superscaler_core.front_end.rules import rule_of
+from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
@@ -122,6 +123,7 @@ class _Conversion:
                     "parameter: make it an nn.Parameter that is registered, or detach it."
                 )
             self.kept[name] = self.values[Ref(place)] = value.detach().clone()
+        check_apart(dict(self.model.named_parameters()), dict(self.program.constants.values()))
 
     def _convert(self, node: Node) -> None:
         if node.base in _LIKE:

@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
@@ -20,8 +19,10 @@ from torch import Tensor, nn
 from torch.autograd import grad_mode, graph
 from torch.nn.modules import module as modules_of_torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.shared_memory import check_apart
 
 _INSTEAD = "write what it does as a torch.autograd.Function, which is captured with its backward"
 _LOOK = "look at, or change, gradients of Trainer.parameters() after a step, and remove it"
@@ -31,6 +32,7 @@ _MODULE_HOOKS = {"_backward_hooks": "a backward hook", "_backward_pre_hooks": "a
 
 # These are descriptors, which their types do not say.
 _DATA: Any = Tensor.data
+_NODE: Any = Tensor.grad_fn
 _REQUIRES_GRAD: Any = Tensor.requires_grad
 
 _CALLS: Mapping[Callable[..., Any], str] = {
@@ -40,6 +42,7 @@ _CALLS: Mapping[Callable[..., Any], str] = {
     "function under @register_op",
     Tensor.backward: "it runs a backward; put what does so into a function under @register_op",
     _DATA.__set__: "it replaces the data of a tensor; compute a new tensor",
+    _NODE.__get__: f"it looks at the node of autograd behind a tensor (grad_fn); {_INSTEAD}",
 }
 """What a forward may not call, and what to do instead."""
 
@@ -49,8 +52,9 @@ _BLOCKS: Mapping[type[Any], str] = {
     graph.saved_tensors_hooks: "it changes what autograd keeps (saved_tensors_hooks); plans say "
     "what is kept, by Plan.keep and Plan.swap",
     grad_mode.inference_mode: "it enters torch.inference_mode(); use torch.no_grad()",
+    TorchDispatchMode: "it enters a TorchDispatchMode, which is not traced; call what it does",
 }
-"""Blocks that a forward may not enter. What torch derives from them computes no other gradients."""
+"""Blocks that a forward may not enter. Those that torch derives from them compute the same."""
 
 
 def check_model(model: nn.Module) -> None:
@@ -79,28 +83,7 @@ def check_model(model: nn.Module) -> None:
                     f"{place} has {what} ({which}), which would not be called; {_INSTEAD}, or "
                     "remove it (handle.remove())."
                 )
-    _check_memory(model)
-
-
-def _check_memory(model: nn.Module) -> None:
-    """Parameters that share memory are one, by every name; others would train apart."""
-    held: dict[Any, dict[int, tuple[int, int, str]]] = {}
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    for name, tensor in tensors:
-        if tensor.layout is torch.strided and tensor.numel():
-            sizes = zip(tensor.shape, tensor.stride(), strict=True)
-            first = int(tensor.storage_offset()) * tensor.itemsize
-            length = int(1 + sum((n - 1) * step for n, step in sizes)) * tensor.itemsize
-            storage = tensor.untyped_storage()._cdata
-            held.setdefault(storage, {})[id(tensor)] = (first, first + length, name)
-    parameters = {name for name, _ in model.named_parameters()}
-    for ranges in held.values():
-        for (_, end, one), (first, _, other) in pairwise(sorted(ranges.values())):
-            if first < end and {one, other} & parameters:
-                raise CaptureError(
-                    f"{one!r} and {other!r} share memory but are two tensors, so that only one of "
-                    "them would change; register one parameter under both names."
-                )
+    check_apart(dict(model.named_parameters()), dict(model.named_buffers()))
 
 
 @contextmanager
@@ -134,7 +117,8 @@ def _refusing(block: type[Any], refuse: Callable[[], None]) -> Iterator[None]:
     enter = block.__enter__
 
     def entered(self: Any) -> Any:
-        if type(self) is block and getattr(self, "mode", True):
+        is_of_torch = type(self).__module__.startswith(("torch.", "superscaler_core."))
+        if getattr(self, "mode", True) and (type(self) is block or not is_of_torch):
             refuse()
         return enter(self)
 

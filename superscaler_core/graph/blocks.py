@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.dims import DimClass, Dims
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.modules import Modules
-from superscaler_core.graph.repeats import is_map, starts_of_blocks
+from superscaler_core.graph.repeats import is_map, loops_of, starts_of_blocks
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
 
 OpGroup = tuple[Op, ...]
@@ -168,9 +169,10 @@ class Blocks:
     def inner(self) -> tuple[DimClass, ...]:
         """The inner features of all blocks: what a linear map makes and the next one sums over.
 
-        Heads, and the features of MLPs. Of three maps in a row the last two count, so that no map
-        is cut twice; where a block is one linear map, two blocks make a pair, and of one that is
-        left over its result counts.
+        Heads, and the features of MLPs. Where one map makes queries, keys and values, or a gate and
+        what it opens, they begin behind it: the map is whole on every device. Of three maps in a
+        row the last two count, so that no map is cut twice; where a block is one linear map, two
+        blocks make a pair, and of one that is left over its result counts.
 
         Raises:
             PlanError: no block has two linear maps in a row, or no parameter is as was said.
@@ -216,12 +218,27 @@ class Blocks:
         if len(maps) == 1:
             return self._made(maps[0])
         stream = self._stream(unit)
-        made = {dim for op in maps for dim in self._made(op)}
+        made = {dim for op in maps for dim in self._made(op)} | self._of_pieces(unit)
         found: set[DimClass] = set()
         for op in reversed(maps):
             if not found & self._made(op):
                 found |= (self._summed(op) & made) - stream
         return found
+
+    def _of_pieces(self, unit: OpGroup) -> set[DimClass]:
+        """The dims of pieces of results, such as of queries, keys and values that one map makes.
+
+        They have dims of their own, which no map makes: heads, which attentions can be cut along,
+        or the features of a gate and of what it opens.
+        """
+        inside = set(unit)
+        found = {dim for op in unit if _is_piece(op) for dim in self.dims.of_tensor(op.outputs[0])}
+        return found.union(
+            self.dims.of_loop(op, loop)
+            for op in unit
+            if self._attends(op, inside)
+            for loop in filter(op.is_splittable, op.sizes)
+        )
 
     def _stream(self, unit: OpGroup) -> set[DimClass]:
         """The dims of what enters or leaves a block, and those that some op of it cannot cut."""
@@ -230,7 +247,10 @@ class Blocks:
         left = {t for t in made if any(op not in inside for op, _ in self.graph.readers.get(t, ()))}
         read = {tensor for op in unit for tensor in op.inputs if tensor.kind in (ACTIVATION, INPUT)}
         whole = {
-            self.dims.of_loop(op, i) for op in unit for i in op.sizes if i in op.annotation.fixed
+            self.dims.of_loop(op, i)
+            for op in unit
+            for i in op.annotation.fixed
+            if not _is_piece(op) or any(i in loops_of(operand) for operand in op.annotation.inputs)
         }
         return whole.union(*map(self.dims.of_tensor, left | (read - made)))
 
@@ -389,6 +409,12 @@ class Blocks:
             if min(numbered, default=0) <= op.index <= max(numbered, default=-1)
             and any(self.dims.ids(op, dim) for dim in dims)
         ]
+
+
+def _is_piece(op: Op) -> bool:
+    """Whether it only takes a piece out of a tensor; who reads that may cut it, as it is there."""
+    sizes = [prod(t.shape) for t in (*op.inputs, *op.outputs)]
+    return op.flops == 0 and not op.parameters and len(sizes) == 2 and sizes[1] < sizes[0]
 
 
 def _index(op: Op) -> int:

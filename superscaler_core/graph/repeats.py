@@ -33,12 +33,12 @@ Signature = Counter[tuple[str, str]]
 def is_map(op: Op) -> bool:
     """Whether an op is a linear map: it sums over a loop of a parameter and of what it reads."""
     pairs = list(zip(op.inputs, op.annotation.inputs, strict=True))
-    weights = {i for t, operand in pairs if t.kind == PARAMETER for i in _loops(operand)}
-    others = {i for t, operand in pairs if t.kind != PARAMETER for i in _loops(operand)}
+    weights = {i for t, operand in pairs if t.kind == PARAMETER for i in loops_of(operand)}
+    others = {i for t, operand in pairs if t.kind != PARAMETER for i in loops_of(operand)}
     return bool(weights & others & set(op.annotation.reductions))
 
 
-def _loops(operand: Sequence[object]) -> set[str]:
+def loops_of(operand: Sequence[object]) -> set[str]:
     return {loop for dim in operand if isinstance(dim, tuple) for loop in dim}
 
 

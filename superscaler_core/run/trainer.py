@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,13 @@ from superscaler_core.run.moves import move_many
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.together import norm_of_grads
 from superscaler_core.run.transport import Transport
+
+
+class IncompatibleKeys(NamedTuple):
+    """Names that a state lacks, and names that the model has not; as torch's."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class Trainer:
@@ -111,9 +119,7 @@ class Trainer:
 
     # --- parameters as on a single device -------------------------------------------------------
 
-    def load_state_dict(
-        self, state: Mapping[str, Tensor], strict: bool = True
-    ) -> tuple[list[str], list[str]]:
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
         """Take this rank's boxes out of whole parameters, and buffers, by single-device names.
 
         Args:
@@ -149,7 +155,7 @@ class Trainer:
                 self._rank.constant(name).copy_(state[name])
             else:
                 self._take(tables.aliases.get(name, name), state[name])
-        return missing, unexpected
+        return IncompatibleKeys(missing, unexpected)
 
     def init_weights(self, init: Callable[[str, Tensor], object], seed: int = 0) -> None:
         """Give every parameter its first values, each as on a single device.

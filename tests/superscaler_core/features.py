@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.superscaler_core import functions
@@ -66,6 +67,19 @@ class Model(nn.Module):
 class Symmetric(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight.triu() + weight.triu(1).transpose(-1, -2)
+
+
+class Doubled(torch.autograd.graph.saved_tensors_hooks):
+    def __init__(self) -> None:
+        super().__init__(lambda t: 2 * t, lambda t: t)
+
+
+class Turned(TorchDispatchMode):
+    """Sines are cosines."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = torch.ops.aten.cos.default if func is torch.ops.aten.sin.default else func
+        return func(*args, **(kwargs or {}))
 
 
 # --- what blocks do -----------------------------------------------------------------------------
@@ -216,6 +230,9 @@ FEATURES: dict[str, Feature] = {
     "forward pre-hook": Feature(
         prepare=lambda b: b.line.register_forward_pre_hook(lambda m, i: (2 * i[0],))
     ),
+    "hook of a node": Feature(
+        lambda b, h: h if h.grad_fn is None else h * 2, refused="node of autograd.*Function"
+    ),
     "hook in a forward hook": Feature(
         prepare=lambda b: b.line.register_forward_hook(lambda m, i, o: hooked(m, o)),
         refused=r"module 'blocks.\d.line' \(Linear\): it registers a hook on a tensor",
@@ -236,6 +253,12 @@ FEATURES: dict[str, Feature] = {
         ),
         refused="saved_tensors_hooks",
     ),
+    "own saved-tensor hooks": Feature(
+        lambda b, h: within(b, Doubled(), h.tanh), refused="saved_tensors_hooks"
+    ),
+    "dispatch mode": Feature(
+        lambda b, h: within(b, Turned(), h.sin), refused="TorchDispatchMode, which is not traced"
+    ),
     # Weights that are computed, shared or frozen.
     "weight norm": Feature(prepare=lambda b: parametrizations.weight_norm(b.line)),
     "weight norm by a hook": Feature(prepare=lambda b: weight_norm(b.line)),
@@ -246,6 +269,10 @@ FEATURES: dict[str, Feature] = {
     "spectral norm": Feature(prepare=lambda b: spectral_norm(b.line), refused="changes buffer"),
     "frozen": Feature(prepare=lambda b: b.other.requires_grad_(False)),
     "tied": Feature(prepare=tied),
+    "attribute of shared memory": Feature(
+        lambda b, h: h @ b.turned,
+        lambda b: setattr(b, "turned", b.line.weight.detach().t()), "share memory but are two ten",
+    ),
     "shared memory": Feature(prepare=shared_memory, refused="share memory but are two tensors"),
     "frozen for a while": Feature(frozen_for_a_while, refused="whether a parameter needs a grad"),
     "hidden parameter": Feature(

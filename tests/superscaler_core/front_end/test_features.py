@@ -144,3 +144,12 @@ def test_functions_apply_as_before_after_a_capture() -> None:
     ss.capture(deepcopy(model), (BATCH,))
     model(BATCH).backward()
     assert model.blocks[0].line.weight.grad is not None
+
+
+def test_a_parameter_without_a_shape_is_an_error_that_says_so() -> None:
+    model = model_of("cast")
+    model.blocks.append(torch.nn.LazyLinear(3))
+    with pytest.raises(
+        ss.CaptureError, match=r"'blocks.1.weight' has no shape yet: call the model"
+    ):
+        ss.capture(model, (BATCH,))

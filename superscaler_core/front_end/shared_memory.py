@@ -1,0 +1,52 @@
+"""Shared memory: tensors of a model of which training one changes another, in torch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from superscaler_core.errors import CaptureError
+
+
+def check_apart(parameters: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> None:
+    """Refuse a parameter that has memory in common with another tensor, which would not change.
+
+    Args:
+        parameters: by name, each once: a tied parameter is one tensor.
+        others: what the model reads besides.
+
+    Raises:
+        CaptureError: the message names both; or a parameter has no shape yet.
+    """
+    in_storage: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, tensor in [*parameters.items(), *others.items()]:
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"{name!r} has no shape yet: call the model once before its capture."
+            )
+        if tensor.layout is torch.strided and tensor.numel():
+            in_storage.setdefault(tensor.untyped_storage()._cdata, []).append((name, tensor))
+    for tensors in in_storage.values():
+        for (one, a), (other, b) in combinations(tensors, 2):
+            if {one, other} & parameters.keys() and a is not b and _overlap(a, b):
+                raise CaptureError(
+                    f"{one!r} and {other!r} share memory but are two tensors, so that only one of "
+                    "them would change; register one parameter under both names, or compute the "
+                    "other in the forward."
+                )
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    (a, b), (c, d) = _bytes(one), _bytes(other)
+    return a < d and c < b
+
+
+def _bytes(tensor: Tensor) -> tuple[int, int]:
+    """From the first byte of a tensor in its storage to the last."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    first = int(tensor.storage_offset())
+    return first * tensor.itemsize, (first + int(last) + 1) * tensor.itemsize

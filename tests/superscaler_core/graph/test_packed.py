@@ -1,0 +1,78 @@
+"""Attention whose queries, keys and values come from one linear map is found, and cut by heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import superscaler_core as ss
+from superscaler_core.graph.blocks import Blocks
+from superscaler_core.plans import PLANS
+from tests.superscaler_core.packed import HEADS, inputs, models
+
+MODELS = models()
+
+
+@cache
+def blocks_of(name: str, is_flat: bool = False) -> Blocks:
+    graph = ss.capture(MODELS[name](), inputs())
+    ops = tuple(replace(op, module="") for op in graph.ops)
+    return ss.find_blocks(replace(graph, ops=ops) if is_flat else graph)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_block_has_an_attention(name: str) -> None:
+    blocks = blocks_of(name)
+    assert len(blocks.all) == len(blocks.attention) == 3
+    for ops in blocks.attention:
+        assert [op.kind for op in ops if op.kind in ("attention", "softmax")] != []
+        assert {op.module.split(".")[2] for op in ops if op.module.count(".") > 1} == {"mixer"}
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_inner_features_are_heads_and_those_of_the_mlp(name: str, is_flat: bool) -> None:
+    blocks = blocks_of(name, is_flat)
+    sizes = [min(blocks.dims.sizes(dim)) for dim in blocks.inner]
+    assert sizes == [HEADS, 24] * 3
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_mlp_is_no_attention(name: str) -> None:
+    blocks = blocks_of(name)
+    for attention, mlp in zip(blocks.attention, blocks.mlp, strict=True):
+        assert mlp
+        assert not set(attention) & set(mlp)
+
+
+@pytest.mark.parametrize(
+    "name", ["of torch", "gated", "split Conv1D", "unbind Linear", "heads Conv1D"],
+)  # fmt: skip
+def test_tensor_parallel_cuts_it_and_trains_as_torch(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    model = MODELS[name]().double()
+    plan = ss.Plan(ss.capture(model, inputs()), devices=range(2))
+    PLANS["megatron"](plan)
+    attends = [op for op in plan.graph.ops if op.kind in ("attention", "softmax")]
+    assert {len({part.pieces for part in plan.parts(op)}) for op in attends} == {2}
+    folder = ss.compile(plan).save(tmp_path)
+
+    def work(trainer: ss.Trainer) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss = trainer.step(*inputs())
+        with torch.no_grad():
+            for weight in trainer.parameters():
+                weight -= weight.grad
+        return loss, trainer.state_dict()
+
+    found = ss.run_threads(folder, work, range(2))
+    loss = model(*inputs())
+    loss.backward()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight -= weight.grad
+    for one in found.values():
+        torch.testing.assert_close(one, (loss.detach(), model.state_dict()), rtol=1e-9, atol=1e-11)
