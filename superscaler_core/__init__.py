@@ -1,6 +1,6 @@
-"""superscaler_core: a PyTorch model and an sProgram become a running parallel program.
+"""superscaler_core: turns a PyTorch model and an sProgram into a parallel training program.
 
-The communication between parts is planned and run by ``rvdcomm``; nothing here speaks to a network.
+``rvdcomm`` plans and runs the communication between parts; this package calls no transport.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _LAZY = {
     "run_threads": "superscaler_core.run.threads",
     "simulate": "superscaler_core.simulator",
 }
-"""What needs torch or takes long to import, by the module that it is in."""
+"""Public names whose modules need torch or are slow to import; each is imported on first use."""
 
 __all__ = [
     "SCHEDULES",

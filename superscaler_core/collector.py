@@ -1,4 +1,4 @@
-"""Collector: Python's collector of cycles pauses while much is made that stays."""
+"""Collector: pauses Python's garbage collector while many long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Nothing is collected inside, for the whole process; then all is as it was.
+    """Pause garbage collection in the whole process, and restore its state at the end.
 
-    A compiled plan is millions of small objects, none of which is garbage: the collector would go
-    through all of them again and again as they come to be, which takes nearly as long as the rest.
+    A compiled plan consists of millions of small objects, none of which is garbage. The collector
+    would scan them repeatedly while they are created, which takes nearly as long as creating them.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -24,9 +24,9 @@ class Compiled:
     """A plan, validated and materialized.
 
     Attributes:
-        materialized: the plan and its communication.
-        optimizer: that it will be trained with, by its name in ``memory.STATES``.
-        master_dtype: of stored parameters; the model's if None.
+        materialized: the plan with its communication and its step program.
+        optimizer: the optimizer of the training, by its name in ``memory.STATES``.
+        master_dtype: dtype of stored parameters; that of the model if None.
     """
 
     materialized: Materialized
@@ -40,21 +40,21 @@ class Compiled:
 
     @property
     def step_program(self) -> StepProgram:
-        """All that devices do in a step, in one order; print it."""
+        """All instructions of all devices in a step, in one order; print it to read them."""
         return self.materialized.step_program
 
     @cached_property
     def memory(self) -> Mapping[int, DeviceMemory]:
-        """What every device needs."""
+        """The memory that every device needs."""
         return memory_of(
             self.materialized, optimizer=self.optimizer, master_dtype=self.master_dtype
         )
 
     def report(self, topology: rv.Topology | None = None) -> Report:
-        """All communication and memory, in tables; print it.
+        """All communication and memory in tables; print it.
 
         Args:
-            topology: to look at the plan on another one than it was compiled for.
+            topology: price the plan on this topology; the one that it was compiled for if None.
         """
         topology = topology or self.materialized.topology
         return report_of(self.materialized, self.memory, topology, self.master_dtype)
@@ -65,21 +65,22 @@ class Compiled:
 
     @cached_property
     def files(self) -> Mapping[int, str]:
-        """The Python text of every rank."""
+        """The generated Python text of every rank."""
         return rank_files(self.materialized)
 
     def save(self, folder: str | Path, *, weights: bool = True) -> Path:
-        """Write ``rank_0.py``, ..., the model's constants and the topology; returns the folder.
+        """Write ``rank_0.py``, ..., the model's constants and the topology; return the folder.
 
         Args:
-            folder: made if missing.
-            weights: whether the captured model's parameters are written too, as they are now, so
-                that trainers start with them; each rank reads its part. Of a model on the meta
-                device there are none.
+            folder: created if missing.
+            weights: whether to write the captured model's parameters too, with their present
+                values, so that trainers start from them; each rank reads its part. A model on the
+                meta device has no values to write.
         """
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        # A rank file that is left from a larger program would look like a rank of this one.
+        # A rank file left over from a program with more ranks would be taken for a part of this
+        # one.
         for old in path.glob("rank_*.py"):
             old.unlink()
         for device, text in self.files.items():
@@ -105,16 +106,18 @@ def compile(
     """Validate and materialize a plan.
 
     Args:
-        plan: with a device for every part.
-        topology: who is near to whom, and how fast; one host with fast links if None. It is saved
-            with the program, and communication is planned for it.
-        memory_limit: bytes that no device may need more than; not checked if None.
-        optimizer: that it will be trained with: "sgd", "momentum", "adam" or "adamw".
-        master_dtype: of stored parameters, as ``load`` takes it; the model's if None.
+        plan: every part has a device.
+        topology: hosts, links and their speeds; one host with fast links if None. It is saved with
+            the program, and communication is planned for it.
+        memory_limit: bytes of memory that each device has; not checked if None.
+        optimizer: the optimizer of the training: "sgd", "momentum", "adam" or "adamw".
+        master_dtype: dtype of stored parameters, as in ``load``; that of the model if None.
 
     Raises:
-        PlanError: a part has no device, devices hold sums that do not make a value, or groups that
-            run again cross; CoverageError, OrderError: what the names say.
+        PlanError: a part has no device, the partial sums on devices do not add up to a value, or
+            groups that are recomputed overlap.
+        CoverageError: the parts of an op leave out work, or do some of it twice.
+        OrderError: the orders of the plan form a cycle.
         DeviceMemoryError: a device needs more than the limit.
     """
     check_assigned(plan)

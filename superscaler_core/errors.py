@@ -1,4 +1,4 @@
-"""Errors of the plan engine; all are the caller's, and so ``ValueError``s."""
+"""Errors of the plan engine. All are errors of the caller, therefore ``ValueError``s."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class CaptureError(ValueError):
 
 
 class PlanError(ValueError):
-    """An sProgram asks for what cannot be: a wrong split, an op without a device."""
+    """An sProgram asks for something impossible: a wrong split, an op without a device."""
 
 
 class CoverageError(PlanError):
@@ -20,7 +20,7 @@ class CoverageError(PlanError):
 
 
 class OrderError(PlanError):
-    """What runs before what forms a cycle."""
+    """The orders that a plan asks for form a cycle."""
 
 
 class DeviceMemoryError(PlanError):

@@ -1,4 +1,4 @@
-"""Known: what was found before, by what it depends on."""
+"""Known: a bounded cache for results, keyed by everything that they depend on."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ V = TypeVar("V")
 
 
 class Known(dict[K, V]):
-    """A table that forgets what came first when it has too much.
+    """A dict with a bounded number of entries; when it is full, the oldest entry is dropped.
 
     Args:
-        most: entries that it keeps.
+        most: largest number of entries.
     """
 
     def __init__(self, most: int) -> None:
@@ -23,5 +23,5 @@ class Known(dict[K, V]):
     def __setitem__(self, key: K, value: V) -> None:
         super().__setitem__(key, value)
         if len(self) > self._most:
-            # Dicts keep the order in which keys came.
+            # A dict keeps its keys in the order of insertion.
             del self[next(iter(self))]

@@ -1,4 +1,4 @@
-"""Numbers for people, in units that keep them short."""
+"""Bytes and seconds as short texts with units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bytes_text(num_bytes: float) -> str:
     ('3 MiB', '1.5 KiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
-        # What four digits would round up to 1024 is one of the next unit.
+        # A number that rounds to 1024 in four digits is written in the next unit.
         if abs(num_bytes) < 1023.5:
             return f"{num_bytes:.4g} {unit}"
         num_bytes /= 1024

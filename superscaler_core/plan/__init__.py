@@ -1,4 +1,4 @@
-"""Plan: what an sProgram decides about a graph, as an object to fill and as a value to keep."""
+"""Plan: the object that an sProgram fills with decisions, and those decisions as a frozen value."""
 
 from superscaler_core.plan.coverage import check_assigned, check_coverage
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart

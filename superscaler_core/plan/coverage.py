@@ -1,4 +1,4 @@
-"""Coverage: the parts of every op do all of its work, each piece of it once."""
+"""Coverage: the parts of every op together do all of its work, and no work is done twice."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from superscaler_core.plan.plan import Plan
 
 
 def check_assigned(plan: Plan) -> None:
-    """Every part has a device.
+    """Check that every part has a device.
 
     Raises:
-        PlanError: some have none; the message names the first ones.
+        PlanError: some parts have no device; the message names the first of them.
     """
     missing = [p for op in plan.graph.ops for p in plan.parts(op) if plan.device(p) is None]
     missing += [p for parts in plan.updates().values() for p in parts if plan.device(p) is None]
@@ -30,13 +30,13 @@ def check_assigned(plan: Plan) -> None:
 
 
 def check_coverage(plan: Plan) -> None:
-    """The parts of every op tile its iterations.
+    """Check that the parts of every op tile its iterations.
 
-    That is what "every element of a pTensor is produced once where it is read" comes to: an
-    output's boxes and summands are those of the iterations.
+    Then the parts that write a pTensor produce each of its elements exactly once, because the
+    boxes and summands of an output follow from the iterations.
 
     Raises:
-        CoverageError: two parts overlap, or iterations are left out; the message names both.
+        CoverageError: two parts overlap, or no part covers some iterations; the message names both.
     """
     ops = [*plan.graph.ops, *(plan.graph.updates[t.name] for t in plan.updates())]
     for op in ops:
@@ -49,14 +49,14 @@ def check_coverage(plan: Plan) -> None:
 
 
 Fault = tuple[Sequence[Piece], Sequence[Piece] | None]
-"""Two pieces that overlap, or a region that no part computes and None."""
+"""Either two pieces that overlap, or a region that no part computes and None."""
 
 
 @cache
 def _fault(
     loops: tuple[str, ...], sizes: tuple[int, ...], pieces: frozenset[tuple[Piece, ...]]
 ) -> Fault | None:
-    """What is wrong with pieces of these loops; layers that are alike are looked at once."""
+    """The fault in these pieces, or None; cached, so that repeated layers are checked once."""
     boxes = {_box(loops, sizes, given): given for given in pieces}
     if _is_grid(sizes, list(boxes)):
         return None
@@ -77,7 +77,7 @@ def _box(loops: Sequence[str], sizes: Sequence[int], pieces: Sequence[Piece]) ->
 
 
 def _is_grid(sizes: Sequence[int], boxes: Sequence[rv.Box]) -> bool:
-    """Whether boxes are all cells of a grid over the whole, as most splits make."""
+    """Whether the boxes are all the cells of a grid over the whole, as for most splits."""
     count = 1
     for dim, size in enumerate(sizes):
         ranges = sorted({(box.lo[dim], box.hi[dim]) for box in boxes})
@@ -90,7 +90,7 @@ def _is_grid(sizes: Sequence[int], boxes: Sequence[rv.Box]) -> bool:
 
 
 def _uncovered(whole: rv.Box, boxes: Iterable[rv.Box]) -> rv.Box:
-    """A region of ``whole`` outside all boxes, which there has to be."""
+    """A region of ``whole`` outside all boxes; the caller knows that one exists."""
     left = [whole]
     for box in boxes:
         left = [rest for piece in left for rest in piece.subtract(box)]

@@ -1,4 +1,4 @@
-"""Decisions: all that a plan says about a graph, as a value with a text."""
+"""Decisions: everything that a plan decides about a graph, as a frozen value with a text form."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PART_WORD = re.compile(rf"{_PIECE.pattern}|copy:[0-9]+|{_WHOLE}")
 
 @dataclass(frozen=True, slots=True)
 class PlacedPart:
-    """One part of an op: its iterations, which of several copies it is, and where it runs.
+    """One part of an op: its iterations, its replica number, and its device.
 
     Attributes:
-        pieces: as of ``Part``.
-        replica: the same.
-        device: None while nothing was said.
+        pieces: the range of each loop that is cut, as in ``Part``.
+        replica: its number among parts that do the same work, as in ``Part``.
+        device: None as long as the plan has not assigned one.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -41,11 +41,11 @@ class PlacedPart:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """An op that a decision is about, with all its parts or with one.
+    """The op that a decision is about: all of its parts, or one part.
 
     Attributes:
-        op: its name.
-        part: pieces and replica of the one part; None for all of them.
+        op: name of the op.
+        part: pieces and replica of that part; None for all parts.
     """
 
     op: str
@@ -62,27 +62,27 @@ ChosenGroup = tuple[Chosen, ...]
 
 @dataclass(frozen=True)
 class Decisions:
-    """What a plan says; plans that say the same are equal here.
+    """The decisions of a plan; two plans with the same decisions compare equal here.
 
-    Law (tests/superscaler_core/plan/test_decisions.py): ``Decisions.parse(str(d)) == d``; a plan
-    that decides so becomes the same program, file by file.
+    Law (tests/superscaler_core/plan/test_decisions.py): ``Decisions.parse(str(d)) == d``, and a
+    plan rebuilt from ``d`` compiles to the same program, file by file.
 
     Attributes:
         model: name of the graph.
-        devices: of the plan, in its order.
-        parts: by name of an op, its parts in order; ops that stay whole and have no device are
-            left out.
-        stages: names of the ops with which the second stage and all after it begin.
-        schedule: in which order stages run; None for one microbatch.
-        placement: which devices act as which workers of the schedule; None if nothing was said.
-        orders: what runs before what on one device.
-        recomputed, rerun, swapped: groups, as of ``Plan.recompute``, ``rerun`` and ``swap``.
+        devices: devices of the plan, in its order.
+        parts: the parts of each op in order, by the op's name; ops that stay whole and have no
+            device are left out.
+        stages: names of the ops at which the second and each later stage begin.
+        schedule: the order in which stages run; None for one microbatch.
+        placement: which devices act as which workers of the schedule; None if not given.
+        orders: pairs of ops of which the first runs before the second on a device.
+        recomputed, rerun, swapped: groups, as in ``Plan.recompute``, ``rerun`` and ``swap``.
         on_host: names of parameters that are stored in host memory.
-        windows: groups of ops with whether their weights are gathered (``Plan.gather_weights``) or
-            their gradients alone are reduced (``reduce_grads``), in order: of an op in several the
-            last counts.
+        windows: groups of ops, each with whether their weights are gathered
+            (``Plan.gather_weights``) or only their gradients are reduced (``reduce_grads``). For
+            an op in several groups the last one counts.
         overlap: which communication runs while devices compute.
-        notes: where the plan computes something else than the model.
+        notes: differences between what the plan computes and what the model computes.
     """
 
     model: str
@@ -101,7 +101,7 @@ class Decisions:
     notes: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
-        # Equal parts may have been said in another order.
+        # Leaves out most fields; two equal plans may also list ``parts`` in different orders.
         return hash((self.model, self.devices, frozenset(self.parts.items()), self.stages))
 
     # --- text -----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Decisions:
 
     @classmethod
     def parse(cls, text: str) -> Decisions:
-        """Read the text that ``str`` writes; empty lines and lines with ``#`` first mean nothing.
+        """Read the text that ``str`` writes; skip empty lines and lines that begin with ``#``.
 
         Raises:
             PlanError: a line has another form; the message names it.
@@ -164,10 +164,10 @@ class Decisions:
 
     @classmethod
     def load(cls, path: str | Path) -> Decisions:
-        """Read a file that ``save`` wrote, or that somebody edited since.
+        """Read a file that ``save`` wrote, possibly edited by hand since.
 
         Raises:
-            PlanError: as of ``parse``, with the file.
+            PlanError: as for ``parse``; the message names the file.
         """
         try:
             return cls.parse(Path(path).read_text())
@@ -180,7 +180,7 @@ _GROUPS = {
     "rerun": "rerun",
     "swap": "swapped",
 }
-"""How a text calls groups, and which attribute they are."""
+"""The word that begins a line about a group, and the attribute that the line fills."""
 
 
 def _group_text(group: ChosenGroup) -> str:
@@ -212,7 +212,7 @@ def _part_of(words: Iterable[str]) -> tuple[tuple[Piece, ...], int]:
 def _chosen(text: str) -> Chosen:
     words = text.split(" ")
     end = len(words)
-    # From the end: names of modules, and so of ops, may have spaces.
+    # Read from the end, because names of modules, and therefore of ops, may contain spaces.
     while end > 1 and _PART_WORD.fullmatch(words[end - 1]):
         end -= 1
     return Chosen(" ".join(words[:end]), _part_of(words[end:]) if end < len(words) else None)
@@ -248,7 +248,7 @@ def _with_order(found: Decisions, rest: str) -> Decisions:
 
 
 def _with(found: Decisions, attribute: str, value: Any) -> Decisions:
-    """One value more in an attribute that is a tuple."""
+    """Append one value to an attribute that is a tuple."""
     changes: dict[str, Any] = {attribute: (*getattr(found, attribute), value)}
     return replace(found, **changes)
 
@@ -294,4 +294,4 @@ _READ: Mapping[str, Callable[[Decisions, str], Decisions]] = {
     "overlap": _with_overlap,
     "note": _with_name("notes"),
 }
-"""What a line that begins with a word adds."""
+"""How to read the rest of a line, by the word with which the line begins."""

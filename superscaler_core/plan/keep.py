@@ -1,4 +1,4 @@
-"""Keep: how much of a forward stays on a device until its backward."""
+"""Keep: how much of a forward stays in device memory until its backward."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from enum import Enum
 
 
 class Keep(Enum):
-    """What of a forward is kept for its backward, from most memory to least.
+    """What a forward keeps for its backward, from most memory to least.
 
-    Everything else is computed again there. ``Plan.keep`` says it of a plan.
+    The backward recomputes everything else. ``Plan.keep`` sets this for a plan.
     """
 
     EVERYTHING = "everything"
-    """All that a backward reads; nothing is computed again."""
+    """Keep everything that a backward reads; recompute nothing."""
 
     ATTENTION_ONLY = "attention_only"
-    """All but what is between the linear maps of an attention: only attentions are run again."""
+    """Keep all but the values between the linear layers of an attention; recompute only those."""
 
     SEGMENT_INPUTS = "segment_inputs"
-    """Of a block the inputs of what communication separates; nothing is sent again."""
+    """Per block, keep the inputs of each region between communications; send nothing again."""
 
     BLOCK_INPUTS = "block_inputs"
-    """Of a block its input alone; its communication is done again."""
+    """Per block, keep only its input; recompute the rest, including its communication."""
 
     STAGE_INPUT = "stage_input"
-    """Of a stage its input alone; its second run keeps all of one microbatch."""
+    """Per stage, keep only its input; its recomputation keeps all values of one microbatch."""
 
     def __str__(self) -> str:
         return self.value

@@ -1,4 +1,4 @@
-"""OpSplit: how an op is cut and where its parts run, as a value that does not know the op."""
+"""OpSplit: how an op is cut and on which devices its parts run, independent of the op itself."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from superscaler_core.graph.part import Piece
 from superscaler_core.plan.decisions import PlacedPart
 
 MAX_SPLITS = 1 << 16
-"""Splits that are remembered, so that equal ones are one object."""
+"""Splits that are interned, so that equal splits are one object."""
 
 
 @dataclass(frozen=True)
 class OpSplit:
-    """The parts of an op, each with its device. Ops of one form can share it.
+    """The parts of an op, each with its device. Ops of the same form can share a split.
 
-    Laws (tests/superscaler_core/plan/test_op_split.py): equal splits that are remembered are one
-    object; ``plan.op_split(op)`` is what ``plan.decisions`` say of the op.
+    Laws (tests/superscaler_core/plan/test_op_split.py): interned splits that are equal are one
+    object; ``plan.op_split(op)`` agrees with ``plan.decisions`` about the op.
 
     >>> split = OpSplit.grid({"b": 8, "n": 6}, range(4), [("b", 2), ("n", 2)])
     >>> print(split)
     0 b[0:4] n[0:3]; 1 b[0:4] n[3:6]; 2 b[4:8] n[0:3]; 3 b[4:8] n[3:6]
 
     Attributes:
-        parts: in the plan's order.
+        parts: pieces, replica and device of each part, in the plan's order.
     """
 
     parts: tuple[PlacedPart, ...]
 
     @classmethod
     def of(cls, parts: Iterable[tuple[tuple[Piece, ...], int, int | None]]) -> OpSplit:
-        """The split into parts of these pieces, replicas and devices."""
+        """The split whose parts have these pieces, replicas and devices."""
         return _interned(tuple(parts))
 
     @classmethod
@@ -45,16 +45,17 @@ class OpSplit:
         devices: Sequence[int],
         axes: Sequence[tuple[str | None, int]],
     ) -> OpSplit:
-        """Cut loops along the axes of a grid of devices, as even as can be.
+        """Cut loops along the axes of a grid of devices, as evenly as possible.
 
         Args:
-            sizes: iterations of every loop, as of ``Op.sizes``.
-            devices: of the grid, the last axis innermost.
-            axes: along each the loop that is cut, or None to replicate, and the number of devices.
+            sizes: number of iterations of every loop, as in ``Op.sizes``.
+            devices: devices of the grid; the last axis varies fastest.
+            axes: for each axis the loop that it cuts (None to replicate), and its number of
+                devices.
 
         Raises:
-            PlanError: the grid has other than the given devices, a loop is unknown, shorter than
-                its pieces, or cut along two axes.
+            PlanError: the axes do not use exactly the given devices; or a loop is unknown, has
+                fewer iterations than pieces, or is cut along two axes.
         """
         count = prod(num for _, num in axes)
         if count != len(devices):
@@ -84,14 +85,14 @@ class OpSplit:
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
-        """All that run a part, ascending."""
+        """All devices that run a part, ascending."""
         return tuple(sorted({part.device for part in self.parts if part.device is not None}))
 
     def on(self, devices: Sequence[int]) -> OpSplit:
-        """The same with other devices in the places of these, in ascending order.
+        """The same split; its devices, in ascending order, are replaced by the first of ``devices``.
 
         Raises:
-            PlanError: there are fewer.
+            PlanError: ``devices`` has fewer devices than the split.
         """
         if len(devices) < len(self.devices):
             raise PlanError(

@@ -1,4 +1,4 @@
-"""op_trans: an op becomes parts that together do its work."""
+"""op_trans: replaces an op by parts that together do its work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from superscaler_core.graph.part import Part, Piece
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cut one loop into ``num`` pieces, as even as can be, or at ``cuts`` (ends included)."""
+    """Cut one loop into ``num`` pieces, as evenly as possible, or at ``cuts`` (ends included)."""
 
     identifier: str
     num: int = 0
@@ -23,10 +23,10 @@ class Split:
         return f"split {self.identifier} {how}"
 
     def __call__(self, part: Part) -> tuple[Part, ...]:
-        """The parts that ``part`` becomes.
+        """The parts that replace ``part``.
 
         Raises:
-            PlanError: the op has no such loop, it cannot be cut, or not at these points.
+            PlanError: the op has no such loop, or the loop cannot be cut, or not at these points.
         """
         self._check(part)
         lo, hi = part.range(self.identifier)
@@ -64,12 +64,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Let ``num`` parts do the same work."""
+    """Make ``num`` parts that all do the same work."""
 
     num: int
 
     def __call__(self, part: Part) -> tuple[Part, ...]:
-        """The parts that ``part`` becomes."""
+        """The parts that replace ``part``."""
         if self.num < 1:
             raise PlanError(f"replicate {part} {self.num} times: it takes 1 or more.")
         first = part.replica * self.num
@@ -78,15 +78,15 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Cut out pieces by hand: for every part the ranges of the loops that it takes.
+    """Cut out pieces by hand: for every part, the ranges of the loops that it computes.
 
-    Nothing checks here that they tile the work; ``check_coverage`` does.
+    ``check_coverage`` checks later that the pieces tile the work.
     """
 
     ranges: tuple[tuple[Piece, ...], ...]
 
     def __call__(self, part: Part) -> tuple[Part, ...]:
-        """The parts that ``part`` becomes."""
+        """The parts that replace ``part``."""
         made: list[Part] = []
         for ranges in self.ranges:
             pieces = part.pieces
@@ -99,7 +99,7 @@ class Pieces:
                         f"{stop}."
                     )
                 pieces = _with(pieces, (identifier, lo, hi))
-            # The same piece twice makes replicas.
+            # A piece that is given twice becomes two replicas.
             copies = sum(other.pieces == pieces for other in made)
             made.append(Part(part.op, pieces, part.replica * len(self.ranges) + copies))
         return tuple(made)
@@ -109,12 +109,12 @@ Transformation = Split | Replicate | Pieces
 
 
 def split(identifier: str, num: int = 0, *, cuts: Sequence[int] = ()) -> Split:
-    """Cut a loop into ``num`` pieces, as even as can be, or at ``cuts`` (ends included)."""
+    """Cut a loop into ``num`` pieces, as evenly as possible, or at ``cuts`` (ends included)."""
     return Split(identifier, num, tuple(cuts))
 
 
 def replicate(num: int) -> Replicate:
-    """Let ``num`` parts do the same work."""
+    """Make ``num`` parts that all do the same work."""
     return Replicate(num)
 
 

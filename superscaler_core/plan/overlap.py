@@ -8,29 +8,30 @@ from dataclasses import dataclass
 from superscaler_core.errors import PlanError
 
 BUCKET_BYTES = 16 << 20
-"""Large enough that a message is limited by bandwidth, small enough that the first leaves early,
-and that little memory is taken by what arrives before what it replaces is dropped."""
+"""Size of a bucket. It is large enough that bandwidth, not latency, limits a message; and small
+enough that the first message leaves early, and that arriving results need little extra memory."""
 
 _TEXT = re.compile(r"prefetch ([0-9]{1,9}) reductions (on|off) moves (on|off) bucket ([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Which rewrites the step program gets; without any, devices wait for all communication.
+    """The rewrites that overlap communication with computing; by default devices wait for all of
+    it.
 
     Law (tests/superscaler_core/plan/test_overlap.py): ``Overlap.parse(str(o)) == o``.
 
     Attributes:
-        prefetch: by how many gathers weights are fetched before the ops that read them; 0 fetches
-            each when it is read. Memory a device: that many windows (ZeRO-3) or buckets more. What
-            is swapped comes back as many segments ahead, and one ahead if this is 0.
-        reductions: whether gradients are reduced while the backward of the stage goes on, and not
-            after it. Memory a device: as many reduced buckets as are under way, at most two.
-        moves: whether tensor parallelism's communication inside a stage runs beside computing that
-            does not need it, above all gradients of inputs beside those of weights. Backwards of
-            segments are divided into halves for that, which takes time on a small model.
-        bucket_bytes: the most that one call reduces, or fetches for the whole step, unless a single
-            weight is larger.
+        prefetch: weights are gathered this many gathers before the ops that read them; 0 gathers
+            each when it is read. Each device needs memory for that many more windows (ZeRO-3) or
+            buckets. Swapped values are copied back that many segments ahead, or one ahead for 0.
+        reductions: whether gradients are reduced during the rest of the stage's backward instead of
+            after it. Each device needs memory for at most two more reduced buckets.
+        moves: whether tensor-parallel communication inside a stage overlaps with independent
+            computing, mainly gradients of inputs with gradients of weights. Backwards of segments
+            are split into halves for this, which costs time in a small model.
+        bucket_bytes: the most bytes that one call reduces, or fetches for the whole step; a single
+            larger weight is a bucket of its own.
 
     Raises:
         PlanError: ``prefetch`` is negative, or ``bucket_bytes`` is below 1.
@@ -53,7 +54,7 @@ class Overlap:
 
     @property
     def is_of_weights(self) -> bool:
-        """Whether weights come, or gradients of weights go, while devices compute."""
+        """Whether fetching weights or reducing their gradients overlaps with computing."""
         return self.prefetch > 0 or self.reductions
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class Overlap:
         """Read the text that ``str`` writes.
 
         Raises:
-            PlanError: it has another form.
+            PlanError: the text has another form.
         """
         found = _TEXT.fullmatch(text.strip())
         if found is None:
@@ -80,4 +81,4 @@ class Overlap:
 
 
 NO_OVERLAP = Overlap()
-"""Devices wait for all communication."""
+"""No overlap: devices wait for all communication."""

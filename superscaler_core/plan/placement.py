@@ -17,13 +17,13 @@ class Placement:
     """The devices of every worker of a schedule: one device, or a group that shares its stages.
 
     Laws (tests/superscaler_core/plan/test_placement.py): ``Placement.parse(str(x)) == x``; the
-    order of a worker's devices means nothing; a device is of one worker.
+    order of a worker's devices does not matter; a device belongs to one worker.
 
     >>> print(Placement.even(range(4), 2))
     0:0,1 1:2,3
 
     Attributes:
-        workers: of each the devices, ascending.
+        workers: the devices of each worker, ascending.
     """
 
     workers: tuple[tuple[int, ...], ...]
@@ -40,10 +40,10 @@ class Placement:
 
     @classmethod
     def even(cls, devices: Sequence[int], num_workers: int) -> Placement:
-        """Deal devices out, as many next to each other to every worker.
+        """Divide the devices evenly: every worker gets a run of consecutive devices.
 
         Raises:
-            PlanError: the workers do not divide the devices.
+            PlanError: the number of workers does not divide the number of devices.
         """
         num = len(devices) // max(num_workers, 1)
         if num_workers < 1 or num * num_workers != len(devices):
@@ -54,22 +54,22 @@ class Placement:
         return cls(tuple(tuple(devices[i * num : (i + 1) * num]) for i in range(num_workers)))
 
     def devices(self, workers: Iterable[int]) -> frozenset[int]:
-        """The devices of some workers together."""
+        """The devices of several workers together."""
         return frozenset(device for worker in workers for device in self.workers[worker])
 
     def devices_of(
         self, schedule: Schedule, stage: int, microbatch: int | None = None
     ) -> frozenset[int]:
-        """Where a schedule runs a stage: of one microbatch, or of all."""
+        """The devices on which a schedule runs a stage, for one microbatch or for all of them."""
         return self.devices(schedule.workers_of(stage, microbatch))
 
     def standing_in(self, schedule: Schedule, stage: int, route: int) -> Mapping[int, int]:
-        """By device of a stage on the first route of a schedule, the one for it on another.
+        """For each device of a stage on the first route, the device that replaces it on ``route``.
 
-        Devices of a stage are in ascending order, worker by worker.
+        Devices of a stage are paired in ascending order, worker by worker.
 
         Raises:
-            PlanError: the stage has more devices on one of the routes than on the other.
+            PlanError: the stage has different numbers of devices on the two routes.
         """
         ends = [schedule.routes[number][stage] for number in (0, route)]
         first, other = ([d for w in workers for d in self.workers[w]] for workers in ends)
@@ -90,7 +90,7 @@ class Placement:
         """Read the text that ``str`` writes.
 
         Raises:
-            PlanError: it has another form, or workers are not numbered from 0.
+            PlanError: the text has another form, or workers are not numbered from 0.
         """
         found = [_WORKER.fullmatch(word) for word in text.split()]
         if not found or any(

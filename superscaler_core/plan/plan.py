@@ -32,19 +32,19 @@ Device = int
 
 
 def _copied(value: Any) -> Any:
-    """A table or list of a plan that can be changed apart from the one that it is of."""
+    """A copy of a list or table of a plan, so that the copy can change independently."""
     is_changed = isinstance(value, dict | list | set | Groups)
     return copy(value) if is_changed else value
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a grid of devices, and what is cut along it.
+    """One axis of a grid of devices, and the loops that are cut along it.
 
     Attributes:
-        num: devices along it.
-        dims: classes of dims; of an op the first that it has is cut, and one that has none of them
-            is replicated.
+        num: number of devices along the axis.
+        dims: classes of dims. The first class that an op has is cut; an op that has none of them
+            is replicated along the axis.
     """
 
     num: int
@@ -62,8 +62,8 @@ class Stage:
 class Plan(Savings):
     """The decisions of an sProgram about ``graph`` on ``devices``.
 
-    At first every op is one part without a device, all ops are one stage, and one microbatch is run
-    a step.
+    A new plan has every op as one part without a device, all ops in one stage, and one microbatch
+    in a step.
     """
 
     def __init__(self, graph: Graph, devices: Sequence[Device]) -> None:
@@ -73,12 +73,12 @@ class Plan(Savings):
         self.devices = tuple(devices)
         self.dims = Dims(graph)
         self.notes: list[str] = list(graph.notes)
-        """Where the plan computes something else than the model; empty if it does not."""
+        """Differences between what the plan computes and what the model computes; empty if none."""
         self.schedule: Schedule | None = None
         self.overlap: Overlap = NO_OVERLAP
         """Which communication runs while devices compute."""
         self.placement: Placement | None = None
-        """Which devices act as which workers of the schedule; None while nothing was said."""
+        """Which devices act as which workers of the schedule; None if not given."""
         self._parts: dict[int, tuple[Part, ...]] = {}
         self._devices: dict[Part, Device] = {}
         self._splits: dict[int, OpSplit] = {}
@@ -87,21 +87,20 @@ class Plan(Savings):
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The parts of the model that plans speak of; set it where structure does not say them.
-
-        ``plan.blocks = find_blocks(graph, Modules("h.*"))``.
+        """The repeated blocks of the model. Set them where the search by structure does not find
+        them: ``plan.blocks = find_blocks(graph, Modules("h.*"))``.
         """
         return find_blocks(self.dims)
 
     # --- op_trans -------------------------------------------------------------------------------
 
     def op_trans(self, what: Op | Part, how: Transformation) -> tuple[Part, ...]:
-        """Let parts do the work of an op, or of one of its parts; returns the new parts.
+        """Replace an op, or one of its parts, by parts that do its work; return the new parts.
 
-        Of an op that has parts already every part is transformed.
+        If the op has several parts already, each of them is transformed.
 
         Raises:
-            PlanError: the op cannot be cut that way, or the part is no longer one of the plan.
+            PlanError: the op cannot be cut that way, or the part was already replaced.
         """
         op = what if isinstance(what, Op) else what.op
         now = self.parts(op)
@@ -115,11 +114,11 @@ class Plan(Savings):
         return tuple(new for parts in made.values() for new in parts)
 
     def parts(self, op: Op) -> tuple[Part, ...]:
-        """The parts of an op now."""
+        """The present parts of an op."""
         return self._parts.get(op.index) or (Part(op),)
 
     def has_parts(self, op: Op) -> bool:
-        """Whether the plan has said anything of how an op is cut."""
+        """Whether the plan has cut or assigned the op."""
         return op.index in self._parts
 
     # --- op_assign ------------------------------------------------------------------------------
@@ -127,10 +126,10 @@ class Plan(Savings):
     def op_assign(
         self, what: Op | Part | Iterable[Part], device: Device | Sequence[Device]
     ) -> None:
-        """Put parts on devices: all on one, or one after another on a sequence of as many.
+        """Put all parts on one device, or part i on the i-th device of a sequence.
 
         Raises:
-            PlanError: the numbers differ, or a device is none of the plan's.
+            PlanError: the numbers of parts and devices differ, or the plan has no such device.
         """
         parts = (
             self.parts(what)
@@ -154,13 +153,14 @@ class Plan(Savings):
             self._devices[part] = chosen
 
     def device(self, part: Part) -> Device | None:
-        """Where a part runs; None while nothing was said."""
+        """The device on which a part runs; None if it is not assigned yet."""
         return self._devices.get(part)
 
     def stand_ins(self, op: Op) -> tuple[Mapping[Device, Device], ...]:
-        """By route, which device runs there what another one runs of an op on the first route.
+        """For each route, a map from the devices of an op on the first route to those on this
+        route.
 
-        Those that update a parameter are on no route.
+        The parts that update a parameter are on no route.
         """
         is_update = op.index >= len(self.graph.ops)
         if self.schedule is None or self.placement is None or self.num_routes == 1 or is_update:
@@ -179,10 +179,10 @@ class Plan(Savings):
         return found
 
     def with_splits(self, splits: Mapping[Op, OpSplit]) -> Plan:
-        """Another plan that says the same, but for how these ops are split and where they run.
+        """A copy of this plan in which these ops have other splits.
 
         Raises:
-            PlanError: a split has devices that are none of the plan's, or parts without one.
+            PlanError: a split uses a device that the plan does not have, or has a part without one.
         """
         made = object.__new__(Plan)
         made.__dict__.update({name: _copied(value) for name, value in self.__dict__.items()})
@@ -197,7 +197,7 @@ class Plan(Savings):
 
     @property
     def is_assigned(self) -> bool:
-        """Whether some part has a device."""
+        """Whether any part has a device."""
         return bool(self._devices)
 
     # --- op_order -------------------------------------------------------------------------------
@@ -205,18 +205,19 @@ class Plan(Savings):
     def op_order(
         self, first: Op | Part | Schedule, then: Op | Part | Placement | None = None
     ) -> None:
-        """Say what runs before what: one op or part before another, or stages by a schedule.
+        """Order one op or part before another, or order the stages by a schedule.
 
-        Between parts on one device the order is kept as it is given. Parts on different devices
-        wait for data alone, so there it only has to be possible.
+        Between parts on one device the order is followed as given. Across devices nothing is
+        enforced besides the data dependencies; the order is only checked for cycles.
 
         Args:
-            first: op, part or schedule.
-            then: what runs after an op or part; of a schedule, which devices are its workers.
+            first: an op, a part, or a schedule.
+            then: the op or part that runs after ``first``; for a schedule, the devices of its
+                workers.
 
         Raises:
-            PlanError: the schedule is not of this plan's stages, or the placement not of its
-                workers and the plan's devices.
+            PlanError: the schedule does not fit the plan's stages, or the placement does not fit
+                the schedule's workers and the plan's devices.
         """
         if isinstance(first, Schedule):
             if isinstance(then, Op | Part):
@@ -256,15 +257,15 @@ class Plan(Savings):
 
     @property
     def has_orders(self) -> bool:
-        """Whether ``op_order`` was told what runs before what on one device."""
+        """Whether ``op_order`` was called for ops or parts."""
         return bool(self._orders)
 
     @property
     def orders(self) -> tuple[tuple[Part, Part], ...]:
-        """All pairs of parts that ``op_order`` was given, of ops as they are cut now.
+        """All pairs of parts that ``op_order`` was given, for the parts that the ops have now.
 
         Raises:
-            PlanError: a part was transformed since.
+            PlanError: an ordered part was transformed afterwards.
         """
         pairs = (product(self._parts_of(a), self._parts_of(b)) for a, b in self._orders)
         return tuple(chain.from_iterable(pairs))
@@ -279,10 +280,10 @@ class Plan(Savings):
     # --- stages ---------------------------------------------------------------------------------
 
     def pipeline(self, cuts: Sequence[Op | int]) -> tuple[Stage, ...]:
-        """Cut the ops into stages, a new one at every op that is given; returns the stages.
+        """Cut the ops into stages; a new stage begins at every op in ``cuts``. Return the stages.
 
         Raises:
-            PlanError: the ops do not ascend, or a stage would be empty.
+            PlanError: the cuts are not in ascending order, or a stage would be empty.
         """
         points = [cut.index if isinstance(cut, Op) else cut for cut in cuts]
         ends = [0, *points, len(self.graph.ops)]
@@ -303,22 +304,22 @@ class Plan(Savings):
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return len(self._cuts) + 1
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of a step."""
+        """The number of microbatches in a step."""
         return 1 if self.schedule is None else self.schedule.num_microbatches
 
     @property
     def num_routes(self) -> int:
-        """Ways that microbatches go: several if a stage is on several workers."""
+        """The number of routes of microbatches; above 1 if a stage runs on several workers."""
         return 1 if self.schedule is None else len(self.schedule.routes)
 
     @property
     def num_turns(self) -> int:
-        """Forwards without gradient of a step, of all microbatches together."""
+        """The number of forwards without gradient in a step, over all microbatches."""
         return 0 if self.schedule is None else self.schedule.num_turns
 
     # --- grids ----------------------------------------------------------------------------------
@@ -327,9 +328,9 @@ class Plan(Savings):
         """Cut or replicate an op along every axis of a grid of devices, and assign the parts.
 
         Args:
-            op: one op.
-            devices: of the grid, the last axis innermost.
-            axes: what is cut along each.
+            op: the op.
+            devices: devices of the grid; the last axis varies fastest.
+            axes: the axes of the grid, and what is cut along each.
         """
         if prod(axis.num for axis in axes) != len(devices):
             raise PlanError(
@@ -342,7 +343,7 @@ class Plan(Savings):
         return self.parts(op)
 
     def along(self, op: Op, axis: Axis) -> Transformation:
-        """How an op is cut along an axis: along the first of its dims that the op has."""
+        """How an op is cut along an axis: by the first of the axis' dims that the op has."""
         for dim in axis.dims:
             ids = self.dims.ids(op, dim)
             if ids and axis.num > 1:
@@ -352,14 +353,15 @@ class Plan(Savings):
     # --- what is kept ---------------------------------------------------------------------------
 
     def keep(self, level: Keep, groups: Iterable[Iterable[Op]] | None = None) -> None:
-        """Say what of the forward stays for the backward; the rest is computed again there.
+        """Choose what of the forward is kept for the backward; the backward recomputes the rest.
 
-        A level on top of another adds to it: after ``BLOCK_INPUTS``, ``SEGMENT_INPUTS`` lets the
-        second run of a block keep the inputs of its segments alone.
+        Levels combine: after ``BLOCK_INPUTS``, a call with ``SEGMENT_INPUTS`` lets the
+        recomputation of a block keep only the inputs of its segments.
 
         Args:
             level: what is kept.
-            groups: in place of the blocks; of a stage and of attentions, only what is in them.
+            groups: groups of ops to use instead of the blocks. For levels that are about stages or
+                attentions, only ops in these groups are affected.
         """
         given = None if groups is None else [tuple(group) for group in groups]
         chosen = set(self.graph.ops if given is None else chain.from_iterable(given))
@@ -377,11 +379,11 @@ class Plan(Savings):
     # --- weights --------------------------------------------------------------------------------
 
     def update(self, name: str) -> Op:
-        """The op that applies the optimizer to a parameter: its parts say who stores what."""
+        """The op that applies the optimizer to a parameter; its parts define where it is stored."""
         return self.graph.updates[self.graph.parameter(name).name]
 
     def updates(self) -> Mapping[PTensor, tuple[Part, ...]]:
-        """Parts of the optimizer's ops that the plan speaks of; others follow the weights' use."""
+        """The optimizer parts that the plan sets; other parameters are stored where used."""
         return {
             op.outputs[0]: self.parts(op)
             for op in self.graph.updates.values()
@@ -389,16 +391,16 @@ class Plan(Savings):
         }
 
     def note(self, text: str) -> None:
-        """Say what the plan computes differently from the model."""
+        """Note a difference between what the plan computes and what the model computes."""
         self.notes.append(text)
 
     # --- decisions ------------------------------------------------------------------------------
 
     @property
     def decisions(self) -> Decisions:
-        """All that the plan says now, as a value.
+        """All decisions of the plan, as a value.
 
-        Groups are in the order of the first op of each, whenever they were made.
+        Groups are sorted by the first op of each, so the order of calls does not matter.
         """
         ops = (*self.graph.ops, *self.graph.updates.values())
         placed = {op.name: self.op_split(op).parts for op in ops}
@@ -420,11 +422,11 @@ class Plan(Savings):
         )
 
     def decide(self, decisions: Decisions) -> None:
-        """Say all that ``decisions`` say; for a plan that says nothing yet.
+        """Apply ``decisions`` to a plan that has no decisions yet.
 
         Raises:
-            PlanError: they are about another model or other devices, or name what it has not; or
-                the plan says something already.
+            PlanError: the decisions are for another model or other devices, or name an op that the
+                graph does not have; or the plan already has decisions.
         """
         if (decisions.model, decisions.devices) != (self.graph.name, self.devices):
             raise PlanError(
@@ -463,7 +465,7 @@ class Plan(Savings):
             self.note(note)
 
     def copy(self) -> Plan:
-        """Another plan that says the same."""
+        """An independent copy of the plan."""
         made = Plan(self.graph, self.devices)
         made.decide(self.decisions)
         return made
@@ -476,7 +478,7 @@ class Plan(Savings):
         return Chosen(what.op.name, (what.pieces, what.replica))
 
     def _groups(self, number: Callable[[Part], int]) -> tuple[tuple[Chosen, ...], ...]:
-        """Groups of parts, given the number of each part's; of whole ops where that says it."""
+        """Groups of parts, from the group number of each part; whole ops where all parts agree."""
         found: dict[int, list[Chosen]] = {}
         for op in self.graph.ops:
             parts = self.parts(op)
@@ -500,10 +502,10 @@ class Plan(Savings):
         return self._ops_by_name[name]
 
     def _part(self, op: Op, ranges: Sequence[Piece], replica: int) -> Part:
-        """A part by hand.
+        """A part with these ranges.
 
         Raises:
-            PlanError: the op has no such loop, it cannot be cut, or is shorter.
+            PlanError: the op has no such loop, or it cannot be cut, or it has fewer iterations.
         """
         whole = Part(op)
         (made,) = pieces({loop: (lo, hi) for loop, lo, hi in ranges})(whole) if ranges else (whole,)

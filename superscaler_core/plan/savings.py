@@ -1,4 +1,4 @@
-"""Savings: what a plan decides so that a step needs less memory of its devices."""
+"""Savings: the decisions of a plan that reduce the memory that devices need in a step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from superscaler_core.graph.part import Part
 
 
 class Groups:
-    """Ops or parts in groups, each with a number above 0 that no other group of the plan has."""
+    """Groups of ops or parts; each group has a positive number that is unique in the plan."""
 
     def __init__(self, numbers: count[int]) -> None:
         self._numbers = numbers
         self._number: dict[Op | Part, int] = {}
 
     def add(self, group: Iterable[Op | Part]) -> None:
-        """One group more; what is in another one too leaves that."""
+        """Add a group; its members leave the groups that they were in."""
         self._number |= dict.fromkeys(group, next(self._numbers))
 
     def __copy__(self) -> Groups:
@@ -29,11 +29,11 @@ class Groups:
         return made
 
     def __bool__(self) -> bool:
-        """Whether anything is in a group."""
+        """Whether any group has members."""
         return bool(self._number)
 
     def number(self, what: Op | Part) -> int:
-        """The number of the group of something, 0 if it has none; a part is where its op is."""
+        """The number of the group of an op or part, 0 if none; a part is in its op's group."""
         if not self._number:
             return 0
         own = self._number.get(what)
@@ -49,10 +49,10 @@ class Window:
 
 
 class Savings:
-    """Decisions about memory: what is computed or run again, waits on the host, comes and goes.
+    """Decisions about memory: recomputing, swapping to the host, storage on the host, gathering.
 
     Args:
-        graph: that the decisions are about.
+        graph: the graph that the decisions are about.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -65,9 +65,10 @@ class Savings:
         self._windows: list[Window] = []
 
     def recompute(self, *groups: Iterable[Op | Part]) -> None:
-        """Keep of each group only what it reads, and compute it again in the backward.
+        """Keep only the inputs of each group, and recompute the group in the backward.
 
-        Ops that communication separates are recomputed between it; nothing is sent twice.
+        Communication inside a group splits it: the ops between communications are recomputed, and
+        nothing is sent twice.
         """
         for group in groups:
             self._recomputed.add(group)
@@ -77,27 +78,28 @@ class Savings:
         return self._recomputed.number(part)
 
     def rerun(self, *groups: Iterable[Op]) -> None:
-        """Keep of each group only what it reads, and run it again as a whole before its backward.
+        """Keep only the inputs of each group, and rerun the group as a whole before its backward.
 
-        Its communication too, but for what only leaves it. So of a group that communication, or
-        ``op_order`` of parts on one device, separates into many, ``recompute`` keeps what each of
-        those reads, and this only what the first does. Parts may be recomputed besides, in the
-        backward of the second run, which leaves them out where nothing in the group reads what they
-        make. A group that cuts a window of ``gather_weights`` is run again with all of the window.
+        The rerun includes communication inside the group, except for edges that only leave it. If
+        communication, or ``op_order`` of parts on one device, splits a group into many segments,
+        ``recompute`` keeps the inputs of each segment, while this keeps only those of the first.
+        Parts can also be recomputed in the backward of the rerun; the rerun leaves them out where
+        nothing else in the group reads their results. A group that cuts a window of
+        ``gather_weights`` is extended to the whole window.
         """
         for group in groups:
             self._rerun.add(group)
 
     def rerun_group(self, op: Op) -> int:
-        """The number of the group with which an op is run again; 0 if it is not."""
+        """The number of the group with which an op is rerun; 0 if it is not."""
         return self._rerun.number(op)
 
     def swap(self, *groups: Iterable[Op | Part]) -> None:
-        """Let what each group keeps from its forward to its backward wait in host memory.
+        """Move what each group keeps for its backward to host memory in the meantime.
 
-        It comes back while the backward of the ops after the group runs. Of a group that is
-        recomputed too, what it reads waits there. Weights, constants, inputs of the model and
-        other values without gradient, which many groups share, stay on the device.
+        It is copied back during the backward of the ops after the group. If the group is recomputed
+        as well, its inputs are moved. Weights, constants, inputs of the model and other values
+        without gradient stay on the device, because many groups share them.
 
         Raises:
             PlanError: a group has no ops.
@@ -109,43 +111,43 @@ class Savings:
             self._swapped.add(ops)
 
     def swap_group(self, part: Part) -> int:
-        """The number of the group with which what a part keeps is swapped; 0 if it is not."""
+        """The number of the group with which a part's kept values are swapped; 0 if none."""
         return self._swapped.number(part)
 
     @property
     def has_groups(self) -> bool:
-        """Whether groups are recomputed or swapped."""
+        """Whether any group is recomputed or swapped."""
         return bool(self._recomputed or self._swapped)
 
     @property
     def runs_again(self) -> bool:
-        """Whether groups are run again as a whole."""
+        """Whether any group is rerun as a whole."""
         return bool(self._rerun)
 
     @property
     def swaps(self) -> bool:
-        """Whether what some group keeps waits in host memory."""
+        """Whether any group is swapped to host memory."""
         return bool(self._swapped)
 
     @property
     def runs_in_order(self) -> bool:
-        """Whether every op runs by itself, where the graph has it.
+        """Whether every op runs by itself, in the graph's order.
 
-        None is run again or swapped with others, and weights do not come and go.
+        That is: no op is rerun or swapped with others, and no weights are gathered in windows.
         """
         return not (self._rerun or self._swapped or self._windows)
 
     def store_on_host(self, *patterns: str) -> None:
-        """Let devices store parameters in host memory, where their optimizer runs: ZeRO-Offload.
+        """Store parameters in host memory and run their optimizer there: ZeRO-Offload.
 
-        What is stored is the master weights, their gradients once reduced, and the optimizer's
-        states; ops read copies on the device, as they do where storage has another form.
+        The host holds the master weights, their reduced gradients, and the optimizer's states. Ops
+        read copies on the device, as for any storage that differs from what they read.
 
         Args:
-            patterns: names of parameters, with wildcards; all if none is given.
+            patterns: names of parameters, with wildcards; all parameters if none is given.
 
         Raises:
-            PlanError: a pattern fits no parameter.
+            PlanError: a pattern matches no parameter.
         """
         for pattern in patterns or ("*",):
             names = (*self.graph.parameters, *self.graph.aliases)
@@ -163,17 +165,18 @@ class Savings:
         return frozenset(self._on_host)
 
     def gather_weights(self, *groups: Iterable[Op]) -> None:
-        """Let the weights that a group of ops reads be gathered before it and dropped after it.
+        """Gather the weights that a group of ops reads before the group, and drop them after it.
 
-        In the forward and again in the backward, where their gradients are reduced: ZeRO 3.
+        This happens in the forward and again in the backward, where the gradients are also reduced:
+        ZeRO-3.
         """
         self._windows += [Window(tuple(group), gathers=True) for group in groups]
 
     def reduce_grads(self, *groups: Iterable[Op]) -> None:
-        """Let gradients of a group's weights be reduced as soon as its backward is done: ZeRO 2."""
+        """Reduce the gradients of a group's weights as soon as its backward is done: ZeRO-2."""
         self._windows += [Window(tuple(group), gathers=False) for group in groups]
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """All groups whose weights come and go."""
+        """All windows: the groups of ``gather_weights`` and of ``reduce_grads``."""
         return tuple(self._windows)

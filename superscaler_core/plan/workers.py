@@ -1,4 +1,4 @@
-"""Workers: a schedule's stages are on the devices that act as its workers."""
+"""Workers: checks that stages are on the devices of their schedule's workers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from superscaler_core.schedules import Schedule
 
 
 def check_placement(plan: Plan) -> None:
-    """Every stage is on devices of its schedule's workers, and stages of one worker share them.
+    """Check that every stage is on its workers' devices, and that stages of a worker share devices.
 
-    A worker is one device or one group of devices, and its row says in which order they work. With
-    stages elsewhere the rows would order what runs on different devices, and not what shares one:
-    right, and slower than the schedule says. A stage may leave some of its worker's devices idle.
+    A worker is one device or one group of devices, and its row orders their work. If a stage were
+    elsewhere, the row would order work on different devices: the result would be correct, but
+    slower than the schedule says. A stage may leave some devices of its worker idle.
 
-    Where microbatches of a stage are dealt out among workers, the plan has it on those of the first
-    microbatch, and the placement says which devices stand there for the others.
+    If different workers run different microbatches of a stage, the plan assigns the stage to the
+    devices of microbatch 0, and the placement gives the devices for the other microbatches.
 
     Raises:
-        PlanError: a stage is on other devices than its workers, two stages of a worker are on other
-            devices where nothing says which are the worker's, or a stage has workers for different
-            microbatches and nothing says which devices they are, or they have other numbers.
+        PlanError: a stage is not on the devices of its workers; without a placement, two stages of
+            one worker are on different devices, or workers split the microbatches of a stage; or
+            these workers have different numbers of devices.
     """
     schedule = plan.schedule
     if schedule is None:
@@ -70,7 +70,7 @@ def _check_stages(
 
 def _check_shared(schedule: Schedule, devices: Sequence[frozenset[int]]) -> None:
     for worker in range(schedule.num_workers):
-        # A stage of several workers is on the devices of all of them.
+        # A stage with several workers is on the devices of all of them.
         own = [s for s in schedule.stages_of(worker) if schedule.workers_of(s) == (worker,)]
         widest = max(own, key=lambda stage: len(devices[stage]), default=None)
         for stage in own:

@@ -1,7 +1,7 @@
 """Program: a plan with its communication, and its step written out.
 
-Every producer that does not fit its consumer becomes an rvdcomm plan. Then each stage is written
-out, forward and backward, in one order for all devices.
+Wherever the shards that are written differ from the shards that are read, an rvdcomm plan moves
+them. Then each stage is written out, forward and backward, in one order for all devices.
 """
 
 from superscaler_core.program.materialized import Materialized, materialize

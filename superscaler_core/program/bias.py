@@ -1,4 +1,4 @@
-"""Bias: sums with a bias that a product makes in its own call."""
+"""Bias: finds bias additions that can run inside the call of the product before them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from superscaler_core.graph.part import Part
 from superscaler_core.program.edges import Edges
 
 TAKES_BIAS = frozenset({"linear", "conv1d", "conv2d", "conv3d"})
-"""Kinds of products whose functions in torch take a bias."""
+"""Kinds of products whose torch functions accept a bias."""
 
 ADDS_BIAS = "add_bias"
-"""Kind of the op that adds one."""
+"""Kind of the op that adds a bias."""
 
 
 def products_of(
     graph: Graph, edges: Edges, segment: Sequence[Part], on_device: Mapping[Op, Sequence[Part]]
 ) -> Mapping[Part, Part]:
-    """By part that adds a bias, the product that does it: one call instead of two.
+    """For each part that adds a bias, the product that can add it in its own call.
 
-    They are two ops so that a product's sum may be cut; where it is not, torch does both at once.
+    The graph has two ops, so that a product's sum can be cut. Where it is not cut, one torch call
+    does both.
 
     Args:
-        graph: of the plan.
-        edges: of the plan.
-        segment: the parts among which to look, in order.
-        on_device: by op all its parts on the device, which may be in other segments too. A product
-            that one of those reads is left alone.
+        graph: graph of the plan.
+        edges: edges of the plan.
+        segment: the parts to look at, in order.
+        on_device: for each op all its parts on the device, including those in other segments. A
+            product that one of those parts reads is left alone.
     """
     adders = [part for part in segment if part.op.kind == ADDS_BIAS]
     found: dict[Part, Part] = {}
@@ -49,7 +50,7 @@ def products_of(
 
 
 def _sums_a_product(part: Part, graph: Graph, edges: Edges) -> bool:
-    """Whether a part adds a bias to what its own device made, and nobody else reads that."""
+    """Whether a part adds a bias to a product of its own device that no other part reads."""
     op = part.op
     if (op, 0) in edges.of_reader or op.inputs[0] not in graph.producer:
         return False
@@ -57,5 +58,5 @@ def _sums_a_product(part: Part, graph: Graph, edges: Edges) -> bool:
 
 
 def _takes_bias(op: Op) -> bool:
-    """Whether an op is a call of a product of two tensors, and so may be a call with a bias."""
+    """Whether an op is a call of a product of two tensors, which can also take a bias."""
     return op.kind in TAKES_BIAS and len(op.inputs) == 2 and isinstance(op.computes, Invocation)

@@ -1,4 +1,4 @@
-"""Buckets: weights outside windows that move in one call, at a step's start and at its end."""
+"""Buckets: weights outside windows that one call fetches at a step's start or reduces at its end."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from superscaler_core.program.weights import Use, Weights
 from superscaler_core.schedules import ActionKind
 
 Blocks = Mapping[tuple[int, ActionKind], Sequence[StepInstruction]]
-"""By stage and run, what all devices do."""
+"""For each stage and kind of run, the instructions of all devices."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Copies of weights that one call brings from storage, or whose gradients it takes there.
+    """Weights whose copies one call fetches from storage, or whose gradients one call reduces.
 
     Attributes:
-        name: for the step's text: "f0" of those that are fetched, "r0" of those that are reduced.
-        uses: of one stage, unless stages share the weights.
+        name: name in the step's text: "f0" for a fetched bucket, "r0" for a reduced one.
+        uses: uses of one stage, unless stages share the weights.
     """
 
     name: str
@@ -35,25 +35,25 @@ class Bucket:
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """All that store or read some of it, ascending."""
+        """All devices that store or read any of the weights, ascending."""
         sides = {side for use in self.uses for side in (use.storage, use.side)}
         return tuple(sorted({device for side in sides for device in side.shards}))
 
 
 def fetched(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket, ...]:
-    """What is fetched for the whole step, in the order in which forwards read it.
+    """Buckets that are fetched for the whole step, in the order in which forwards read them.
 
     Args:
-        plan: with the most bytes of a bucket.
-        weights: of the plan.
-        ends: ops before which segments end (``ends``).
+        plan: the plan; ``plan.overlap.bucket_bytes`` bounds the size of a bucket.
+        weights: the weights of the plan.
+        ends: ops before which segments end (see ``ends``).
     """
     uses = [use for use in weights.uses if not use.is_fetched and use.is_brought]
     return _buckets("f", uses, plan, ends, 1)
 
 
 def reduced(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket, ...]:
-    """Gradients that no window reduces, in the order in which backwards complete them."""
+    """Buckets of gradients outside windows, in the order in which backwards complete them."""
     uses = [use for use in weights.uses if use.window is None and use.is_reduced]
     return _buckets("r", uses, plan, ends, -1)
 
@@ -61,18 +61,18 @@ def reduced(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket,
 def _buckets(
     prefix: str, uses: Iterable[Use], plan: Plan, ends: Collection[Op], direction: int
 ) -> tuple[Bucket, ...]:
-    """Uses of one stage side by side, as many as fit; those of one segment together if they do.
+    """Pack consecutive uses of one stage into buckets; split a segment only if it does not fit.
 
-    ``direction`` is that in which stages run their segments: 1 forward, -1 back.
+    ``direction`` is the order in which stages run their segments: 1 forward, -1 backward.
     """
     stages, last = stages_by_op(plan), sorted(op.index for op in ends)
     homes = [home(plan, stage) for stage in range(plan.num_stages)]
 
     def place(use: Use) -> tuple[int, int]:
         indexes = [op.index for op, _ in use.readers]
-        # Copies of a stage on other routes count as the stage.
+        # A copy of a stage on another route counts as the stage itself.
         mine = {homes[stages[index]] for index in indexes}
-        # Weights that several stages share come last: they wait for all of these.
+        # Weights that several stages share come last, because they wait for all of these stages.
         if len(mine) != 1:
             return plan.num_stages, 0
         return mine.pop(), direction * bisect_right(last, min(indexes))
@@ -96,10 +96,10 @@ def _buckets(
 
 
 def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
-    """The ops before which segments end, so that each reads no more than a bucket.
+    """The ops before which segments end, so that no segment reads more than one bucket.
 
-    So a bucket's gradients are complete, and weights are there, while other segments still run.
-    Without overlap nothing runs beside, and segments end where communication is.
+    Then the gradients of one bucket can be reduced, and its weights fetched, while other segments
+    run. Without overlap, segments end only where there is communication.
     """
     found: set[Op] = set()
     size, seen = 0, set[Use]()
@@ -125,21 +125,21 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
 # --- where stages read weights ------------------------------------------------------------------
 
 Place = tuple[int, int]
-"""A stage, and a place in its block."""
+"""A stage, and a position in its block."""
 
 GRADS = (ActionKind.BACKWARD, ActionKind.WEIGHTS)
-"""Runs of a stage that complete gradients of weights; a stage has one of them as a rule."""
+"""Runs of a stage that complete gradients of weights; usually a stage has one of these kinds."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where in a stage's block ops are run, by op; the first place of each, or the last."""
+    """The first or the last position in a stage's block at which each op runs."""
 
     of_op: Mapping[Op, Place]
     is_last: bool
 
     def of(self, uses: Iterable[Use]) -> Place | None:
-        """The first place at which any of these is read, or the last; None if not of one stage."""
+        """The first (or last) position of the ops that use these; None if they span stages."""
         found = [self.of_op[op] for use in uses for op, _ in use.readers if op in self.of_op]
         if len({stage for stage, _ in found}) != 1:
             return None
@@ -147,7 +147,7 @@ class Places:
 
 
 def first_reads(blocks: Blocks) -> Places:
-    """Where forwards read weights first."""
+    """Where forwards first read weights."""
     places: dict[Op, Place] = {}
     for place, op in _ran(blocks, {ActionKind.FORWARD}, COMPUTING):
         places.setdefault(op, place)
@@ -155,7 +155,7 @@ def first_reads(blocks: Blocks) -> Places:
 
 
 def last_grads(blocks: Blocks) -> Places:
-    """Where backwards have completed what a microbatch adds to weights' gradients."""
+    """Where backwards have added the last contribution of a microbatch to gradients of weights."""
     ran = _ran(blocks, GRADS, {Verb.BACKWARD, Verb.BACKWARD_WEIGHTS})
     return Places({op: place for place, op in ran}, is_last=True)
 
@@ -163,7 +163,7 @@ def last_grads(blocks: Blocks) -> Places:
 def _ran(
     blocks: Blocks, runs: Collection[ActionKind], kinds: Collection[Verb]
 ) -> Iterator[tuple[Place, Op]]:
-    """The ops that instructions of some kinds run, with their places."""
+    """The ops run by instructions of the given kinds, with their positions."""
     for (stage, kind), block in blocks.items():
         for number, instruction in enumerate(block):
             if kind in runs and instruction.kind in kinds:

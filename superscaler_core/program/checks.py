@@ -1,4 +1,4 @@
-"""Checks: what devices keep and have under way, and versions of weights, step by step."""
+"""Checks: which values devices keep, which communication is open, which weight versions exist."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _KEEPS = {
     Verb.KEEP: Verb.RESUME,
     Verb.BACKWARD_INPUTS: Verb.BACKWARD_WEIGHTS,
 }
-"""What keeps something, and what takes it away again; ``BACKWARD_INPUTS`` takes as ``BACKWARD``."""
+"""Instructions that keep a value, with those that take it; ``BACKWARD_INPUTS`` takes it too."""
 
 _TAKES = {verb: verb for verb in _KEEPS.values()} | {Verb.BACKWARD_INPUTS: Verb.BACKWARD}
 
 _READS = _TAKES | {Verb.RERUN: Verb.BACKWARD, Verb.OUT: Verb.BACKWARD}
-"""What needs something that was kept, and for what that was."""
+"""Instructions that need a kept value, with the instruction that kept it."""
 
 
 def check_device(device: Device, instructions: Iterable[tuple[StepInstruction, int]]) -> None:
-    """Refuse what one device cannot do in this order; ``StepProgram.check`` says what that is.
+    """Check that one device can run its instructions in this order; see ``StepProgram.check``.
 
     Args:
-        device: which.
-        instructions: of it, each with its microbatch.
+        device: the device.
+        instructions: the instructions of the device, each with its microbatch.
 
     Raises:
         PlanError: names the instruction and what is missing.
@@ -46,7 +46,7 @@ def check_device(device: Device, instructions: Iterable[tuple[StepInstruction, i
 
 
 class _Device:
-    """Follows one device."""
+    """The state of one device after the instructions so far."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -57,10 +57,10 @@ class _Device:
         self._now = ""
 
     def do(self, instruction: StepInstruction, microbatch: int) -> None:
-        """One instruction, for one microbatch."""
+        """Check one instruction for one microbatch, and update the state."""
         self._now = f"device {self._device}, microbatch {microbatch}: {instruction}"
         kind, name = instruction.kind, instruction.name
-        # Weights that come for one microbatch may be waited for by another.
+        # Communication of weights that was started for one microbatch may be waited for by another.
         key = kind, name, microbatch if kind in OF_MICROBATCH else -1
         if instruction.phase is not Phase.WAIT:
             self._need(key not in self._started, "it is under way already.")
@@ -76,7 +76,7 @@ class _Device:
             self._away.remove((name, microbatch))
 
     def _begin(self, kind: Verb, name: str, microbatch: int) -> None:
-        """What an instruction needs when it begins, and what it changes."""
+        """Check what an instruction needs when it begins, and record what it changes."""
         here = name, microbatch
         if kind in _READS:
             maker = "I" if kind is Verb.BACKWARD_WEIGHTS else "forward"
@@ -112,7 +112,7 @@ class _Device:
             raise PlanError(f"{self._now}: {otherwise}")
 
     def end(self) -> None:
-        """Nothing is left at a step's end."""
+        """Check that nothing is left at the end of the step."""
         for instruction in self._started.values():
             raise PlanError(f"device {self._device}: nobody waits for {instruction}.")
         for kind, name, microbatch in sorted(self._kept):
@@ -125,10 +125,10 @@ class _Device:
 
 
 def check_versions(walk: Callable[[], Iterable[tuple[StepInstruction, int, int]]]) -> None:
-    """Refuse a program whose weights are read in a version that is not there, or updated early.
+    """Check that every version of weights exists when it is read, and that no update is early.
 
-    A reduction at a step's end may be of any stage whose weights its devices store. A stage without
-    an update has no weights that are trained.
+    A reduction at the end of a step may be for any stage whose weights its devices store. A stage
+    without an update has no trained weights.
 
     Args:
         walk: all instructions in the program's order, each with its stage and microbatch.
@@ -148,13 +148,13 @@ def check_versions(walk: Callable[[], Iterable[tuple[StepInstruction, int, int]]
 
 
 class _Versions:
-    """Follows the weights of all stages.
+    """The versions of the weights of all stages.
 
     Args:
-        updating: by name of a stage's weights, the devices that update them.
+        updating: for each stage's weights, by name, the devices that update them.
 
     Attributes:
-        waiting: by name, what makes or moves gradients that are in no update yet.
+        waiting: for each stage's weights, the instruction whose gradients are not in an update yet.
     """
 
     def __init__(self, updating: Mapping[str, Collection[Device]]) -> None:
@@ -165,7 +165,7 @@ class _Versions:
         self.waiting: dict[str, StepInstruction] = {}
 
     def do(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
-        """One instruction."""
+        """Check one instruction, and record what it changes."""
         if instruction.kind in COMPUTING:
             self._compute(instruction, stage, microbatch)
         elif instruction.kind is Verb.REDUCE:

@@ -1,4 +1,4 @@
-"""Events: one order of all actions and transfers of a training step, which every device keeps."""
+"""Events: one order of all actions and transfers of a training step, kept by every device."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def schedule_of(plan: Plan) -> Schedule:
 
 
 def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
-    """All events of a step in the order in which they would end if every action took one unit.
+    """All events of a step, in the order in which they would end if every action took one unit.
 
-    A transfer comes right after the action whose result it takes. As every device keeps this
-    order, none waits for what can only come later.
+    A transfer follows directly after the action that computes its tensor. All devices keep this
+    one order, so no device waits for a later event.
 
     Raises:
-        OrderError: the schedule's rows and the stages' data wait for each other, or it recomputes
-            some microbatches of a stage apart, and others not.
+        OrderError: the schedule's rows and the data dependencies between stages form a cycle, or
+            the schedule has a separate recomputation (R) for only some microbatches of a stage.
     """
     schedule = schedule_of(plan)
     _check_recomputations(schedule)
@@ -41,7 +41,7 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
     carried: dict[tuple[ActionKind, int], list[Edge]] = {}
     for edge in crossing:
-        # What is recycled leads from a turn to the next, and the last turn is the forward.
+        # A recycled value goes from one turn to the next, and the last turn is the forward.
         for kind in (
             (ActionKind.TURN, ActionKind.FORWARD) if edge.recycles is None else (ActionKind.TURN,)
         ):
@@ -62,12 +62,12 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
 
 
 def stage_graph(plan: Plan, edges: Edges) -> tuple[tuple[int, int], ...]:
-    """Pairs of the schedule's stages of which one reads what the other makes, in one turn."""
+    """Pairs of the schedule's stages (src, dst): dst reads a result of src in the same turn."""
     return tuple(sorted({(home(plan, src), home(plan, dst)) for src, dst in edges.stage_graph}))
 
 
 def _check_recomputations(schedule: Schedule) -> None:
-    """Of a stage all microbatches have an R, or none: its blocks are written once for all."""
+    """Check that a stage has an R for all microbatches or for none, as they share one block."""
     for stage in range(schedule.num_stages):
         microbatches = range(schedule.num_microbatches)
         apart = [

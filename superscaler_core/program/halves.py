@@ -1,4 +1,4 @@
-"""Halves: how the backward of a segment falls into I, for its inputs, and W, for its weights."""
+"""Halves: how the backward of a segment is split into I, for inputs, and W, for weights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _FIRST_WEIGHT = {
     **dict.fromkeys(("layer_norm", "group_norm"), 1),
     **dict.fromkeys(("embedding", "add_bias", "add", "to"), 0),
 }
-"""Kinds of ops whose gradients of weights read no weight, if those before this operand are none."""
+"""Kinds of ops for which W reads no weight, if no operand before this position is a weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What a part of an op has gradients of.
+    """Which operands of an op need gradients, and in which half.
 
     Attributes:
         op: the op.
-        inputs: operands that inputs of the segment are behind: I has their gradients.
-        weights: operands that are weights, or made of weights alone: W has their gradients.
+        inputs: operands that depend on inputs of the segment: I computes their gradients.
+        weights: operands that depend only on weights: W computes their gradients.
     """
 
     op: Op
@@ -33,10 +33,10 @@ class Sides:
 
 
 def sides_of(ops: Sequence[Op]) -> Iterator[Sides]:
-    """The sides of the parts of a segment, as the run time divides them.
+    """The sides of each op of a segment; the run time splits the backward in the same way.
 
     Args:
-        ops: of the parts, in order. How they are cut does not matter.
+        ops: ops of the segment's parts, in order. How they are cut does not matter.
     """
     made = {tensor for op in ops for tensor in op.outputs}
     chain: set[PTensor] = set()
@@ -51,8 +51,8 @@ def sides_of(ops: Sequence[Op]) -> Iterator[Sides]:
 def reads_weights_late(segment: Segment) -> bool:
     """Whether W may read the value of a weight.
 
-    If not, weights that a window has dropped after I need not be there in W. An op of a kind that
-    is not known is taken to read its weights.
+    If it does not, a window may drop the weights after I. An op of an unknown kind is assumed to
+    read its weights.
     """
     return any(map(_reads_weights, sides_of(segment.ops)))
 
@@ -62,6 +62,7 @@ def _reads_weights(sides: Sides) -> bool:
     own = [i for i, t in enumerate(op.inputs) if t in sides.weights and t.kind == PARAMETER]
     if not own:
         return False
-    # What is made of other weights gets its gradient in W, if not for inputs, by way of this one.
+    # An operand computed from other weights, in an op without inputs, gets its gradient in W
+    # through this op.
     is_passed_on = not sides.inputs and any(t.kind != PARAMETER for t in sides.weights)
     return is_passed_on or min(own) < _FIRST_WEIGHT.get(op.kind, len(op.inputs))

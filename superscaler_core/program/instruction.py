@@ -1,7 +1,7 @@
-"""Instruction: one thing that devices do; a step program is made of them.
+"""Instruction: one thing that devices do; a step program consists of instructions.
 
-Inside a stage that is a ``StepInstruction``, between stages a tensor's ``Carry``. A stage at work
-on a microbatch, an ``Action`` of the schedule, stands for all instructions of the stage.
+Inside a stage it is a ``StepInstruction``; between stages it is the ``Carry`` of a tensor. An
+``Action`` of the schedule, which runs a stage for a microbatch, runs all instructions of the stage.
 """
 
 from __future__ import annotations
@@ -17,70 +17,70 @@ from superscaler_core.schedules import Action, ScheduleError
 
 
 class Verb(StrEnum):
-    """What an instruction does; its value is how texts write it."""
+    """What an instruction does; the value of a member is its spelling in texts."""
 
     FORWARD = "F"
     """Run a segment, and keep what its backward needs."""
     COMPUTE = "f"
-    """Run a segment, and keep nothing of it."""
+    """Run a segment, and keep nothing."""
     HOLD = "hold"
-    """Keep what a segment is given, because its backward runs it again by itself."""
+    """Keep only the inputs of a segment, because its backward recomputes it."""
     RERUN = "R"
-    """Run a segment again that kept only what it was given, ahead of its backward."""
+    """Recompute, before its backward, a segment that kept only its inputs."""
     BACKWARD = "B"
-    """The gradients of what a segment was given, and of its weights."""
+    """Compute the gradients of a segment's inputs and of its weights."""
     BACKWARD_INPUTS = "I"
-    """The gradients of what a segment was given; what those of its weights need is kept."""
+    """Compute the gradients of a segment's inputs; keep what the gradients of its weights need."""
     BACKWARD_WEIGHTS = "W"
-    """The gradients of a segment's weights, after those of what it was given."""
+    """Compute the gradients of a segment's weights, after those of its inputs."""
     OUT = "out"
-    """What a segment keeps for its backward leaves for host memory."""
+    """Copy what a segment keeps for its backward to host memory."""
     IN = "in"
-    """It comes back."""
+    """Copy it back to the device."""
     KEEP = "keep"
-    """Keep what enters a span, which the backward runs again as a whole."""
+    """Keep the inputs of a span, which is rerun as a whole before its backward."""
     RESUME = "resume"
-    """Take what was kept of a span: what follows runs it again."""
+    """Take the kept inputs of a span; the instructions after this rerun it."""
     MOVE = "move"
-    """An edge inside the stage takes its value along."""
+    """Move the value of an edge inside the stage."""
     MOVE_BACK = "move-back"
-    """It takes the gradient of the value back."""
+    """Move the gradient of that value back."""
     FETCH = "fetch"
-    """The weights of a bucket come to where they are read, and stay for the step."""
+    """Fetch the weights of a bucket to where they are read; they stay for the step."""
     GATHER = "gather"
-    """The weights of a window come to where they are read."""
+    """Gather the weights of a window where they are read."""
     RELEASE = "release"
-    """The weights of a window are dropped where they were gathered."""
+    """Drop the gathered weights of a window."""
     REDUCE = "reduce"
-    """The gradients of a window's or a bucket's weights go to where these are stored."""
+    """Reduce the gradients of a window's or bucket's weights to where the weights are stored."""
     LOSS = "loss"
-    """The losses of all microbatches are added up, and every device gets the sum."""
+    """Sum the losses of all microbatches; every device gets the sum."""
     UPDATE = "update"
-    """The optimizer makes the next version of a stage's weights, where they are stored."""
+    """Let the optimizer make the next version of a stage's weights, where they are stored."""
 
 
 GOES_BACK = frozenset({Verb.BACKWARD, Verb.BACKWARD_INPUTS})
-"""What makes gradients of what a segment was given."""
+"""Kinds that compute gradients of a segment's inputs."""
 
 COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.BACKWARD_WEIGHTS})
-"""What runs a segment, which one device does by itself."""
+"""Kinds that run a segment; each is done by one device alone."""
 
 SWAPS = frozenset({Verb.OUT, Verb.IN})
-"""Copies between a device and its host, which wait for no other communication."""
+"""Copies between a device and its host; they wait for no other communication."""
 
 OF_MICROBATCH = frozenset({*SWAPS, Verb.MOVE, Verb.MOVE_BACK})
-"""What moves something of one microbatch; all other communication is of weights."""
+"""Communication that belongs to one microbatch; all other communication is of weights."""
 
 
 class Phase(StrEnum):
-    """Which part of a communication an instruction is; its value is how texts write it."""
+    """Which part of a communication an instruction is; the value is its spelling in texts."""
 
     WHOLE = ""
-    """It starts, and devices wait until it is done."""
+    """Start it, and wait until it is done."""
     START = "start"
-    """It starts, and devices go on while it is under way."""
+    """Start it in the background."""
     WAIT = "wait"
-    """Devices wait until what they started is done."""
+    """Wait until the started communication is done."""
 
 
 _CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
@@ -92,23 +92,22 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StepInstruction:
-    """What devices do together, or one device by itself.
+    """One thing that a group of devices does together, or that one device does alone.
 
     Law (tests/superscaler_core/program/test_step_program.py): ``parse`` reads what ``str`` writes.
 
     Attributes:
         kind: what is done.
-        name: of the segment, edge, window, bucket or span that it is done with, or of the stage
-            whose weights are updated. Every device has segments of its own, which have the same
-            names.
-        devices: that take part, ascending.
-        phase: of communication: all of it, its start, or the wait for its end.
-        microbatch: the only one for which a stage's block does it; None for all of them.
-        version: of the stage's weights: which one a segment reads, or which one an update makes.
-            Version 0 is there when the step begins.
-        keeps: how many versions are there after an update, the new one included.
-        what: the segment, edge, window or bucket itself, or the parameters that are updated; None
-            if the instruction was read from a text.
+        name: name of the segment, edge, window, bucket or span, or of the stage whose weights are
+            updated. Devices have their own segments, which share names.
+        devices: devices that take part, ascending.
+        phase: the whole communication, its start, or the wait for its end.
+        microbatch: the only microbatch for which a stage's block does this; None for all.
+        version: version of the stage's weights that a segment reads or an update makes. Version 0
+            exists when the step begins.
+        keeps: number of versions that exist after an update, including the new one.
+        what: the segment, edge, window or bucket itself, or the updated parameters; None if the
+            instruction was read from a text.
     """
 
     kind: Verb
@@ -129,7 +128,7 @@ class StepInstruction:
         return " ".join(word for word in words if word)
 
     def is_for(self, microbatch: int) -> bool:
-        """Whether a stage's block does it for a microbatch."""
+        """Whether a stage's block does this for a microbatch."""
         return self.microbatch is None or self.microbatch == microbatch
 
     @classmethod
@@ -137,7 +136,7 @@ class StepInstruction:
         """Read the text that ``str`` writes.
 
         Raises:
-            PlanError: it has another form.
+            PlanError: the text has another form.
         """
         found = _TEXT.fullmatch(text.strip())
         if found is None:
@@ -153,18 +152,18 @@ class StepInstruction:
 
 
 def weights_of(stage: int) -> str:
-    """The name of a stage's weights, as updates have it."""
+    """The name of a stage's weights in updates."""
     return f"stage{stage}"
 
 
 @dataclass(frozen=True, slots=True)
 class Carry:
-    """An edge between stages or turns takes a microbatch's tensor along, or its gradient back.
+    """The transfer of a microbatch's tensor, or its gradient, over an edge between stages or turns.
 
     Attributes:
-        name: of the edge.
-        microbatch: which.
-        is_back: whether the gradient goes back.
+        name: name of the edge.
+        microbatch: the microbatch.
+        is_back: whether this is the gradient.
         edge: the edge itself; None if the event was read from a text.
     """
 
@@ -178,14 +177,14 @@ class Carry:
 
 
 Event = Action | Carry
-"""A stage at work on a microbatch, or a tensor on its way between stages."""
+"""A run of a stage for a microbatch, or a transfer between stages."""
 
 
 def parse_event(text: str) -> Event:
-    """Read the text that ``str`` writes of an event.
+    """Read the text of an event, as ``str`` writes it.
 
     Raises:
-        PlanError: it has another form.
+        PlanError: the text has another form.
     """
     carried = _CARRY.fullmatch(text)
     if carried is not None:

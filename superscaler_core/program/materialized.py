@@ -1,4 +1,4 @@
-"""Materialized: a plan with all its communication decided; what code is generated from."""
+"""Materialized: a plan with all its communication decided; code is generated from it."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ from superscaler_core.schedules import Action, ActionKind
 
 @dataclass(frozen=True, eq=False)
 class Materialized:
-    """A validated plan, and how every mismatch in it is mended.
+    """A validated plan with the communication that it needs.
 
     Attributes:
-        plan: the sProgram's decisions, with every stage once a route (``by_routes``).
-        edges: of activations.
-        weights: of parameters.
-        items: what every stage does in its forward, in one order for all devices.
-        events: what a step does, in one order for all devices.
-        topology: for which communication is planned; one host if None.
-        decided: the plan as the sProgram left it; None if that is ``plan``.
+        plan: the sProgram's decisions, with one copy of every stage per route (``by_routes``).
+        edges: the edges of activations.
+        weights: where parameters are stored and used.
+        items: for each stage, the items of its forward, in one order for all devices.
+        events: the events of a step, in one order for all devices.
+        topology: the topology that communication is planned for; one host if None.
+        decided: the plan as the sProgram left it; None if it is the same as ``plan``.
     """
 
     plan: Plan
@@ -69,16 +69,16 @@ class Materialized:
 
     @cached_property
     def loss(self) -> tuple[Transfer, ...]:
-        """What takes the loss to all devices, once a step."""
+        """The transfers that bring the loss to all devices, once a step."""
         graph = self.plan.graph
-        # Copies of the model have losses of different microbatches: they are summed.
+        # Copies of the model compute losses of different microbatches; these are summed.
         ends = [output_side(self.plan, graph.producer[loss], 0) for loss in graph.losses]
         everyone = self._everyone(graph.loss)
         return transfers(Side.joined(ends), everyone, graph.loss.shape, graph.loss.dtype)
 
     @cached_property
     def whole(self) -> Mapping[PTensor, tuple[Transfer, ...]]:
-        """What takes all of every parameter to all devices, when it is saved."""
+        """For each parameter, the transfers that bring all of it to all devices, to save it."""
         return {
             tensor: transfers(storage, self._everyone(tensor), tensor.shape, tensor.dtype)
             for tensor, storage in self.weights.storage.items()
@@ -88,7 +88,7 @@ class Materialized:
         return Side.everyone(self.plan.devices, tensor.shape)
 
     def check(self) -> None:
-        """Find all communication, and what runs again, so that what cannot be is refused now."""
+        """Find all communication and all reruns, so that an impossible plan is refused now."""
         _ = self.spans
         for edge in self.edges.all:
             _ = edge.forward, edge.backward
@@ -98,12 +98,12 @@ class Materialized:
 
     @cached_property
     def spans(self) -> tuple[Mapping[Item, int], ...]:
-        """Of every stage, what is run again as a whole: by item the number of its span, from 1."""
+        """For each stage, the spans that are rerun as a whole: by item the number of its span, from 1."""
         return tuple(spans_of(self.plan, items) for items in self.items)
 
     @cached_property
     def stages(self) -> tuple[StageProgram, ...]:
-        """Forward and backward of every stage, written out."""
+        """For each stage, its forward and backward, written out."""
         edges = self.edges
         found = []
         for stage, (items, spans) in enumerate(zip(self.items, self.spans, strict=True)):
@@ -119,7 +119,7 @@ class Materialized:
 
     @cached_property
     def stage_kinds(self) -> tuple[frozenset[ActionKind], ...]:
-        """The kinds of actions that the schedule has for every stage."""
+        """For each stage, the kinds of actions that the schedule has for it."""
         kinds: list[set[ActionKind]] = [set() for _ in self.items]
         for event in self.events:
             if isinstance(event, Action):
@@ -128,18 +128,18 @@ class Materialized:
 
     @cached_property
     def segment_ends(self) -> frozenset[Op]:
-        """The ops before which segments end though no communication is there."""
+        """The ops before which segments end although there is no communication."""
         return ends(self.plan, self.weights)
 
     def _devices_of(self, item: Move | Open | Close) -> tuple[Device, ...]:
-        """Who takes part in communication."""
+        """The devices that take part in a communication."""
         if isinstance(item, Move):
             return item.edge.devices
         return tuple(sorted(self.window_devices(item.window)))
 
     @cached_property
     def step_program(self) -> StepProgram:
-        """The whole step as a value, with the overlap that the plan wants."""
+        """The whole step as a value, with the overlap that the plan asks for."""
         blocks = {
             (stage, run): block
             for stage, program in enumerate(self.stages)
@@ -160,7 +160,7 @@ class Materialized:
 
     @cached_property
     def _around(self) -> tuple[Block, Block]:
-        """What all devices do before all stages, and after them, without overlap."""
+        """The instructions before all stages and after them, without overlap."""
         given = self.plan, self.weights, self.segment_ends
         begin = (_of_bucket(Verb.FETCH, bucket) for bucket in fetched(*given))
         end = (_of_bucket(Verb.REDUCE, bucket) for bucket in reduced(*given))
@@ -168,7 +168,7 @@ class Materialized:
         return tuple(begin), (*end, loss, *self._updates())
 
     def _updates(self) -> Iterator[StepInstruction]:
-        """An update of every stage; weights that stages share are in that of the first of them."""
+        """One update per stage; the first of the stages that share a weight updates it."""
         stage_of, readers = stages_by_op(self.plan), self.plan.graph.readers
         tensors: dict[int, list[PTensor]] = {}
         for tensor in self.weights.storage:
@@ -184,28 +184,28 @@ class Materialized:
 
     @property
     def _is_rewritten(self) -> bool:
-        """Whether something overlaps; if not, a stage is written out without the others."""
+        """Whether any rewrite for overlap applies; if not, each stage is written out independently."""
         return bool(self.plan.overlap) or self.plan.swaps
 
     def block(self, stage: int, run: ActionKind) -> Block:
-        """What all devices do in a run of a stage; as of the step program."""
+        """The instructions of all devices in a run of a stage, as in the step program."""
         if self._is_rewritten:
             return self.step_program.blocks[stage, run]
         return self.stages[stage].order[run]
 
     @property
     def begin(self) -> Block:
-        """What all devices do before all stages; as of the step program."""
+        """The instructions of all devices before all stages, as in the step program."""
         return self.step_program.begin if self._is_rewritten else self._around[0]
 
     @property
     def end(self) -> Block:
-        """What all devices do after all stages; as of the step program."""
+        """The instructions of all devices after all stages, as in the step program."""
         return self.step_program.end if self._is_rewritten else self._around[1]
 
     @cached_property
     def counts(self) -> Counter[tuple[Verb, Any]]:
-        """How often every instruction of a stage is run in a step, by kind and what it is about."""
+        """How often each instruction of a stage runs in a step, by kind and subject."""
         found: Counter[tuple[Verb, Any]] = Counter()
         for event in self.events:
             if isinstance(event, Action):
@@ -216,7 +216,7 @@ class Materialized:
 
     @cached_property
     def stage_devices(self) -> tuple[frozenset[Device], ...]:
-        """Who runs parts of every stage, or stores weights that come and go in it."""
+        """For each stage, the devices that run its parts or store weights of its windows."""
         found = []
         for stage, items in zip(self.plan.stages, self.items, strict=True):
             devices = {d for op in stage.ops for d in self.plan.op_split(op).devices}
@@ -227,11 +227,11 @@ class Materialized:
         return tuple(found)
 
     def uses_in(self, what: Window | Bucket) -> tuple[Use, ...]:
-        """The copies of weights that come and go together."""
+        """The uses of weights in one window or bucket."""
         return what.uses if isinstance(what, Bucket) else self.uses_of.get(what, ())
 
     def window_devices(self, window: Window) -> frozenset[Device]:
-        """Who stores or reads the weights of a window."""
+        """The devices that store or read the weights of a window."""
         uses = self.uses_of.get(window, ())
         return frozenset(d for use in uses for side in (use.storage, use.side) for d in side.shards)
 
@@ -251,7 +251,7 @@ class Materialized:
 
     @cached_property
     def events_on(self) -> Mapping[Device, tuple[Event, ...]]:
-        """What every device does of a step."""
+        """For each device, its events of a step."""
         found: dict[Device, list[Event]] = {device: [] for device in self.plan.devices}
         for event in self.events:
             for device in self._taking_part(event):
@@ -262,11 +262,11 @@ class Materialized:
         return self.stage_devices[event.stage] if isinstance(event, Action) else event.edge.devices
 
     def crossing_from(self, stage: int) -> tuple[Edge, ...]:
-        """Edges from a stage to others."""
+        """The edges from a stage to other stages."""
         return self._crossing[0].get(stage, ())
 
     def crossing_to(self, stage: int) -> tuple[Edge, ...]:
-        """Edges from other stages to a stage."""
+        """The edges from other stages to a stage."""
         return self._crossing[1].get(stage, ())
 
     @cached_property
@@ -281,7 +281,7 @@ class Materialized:
 
     @cached_property
     def uses_of(self) -> Mapping[Window | None, tuple[Use, ...]]:
-        """Copies of weights by the window in which they are."""
+        """The uses of weights, by window."""
         found: dict[Window | None, tuple[Use, ...]] = {}
         for use in self.weights.uses:
             found[use.window] = (*found.get(use.window, ()), use)
@@ -290,15 +290,15 @@ class Materialized:
 
 @paused_collector()
 def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized:
-    """Decide all communication of a plan whose parts are complete (``check_coverage`` says so).
+    """Decide all communication of a plan whose parts are complete (see ``check_coverage``).
 
     Args:
-        plan: with a device for every part.
-        topology: who is near to whom; one host if None.
+        plan: every part has a device.
+        topology: hosts and links that communication is planned for; one host if None.
 
     Raises:
-        OrderError: data and ``op_order`` form a cycle, or the schedule cannot be run.
-        PlanError: devices hold sums that do not make a value, or groups that run again cross.
+        OrderError: data dependencies and ``op_order`` form a cycle, or the schedule cannot run.
+        PlanError: partial sums on devices do not add up to a value, or groups to rerun overlap.
     """
     routed = by_routes(plan)
     edges = find_edges(routed)

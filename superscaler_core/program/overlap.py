@@ -1,7 +1,7 @@
-"""Overlap: rewrites of a step program, by which communication runs while devices compute.
+"""Overlap: rewrites of a step program so that communication runs while devices compute.
 
-A communication becomes its ``START``, which comes earlier, or its ``WAIT``, which comes later. All
-devices still keep one order, so none waits for what can only come later.
+A communication is replaced by its ``START``, placed earlier, and its ``WAIT``, placed later. All
+devices still keep one order, so no device waits for a later instruction.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from superscaler_core.program.step_program import Block, StepProgram
 from superscaler_core.schedules import Action, ActionKind
 
 MOST_REDUCTIONS = 2
-"""That are under way at one time: one runs, and the next follows it without a gap."""
+"""Reductions under way at one time: while one runs, the next is queued behind it without a gap."""
 
 
-# --- what waits in host memory ------------------------------------------------------------------
+# --- swapping to host memory --------------------------------------------------------------------
 
 
 def swap_beside(program: StepProgram, depth: int) -> StepProgram:
     """Copy to and from host memory while devices compute.
 
-    What a segment keeps leaves while the segments after it run, until the next of which something
-    leaves has run too. It starts to come back when what comes ``depth`` before it is there, or with
-    the run of the stage. So ``depth + 1`` segments are on a device at one time.
+    A copy to the host runs beside the segments after it, and ends when the next swapped segment
+    has run. A copy back starts when the copy ``depth`` before it has ended, or at the begin of the
+    stage's run. So the values of ``depth + 1`` swapped segments are on a device at one time.
 
     Args:
-        program: with copies that are waited for at once.
+        program: a program whose copies are not overlapped yet.
         depth: at least 1.
     """
     blocks = {
@@ -47,15 +47,15 @@ def swap_beside(program: StepProgram, depth: int) -> StepProgram:
 
 
 def prefetch(program: StepProgram, depth: int) -> StepProgram:
-    """Start gathers of weights ``depth`` gathers before their ops run.
+    """Start the gather of weights ``depth`` gathers ahead of their ops.
 
-    Inside a block the gather of a window starts when that of the window ``depth`` before it is
-    there. Weights that are fetched for the whole step are waited for in the first forward that
-    reads them, so that the forward of the first ops runs while the others come. Where a backward
-    directly follows its forward, the last window of the forward stays, and is not gathered again.
+    Inside a block the gather of a window starts when the gather ``depth`` windows before it has
+    ended. Weights that are fetched for the whole step are waited for in the first forward that
+    reads them, so the first ops run while the other weights arrive. If a backward directly
+    follows its forward, the last window of the forward stays, and is not gathered again.
 
     Args:
-        program: whose instructions know what they are about (``StepInstruction.what``).
+        program: a program whose instructions have their objects (``StepInstruction.what``).
         depth: at least 1.
     """
     blocks = dict(_without_release(program))
@@ -64,7 +64,7 @@ def prefetch(program: StepProgram, depth: int) -> StepProgram:
 
 
 def _without_release(program: StepProgram) -> Iterator[tuple[tuple[int, ActionKind], Block]]:
-    """The blocks; a window that would be released and at once gathered again stays."""
+    """The blocks, without a release of a window that is followed at once by its gather."""
     for (stage, run), block in program.blocks.items():
         back = _returns_at_once(program, stage)
         other = program.blocks.get((stage, ActionKind.FORWARD if run is back else back or run), ())
@@ -77,7 +77,7 @@ def _without_release(program: StepProgram) -> Iterator[tuple[tuple[int, ActionKi
 
 
 def _is_at_edge(forward: Sequence[StepInstruction], backward: Sequence[StepInstruction]) -> bool:
-    """Whether the forward ends with the release of what the backward gathers first."""
+    """Whether the forward ends with the release of the window that the backward gathers first."""
     if not forward or not backward:
         return False
     last, first = forward[-1], backward[0]
@@ -97,7 +97,7 @@ def _returns_at_once(program: StepProgram, stage: int) -> ActionKind | None:
 
 
 def _fetched_ahead(program: StepProgram, depth: int) -> StepProgram:
-    """A program whose first forwards wait for what is fetched for the step, bucket by bucket."""
+    """A program whose first forwards wait for the weights of the step, bucket by bucket."""
     places, first = first_reads(program.blocks), _first_actions(program)
     begin: list[StepInstruction] = []
     waits: dict[int, list[tuple[int, StepInstruction]]] = {}
@@ -126,7 +126,7 @@ def _fetched_ahead(program: StepProgram, depth: int) -> StepProgram:
 
 
 def _first_actions(program: StepProgram) -> Mapping[int, Action]:
-    """By stage its first run, if that is a forward."""
+    """For each stage its first run, if that is a forward."""
     found: dict[int, Action] = {}
     for event in program.events:
         if isinstance(event, Action):
@@ -138,15 +138,15 @@ def _first_actions(program: StepProgram) -> Mapping[int, Action]:
 
 
 def overlap_reductions(program: StepProgram) -> StepProgram:
-    """Start reductions where the backward has completed the gradients, and wait for them later.
+    """Start reductions when the backward has completed their gradients, and wait for them later.
 
-    At most two are under way. Those of windows are waited for in the same block, and those at the
-    step's end become part of the last backward of their stage (or W, in a schedule of halves) and
-    are waited for there or at the end. Weights that several stages share are still reduced at the
-    end.
+    At most two reductions are under way. Reductions of windows are waited for in the same block.
+    Those at the step's end move into the last backward of their stage (or W, in a schedule with
+    halves), and are waited for there or at the end. Weights that several stages share are still
+    reduced at the end.
 
     Args:
-        program: whose instructions know what they are about (``StepInstruction.what``).
+        program: a program whose instructions have their objects (``StepInstruction.what``).
     """
     blocks = {
         key: tuple(_behind(block, Verb.REDUCE, MOST_REDUCTIONS))
@@ -176,7 +176,7 @@ def overlap_reductions(program: StepProgram) -> StepProgram:
 
 
 def _last_backwards(program: StepProgram) -> Mapping[int, Action]:
-    """By stage the run that completes gradients last, if all its runs that do have one block."""
+    """For each stage the run that completes gradients last, if all such runs have one block."""
     actions = [e for e in program.events if isinstance(e, Action) and e.kind in GRADS]
     kinds = {(action.stage, action.kind) for action in actions}
     last = {action.stage: action for action in actions}
@@ -187,9 +187,9 @@ def _last_backwards(program: StepProgram) -> Mapping[int, Action]:
 
 
 def _ahead(block: Block, kind: Verb, depth: int) -> Block:
-    """A block in which what comes starts earlier, but not while it is still there.
+    """A block whose communication of ``kind`` starts earlier, but not before its last release.
 
-    What comes is counted on the devices that take part in it together.
+    Distances are counted among the communications of the same devices.
     """
     starts: dict[int, list[StepInstruction]] = {}
     before: dict[tuple[Device, ...], list[int]] = {}
@@ -208,7 +208,7 @@ def _ahead(block: Block, kind: Verb, depth: int) -> Block:
 
 
 def _behind(block: Block, kind: Verb, most: int) -> Iterator[StepInstruction]:
-    """A block in which what goes is waited for later, when ``most`` others are under way."""
+    """A block that waits later for communication of ``kind``, when ``most`` others are under way."""
     under_way: dict[tuple[Device, ...], deque[StepInstruction]] = {}
     for instruction in block:
         if instruction.kind is kind and instruction.phase is Phase.WHOLE:
@@ -223,7 +223,7 @@ def _behind(block: Block, kind: Verb, most: int) -> Iterator[StepInstruction]:
 def _bounded(
     starts: Iterable[StepInstruction], under_way: deque[StepInstruction], most: int
 ) -> Iterator[StepInstruction]:
-    """Starts, each after a wait for an earlier one if too many would be under way."""
+    """The starts, each after a wait for an earlier one if too many would be under way."""
     for start in starts:
         if len(under_way) == most:
             yield _phase(under_way.popleft(), Phase.WAIT)
@@ -236,7 +236,7 @@ def _phase(instruction: StepInstruction, phase: Phase) -> StepInstruction:
 
 
 def _is_alone(program: StepProgram, instruction: StepInstruction, stage: int) -> bool:
-    """Whether all devices of an instruction run the stage, so that it can be in its block."""
+    """Whether all devices of an instruction run the stage, so that its block can contain it."""
     blocks = (block for (other, _), block in program.blocks.items() if other == stage)
     running = {device for block in blocks for i in block for device in i.devices}
     return running.issuperset(instruction.devices)
@@ -245,7 +245,7 @@ def _is_alone(program: StepProgram, instruction: StepInstruction, stage: int) ->
 def _inserted(
     block: Block, more: Mapping[int, Sequence[StepInstruction]]
 ) -> Iterator[StepInstruction]:
-    """A block with more instructions before the places that are named."""
+    """A block with instructions inserted before the given positions."""
     for number, instruction in enumerate(block):
         yield from more.get(number, ())
         yield instruction

@@ -1,4 +1,4 @@
-"""Overlap of moves: tensor parallelism's communication inside a stage runs beside computing."""
+"""Overlap of moves: tensor-parallel communication inside a stage runs while devices compute."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from superscaler_core.program.transfer import Transfer
 
 
 def overlap_moves(program: StepProgram) -> StepProgram:
-    """Let values and gradients move inside stages while devices compute what does not need them.
+    """Move values and gradients inside stages while devices compute independent results.
 
-    A gradient goes back while the gradients of weights are computed: the backward of the segment
-    before it is divided into its halves, and the second one runs before the wait. A value starts to
-    move where it is complete, if devices compute something else until it is read.
+    A gradient moves while gradients of weights are computed: the backward of the segment before
+    it is split into its halves, and the second half runs before the wait. A value starts to move
+    as soon as it is complete, if devices compute anything else before it is read.
 
     Args:
-        program: whose instructions know what they are about (``StepInstruction.what``).
+        program: a program whose instructions have their objects (``StepInstruction.what``).
     """
     blocks = {key: tuple(_back(tuple(_early(b)))) for key, b in program.blocks.items()}
     return replace(program, blocks=blocks)
@@ -30,7 +30,7 @@ def overlap_moves(program: StepProgram) -> StepProgram:
 
 
 def _early(block: Block) -> Iterator[StepInstruction]:
-    """A block whose moves start behind what makes their value."""
+    """A block whose moves start directly after their value is computed."""
     starts: dict[int, list[StepInstruction]] = {}
     waits: set[int] = set()
     for place, move in enumerate(block):
@@ -49,7 +49,7 @@ def _early(block: Block) -> Iterator[StepInstruction]:
 
 
 def _makes(instruction: StepInstruction, edge: Edge) -> bool:
-    """Whether an edge takes something that an instruction makes, or brings back to be run again."""
+    """Whether an instruction computes the value of an edge, or restores it for a rerun."""
     kind, what = instruction.kind, instruction.what
     if kind in (Verb.KEEP, Verb.RESUME):
         return not set(edge.devices).isdisjoint(instruction.devices)
@@ -84,7 +84,7 @@ def _back(block: Block) -> Iterator[StepInstruction]:
 
 
 def _moved_together(block: Block, place: int) -> Sequence[StepInstruction]:
-    """Gradients from a place on that move one behind the other, and none of which needs another."""
+    """The longest run of moves of gradients from a position on that are independent."""
     found: list[StepInstruction] = []
     for instruction in block[place:]:
         if instruction.kind is not Verb.MOVE_BACK:
@@ -100,7 +100,7 @@ def _divided(
     last: Mapping[Device, int],
     moves: Sequence[StepInstruction],
 ) -> Mapping[int, StepInstruction]:
-    """By place, the backwards of segments with weights that devices have just run before moves."""
+    """By position, the backwards of segments with weights that devices ran directly before."""
     moving = (i for i in moves if not _is_idle(i.what.backward))
     places = {last[device] for i in moving for device in i.devices if device in last}
     return {
@@ -113,7 +113,7 @@ def _divided(
 def _beside(
     moves: Sequence[StepInstruction], computed: Sequence[StepInstruction]
 ) -> Iterator[StepInstruction]:
-    """Moves with something that is computed while they are under way."""
+    """Moves, with instructions that compute while the moves are under way."""
     moving = [i for i in moves if not _is_idle(i.what.backward)]
     yield from (replace(i, phase=Phase.START) if i in moving else i for i in moves)
     yield from computed
@@ -121,5 +121,5 @@ def _beside(
 
 
 def _is_idle(legs: Sequence[Transfer]) -> bool:
-    """Whether nothing moves along these legs."""
+    """Whether all these legs are idle."""
     return all(leg.is_idle for leg in legs)

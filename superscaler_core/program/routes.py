@@ -1,9 +1,9 @@
-"""Routes: a plan in which every stage is written out once for each route that microbatches go.
+"""Routes: a plan with one copy of every stage for each route that microbatches take.
 
-A stage on several workers, for different microbatches, becomes several stages that share their
-weights: stage s on route r is stage ``r * S + s``, of S stages. To most of what follows these are
-stages like others, of which several read one weight. Who has to know asks ``on_its_route`` where a
-microbatch runs, or ``home`` of which stage another one is a copy.
+If different workers run a stage for different microbatches, it becomes several stages that share
+their weights: stage s on route r is stage ``r * S + s``, where S is the number of stages. Most code
+treats these as ordinary stages that read the same weights. ``on_its_route`` says where a microbatch
+runs, and ``home`` says which stage another one is a copy of.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from superscaler_core.schedules import Action
 
 
 def by_routes(plan: Plan) -> Plan:
-    """The plan itself if there is one route; else what it says, said of a copy of its model each.
+    """The plan itself if there is one route; else its decisions repeated for each copy of its
+    model.
 
-    On every route the parts of an op are on the devices that stand there for those of the first
-    route (``Placement.standing_in``). Where a parameter is stored is said once, as before.
+    On every route the parts of an op are on the devices that replace those of the first route
+    (``Placement.standing_in``). A parameter is still stored in one place for all routes.
     """
     if plan.num_routes == 1:
         return plan
@@ -32,7 +33,7 @@ def by_routes(plan: Plan) -> Plan:
 
 
 def on_its_route(plan: Plan, action: Action) -> Action:
-    """An action of the schedule of a plan that ``by_routes`` made, by the number of its copy."""
+    """An action of the original schedule, with the stage number of the copy on its route."""
     if plan.schedule is None or plan.num_routes == 1:
         return action
     first = plan.schedule.route_of(action.microbatch) * plan.schedule.num_stages
@@ -40,12 +41,12 @@ def on_its_route(plan: Plan, action: Action) -> Action:
 
 
 def home(plan: Plan, stage: int) -> int:
-    """The stage of the schedule that a stage of a plan that ``by_routes`` made is a copy of."""
+    """The original stage that a stage of a plan made by ``by_routes`` is a copy of."""
     return stage % (plan.num_stages // plan.num_routes)
 
 
 def _decisions_of_copies(plan: Plan) -> Decisions:
-    """What a plan says, said of every copy of its model; without the schedule, which has none."""
+    """The decisions repeated for every copy of the model, without the schedule."""
     said, routes = plan.decisions, range(plan.num_routes)
 
     def of_copies(groups: Iterable[Iterable[Chosen]]) -> tuple[tuple[Chosen, ...], ...]:
@@ -76,12 +77,12 @@ def _decisions_of_copies(plan: Plan) -> Decisions:
 
 
 def splits_of_copies(plan: Plan, op: Op, parts: Iterable[PlacedPart]) -> Mapping[str, OpSplit]:
-    """By name of every copy of an op, the split into these parts there.
+    """For each copy of an op, by its name, its split.
 
     Args:
-        plan: with its schedule.
-        op: of the plan's graph.
-        parts: on devices of the first route.
+        plan: the plan, with its schedule.
+        op: an op of the plan's graph.
+        parts: its parts on the devices of the first route.
     """
     placed = [(part, part.device) for part in parts if part.device is not None]
     return {

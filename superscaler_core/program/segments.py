@@ -1,4 +1,4 @@
-"""Segments: runs of parts on one device that no communication interrupts."""
+"""Segments: sequences of parts on one device without communication in between."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from superscaler_core.schedules import ActionKind
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Parts that run as one function.
+    """Parts that run as one generated function.
 
     Attributes:
-        name: of the function.
-        parts: in order.
-        recompute: whether its backward runs its forward again.
-        swap: whether what it keeps for its backward waits on the host.
-        span: number of the group with which it is run again as a whole; 0 if it is not.
-        has_backward: whether something that leaves it has a gradient.
-        is_left_out: whether the span's second run leaves it out: its own backward runs its forward
-            again, and nothing else in the span reads what it makes.
-        products: as of ``products_of``: sums that are made by a product among the parts.
+        name: name of the function.
+        parts: the parts, in order.
+        recompute: whether its backward recomputes its forward.
+        swap: whether the values that it keeps for its backward wait on the host.
+        span: number of the group with which it is rerun as a whole; 0 if none.
+        has_backward: whether any of its results has a gradient.
+        is_left_out: whether the rerun of its span leaves it out, because its own backward
+            recomputes it and nothing else in the span reads its results.
+        products: bias additions done by a product among the parts (see ``products_of``).
     """
 
     name: str
@@ -44,12 +44,12 @@ class Segment:
 
     @cached_property
     def has_weights(self) -> bool:
-        """Whether it reads a weight that is trained."""
+        """Whether the segment reads a trained weight."""
         return any(part.op.form.trained for part in self.parts)
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """Of the parts, in order."""
+        """The ops of the parts, in order."""
         return tuple(part.op for part in self.parts)
 
 
@@ -58,17 +58,17 @@ Step = Segment | Item
 
 @dataclass(frozen=True)
 class StageItems:
-    """What a stage does in its forward, and what decides how it is put in order.
+    """The forward of a stage, with everything that decides its order.
 
     Attributes:
         plan: the decisions.
-        stage: which.
-        items: in one order for all devices.
-        spans: by item, the group with which it is run again as a whole.
+        stage: the number of the stage.
+        items: the items of the forward, in one order for all devices.
+        spans: by item, the group with which it is rerun as a whole.
         taking_part: by item that communicates, the devices that take part.
-        edges: of the plan.
-        ends: ops before which segments end, though no communication is there.
-        kinds: of actions that the schedule has for the stage.
+        edges: the edges of the plan.
+        ends: ops before which segments end although there is no communication.
+        kinds: the kinds of actions that the schedule has for the stage.
     """
 
     plan: Plan
@@ -81,13 +81,13 @@ class StageItems:
     kinds: frozenset[ActionKind] = frozenset({ActionKind.FORWARD, ActionKind.BACKWARD})
 
     def span(self, step: Step) -> int:
-        """The number of the span that a step is in; 0 if in none."""
+        """The number of the span that contains a step; 0 if none."""
         if isinstance(step, Segment):
             return step.span
         return self.spans.get(step, 0) if self.spans else 0
 
     def group(self, item: Compute) -> tuple[int, int, int]:
-        """The groups with which a part is recomputed, swapped, and run again with a span."""
+        """The numbers of the groups with which a part is recomputed, swapped, and rerun."""
         plan, part = self.plan, item.part
         if not self._has_groups:
             return 0, 0, 0
@@ -99,7 +99,7 @@ class StageItems:
 
     @cached_property
     def read_outside(self) -> frozenset[PTensor]:
-        """What these items make and others of the stage read: none if they are all of it."""
+        """Results of these items that other items of the stage read; empty if these are all items."""
         ops = {item.part.op for item in self.items if isinstance(item, Compute)}
         moved = {item.edge for item in self.items if isinstance(item, Move)}
         readers, of_reader = self.plan.graph.readers, self.edges.of_reader
@@ -117,7 +117,7 @@ class StageItems:
 
 @dataclass
 class _Builder:
-    """The steps of one device so far, and the parts of its segment that is still open."""
+    """The steps of one device so far, and the parts of the segment that is still open."""
 
     stage: int
     steps: list[Step] = field(default_factory=list)
@@ -132,7 +132,7 @@ class _Builder:
         self.parts.append(part)
 
     def is_at(self, op: Op) -> bool:
-        """Whether the part before is of the same op."""
+        """Whether the last part is of the same op."""
         return bool(self.parts) and self.parts[-1].op == op
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class _Builder:
 
 
 def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
-    """What every device does in the forward of a stage: segments, and what communicates."""
+    """The steps of each device in the forward of a stage: segments and communication."""
     builders: dict[Device, _Builder] = {}
     for item in given.items:
         if isinstance(item, Compute):
@@ -175,10 +175,11 @@ def device_steps(given: StageItems) -> Mapping[Device, tuple[Step, ...]]:
 
 
 def _sequence(steps: Sequence[Step]) -> Hashable:
-    """What devices have in common that run the same ops in the same segments, a part of each.
+    """A key that is equal for devices that run one part of each of the same ops in the same
+    segments.
 
-    There is none for a device with several parts of an op. Where there is one, a device reads of an
-    op what its one part made, wherever that lies, so that who reads which segment is the same too.
+    None for a device with several parts of an op. With one part per op, which part it is does not
+    change which segment reads which result, so equal keys have equal readers.
     """
     ops = [part.op for step in steps if isinstance(step, Segment) for part in step.parts]
     if len(set(ops)) < len(ops):
@@ -194,15 +195,15 @@ def _sequence(steps: Sequence[Step]) -> Hashable:
 # --- who reads what a segment makes -------------------------------------------------------------
 
 _Reads = Mapping[PTensor, Sequence[tuple[Step | None, rv.Box]]]
-"""By tensor made on a device, who reads which box of it there; None stands for other stages."""
+"""For each tensor made on a device, the readers of its boxes there; None is another stage."""
 
 
 _Marks = tuple[bool, bool]
-"""Whether a segment has a backward, and whether its span's second run leaves it out."""
+"""Whether a segment has a backward, and whether its span's rerun leaves it out."""
 
 
 def _marked(given: StageItems, steps: Sequence[Step], marks: Sequence[_Marks]) -> Iterator[Step]:
-    """The steps; each segment with its marks, and with the sums that its products make."""
+    """The steps; each segment gets its marks, and the bias additions that its products do."""
     left = iter(marks)
     on_device: dict[Op, list[Part]] = {}
     for part in (part for step in steps if isinstance(step, Segment) for part in step.parts):
@@ -218,7 +219,7 @@ def _marked(given: StageItems, steps: Sequence[Step], marks: Sequence[_Marks]) -
 
 
 def _marks(given: StageItems, device: Device, steps: Sequence[Step]) -> Iterator[_Marks]:
-    """What follows for each segment from who reads what it makes."""
+    """The marks of each segment, which follow from the readers of its results."""
     reads = _reads(given, device, steps)
     for step in steps:
         if not isinstance(step, Segment):
@@ -237,7 +238,7 @@ def _reads(given: StageItems, device: Device, steps: Sequence[Step]) -> _Reads:
     found: dict[PTensor, list[tuple[Step | None, rv.Box]]] = {}
 
     def leave(edge: Edge, reader: Step | None) -> None:
-        # What an edge passes on comes from the edge before it.
+        # An edge with a parent forwards the result of that parent, not of a segment here.
         if device in edge.src.shards and edge.parent is None:
             found.setdefault(edge.tensor, []).append((reader, edge.src.shards[device].box))
 

@@ -1,8 +1,8 @@
-"""Sequence: one order of all that a stage does, which every device keeps.
+"""Sequence: the order of a stage's forward, the same on every device.
 
-Parts compute, edges and windows communicate. Since all devices take what concerns them from one
-list, they issue their collectives in one order, and no two can wait for each other. The backward
-runs the same list from its end.
+Parts compute; edges and windows communicate. All devices take their items from one list, so they
+issue collectives in one order, and no two devices can wait for each other. The backward runs the
+same list from its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from superscaler_core.program.edges import Edge, Edges
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A part runs on its device."""
+    """Run a part on its device."""
 
     part: Part
     device: Device
@@ -32,7 +32,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """An edge inside the stage takes place."""
+    """Move the tensor of an edge inside the stage."""
 
     edge: Edge
 
@@ -42,7 +42,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The weights of a window are gathered; in the backward their gradients are reduced."""
+    """Gather the weights of a window; in the backward, reduce their gradients."""
 
     window: Window
 
@@ -52,7 +52,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The weights of a window are dropped; in the backward they are gathered."""
+    """Drop the weights of a window; in the backward, gather them."""
 
     window: Window
 
@@ -65,13 +65,13 @@ Key = tuple[int, int, int]
 
 
 def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
-    """What a stage does in its forward, in one order for all devices.
+    """The items of a stage's forward, in one order for all devices.
 
-    Ops run in the graph's order, an edge as late as its first reader allows, but for what
-    ``op_order`` says.
+    Ops run in the graph's order, unless ``op_order`` says otherwise. An edge runs as late as its
+    first reader allows.
 
     Raises:
-        OrderError: data and ``op_order`` form a cycle; the message goes round it.
+        OrderError: data dependencies and ``op_order`` form a cycle; the message lists the cycle.
     """
     keys: dict[Item, Key] = {}
     computes: dict[Part, Compute] = {}
@@ -102,9 +102,9 @@ def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
 
 
 def moves_before(edges: Edges, stage: int) -> Mapping[int, list[Edge]]:
-    """By index of an op, the edges inside a stage that wait until right before it, in order.
+    """By index of an op, the edges inside a stage that run right before it, in order.
 
-    That is the first op that waits for an edge, by itself or by an edge that passes it on.
+    An edge runs before the first op that needs it, directly or through an edge that forwards it.
     """
     inside = edges.of_stage(stage)
     first = {edge: min((op.index for op, _ in edge.readers), default=1 << 60) for edge in inside}
@@ -120,10 +120,10 @@ def moves_before(edges: Edges, stage: int) -> Mapping[int, list[Edge]]:
 
 
 def _orders_of(plan: Plan, stage: Stage) -> list[tuple[Part, Part]]:
-    """What ``op_order`` says inside a stage.
+    """The pairs of ``op_order`` inside a stage.
 
     Raises:
-        OrderError: it wants an op of a later stage before one of an earlier stage.
+        OrderError: an op of a later stage is ordered before one of an earlier stage.
     """
     stage_of = {op.index: other.index for other in plan.stages for op in other.ops}
     found = []
@@ -146,7 +146,7 @@ def _data_order(
     moves: Mapping[Edge, Move],
     keys: Iterable[Item],
 ) -> dict[Item, list[Item]]:
-    """What every item waits for."""
+    """For each item, the items that it waits for."""
     before: dict[Item, list[Item]] = {item: [] for item in keys}
     here: dict[tuple[Op, Device], list[Compute]] = {}
     for part, item in computes.items():
@@ -179,7 +179,7 @@ def _writers(
     position: int,
     here: Mapping[tuple[Op, Device], Sequence[Compute]],
 ) -> list[Compute]:
-    """Parts on the same device that write what a part reads."""
+    """Parts on the same device that write an input of a part."""
     view = reader.part.inputs[position]
     op = plan.graph.producer.get(view.tensor)
     if op is None:
@@ -193,7 +193,7 @@ def _writers(
 
 
 def _sorted(keys: Mapping[Item, Key], before: Mapping[Item, Sequence[Item]]) -> tuple[Item, ...]:
-    """A topological order that follows the keys where it can (Kahn)."""
+    """A topological order (Kahn) that follows the keys where it can."""
     after: dict[Item, list[Item]] = {item: [] for item in keys}
     left = {item: 0 for item in keys}
     for item, first in before.items():
@@ -219,7 +219,7 @@ def _sorted(keys: Mapping[Item, Key], before: Mapping[Item, Sequence[Item]]) -> 
 
 
 def cycle_text(stuck: set[Item], before: Mapping[Item, Sequence[Item]]) -> str:
-    """The words of an error: one cycle among items that wait for each other."""
+    """Error text: one cycle among items that wait for each other."""
     item = min(stuck, key=str)
     seen: dict[Item, int] = {}
     path: list[Item] = []

@@ -1,4 +1,4 @@
-"""Side: who writes a tensor, or who reads it; either end of a data dependency."""
+"""Side: one end of a data dependency: all writers of a tensor, or all its readers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from superscaler_core.graph.tensor import Summand
 from superscaler_core.plan import Device, OpSplit
 
 MAX_SIDES = 1 << 16
-"""Ends that are remembered: of a form of ops with one split, or of one list of readers."""
+"""Bound on cached ends: of an op form with one split, or of one list of readers."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class View:
-    """What a device touches of a tensor: a box, and which of the summands of it.
+    """The box of a tensor that one device writes or reads, and the number of its summand.
 
-    Of a written value the summands add up to it; of a value that is read, its readers' gradients
-    are summands of its gradient.
+    For a written tensor the summands add up to its value. For a read tensor the summands of its
+    gradient are the gradients of its readers.
     """
 
     device: Device
@@ -30,7 +30,7 @@ class View:
 
 @dataclass(frozen=True)
 class Side:
-    """All views of one end; canonical, so that equal ends are equal objects.
+    """All views of one end. Equal ends are equal objects, because views are stored canonically.
 
     Laws (tests/superscaler_core/program/test_transfer.py): summands are numbered from 0 to
     ``num_summands - 1``; the order in which views are given does not matter.
@@ -41,7 +41,7 @@ class Side:
 
     @classmethod
     def of(cls, views: Iterable[tuple[Device, rv.Box, Summand]]) -> Side:
-        """The end that these parts of one op make."""
+        """The end formed by these views of one op's parts."""
         given = list(views)
         numbers = {s: i for i, s in enumerate(sorted({summand for _, _, summand in given}))}
         found = {View(device, box, numbers[summand]) for device, box, summand in given}
@@ -49,12 +49,12 @@ class Side:
 
     @staticmethod
     def joined(sides: Iterable[Side]) -> Side:
-        """Several readers of one tensor, whose gradients are summed."""
+        """The end of several readers of one tensor, whose gradients are summed."""
         return _joined(tuple(sides))
 
     @staticmethod
     def everyone(devices: Iterable[Device], shape: tuple[int, ...]) -> Side:
-        """The end at which devices all hold all of a tensor."""
+        """The end at which each device holds the whole tensor."""
         return _everyone(tuple(sorted(devices)), shape)
 
     @cached_property
@@ -67,21 +67,21 @@ class Side:
 
     @cached_property
     def num_elements(self) -> Mapping[Device, int]:
-        """Of what each device holds."""
+        """The number of elements that each device holds."""
         return {device: shard.box.num_elements for device, shard in self.shards.items()}
 
     @cached_property
     def held(self) -> tuple[tuple[rv.Box, int], ...]:
-        """All distinct boxes and summands; those of one summand are disjoint."""
+        """All distinct boxes with their summands; boxes of one summand are disjoint."""
         return tuple(sorted({(view.box, view.summand) for view in self.views}))
 
     def summands_at(self, cell: rv.Box) -> frozenset[int]:
-        """The summands that make up the value of a cell that no view's edge cuts."""
+        """The summands of a cell's value; no box of a view cuts the cell."""
         return frozenset(summand for box, summand in self.held if box.contains(cell))
 
     @cached_property
     def whole(self) -> Side:
-        """The same boxes, each with all of its value: what is read, or what a gradient gets."""
+        """The same boxes with the full value: for reads, or for the result of summing a gradient."""
         if self.num_summands == 1:
             return self
         views = {View(v.device, v.box, 0) for v in self.views}
@@ -89,7 +89,7 @@ class Side:
 
     @cached_property
     def resident(self) -> Side:
-        """What each device holds as one box, with all of its value."""
+        """What each device holds, as one box with the full value."""
         views = [View(device, shard.box, 0) for device, shard in self.shards.items()]
         return Side(1, tuple(sorted(views)))
 
@@ -119,7 +119,7 @@ def _joined(sides: tuple[Side, ...]) -> Side:
 
 @dataclass(frozen=True, slots=True)
 class OpSides:
-    """The ends that an op makes: where it reads every input, and where it writes every output."""
+    """The ends of an op: where it reads each input, and where it writes each output."""
 
     inputs: tuple[Side, ...]
     outputs: tuple[Side, ...]
@@ -127,7 +127,7 @@ class OpSides:
 
 @lru_cache(maxsize=MAX_SIDES)
 def sides_of(form: OpForm, split: OpSplit) -> OpSides:
-    """The ends of an op of a form that is split so; every part has a device."""
+    """The ends of an op with this form and split; every part must have a device."""
     placed = [(part.device, form.part(part.pieces)) for part in split.parts]
     assert all(device is not None for device, _ in placed), f"{split}; validate comes before"
     return OpSides(
@@ -144,9 +144,9 @@ def sides_of(form: OpForm, split: OpSplit) -> OpSides:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What one device holds of a tensor: the least box around its views.
+    """What one device holds of a tensor: the smallest box around its views.
 
-    Elements of the box that no view covers are zero in a sum, and are never read otherwise.
+    Elements of the box outside all views are zero in a sum, and are otherwise never read.
     """
 
     box: rv.Box
@@ -154,22 +154,22 @@ class Shard:
 
     @classmethod
     def of(cls, views: Iterable[View]) -> Shard:
-        """Around these views of one device."""
+        """The shard around these views of one device."""
         held = frozenset((view.box, view.summand) for view in views)
         return cls(bounding(box for box, _ in held), held)
 
     @property
     def summands(self) -> frozenset[int]:
-        """All of which it holds something."""
+        """All summands of which the shard holds anything."""
         return frozenset(summand for _, summand in self.held)
 
     def summands_at(self, cell: rv.Box) -> frozenset[int]:
-        """The summands that are held of all of a cell."""
+        """The summands that the shard holds for all of a cell."""
         return frozenset(summand for box, summand in self.held if box.contains(cell))
 
 
 def bounding(boxes: Iterable[rv.Box]) -> rv.Box:
-    """The least box that contains all."""
+    """The smallest box that contains all boxes."""
     given = list(boxes)
     return rv.Box(
         tuple(map(min, *(box.lo for box in given))) if len(given) > 1 else given[0].lo,

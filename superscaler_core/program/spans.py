@@ -1,4 +1,4 @@
-"""Spans: what a stage runs again as a whole, communication too, before its backward."""
+"""Spans: the items of a stage, with communication, that are rerun before their backward."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from superscaler_core.program.sequence import Close, Compute, Item, Open
 
 
 def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
-    """By item of a stage's order, the number of the span with which it is run again, from 1.
+    """For each item of a stage that is rerun, the number of its span, from 1.
 
-    A span reaches from the first op of its group to the last whose backward needs what its forward
-    has seen, with all that is between, so that all devices run the same communication again. So a
-    block's ends before the sum with what entered it, and before the all-reduce that feeds the sum.
+    A span reaches from the first op of its group to the last op whose backward needs its forward
+    values, and contains all items in between, so that all devices repeat the same communication.
+    The span of a transformer block ends before its last residual sum and the all-reduce before it.
     Weights that are gathered in a span are dropped in it.
 
     Raises:
-        PlanError: two groups are not one behind the other, or a part is swapped too.
+        PlanError: two groups overlap, or a part is swapped too.
     """
     if not plan.runs_again:
         return {}
@@ -31,7 +31,7 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
                 ends[number] = place
     found: dict[Item, int] = {}
     windows = _windows(items)
-    # Numbered by place: plans that say the same become the same text, whenever they said it.
+    # Numbered by position, so that equal plans give equal texts in whatever order they were made.
     for number, group in enumerate(sorted(ends, key=begins.__getitem__), 1):
         first, last = _with_windows(begins[group], ends[group], windows)
         for item in items[first : last + 1]:
@@ -50,14 +50,14 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
 
 
 def _windows(items: Sequence[Item]) -> list[tuple[int, int]]:
-    """Where windows that gather weights open and close."""
+    """The positions at which windows that gather weights open and close."""
     opened = {i.window: place for place, i in enumerate(items) if isinstance(i, Open)}
     closed = {i.window: place for place, i in enumerate(items) if isinstance(i, Close)}
     return [(place, closed[window]) for window, place in opened.items() if window.gathers]
 
 
 def _with_windows(first: int, last: int, windows: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The ends of a span that has every window whole, or all around it, or not at all."""
+    """Extend a span so that it does not cut a window."""
     inside = range(first, last + 1)
     cut = [ends for ends in windows if (ends[0] in inside) != (ends[1] in inside)]
     if not cut:

@@ -1,7 +1,7 @@
 """Stage program: the forward and the backward of one stage, written out for all devices.
 
-Nobody else decides in which order a stage runs, what runs again, or what has a backward. Code is
-generated from it, time and memory are found from it, and reports count its instructions.
+Only this module decides in which order a stage runs, what is rerun, and which segments have a
+backward. Code generation, time and memory estimates, and reports all read its instructions.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ RUNS = (
     *(ActionKind.TURN, ActionKind.FORWARD, ActionKind.RECOMPUTE),
     *(ActionKind.BACKWARD, ActionKind.INPUTS, ActionKind.WEIGHTS),
 )
-"""Kinds of runs of a stage, in the order in which texts have them."""
+"""Kinds of runs of a stage, in the order of the text."""
 
 
 @dataclass(frozen=True, eq=False)
 class StageProgram:
-    """What all devices do in one stage for one microbatch.
+    """The instructions of all devices in one stage for one microbatch.
 
-    Laws (tests/superscaler_core/program/test_step_program.py): every ``BACKWARD`` takes what one
-    ``FORWARD`` or ``HOLD`` before it kept; what generated code does, as it is recorded, is the
-    program, in its order.
+    Laws (tests/superscaler_core/program/test_step_program.py): every ``BACKWARD`` uses what one
+    earlier ``FORWARD`` or ``HOLD`` kept; a recording of the generated code equals the program, in
+    the same order.
 
     Attributes:
-        given: the stage.
+        given: the items of the stage.
     """
 
     given: StageItems
 
     @cached_property
     def steps(self) -> Mapping[Device, tuple[Step, ...]]:
-        """By device, the forward as segments and items of communication."""
+        """For each device, its forward as segments and communication."""
         return device_steps(self.given)
 
     @cached_property
     def order(self) -> Mapping[ActionKind, tuple[StepInstruction, ...]]:
-        """By run, what all devices do, in an order that each of them keeps.
+        """For each kind of run, the instructions of all devices, in an order that every device
+        keeps.
 
-        A stage has the runs that the schedule has for it. Where a recomputation (R) is a run of its
-        own, it has all that runs again, and B or I only what goes back. I has the gradients of what
-        segments were given, with all communication of gradients; W those of weights.
+        A stage has the runs that the schedule has for it. If there is a separate recomputation (R),
+        it contains all reruns, and B or I contains only the backward itself. I computes the
+        gradients of segments' inputs, and has all communication of gradients; W computes those of
+        weights.
         """
         runs = (run for run in RUNS if run in self.given.kinds)
         return {run: tuple(self._in_order(run)) for run in runs}
@@ -61,11 +63,11 @@ class StageProgram:
     # --- the order of all devices ---------------------------------------------------------------
 
     def _in_order(self, run: ActionKind) -> Iterator[StepInstruction]:
-        """What all devices do: what they do together once, each one's segments before what follows.
+        """Merge the devices' steps: shared communication once, after the segments before it.
 
-        All devices meet communication in the order of the stage's items. Between it, segments of
-        different devices come in the order of their ops, so that what concerns all devices at one
-        op has a place between instructions of each of them.
+        All devices meet communication in the order of the stage's items. Between two
+        communications, segments of different devices are merged in the order of their ops; so a
+        later insertion at an op has one position for all devices.
         """
         given = self.given
         left = {device: list(self._one_way(mine, run))[::-1] for device, mine in self.steps.items()}
@@ -85,7 +87,7 @@ class StageProgram:
     def _side_by_side(
         self, alone: Mapping[Device, Sequence[_Turn | _Border]], run: ActionKind
     ) -> Iterator[StepInstruction]:
-        """What devices do without each other, in the order of ops."""
+        """Merge steps of devices that do not communicate, in the order of their ops."""
         rows = [
             [(place, device, turn) for place, turn in _placed(turns)]
             for device, turns in alone.items()
@@ -94,9 +96,9 @@ class StageProgram:
             yield from self._written(turn, (device,), run)
 
     def _one_way(self, steps: Iterable[Step], run: ActionKind) -> Iterator[_Turn | _Border]:
-        """Steps in the order run: a backward begins every span by running it forward again.
+        """Steps in the order of a run; a backward begins each span with its rerun.
 
-        A recomputation of its own runs all spans forward, and a backward behind it none.
+        A separate recomputation reruns all spans, and then the backward reruns none.
         """
         spans = [(span, list(mine)) for span, mine in groupby(steps, self.given.span)]
         is_back = run.goes_back or run is ActionKind.WEIGHTS
@@ -116,7 +118,7 @@ class StageProgram:
     def _written(
         self, turn: _Turn | _Border, devices: tuple[Device, ...], run: ActionKind
     ) -> Iterator[StepInstruction]:
-        """The instructions of a step on devices; none where there is nothing to do."""
+        """The instructions of a step on these devices; none where there is nothing to do."""
         if not devices:
             return
         if isinstance(turn, _Border):
@@ -135,7 +137,7 @@ class StageProgram:
                 yield StepInstruction(verb, self._name(step.window), devices, what=step.window)
 
     def _segment_verbs(self, segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
-        """What a segment does; what was swapped comes back before who reads it first."""
+        """The instructions of a segment; swapped values come back before their first use."""
         is_rerun = segment.recompute and self._is_apart
         for verb in _run_verbs(segment, turn, run):
             if segment.swap and (verb is Verb.RERUN if is_rerun else verb in GOES_BACK):
@@ -146,7 +148,7 @@ class StageProgram:
 
     @property
     def _is_apart(self) -> bool:
-        """Whether what runs again does so in a run of its own."""
+        """Whether recomputation is a separate run (R)."""
         return ActionKind.RECOMPUTE in self.given.kinds
 
     def _move_verbs(self, move: Move, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
@@ -157,7 +159,7 @@ class StageProgram:
             yield Verb.MOVE_BACK
 
     def _window_verbs(self, step: Open | Close, turn: _Turn, run: ActionKind) -> Iterator[Verb]:
-        """A window is open while something in it needs values of its weights."""
+        """Gather and drop a window so that it is open while any step in it reads its weights."""
         window = step.window
         begins = isinstance(step, Open) != turn.is_back
         is_open = window.gathers
@@ -166,14 +168,14 @@ class StageProgram:
         elif run is ActionKind.WEIGHTS:
             is_open = window.gathers and window in self._read_late
         if turn.is_back and not begins and run is not ActionKind.INPUTS:
-            # What it reduces it drops too.
+            # A reduction also drops the weights.
             yield Verb.REDUCE
         elif is_open:
             yield Verb.GATHER if begins else Verb.RELEASE
 
     @cached_property
     def _run_again(self) -> frozenset[Window]:
-        """Windows in which, or around which, something runs again."""
+        """Windows in which, or around which, a rerun takes place."""
         found: set[Window] = set()
         opened: list[Window] = []
         for item in self.given.items:
@@ -201,7 +203,7 @@ class StageProgram:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A step on its way forward, forward again for a backward, or back."""
+    """A step with its direction: forward, forward again for a backward, or back."""
 
     step: Step
     is_back: bool = False
@@ -210,13 +212,13 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """Where a span begins on a device: to be kept, or to be run again."""
+    """The begin of a span on a device: its inputs are kept, or taken for the rerun."""
 
     span: int
 
 
 def _placed(turns: Sequence[_Turn | _Border]) -> Iterator[tuple[int, _Turn | _Border]]:
-    """Each with the place of its op among all that run; a border is where the next begins."""
+    """Each step with the position of its op; a border has the position of the step after it."""
     place = 0
     found: list[tuple[int, _Turn | _Border]] = []
     for turn in reversed(turns):
@@ -243,7 +245,7 @@ def _run_verbs(segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]
         yield Verb.COMPUTE
         return
     if not turn.is_again:
-        # What runs again later keeps nothing the first time.
+        # A segment that is rerun later keeps nothing the first time.
         is_kept = segment.has_backward and not segment.span
         yield Verb.FORWARD if is_kept else Verb.COMPUTE
         return
@@ -255,7 +257,7 @@ def _run_verbs(segment: Segment, turn: _Turn, run: ActionKind) -> Iterator[Verb]
 
 
 def _back_verbs(segment: Segment, run: ActionKind) -> Iterator[Verb]:
-    """A segment without weights goes back as a whole in I."""
+    """The backward of a segment; without weights all of it is in I."""
     if run is ActionKind.WEIGHTS:
         if segment.has_weights:
             yield Verb.BACKWARD_WEIGHTS

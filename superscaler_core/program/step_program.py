@@ -1,4 +1,4 @@
-"""Step program: one training step written out, as a text that is read back and can be checked."""
+"""Step program: one training step written out, as a value that can be printed, read and checked."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
 
 
 Block = tuple[StepInstruction, ...]
-"""What all devices do, in an order that each of them keeps."""
+"""Instructions of all devices, in an order that each of them keeps."""
 
 
 @dataclass(frozen=True)
 class StepProgram:
-    """All that devices do in a step, in one order that every device keeps.
+    """All instructions of a step on all devices, in one order that every device keeps.
 
-    What a stage does is written once for all microbatches, as its *block*; ``events`` say when a
-    stage runs its block for which microbatch. Before all events weights come that are not in
-    windows, and after them gradients go.
+    The instructions of a stage are written once for all microbatches, as its *block*; ``events``
+    say when a stage runs its block for which microbatch. Weights outside windows are fetched before
+    all events, and their gradients are reduced after them.
 
     Law (tests/superscaler_core/program/test_step_program.py): ``StepProgram.parse(str(p)) == p``,
     and ``check`` accepts what ``materialize`` makes.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         devices: ascending.
-        blocks: by stage and kind of run, what all devices do.
+        blocks: for each stage and kind of run, the instructions of all devices.
         events: in order.
-        begin, end: what all devices do before all events, and after them.
-        num_routes: copies of the model, of which each microbatch goes through one; stages of a copy
-            are numbered behind those of the copy before.
+        begin, end: the instructions before all events, and after them.
+        num_routes: number of copies of the model, one for each route of microbatches; the stages of
+            a copy are numbered after those of the copy before.
     """
 
     name: str
@@ -57,9 +57,9 @@ class StepProgram:
     num_routes: int = 1
 
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
-        """What one device does, but for what edges carry; each instruction with its microbatch.
+        """The instructions of one device, without carries; each with its microbatch.
 
-        Before and after all stages that is -1.
+        The microbatch is -1 before and after all stages.
         """
         yield from ((i, -1) for i in self.begin if device in i.devices)
         for event in self.events:
@@ -70,9 +70,10 @@ class StepProgram:
         yield from ((i, -1) for i in self.end if device in i.devices)
 
     def everywhere(self) -> Iterator[tuple[StepInstruction, int, int]]:
-        """What all devices do; each instruction with its stage and microbatch.
+        """The instructions of all devices; each with its stage and microbatch.
 
-        Copies of a stage on other routes have its number. Before and after all stages both are -1.
+        A copy of a stage on another route has the number of the original. Before and after all
+        stages both numbers are -1.
         """
         yield from ((i, -1, -1) for i in self.begin)
         for event in self.events:
@@ -84,11 +85,11 @@ class StepProgram:
 
     @cached_property
     def _route_size(self) -> int:
-        """Stages of a route."""
+        """Number of stages of a route."""
         return (max((stage for stage, _ in self.blocks), default=0) + 1) // self.num_routes
 
     def on(self, device: Device, stage: int, run: ActionKind) -> Sequence[StepInstruction]:
-        """What one device does of a block."""
+        """The instructions of one device in a block."""
         return self._mine.get((device, stage, run), ())
 
     @cached_property
@@ -154,21 +155,25 @@ class StepProgram:
             num_routes=int(found[3] or 1),
         )
 
-    # --- what has to hold -----------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse a program that cannot run as it stands.
+        """Refuse a program that cannot run.
 
-        Every stage, of one route, runs a microbatch forward once, and then back once, as a whole or
-        for inputs and then for weights, and has a block for it. On every device what a backward
-        needs was kept by a forward, once, and is back from host memory if it was there; nothing
-        that was kept is left at the end; gradients of weights come after those of the inputs, from
-        what these kept; weights are gathered before they are released; gradients of an edge go back
-        after its value came. What is started is waited for, once, on the same devices, and is not
-        started again before. All that a stage runs for a microbatch reads one version of its
-        weights, which is kept until then, and an update comes after all gradients that are in it.
-        No two devices wait for each other, because all of them keep the one order of ``events`` and
-        of each block.
+        Runs: every stage of one route runs each microbatch forward once, and then backward once, as
+        a whole or for inputs and then for weights; it has a block for each such run.
+
+        On every device: a backward uses what one forward kept, after it is back from host memory;
+        nothing kept is left at the end; gradients of weights come after those of the inputs;
+        weights are gathered before they are released; the gradient of an edge moves after its
+        value. What is started is waited for once, by the same devices, before it is started again.
+
+        Versions: all runs of a stage for a microbatch read one version of its weights, which is
+            kept
+        until then; an update comes after all gradients that it uses.
+
+        No two devices wait for each other, because all keep the one order of ``events`` and of each
+        block.
 
         Raises:
             PlanError: names the instruction and what is missing.
@@ -232,7 +237,7 @@ _BEFORE = {
     ActionKind.INPUTS: (ActionKind.FORWARD,),
     ActionKind.WEIGHTS: (ActionKind.INPUTS,),
 }
-"""Which runs of a stage a run needs the results of."""
+"""For each kind of run of a stage, the kinds whose results it needs."""
 
 
 def _event(number: int, words: str) -> Event:

@@ -1,7 +1,7 @@
-"""Transfers: what takes a tensor from those who write it to those who read it, as rvdcomm plans.
+"""Transfers: move a tensor from its writers to its readers, as rvdcomm plans.
 
-Where the shards of an end form a layout, the tensor moves as one. Where they do not, it is cut at
-every edge of a shard, and every cell moves from those who hold it to those who want it.
+If the shards of both ends form layouts, the tensor moves as a whole. Otherwise it is cut at every
+boundary of a shard, and every cell moves from its holders to its readers.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from superscaler_core.plan import Device
 from superscaler_core.program.side import Side
 
 MAX_TRANSFERS = 1 << 16
-"""Pairs of ends whose transfers are remembered."""
+"""Bound on cached pairs of ends with their transfers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A region of a tensor that moves between two layouts (whose shape is the region's).
+    """A region of a tensor that moves between two layouts of the region.
 
     Attributes:
         box: the region.
-        src, dst: layouts over devices.
-        dtype: of what moves.
+        src, dst: layouts over devices; their shape is the shape of the region.
+        dtype: dtype of the moved elements.
     """
 
     box: rv.Box
@@ -36,30 +36,30 @@ class Transfer:
     dtype: str
 
     def plan(self, topology: rv.Topology | None = None) -> rv.Plan:
-        """The cheapest way."""
+        """The low-cost rvdcomm plan of the move."""
         return rv.plan(self.src, self.dst, self.dtype, topology, executor="dist")
 
     def of_dtype(self, dtype: str) -> Transfer:
-        """The same with elements of another type."""
+        """The same transfer with elements of another dtype."""
         return self if dtype == self.dtype else Transfer(self.box, self.src, self.dst, dtype)
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """All that take part."""
+        """All devices that take part."""
         return tuple(sorted({*self.src.ranks, *self.dst.ranks}))
 
     @property
     def is_idle(self) -> bool:
-        """Whether every reader holds what it wants."""
+        """Whether nothing moves, because every reader holds its shard already."""
         return self.src == self.dst
 
 
 @lru_cache(maxsize=MAX_TRANSFERS)
 def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple[Transfer, ...]:
-    """What takes the value that ``src`` writes to all boxes that ``dst`` reads.
+    """The transfers that bring the value written at ``src`` to all boxes that ``dst`` reads.
 
     Raises:
-        PlanError: summands overlap, so that no sum of what devices hold is the value.
+        PlanError: summands overlap, so that no sum of the devices' shards is the value.
     """
     wants = {device: shard.box for device, shard in dst.shards.items()}
     whole = rv.Box.of_shape(shape)
@@ -77,9 +77,10 @@ def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple
 
 
 def _in_rounds(found: Iterable[Transfer]) -> tuple[Transfer, ...]:
-    """Transfers so ordered that those of different devices can take place at one time.
+    """Order the transfers in rounds, so that transfers of disjoint devices run at the same time.
 
-    A device does one after another: along a chain of neighbours each would wait for the one before.
+    A device runs its transfers one after another. Without rounds, a chain of neighbours would run
+    them one at a time.
     """
     rounds: list[tuple[set[Device], list[Transfer]]] = []
     for transfer in found:
@@ -97,12 +98,12 @@ def _in_rounds(found: Iterable[Transfer]) -> tuple[Transfer, ...]:
 
 
 def _src_layout(whole: rv.Box, src: Side) -> rv.Layout | None:
-    """The layout of what is written, if there is one."""
+    """The layout of the written tensor, if its shards form one."""
     holders: dict[rv.Box, dict[frozenset[tuple[rv.Box, int]], list[Device]]] = {}
     for device, shard in src.shards.items():
         holders.setdefault(shard.box, {}).setdefault(shard.held, []).append(device)
     for box, by_held in holders.items():
-        # Distinct holdings are parts of the sum if together they are all of it, each once.
+        # Distinct shards are parts of the sum if together they hold every summand exactly once.
         inside = {(part, k) for part, k in src.held if part.intersect(box) or part == box}
         if sum(map(len, by_held)) != len(inside) or set().union(*by_held) != inside:
             return None
@@ -111,7 +112,7 @@ def _src_layout(whole: rv.Box, src: Side) -> rv.Layout | None:
 
 
 def _dst_layout(whole: rv.Box, wants: Mapping[Device, rv.Box]) -> rv.Layout | None:
-    """The layout of what is read, if there is one."""
+    """The layout of the reads, if their boxes form one."""
     readers: dict[rv.Box, list[Device]] = {}
     for device, box in wants.items():
         readers.setdefault(box, []).append(device)
@@ -139,7 +140,7 @@ def _layout(whole: rv.Box, parts: Mapping[rv.Box, Sequence[Sequence[Device]]]) -
 
 
 def _grid(whole: rv.Box, boxes: Iterable[rv.Box]) -> list[tuple[int, ...]] | None:
-    """The cut points of a grid of boxes; None if they are no grid."""
+    """The cut points of a grid of boxes; None if the boxes do not form a grid."""
     given = list(boxes)
     cuts, count = [], 1
     for dim, size in enumerate(whole.shape):
@@ -157,7 +158,7 @@ def _grid(whole: rv.Box, boxes: Iterable[rv.Box]) -> list[tuple[int, ...]] | Non
 
 
 def _cells(shape: tuple[int, ...], src: Side, wants: Iterable[rv.Box]) -> Iterable[rv.Box]:
-    """The boxes that all edges together cut the tensor into."""
+    """The cells into which the boundaries of all shards cut the tensor."""
     boxes = [view.box for view in src.views] + list(wants)
     ranges = []
     for dim, size in enumerate(shape):
@@ -195,14 +196,14 @@ def _cell_layouts(
 
 
 def _near(holders: Sequence[Device], readers: Sequence[Device]) -> list[Device]:
-    """Holders that read too come first: what they hold need not move."""
+    """The holders, with those that are readers first: their shards need not move."""
     return sorted(holders, key=lambda device: (device not in readers, device))
 
 
 def _exact_cover(
     holders: Mapping[frozenset[int], list[Device]], needed: frozenset[int]
 ) -> list[frozenset[int]] | None:
-    """Disjoint sums that make the whole: the largest first, each of the rest that fits."""
+    """Disjoint sets of summands that add up to the whole, chosen greedily: the largest first."""
     chosen: list[frozenset[int]] = []
     left = set(needed)
     for held in sorted(holders, key=lambda held: (-len(held), sorted(held))):

@@ -1,8 +1,9 @@
-"""Weights: where each parameter is stored, where it is used, and how its gradient comes home.
+"""Weights: where each parameter is stored and used, and how its gradient returns to storage.
 
-Storage is what the optimizer's op was put on; where a plan says nothing, every device stores what
-it uses. A *use* is a set of ops that share one copy of the parameter on each device: all that are
-in no window, or those of one window (``Plan.gather_weights``, ``Plan.reduce_grads``).
+A parameter is stored where the parts of its optimizer op are assigned; without such a decision,
+every device stores what it reads. A *use* is a set of ops that share one copy of the parameter per
+device: either all ops outside windows, or the ops of one window (``Plan.gather_weights``,
+``Plan.reduce_grads``).
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from superscaler_core.program.transfer import Transfer, transfers
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A parameter as some ops read it.
+    """A parameter as one set of ops reads it.
 
     Attributes:
-        number: among the uses of the parameter.
+        number: number among the uses of the parameter.
         tensor: the parameter.
         storage: the end where it is stored.
         side: the end where it is read; its summands are those of the gradient.
         readers: the ops.
-        window: when it comes and goes; None if it is there all the time.
+        window: the window of the ops; None if the copy exists all the time.
     """
 
     number: int
@@ -42,17 +43,17 @@ class Use:
 
     @property
     def name(self) -> str:
-        """For generated code: of the parameter, and which use it is if there are several."""
+        """The name in generated code: the parameter's, with the number if it has several uses."""
         return self.tensor.name + (f"#{self.number}" if self.number else "")
 
     @property
     def is_fetched(self) -> bool:
-        """Whether it is gathered for its window, and dropped after."""
+        """Whether the weight is gathered for its window, and dropped after it."""
         return self.window is not None and self.window.gathers
 
     @cached_property
     def is_stored(self) -> bool:
-        """Whether every device that reads it stores just that."""
+        """Whether every device that reads the parameter stores exactly what it reads."""
         return not self.is_fetched and all(
             device in self.storage.shards and self.storage.shards[device].box == shard.box
             for device, shard in self.side.shards.items()
@@ -60,49 +61,49 @@ class Use:
 
     @cached_property
     def fetch(self) -> tuple[Transfer, ...]:
-        """What takes it from storage to where it is read; nothing if it is there."""
+        """The transfers from storage to the readers; empty if every reader stores the weight."""
         if self.is_stored:
             return ()
         return transfers(self.storage, self.side.whole, self.tensor.shape, self.tensor.dtype)
 
     @cached_property
     def reduce(self) -> tuple[Transfer, ...]:
-        """What takes its gradient to storage; nothing if it is not trained."""
+        """The transfers of the gradient to storage; empty if the parameter is not trained."""
         if not self.tensor.requires_grad:
             return ()
         return transfers(self.side, self.storage, self.tensor.shape, self.tensor.dtype)
 
     @cached_property
     def is_brought(self) -> bool:
-        """Whether communication brings it."""
+        """Whether reading the weight needs communication."""
         return any(not leg.is_idle for leg in self.fetch)
 
     @cached_property
     def is_reduced(self) -> bool:
-        """Whether communication takes its gradient to storage."""
+        """Whether reducing the gradient needs communication."""
         return any(not leg.is_idle for leg in self.reduce)
 
     @cached_property
     def most_bytes(self) -> int:
-        """Of the device that reads most of it."""
+        """The bytes on the device that reads most of the weight."""
         return max(self.side.num_elements.values()) * ITEM_BYTES[self.tensor.dtype]
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """All parameters of a plan."""
+    """The storage and the uses of all parameters of a plan."""
 
     storage: Mapping[PTensor, Side]
     uses: tuple[Use, ...]
 
     @cached_property
     def of_reader(self) -> Mapping[Reader, Use]:
-        """The copy that a reader reads."""
+        """The use from which each reader reads."""
         return {reader: use for use in self.uses for reader in use.readers}
 
 
 def find_weights(plan: Plan, edges: Edges) -> Weights:
-    """Where all parameters are stored and used."""
+    """Find where all parameters are stored and used."""
     window_of: dict[Op, Window] = {op: w for w in plan.windows for op in w.ops}
     uses: list[Use] = []
     storage: dict[PTensor, Side] = {}
@@ -122,9 +123,9 @@ def uses_of(
 
     Args:
         plan: the decisions.
-        deferred: as of ``Edges``.
+        deferred: as in ``Edges``.
         tensor: the parameter.
-        window_of: the window of an op, if it is in one.
+        window_of: the windows of ops that are in one.
     """
     groups: dict[Window | None, list[Reader]] = {}
     for reader in plan.graph.readers.get(tensor, ()):
@@ -150,7 +151,7 @@ def _read_by(
 
 
 def shared(side: Side, shares: Mapping[Device, int]) -> Side:
-    """The end at which replicas read a parameter that each give back a share of its gradient."""
+    """The end at which replicas read a parameter if each returns a share of its gradient."""
     views = {View(view.device, view.box, shares[view.device]) for view in side.views}
     return Side(1 + max(shares.values()), tuple(sorted(views)))
 
@@ -165,5 +166,5 @@ def _storage(
         return output_side(plan, op, 0)
     if sides:
         return Side.joined(sides.values()).resident
-    # Nobody reads it: the first device keeps it, so that what is saved is whole.
+    # No op reads it: the first device stores it, so that a checkpoint is complete.
     return Side(1, (View(plan.devices[0], tensor.box, 0),))

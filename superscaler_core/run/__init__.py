@@ -1,1 +1,1 @@
-"""Run: a generated program on real ranks, or on threads of one process."""
+"""Run: executes a generated program on real ranks, or on threads of one process."""

@@ -1,4 +1,4 @@
-"""Carrier: values on the way along edges, and their gradients on the way back."""
+"""Carrier: moves values along edges, and their gradients back."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from superscaler_core.run.way import Wait, Way
 
 
 class Carrier:
-    """Moves what one rank writes and reads along edges.
+    """Moves the values that one rank writes and reads along edges.
 
-    An edge inside a stage is one call. What goes to another stage or turn is left by those who
-    write it, carried while the rank goes on, and waited for where it is read; of a microbatch that
-    takes several turns, whatever is left first is read first.
+    An edge inside a stage is one call. For an edge to another stage or turn, the writer leaves the
+    value with ``send``, ``carry`` moves it in the background, and ``receive`` waits for it. If a
+    microbatch takes several turns, values are received in the order in which they were sent.
 
     Args:
-        tables: of the rank's file.
-        transport: between ranks.
+        tables: tables of the rank's file.
+        transport: moves tensors between ranks.
         device: where tensors live.
     """
 
     def __init__(self, tables: Tables, transport: Transport, device: torch.device) -> None:
         self._edges, self._device = tables.edges, device
-        # In the order of the tables, which is that of all ranks.
+        # In the order of the tables, which is the same on all ranks.
         self._ways: dict[tuple[str, bool], Way] = {}
         for name, edge in tables.edges.items():
             ends = _box(edge.src), _box(edge.dst)
@@ -42,9 +42,9 @@ class Carrier:
         self._has_turned: set[tuple[str, int]] = set()
 
     def finish(self) -> None:
-        """End a step: a send of which nobody waited may still run, and its error must not be lost.
+        """End a step: wait for sends that nothing else waited for, so that no error is lost.
 
-        Turns begin anew.
+        The next step counts its turns from 0.
         """
         for (kind, _, _), queue in self._mail.items():
             for waits in queue if kind.endswith("sent") else ():
@@ -54,7 +54,7 @@ class Carrier:
         self._has_turned.clear()
 
     def forget(self) -> None:
-        """The step has failed: what is expected will not be received."""
+        """The step has failed: cancel the receives that were posted early."""
         self._num_carried.clear()
         for way in self._ways.values():
             way.forget()
@@ -62,31 +62,31 @@ class Carrier:
     # --- inside a stage -------------------------------------------------------------------------
 
     def move(self, name: str, shard: Tensor | None) -> Tensor | None:
-        """Take an edge's value from those who write it to those who read it."""
+        """Move the value of an edge from its writers to its readers."""
         return self._ways[name, False].move(shard)
 
     def move_back(self, name: str, grad: Tensor | None) -> Tensor | None:
-        """Take the gradient back."""
+        """Move the gradient of an edge from its readers to its writers."""
         return self._ways[name, True].move(self._grad(name, grad))
 
     def start_move(self, name: str, shard: Tensor | None) -> None:
-        """Let it go while the rank goes on."""
+        """Start ``move`` in the background."""
         self._moving[name, False] = self._ways[name, False].start(shard)
 
     def wait_move(self, name: str) -> Tensor | None:
-        """What ``start_move`` brought."""
+        """Wait for ``start_move``, and return the value."""
         return self._moving.pop((name, False))()
 
     def start_move_back(self, name: str, grad: Tensor | None) -> None:
-        """Let the gradient go back while the rank goes on."""
+        """Start ``move_back`` in the background."""
         self._moving[name, True] = self._ways[name, True].start(self._grad(name, grad))
 
     def wait_move_back(self, name: str) -> Tensor | None:
-        """What ``start_move_back`` brought."""
+        """Wait for ``start_move_back``, and return the gradient."""
         return self._moving.pop((name, True))()
 
     def _grad(self, name: str, grad: Tensor | None) -> Tensor | None:
-        """The gradient of what this rank read; zeros if none reached it."""
+        """The gradient of the value that this rank read; zeros if autograd computed none."""
         box = _box(self._edges[name].dst)
         return grad if grad is not None or box is None else self._zeros(box, self._edges[name])
 
@@ -101,16 +101,16 @@ class Carrier:
         self._mail["out", name, mb].append(shard)
 
     def carry(self, name: str, mb: int) -> None:
-        """Let a value go."""
+        """Start to move the value that ``send`` left."""
         waits = self._started(name, False, self._taken("out", name, mb))
         self._mail["in" if self._edges[name].dst else "sent", name, mb].append(waits)
 
     def receive(self, name: str, mb: int) -> Tensor | None:
-        """What ``carry`` brought."""
+        """Wait for ``carry``, and return the value."""
         return self._received("in", name, mb)
 
     def recycled(self, name: str, mb: int) -> Tensor | None:
-        """What the turn before made; zeros in the first."""
+        """The result of the turn before; zeros in the first turn."""
         if (name, mb) in self._has_turned:
             return self.receive(name, mb)
         self._has_turned.add((name, mb))
@@ -123,26 +123,26 @@ class Carrier:
         self._mail["grad out", name, mb].append(grad)
 
     def carry_back(self, name: str, mb: int) -> None:
-        """Let a gradient go."""
+        """Start to move the gradient that ``send_grad`` left."""
         grad = self._grad(name, self._taken("grad out", name, mb))
         waits = self._started(name, True, grad)
         self._mail["grad in" if self._edges[name].src else "grad sent", name, mb].append(waits)
 
     def receive_grad(self, name: str, mb: int) -> Tensor | None:
-        """What ``carry_back`` brought."""
+        """Wait for ``carry_back``, and return the gradient."""
         return self._received("grad in", name, mb)
 
     def _started(self, name: str, is_back: bool, shard: Tensor | None) -> Wait:
-        """Let something go, or come; what comes after it is expected.
+        """Start a move, and post the receives of the next one.
 
-        So messages arrive while this rank computes: a message that is sent before its receiver
-        expects it takes another two, one to announce it and one to ask for it.
+        Then messages arrive while this rank computes. A message that is sent before its receive is
+        posted needs two more messages: one to announce it and one to request it.
         """
         way = self._ways[name, is_back]
         waits = way.start(shard)
         self._num_carried[name, is_back] += 1
-        # All steps carry alike. How often depends on the schedule: an edge may be of one route, or
-        # of one turn, of the model; so the first step expects nothing.
+        # Every step moves an edge equally often. How often depends on the schedule, because an edge
+        # may belong to one route or turn; so the first step posts no early receives.
         if self._num_carried[name, is_back] < self._num_before[name, is_back]:
             way.expect()
         return waits
@@ -153,7 +153,7 @@ class Carrier:
         return waits()
 
     def _taken(self, kind: str, name: str, mb: int) -> Any:
-        """What was left first; None if nothing was."""
+        """The first value left and not yet taken; None if there is none."""
         queue = self._mail[kind, name, mb]
         return queue.popleft() if queue else None
 

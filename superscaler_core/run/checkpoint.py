@@ -36,7 +36,7 @@ def save(
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Write whole parameters, instead of those that are there; none if there are none."""
+    """Replace the parameters saved in ``folder`` by these whole parameters; by none if empty."""
     shutil.rmtree(folder, ignore_errors=True)
     if weights:
         save_shards(folder, dict(weights), {n: _whole(t.shape, 0) for n, t in weights.items()}, 0)
@@ -44,9 +44,9 @@ def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
 
 def load(folder: str | Path, tables: Tables, stored: Mapping[str, Tensor]) -> None:
-    """Read this rank's boxes from a checkpoint of any layouts, or of a single device."""
+    """Read this rank's boxes from a checkpoint with any layouts, or from a single device."""
     parameters = tables.parameters
-    # Boxes that form no layout are cut out of what is read whole.
+    # If the boxes form no layout, the parameter is read whole and the box is cut out.
     cut = {n for n, entry in parameters.items() if len(entry.whole) != 1 and entry.box is not None}
     layouts = {
         name: _whole(entry.shape, tables.rank) if name in cut else entry.whole[0].layouts[0]
@@ -64,7 +64,7 @@ def _whole(shape: Sequence[int], rank: int) -> rv.Layout:
 
 
 def _layouts(tables: Tables) -> dict[str, rv.Layout]:
-    """How every parameter is stored, as all ranks know it."""
+    """The layout in which every parameter is stored, as all ranks know it."""
     found = {}
     for name, entry in tables.parameters.items():
         if len(entry.whole) != 1:

@@ -1,4 +1,4 @@
-"""Constants: a model's values that depend on no input, in a file that nothing is unpickled from."""
+"""Constants: values that depend on no input, in a file that is read without unpickling."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 FILE = "constants.npz"
 WEIGHTS = "weights"
-"""A checkpoint of the parameters that a captured model has, whole."""
+"""File name of a checkpoint of the captured model's whole parameters."""
 TOPOLOGY = "topology.json"
-"""Of a program that was compiled for one."""
+"""File name of the topology that a program was compiled for."""
 
 _NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 _WIDER = {getattr(torch, name): torch.float32 for name in _NARROW}
-"""Numpy has none of these; every one is a float32."""
+"""Dtypes that numpy does not have; all their values are exact in float32."""
 
 
 def save_constants(folder: Path, constants: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Evaluate: run a graph whole in one process; what every plan has to compute."""
+"""Evaluate: run a whole graph in one process, as the reference for every plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from superscaler_core.ops import mix
 
 
 def code_names(op: Op) -> dict[str, Any]:
-    """What the names in an op's code stand for."""
+    """The values of the names that occur in an op's code."""
     names: dict[str, Any] = {"torch": torch, "F": F, "ops": ops, "math": math}
     for path in op.imports:
         importlib.import_module(path)
@@ -32,9 +32,9 @@ def run_part(part: Part, inputs: Sequence[Tensor], seed: int = 0) -> tuple[Tenso
     """Compute the outputs of one part from its shards, in the order of its op.
 
     Args:
-        part: of an op.
-        inputs: shards, of the boxes of ``part.inputs``.
-        seed: of the microbatch; the op's number is added, as in generated code.
+        part: the part.
+        inputs: shards with the boxes of ``part.inputs``.
+        seed: seed of the microbatch; the op's number is added, as in generated code.
     """
     fields = [f"x{i}" for i in range(len(inputs))]
     code = part.call(fields, seed=f"seed + {part.op.index}")
@@ -55,10 +55,10 @@ def evaluate(
 
     Args:
         graph: a captured model.
-        inputs: by position or name, but for those that are recycled.
-        parameters: by the names of ``graph.parameters``; others are not read.
-        seed: of dropout.
-        turns: without gradient, before the one that the loss is of.
+        inputs: inputs by position or by name, without the recycled ones.
+        parameters: by the names of ``graph.parameters``; others are ignored.
+        seed: seed of dropout.
+        turns: number of forwards without gradient before the one that computes the loss.
 
     Returns:
         The scalar loss.

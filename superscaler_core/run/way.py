@@ -1,4 +1,4 @@
-"""Way: how a shard goes along the legs of an edge, which may take a region of it each."""
+"""Way: moves a shard over an edge in one or more legs, each of which may take a region of it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _LegHere:
     """A leg as one rank sees it.
 
     Attributes:
-        call: what moves it; None if everyone holds what it wants.
-        is_brought: whether this rank brings something.
-        cut: which part of its shard; None for all of it.
-        box: what it takes away; None if nothing.
+        call: the transport's call for the leg; None if every rank holds what it wants already.
+        is_brought: whether this rank contributes a value.
+        cut: the region of this rank's shard that it contributes; None for the whole shard.
+        box: the region that this rank receives; None if it receives nothing.
     """
 
     call: Call | None
@@ -32,19 +32,19 @@ class _LegHere:
     box: rv.Box | None
 
     def piece(self, shard: Tensor | None) -> Tensor | None:
-        """What the rank brings."""
+        """The value that this rank contributes to the leg."""
         if shard is None or not self.is_brought:
             return None
         return shard if self.cut is None else shard[self.cut]
 
 
 class Way:
-    """All legs between the two ends of an edge, worked out once for one rank.
+    """All legs between the two ends of an edge, prepared once for one rank.
 
     Args:
-        transport: moves them.
-        legs: in the order of all ranks.
-        src, dst: what this rank has at either end; None if nothing.
+        transport: runs the legs.
+        legs: in an order that is the same on all ranks.
+        src, dst: the box that this rank holds at either end; None if it holds none.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Way:
     ) -> None:
         self._legs = [_leg_here(transport, leg, src) for leg in legs]
         self._dst = dst
-        # To all calls this rank brings nothing, so nothing has to be ready first.
+        # If this rank contributes nothing to any call, it can post its receives early.
         self._receiving = [] if src is not None else [c for leg in self._legs if (c := leg.call)]
         found = [leg.box for leg in self._legs if leg.box is not None]
-        # The one leg that brings all of what this rank takes away.
+        # Whether one leg brings everything that this rank receives.
         self._is_whole = dst is not None and found == [dst] and len(self._legs) == 1
 
     def move(self, shard: Tensor | None) -> Tensor | None:
@@ -66,19 +66,19 @@ class Way:
         ])  # fmt: skip
 
     def start(self, shard: Tensor | None) -> Wait:
-        """As ``move``, in the background; what is returned waits for it."""
+        """Like ``move``, in the background; call the result to wait for it."""
         waits = [self._started(leg, leg.piece(shard)) for leg in self._legs]
         if self._is_whole:
             return waits[0]
         return lambda: self._assembled([wait() for wait in waits])
 
     def expect(self) -> None:
-        """Begin to receive what the next ``start`` brings; only of a way that will be started."""
+        """Post the receives of the next ``start``; only call this if that start will follow."""
         for call in self._receiving:
             call.expect()
 
     def forget(self) -> None:
-        """What is expected will not be started."""
+        """Cancel ``expect``: the start will not follow."""
         for call in self._receiving:
             call.forget()
 
@@ -86,7 +86,7 @@ class Way:
         return (lambda: piece) if leg.call is None else leg.call.start(piece).wait
 
     def _assembled(self, results: Sequence[Tensor | None]) -> Tensor | None:
-        """This rank's shard, put together from what legs brought."""
+        """This rank's shard at the dst end, assembled from the results of the legs."""
         if self._is_whole:
             return results[0]
         if self._dst is None:

@@ -1,4 +1,4 @@
-"""WeightStore: what a rank stores of the parameters, and the copies that its segments read."""
+"""WeightStore: the parameters that a rank stores, and the copies of them that its segments read."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from superscaler_core.run.transport import Transport
 class WeightStore:
     """The parameters of one rank.
 
-    A *stored* parameter is what the optimizer sees: this rank's box of it, by its single-device
-    name. A *copy* is what segments read, and where autograd leaves gradients; it shares the memory
-    of what is stored where box and dtype are the same. Gradients of copies in a narrower dtype are
-    added up, and reduced, in that of what is stored. What is stored on the host shares no memory
-    with copies; gradients go there once they are reduced.
+    A *stored* parameter is the one that the optimizer updates: this rank's box of it, under its
+    single-device name. A *copy* is what segments read, and where autograd leaves gradients. The
+    two share memory where their box and dtype are the same. Gradients of copies in a narrower
+    dtype are summed and reduced in the dtype of the stored parameter. A parameter stored on the
+    host shares no memory with its copies; its gradients move to the host after they are reduced.
 
     Args:
-        tables: of the rank's file.
+        tables: tables of the rank's file.
         transport: moves copies and gradients.
-        dtype: of what is stored (master weights); that of the model if None.
-        device: where copies live, and what is not stored on the host.
-        host: where the rest is stored; that of the device if None.
+        dtype: dtype of stored parameters (master weights); that of the model if None.
+        device: where copies live, and stored parameters that are not on the host.
+        host: where parameters on the host are stored; as chosen for the device if None.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class WeightStore:
             self.drop([name])
 
     def check_given(self) -> None:
-        """Refuse to begin before something was written where parameters are stored.
+        """Refuse to train parameters that have never been given values.
 
         Raises:
-            PlanError: every parameter that is stored here is what it was made as.
+            PlanError: every parameter stored here still has the values it was allocated with.
         """
         values = self.stored.values()
         if values and not any(value._version or value.any() for value in values):
@@ -98,14 +98,14 @@ class WeightStore:
         return copy
 
     def _is_shared(self, weight: Weight) -> bool:
-        """Whether a copy is read where the parameter is stored."""
+        """Whether a copy shares memory with the stored parameter."""
         if weight.name not in self.stored or self._tables.parameters[weight.name].on_host:
             return False
         is_here = not weight.fetch and weight.windowed != "gather"
         return is_here and self._stored_dtype(weight.name) == _dtype(weight.dtype)
 
     def _widen(self, name: str, copy: Tensor) -> None:
-        """Add what autograd left at a copy to a sum in the dtype of what is stored."""
+        """Add the gradient of a copy to a sum in the dtype of the stored parameter."""
         grad, copy.grad = copy.grad, None
         assert grad is not None
         if name in self._wide:
@@ -115,11 +115,11 @@ class WeightStore:
             self._wide[name] = grad.to(self._stored_dtype(parameter))
 
     def copy(self, name: str) -> Tensor:
-        """What segments read."""
+        """The copy that segments read."""
         return self._copies[name]
 
     def shard(self, parameter: str, dtype: torch.dtype | None = None) -> Shard | None:
-        """What is stored here of a parameter, on the device; in another dtype if one is given."""
+        """This rank's stored shard of a parameter, on the device, in ``dtype`` if it is given."""
         entry = self._tables.parameters[parameter]
         if entry.box is None:
             return None
@@ -132,7 +132,7 @@ class WeightStore:
     # --- values ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Bring copies up to date that are made of what is stored here."""
+        """Refresh the copies that are made from what this rank stores."""
         self._unreduced = dict.fromkeys(self._unwindowed)
         self.fetch(self._read_here)
 
@@ -142,11 +142,11 @@ class WeightStore:
         self.fetch(names)
 
     def start_gather(self, names: Sequence[str]) -> None:
-        """Begin to."""
+        """Start to fill copies of a window."""
         self.start_fetch(names)
 
     def wait_gather(self, names: Sequence[str]) -> None:
-        """Fill them with what was started, when it is there."""
+        """Wait for a started gather, and fill the copies with its result."""
         self._grow(names)
         self.wait_fetch(names)
 
@@ -157,24 +157,24 @@ class WeightStore:
                 copy.untyped_storage().resize_(copy.numel() * copy.element_size())
 
     def drop(self, names: Iterable[str]) -> None:
-        """Free the memory of copies; autograd keeps them as names of what is gathered again."""
+        """Free the memory of copies; autograd keeps the tensors, which the next gather refills."""
         for name in names:
             copy = self._copies.get(name)
             if copy is not None:
                 copy.untyped_storage().resize_(0)
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Bring copies up to date with what is stored, wherever that is."""
+        """Update copies to the stored values, on whichever ranks those are."""
         self._fill(move_many(self._transport, self._fetched(names)))
         self._fill_from_here(names)
 
     def start_fetch(self, names: Sequence[str]) -> None:
-        """Begin to."""
+        """Start to update copies to the stored values."""
         wait = start_many(self._transport, self._fetched(names))
         self._under_way["fetch", names[0]] = wait
 
     def wait_fetch(self, names: Sequence[str]) -> None:
-        """Bring them up to date with what was started, when it is there."""
+        """Wait for a started fetch, and fill the copies with its result."""
         self._fill(self._under_way.pop(("fetch", names[0]))())
         self._fill_from_here(names)
 
@@ -183,7 +183,7 @@ class WeightStore:
         return {name: (w.fetch, self._value(w)) for name, w in weights if w.fetch}
 
     def _fill_from_here(self, names: Iterable[str]) -> None:
-        """Fill copies of which nothing has to move."""
+        """Fill copies whose values are stored on this rank."""
         for name in names:
             weight = self._tables.weights[name]
             if name in self._copies and not weight.fetch and not self._is_shared(weight):
@@ -198,26 +198,26 @@ class WeightStore:
             self._copies[name].data[box.slices_within(box_of(held))] = result
 
     def _value(self, weight: Weight) -> Shard | None:
-        """What is stored here of a weight, in the dtype in which it is read."""
+        """The stored shard that a weight is a copy of, in the dtype in which it is read."""
         return self.shard(weight.name, _dtype(weight.dtype))
 
     # --- gradients ------------------------------------------------------------------------------
 
     def reduce(self, names: Sequence[str]) -> None:
-        """Take gradients of copies to where the parameters are stored, and add them up there."""
+        """Move gradients of copies to where the parameters are stored, and sum them there."""
         self._add_up(move_many(self._transport, self._reduced(names)))
 
     def start_reduce(self, names: Sequence[str]) -> None:
-        """Begin to."""
+        """Start to reduce gradients."""
         wait = start_many(self._transport, self._reduced(names))
         self._under_way["reduce", names[0]] = wait
 
     def wait_reduce(self, names: Sequence[str]) -> None:
-        """Add up what was started, when it is there."""
+        """Wait for a started reduction, and add its result to the gradients."""
         self._add_up(self._under_way.pop(("reduce", names[0]))())
 
     def _reduced(self, names: Iterable[str]) -> Moves:
-        """What moves of the gradients of copies, which have none after this."""
+        """The moves of the gradients of copies; the gradients of the copies are cleared."""
         chosen = [name for name in names if self._tables.weights[name].reduce]
         moves = {name: (self._way_home(name), self._grad(name)) for name in chosen}
         for name in chosen:
@@ -228,7 +228,7 @@ class WeightStore:
         return moves
 
     def _add_up(self, brought: Brought) -> None:
-        # What the window before sent to the host has had this one's time to arrive.
+        # Gradients that an earlier window sent to the host had the time of this one to arrive.
         if self._landing:
             self._settle()
         for name, box, result in brought:
@@ -239,20 +239,20 @@ class WeightStore:
                 self._add(parameter, box, result)
 
     def _settle(self) -> None:
-        """Wait for copies to and from the host, and add up the gradients that came there."""
+        """Wait for copies to and from the host, and add the gradients that arrived there."""
         self._host.wait()
         for parameter, box, grad in self._landing:
             self._add(parameter, box, grad)
         self._landing.clear()
 
     def _way_home(self, name: str) -> tuple[Leg, ...]:
-        """The legs of a gradient, in the dtype in which it was added up."""
+        """The legs of a gradient, in the dtype in which it was summed."""
         weight = self._tables.weights[name]
         dtype = str(self._stored_dtype(weight.name)).removeprefix("torch.")
         return _legs_in(weight.reduce, dtype)
 
     def _grad(self, name: str) -> Shard | None:
-        """What autograd left here; zeros if nothing reached the copy."""
+        """The gradient that autograd left at a copy; zeros if there is none."""
         box = self._tables.weights[name].box
         if box is None:
             return None
@@ -276,9 +276,9 @@ class WeightStore:
         total[box.slices_within(held)] += grad
 
     def settle(self, parameters: Sequence[str]) -> None:
-        """Add gradients of parameters to those where optimizers look.
+        """Add gradients of parameters to the ``.grad`` that the optimizer reads.
 
-        What no instruction has reduced needs nobody else: it is taken as it is.
+        A gradient that no instruction reduces is complete on this rank, and is used as it is.
         """
         mine, weights = set(parameters), self._tables.weights
         self.reduce([name for name in self._unreduced if weights[name].name in mine])
@@ -288,7 +288,7 @@ class WeightStore:
             stored.grad = total if stored.grad is None else stored.grad + total
 
     def check_done(self) -> None:
-        """A step has waited for what it started, and updated all of which there are gradients."""
+        """Check that a step waited for all that it started, and updated every trained parameter."""
         assert not self._under_way, "what was started was waited for"
         assert not self._totals, "what has a gradient is updated"
 
