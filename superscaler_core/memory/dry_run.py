@@ -31,13 +31,14 @@ from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.edges import Edge
+from superscaler_core.program.instruction import Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.run.host import Arrival, Host
 from superscaler_core.run.segment_runner import SegmentRunner
-from superscaler_core.run.tape import SegmentFunction, Tape
+from superscaler_core.run.tape import SegmentFunction
 from superscaler_core.schedules import ActionKind
 
 _SEED = 0
@@ -67,7 +68,13 @@ class DryRun(SegmentRunner):
         self._made, self._stage, self._here = made, stage, device
         self._stored = StoredMemory(made, master_dtype)
         writer = StageWriter(made, stage, device, Names())
-        self._module = _module_of(writer, f"dry_{stage}_{device}")
+        in_halves = {
+            instruction.what
+            for block in made.stages[stage].order
+            for instruction in made.block(stage, block)
+            if instruction.kind is Verb.BACKWARD_INPUTS
+        }
+        self._module = _module_of(writer, f"dry_{stage}_{device}", in_halves)
         self._edges = {edge.name: edge for edge in made.edges.all}
         self._uses = {use.name: use for use in made.weights.uses}
         self._weights: dict[str, Tensor] = {}
@@ -75,16 +82,10 @@ class DryRun(SegmentRunner):
         self._arriving: dict[str, int] = {}
         self._moving: dict[tuple[str, bool], tuple[Any, Any]] = {}
         self._open: set[str] = set()
-        super().__init__(self._tape_of(writer, made.stage_kinds[stage]))
+        host, add_grad = _Elsewhere(self.meter), partial(_call, WeakMethod(self._add_played_grad))
+        tape = PlayedTape(writer.recomputed, writer.swapped, host, self.meter, _form_of, add_grad)
+        super().__init__(tape)
         self.loss_grad = self._outside((), made.plan.graph.loss.dtype)
-
-    def _tape_of(self, writer: StageWriter, kinds: Collection[ActionKind]) -> Tape:
-        """One that plays what segments do, but for those of which the host or W has something."""
-        host = _Elsewhere(self.meter)
-        if writer.swapped or ActionKind.INPUTS in kinds:
-            return Tape(writer.recomputed, writer.swapped, host)
-        add_grad = partial(_call, WeakMethod(self._add_played_grad))
-        return PlayedTape(writer.recomputed, host, self.meter, _form_of, add_grad)
 
     def run(self, kind: ActionKind) -> Meter:
         """Run the stage, as of a microbatch whose runs before this one were run."""
@@ -373,14 +374,17 @@ class _Elsewhere(Host):
 class _Segment:
     """A segment's function, which is written when it is first called."""
 
-    def __init__(self, segment: Segment, writer: StageWriter, scope: dict[str, Any]) -> None:
+    def __init__(
+        self, segment: Segment, writer: StageWriter, scope: dict[str, Any], is_whole: bool
+    ) -> None:
         self.__name__ = segment.name
         self._segment, self._writer, self._scope = segment, writer, scope
+        self._is_whole = is_whole
 
     @cached_property
     def form(self) -> Hashable:
-        """As of ``StageWriter.segment_form``."""
-        return self._writer.segment_form(self._segment)
+        """As of ``StageWriter.segment_form``; None of one that the host or W has something of."""
+        return self._writer.segment_form(self._segment) if self._is_whole else None
 
     @cached_property
     def _function(self) -> SegmentFunction:
@@ -397,8 +401,8 @@ def _form_of(segment: SegmentFunction) -> Hashable:
     return segment.form
 
 
-def _module_of(writer: StageWriter, name: str) -> ModuleType:
-    """The stage's functions."""
+def _module_of(writer: StageWriter, name: str, in_halves: Collection[Segment]) -> ModuleType:
+    """The stage's functions; of some segments the backward is run in halves."""
     module = ModuleType(name)
     module.__dict__.update(torch=torch, F=F, ops=ops)
     parts = (part for segment in writer.segments for part in segment.parts)
@@ -408,7 +412,8 @@ def _module_of(writer: StageWriter, name: str) -> ModuleType:
         setattr(module, root, importlib.import_module(root))
     scope = dict(module.__dict__)
     for segment in writer.segments:
-        setattr(module, segment.name, _Segment(segment, writer, scope))
+        is_whole = not segment.swap and segment not in in_halves
+        setattr(module, segment.name, _Segment(segment, writer, scope, is_whole))
     exec("\n\n".join(writer.stage_functions()), module.__dict__)
     return module
 

@@ -61,22 +61,22 @@ class PlayedTape(Tape):
     segment were run.
 
     Args:
-        recomputed: as of ``Tape``.
-        host: as of ``Tape``.
+        recomputed, swapped, host: as of ``Tape``.
         meter: of the memory.
-        form_of: of a segment: equal for those whose functions do the same.
+        form_of: of a segment: equal for those whose functions do the same; None of one to be run.
         add_grad: called with a weight when its gradient is made.
     """
 
     def __init__(
         self,
         recomputed: Collection[str],
+        swapped: Collection[str],
         host: Host,
         meter: Meter,
         form_of: Callable[[SegmentFunction], Hashable],
         add_grad: Callable[[Tensor], None],
     ) -> None:
-        super().__init__(recomputed, (), host)
+        super().__init__(recomputed, swapped, host)
         self._meter, self._form_of, self._add_grad = meter, form_of, add_grad
         self._host = host
 
@@ -84,11 +84,15 @@ class PlayedTape(Tape):
         self, segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
         """As of ``Tape``."""
+        if self._form_of(segment) is None:
+            return super().compute(segment, seed, inputs, others)
         return self._play(segment, inputs, others, with_grad=False)[1]
 
     def _run(
         self, segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
     ) -> tuple[Saved, Tensors]:
+        if self._form_of(segment) is None:
+            return super()._run(segment, seed, inputs, others)
         return self._play(segment, inputs, others, with_grad=True)
 
     def _play(
@@ -119,6 +123,8 @@ class PlayedTape(Tape):
 
     def backward(self, segment: SegmentFunction, mb: int, seed: int, grads: Grads) -> Tensors:
         """As of ``Tape``."""
+        if self._form_of(segment) is None:
+            return super().backward(segment, mb, seed, grads)
         saved = self._taken(segment, mb, seed)
         assert isinstance(saved, _Played)
         with torch._C.DisableTorchFunction():

@@ -46,8 +46,8 @@ def all_footprints(program: ss.Compiled, dtype: str | None) -> Mapping[Any, Foot
 
 def run_all(*args: Any) -> Tape:
     """A tape that runs every segment."""
-    recomputed, host, *_ = args
-    return Tape(recomputed, (), host)
+    recomputed, swapped, host, *_ = args
+    return Tape(recomputed, swapped, host)
 
 
 @pytest.mark.usefixtures("nothing_known")
