@@ -63,6 +63,8 @@ def check_model(model: nn.Module) -> None:
     Raises:
         CaptureError: a hook would not be called, or two parameters share memory.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise CaptureError("a ScriptModule is not traced; capture the module that it was made of.")
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if any(getattr(parameter, hooks, None) for hooks in _PARAMETER_HOOKS):
             raise CaptureError(

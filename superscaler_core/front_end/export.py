@@ -180,7 +180,7 @@ class _Reader:
         run: Runner = _Runner(target)
         if is_function := str(target.name()) == TARGET.replace(".", "::"):
             called = args["number"] = self.calls[args["number"]]
-            run = lambda args: called(args["tensors"])  # noqa: E731
+            run = called.by_name
         return Node(
             name=node.name,
             target=str(target),

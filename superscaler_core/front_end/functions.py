@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,10 @@ class FunctionCall:
         """Its arguments as Python text, given those of its tensors."""
         left = iter(tensors)
         return [next(left) if arg is _TENSOR else literal(arg) for arg in self._args]
+
+    def by_name(self, args: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """As ``__call__``, with the arguments of the torch op by name."""
+        return self(args["tensors"])
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Call it without gradients.

@@ -153,3 +153,10 @@ def test_a_parameter_without_a_shape_is_an_error_that_says_so() -> None:
         ss.CaptureError, match=r"'blocks.1.weight' has no shape yet: call the model"
     ):
         ss.capture(model, (BATCH,))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_module_is_an_error_that_says_what_to_do() -> None:
+    scripted = torch.jit.script(torch.nn.Linear(WIDTH, WIDTH))
+    with pytest.raises(ss.CaptureError, match="ScriptModule is not traced; capture the module"):
+        ss.capture(scripted, (BATCH,))
