@@ -1,4 +1,4 @@
-"""Command line: ``superscaler COMMAND``, a module a command."""
+"""Command line: ``superscaler COMMAND``, with one module per command."""
 
 from superscaler_core.cli.main import COMMANDS, main
 

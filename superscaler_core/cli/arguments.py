@@ -1,4 +1,4 @@
-"""Arguments: what all commands take, and the program that they mean."""
+"""Arguments: options that all commands share, and the program that they describe."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMES = f"""\
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are exceptions."""
+    """A parser that raises ``UsageError`` instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         """Refuse a command line."""
@@ -47,14 +47,14 @@ class Parser(argparse.ArgumentParser):
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help as it is written."""
+    """Prints help texts without reflowing them."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28, width=98)
 
 
 def add_program(parser: argparse.ArgumentParser) -> None:
-    """Options that say which model, plan and devices are meant."""
+    """Add the options that choose the model, the plan and the devices."""
     parser.add_argument("model", metavar="MODEL", help="what to train: see below")
     parser.add_argument("plan", metavar="PLAN", help="how to parallelize it: see below")
     parser.add_argument(
@@ -65,21 +65,25 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         help="number of devices (default 1, or as many as torchrun has started processes)",
     )
     parser.add_argument(
-        "--microbatch", metavar="B", type=count, default=4, help="its size (default 4)"
+        "--microbatch",
+        metavar="B",
+        type=count,
+        default=4,
+        help="samples in a microbatch (default 4)",
     )
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a size of the model or a knob of the plan; 'model.NAME' and 'plan.NAME' if both "
-        "have it; may be given several times; every plan takes block, features, experts and "
-        "embedding, parts of the model that structure does not say",
+        help="a size of the model or an option of the plan; write 'model.NAME' or 'plan.NAME' if "
+        "both have it; may be given several times; every plan takes block, features, experts and "
+        "embedding, for parts of the model that the search by structure does not find",
     )
-    parser.add_argument("--preset", help="sizes that the model has by name (default tiny)")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the model (default: as it is built)")
+    parser.add_argument("--preset", help="name of a set of model sizes (default tiny)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the model (default: as built)")
     parser.add_argument(
-        "--master-dtype", choices=DTYPES, help="of stored parameters (default: the model's)"
+        "--master-dtype", choices=DTYPES, help="dtype of stored parameters (default: the model's)"
     )
     parser.add_argument(
         "--optimizer", choices=sorted(STATES), default="adam", help="(default adam)"
@@ -88,36 +92,36 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         "--overlap",
         metavar="DEPTH",
         type=count,
-        help="let communication run while devices compute: fetch weights DEPTH gathers ahead, and "
-        "reduce gradients during the backward (default: as the plan says, which is without)",
+        help="overlap communication with computing: fetch weights DEPTH gathers ahead, and "
+        "reduce gradients during the backward (default: as the plan says, normally no overlap)",
     )
     parser.add_argument(
         "--overlap-moves",
         action="store_true",
-        help="let communication inside stages run beside computing that does not need it, such as "
-        "gradients of inputs beside those of weights",
+        help="overlap communication inside stages with independent computing, for example "
+        "gradients of inputs with gradients of weights",
     )
     parser.add_argument(
         "--bucket",
         metavar="BYTES",
         type=_bytes,
         default=BUCKET_BYTES,
-        help="the most that one call of these reduces or fetches (default 16MiB)",
+        help="the most bytes that one of these calls reduces or fetches (default 16MiB)",
     )
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Options about the devices."""
+    """Add the options that describe the cluster."""
     parser.add_argument(
-        "--topology", metavar="FILE", help="a JSON that rvdcomm.Topology.save wrote"
+        "--topology", metavar="FILE", help="a JSON file that rvdcomm.Topology.save wrote"
     )
     parser.add_argument(
-        "--memory-limit", metavar="BYTES", type=_bytes, help="of every device, such as 32GiB"
+        "--memory-limit", metavar="BYTES", type=_bytes, help="memory of each device, such as 32GiB"
     )
 
 
 def count(text: str) -> int:
-    """A number of at least 1."""
+    """Parse a number of at least 1."""
     if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
     return int(text)
@@ -135,13 +139,13 @@ def _bytes(text: str) -> int:
 
 @dataclass(frozen=True)
 class AskedProgram:
-    """What a command line means.
+    """The program that a command line describes.
 
     Attributes:
-        plan: filled by the sProgram.
-        model: that was captured.
-        make: from a batch's size to the model and its inputs.
-        recycled: the last of the inputs, as of ``models.Model``.
+        plan: the plan, filled by the sProgram.
+        model: the captured model.
+        make: builds the model and its inputs for a batch size.
+        recycled: names of the recycled inputs, as in ``models.Model``.
     """
 
     plan: Plan
@@ -151,11 +155,11 @@ class AskedProgram:
 
     @property
     def graph(self) -> Graph:
-        """Of the model."""
+        """The graph of the model."""
         return self.plan.graph
 
     def batch(self, size: int) -> list[Tensor]:
-        """Inputs of ``size`` samples; the examples again and again if they come in one size."""
+        """Inputs of ``size`` samples; examples are repeated if they come in one size only."""
         _, inputs = self.make(size)
         given = inputs[: len(inputs) - len(self.recycled)]
         return [
@@ -165,16 +169,17 @@ class AskedProgram:
 
 
 def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0) -> AskedProgram:
-    """Capture the model and let the sProgram fill a plan.
+    """Capture the model, and let the sProgram fill a plan.
 
     Args:
-        args: of ``add_program``.
+        args: parsed with ``add_program``.
         device: where the model is built; on "meta" it takes no memory.
-        seed: of its parameters.
+        seed: seed of its parameters.
 
     Raises:
-        UsageError: no such model, plan or setting.
-        CaptureError, PlanError: what their names say.
+        UsageError: there is no such model, plan or setting.
+        CaptureError: the model cannot be captured.
+        PlanError: the sProgram asks for something impossible.
     """
     model_from, plan_from = model_source(args.model, args.preset), plan_source(args.plan)
     sizes, knobs = settings_of(model_from, plan_from, args.set)
@@ -200,7 +205,7 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
 
 
 def _cast(model: nn.Module, inputs: Sequence[Tensor], dtype: str | None) -> Made:
-    """Model and inputs in another floating-point type."""
+    """Cast a model and its inputs to another floating-point dtype."""
     if dtype is None:
         return model, inputs
     to: torch.dtype = getattr(torch, dtype)
@@ -208,7 +213,7 @@ def _cast(model: nn.Module, inputs: Sequence[Tensor], dtype: str | None) -> Made
 
 
 def _called(source: Source, *args: Any, **named: Any) -> Any:
-    """Call what a user may have written: what it raises is said in one line."""
+    """Call user code; report its errors in one line."""
     try:
         return source.call(*args, **named)
     except USER_ERRORS:
@@ -218,5 +223,5 @@ def _called(source: Source, *args: Any, **named: Any) -> Any:
 
 
 def topology_of(args: argparse.Namespace) -> rv.Topology | None:
-    """Who is near to whom; None is one host."""
+    """The topology of the options; None is one host."""
     return None if args.topology is None else rv.Topology.load(args.topology)

@@ -16,7 +16,7 @@ OK, NOT_VALID, BAD_REQUEST, INTERRUPTED = 0, 1, 2, 130
 
 @dataclass(frozen=True)
 class Command:
-    """One sub-command: ``run`` takes what ``add_arguments`` added and returns the exit status."""
+    """One sub-command: ``run`` takes the parsed arguments and returns the exit status."""
 
     summary: str
     epilog: str
@@ -32,4 +32,4 @@ USER_ERRORS = (
     *(UsageError, AnnotationError, CaptureError, PlanError, ScheduleError),
     *(rv.LayoutError, rv.MemoryLimitError, rv.CommError),
 )
-"""What is said in one line, without a traceback."""
+"""Errors that are printed in one line, without a traceback."""

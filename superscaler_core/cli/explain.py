@@ -1,4 +1,4 @@
-"""``superscaler explain``: what was split how, and any edge in full."""
+"""``superscaler explain``: how ops are split, and any edge in full."""
 
 from __future__ import annotations
 

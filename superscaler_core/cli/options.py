@@ -1,6 +1,6 @@
-"""Options: the texts of plans' knobs on the command line, and the values that they mean.
+"""Options: parse the texts of plan options on the command line into values.
 
-The Python API takes values; this table is the one place where their texts are read.
+The Python API takes values; only this table parses texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def numbers(text: str) -> tuple[int, ...] | None:
-    """Numbers and ranges, such as ``0-3,8``; None, which is all, if the text is empty."""
+    """Numbers and ranges, such as ``0-3,8``; None, which means all, for an empty text."""
     found: set[int] = set()
     for word in _words(text, ","):
         first, _, last = word.partition("-")
@@ -30,17 +30,17 @@ def numbers(text: str) -> tuple[int, ...] | None:
 
 
 def modules(text: str) -> Modules:
-    """Patterns of modules' paths, such as ``layers.*.outer,layers.*.tri_*``."""
+    """Patterns of module paths, such as ``layers.*.outer,layers.*.tri_*``."""
     return Modules(*_words(text, ","))
 
 
 def branches(text: str) -> tuple[Modules, ...]:
-    """Patterns of several branches, with semicolons between."""
+    """Patterns of several branches, separated by semicolons."""
     return tuple(map(modules, _words(text, ";")))
 
 
 def cuts(text: str) -> tuple[Cut, ...]:
-    """Patterns with a dim or two, such as ``*.tri_in:2,*.outer:2>1``."""
+    """Patterns with one dim or two, such as ``*.tri_in:2,*.outer:2>1``."""
     found = []
     for word in _words(text, ","):
         pattern, _, dims = word.rpartition(":")
@@ -52,7 +52,7 @@ def cuts(text: str) -> tuple[Cut, ...]:
 
 
 def dims(text: str) -> tuple[tuple[str, int], ...]:
-    """Parameters with a dim each, such as ``*.fc1.weight:0,*.q.weight:0``."""
+    """Parameters with one dim each, such as ``*.fc1.weight:0,*.q.weight:0``."""
     found = []
     for word in _words(text, ","):
         name, _, dim = word.rpartition(":")
@@ -70,7 +70,7 @@ def truth(text: str) -> bool:
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 TextReader = tuple[Callable[[str], Any], str]
-"""From a text to a value, and what the text should be."""
+"""Parses a text, with a description of the expected form."""
 
 READERS: Mapping[str, TextReader] = {
     "sizes": (counts, "whole numbers with commas between, such as 3,2"),
@@ -81,7 +81,7 @@ READERS: Mapping[str, TextReader] = {
     "keep": (Keep, f"one of {', '.join(map(str, Keep))}"),
     "keep_coshard": (Keep, f"one of {', '.join(map(str, Keep))}"),
 }
-"""Knobs of shipped plans whose values are no numbers, by name."""
+"""Options of shipped plans whose values are not numbers, by name."""
 
 PARTS: Mapping[str, TextReader] = {
     "block": (modules, "a pattern of modules' paths, such as layers.*"),
@@ -89,23 +89,23 @@ PARTS: Mapping[str, TextReader] = {
     "experts": (modules, "a pattern of modules' paths, such as *.experts"),
     "embedding": (str, "the name of a parameter"),
 }
-"""What every plan takes: parts of the model, where structure does not say them."""
+"""Options of every plan: parts of the model that the search by structure does not find."""
 
 _TAKES = {"block": "blocks"}
-"""How ``find_blocks`` calls a part, if otherwise."""
+"""The name of an option's parameter in ``find_blocks``, where it differs."""
 
 AXIAL = ("dap", "dap_pipeline", "nf1b")
-"""Plans whose ``recompute`` meant ``block_inputs``."""
+"""Plans whose option ``recompute`` meant ``block_inputs``."""
 
 
 def savings(takes: Mapping[str, Any]) -> list[str]:
-    """The older words that a plan takes, given its knobs."""
+    """The older option names that a plan accepts, given its options."""
     words = ["recompute", "rerun"] if "keep" in takes else []
     return [*words, "rerun_coshard"] if "keep_coshard" in takes else words
 
 
 def reader_of(default: Any) -> TextReader:
-    """How a value of the type of a default is read."""
+    """How to parse a value of the same type as a default."""
     if isinstance(default, bool):
         return truth, "true or false, such as " + str(default)
     if isinstance(default, Keep):
@@ -120,10 +120,10 @@ def reader_of(default: Any) -> TextReader:
 
 
 def read(given: str, text: str, reader: TextReader) -> Any:
-    """The value that a text means.
+    """Parse a value.
 
     Raises:
-        UsageError: it has another form; the message says which it should have.
+        UsageError: the text has another form; the message shows the expected form.
     """
     parse, expected = reader
     try:
@@ -133,7 +133,7 @@ def read(given: str, text: str, reader: TextReader) -> Any:
 
 
 def with_parts(plan: Plan, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Tell a plan the parts of its model; returns the other knobs."""
+    """Set the parts of the plan's model; return the other options."""
     parts = {_TAKES.get(name, name): knobs[name] for name in PARTS if name in knobs}
     if parts:
         plan.blocks = find_blocks(plan.dims, **parts)
@@ -141,7 +141,7 @@ def with_parts(plan: Plan, knobs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def levels(plan: str, knobs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Keep]]:
-    """Older words as ``keep``: the knobs without them, and levels to say besides."""
+    """Translate older options to ``keep``: the other options, and the levels to set in addition."""
     older = ("recompute", "rerun", "rerun_coshard")
     found = {name: value for name, value in knobs.items() if name not in older}
     recompute = Keep.BLOCK_INPUTS if plan in AXIAL else Keep.SEGMENT_INPUTS

@@ -38,12 +38,12 @@ def _plan(args: argparse.Namespace) -> int:
 def _add(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     add_cluster(parser)
-    parser.add_argument("--out", metavar="DIR", help="write the program there, for load(DIR)")
+    parser.add_argument("--out", metavar="DIR", help="write the program to DIR, for load(DIR)")
     parser.add_argument(
         "--decisions",
         metavar="FILE",
         type=_decisions_file,
-        help="write what the plan decides, as a text that can be edited and given as PLAN",
+        help="write the plan's decisions, as a text that can be edited and given as PLAN",
     )
     parser.add_argument("--summary", action="store_true", help="print a few lines only")
 

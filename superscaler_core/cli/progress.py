@@ -1,4 +1,4 @@
-"""Progress: what is going on, on a terminal; nothing elsewhere."""
+"""Progress: shows the current phase on a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Show a phase while it lasts."""
+    """Show the name of a phase while it runs."""
     with tqdm(desc=name, bar_format="{desc} ...", leave=False, disable=None) as bar:
         bar.refresh()
         yield

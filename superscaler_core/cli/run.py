@@ -22,13 +22,13 @@ from superscaler_core.run.load import load
 from superscaler_core.run.threads import run_threads
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
-"""Differences that ``--check`` lets pass, by the coarsest dtype of the loss and the parameters.
+"""Differences that ``--check`` tolerates, by the coarsest dtype of the loss and the parameters.
 
-Sums in another order differ in the last digits, and optimizers may enlarge that.
+Sums in another order differ in their last digits, and an optimizer may amplify this.
 """
 
 TIMEOUT_SECS = 600.0
-"""Of a thread that waits for another."""
+"""Timeout of a thread that waits for another."""
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def _check_processes(args: argparse.Namespace, world: int) -> None:
 
 
 def _trained(folder: Path, training: Training, args: argparse.Namespace, world: int) -> Trained:
-    """Train by the program in ``folder``, on this rank or on all."""
+    """Train with the program in ``folder``, on this rank or on all."""
     options: dict[str, Any] = {"seed": args.seed, "dtype": _master_dtype(args)}
     if not world:
         ranks = range(args.devices)
@@ -79,7 +79,7 @@ def _trained(folder: Path, training: Training, args: argparse.Namespace, world: 
 
 @contextmanager
 def _world() -> Iterator[torch.device]:
-    """The process group that torchrun asks for, and this rank's device."""
+    """The process group that torchrun asks for, with this rank's device."""
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -94,7 +94,7 @@ def _world() -> Iterator[torch.device]:
 def _compared(
     program: AskedProgram, training: Training, found: Trained, args: argparse.Namespace
 ) -> int:
-    """Train on a single device, and say how far the program is off."""
+    """Train on a single device, and report the differences."""
     with phase("train on a single device"):
         expected, by = on_single_device(
             training,
@@ -125,11 +125,13 @@ def _master_dtype(args: argparse.Namespace) -> torch.dtype | None:
 def _add(parser: argparse.ArgumentParser) -> None:
     add_program(parser)
     parser.set_defaults(devices=None)
-    parser.add_argument("--steps", type=count, default=3, help="of training (default 3)")
+    parser.add_argument("--steps", type=count, default=3, help="training steps (default 3)")
     parser.add_argument("--lr", type=float, default=1e-2, help="learning rate (default 0.01)")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and dropout (default 0)")
     parser.add_argument(
-        "--threads", action="store_true", help="all ranks as threads of this process, slowly"
+        "--seed", type=int, default=0, help="seed of parameters and dropout (default 0)"
+    )
+    parser.add_argument(
+        "--threads", action="store_true", help="run all ranks as threads of this process (slow)"
     )
     parser.add_argument(
         "--check",

@@ -1,4 +1,4 @@
-"""``superscaler simulate``: a program's step in time and memory, on a cluster that is not there."""
+"""``superscaler simulate``: time and memory of a training step on a modelled cluster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _profile(text: str) -> DeviceProfile:
-    """A preset's name, or a file."""
+    """The preset of this name, or the profile in this file."""
     if text in PROFILES:
         return PROFILES[text]
     if not Path(text).is_file():
@@ -55,7 +55,7 @@ def _profile(text: str) -> DeviceProfile:
 
 
 def _topology(text: str | None, num_devices: int) -> rv.Topology | None:
-    """A preset with its counts, such as ``v100:4x8``, or a file; None is one host."""
+    """A preset with its counts, such as ``v100:4x8``, or a topology file; None is one host."""
     if text is None:
         return None
     name, colon, counts = text.partition(":")
@@ -78,27 +78,27 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="NAME|FILE",
         default="v100",
-        help=f"every device: {', '.join(PROFILES)}, or a JSON that DeviceProfile.save wrote "
+        help=f"device model: {', '.join(PROFILES)}, or a JSON file that DeviceProfile.save wrote "
         "(default: v100)",
     )
     parser.add_argument(
         "--topology",
         metavar="NAME:HxD|FILE",
-        help="H hosts of D devices of a preset (v100, a100, h100, ethernet, ...), or a JSON that "
-        "rvdcomm.Topology.save wrote (default: one host)",
+        help="H hosts with D devices each of a preset (v100, a100, h100, ethernet, ...), or a JSON "
+        "file that rvdcomm.Topology.save wrote (default: one host)",
     )
     for option, what in (
         ("--communication", "all tensors (default rvd)"),
-        ("--intra", "those inside stages, weights and gradients too"),
-        ("--inter", "those between stages"),
+        ("--intra", "tensors inside stages, including weights and gradients,"),
+        ("--inter", "tensors between stages"),
     ):
         default = METHODS[0] if option == "--communication" else None
         parser.add_argument(
             option, choices=METHODS, default=default, help=f"how {what} move: see below"
         )
-    parser.add_argument("--summary", action="store_true", help="print a few lines only")
+    parser.add_argument("--summary", action="store_true", help="print only a few lines")
     parser.add_argument(
-        "--trace", metavar="FILE", help="write a trace, for chrome://tracing or ui.perfetto.dev"
+        "--trace", metavar="FILE", help="write a trace for chrome://tracing or ui.perfetto.dev"
     )
     parser.add_argument(
         "--picture", metavar="FILE", help="draw devices and memory over time, as .png or .svg"
@@ -118,15 +118,15 @@ examples:
 
 how tensors move:
   rvd   by rvdcomm's plans
-  p2p   every reader pulls what it needs from those who wrote it, a message each
+  p2p   every reader pulls what it needs from its writers, with one message each
 
 in the tables:
   compute        forward, backward, recomputation and the optimizer
-  communication  in which a device does nothing else; the rest of it is hidden
-  bubble         in which it waits for others
-  of makespan    bubble over the step's time; of ideal: over busy time;
+  communication  time in which a device only communicates; hidden communication is not included
+  bubble         time in which it waits for other devices
+  of makespan    bubble divided by the step's time; of ideal: divided by busy time;
   of span        1 - most busy time / longest time from a device's first to its last run
-  rank, host     bytes that stay inside a host, that leave it
+  rank, host     bytes that stay inside a host, and bytes that leave it
 
 The exit status is 1 if some device has too little memory.
 """,

@@ -1,4 +1,4 @@
-"""Sources: the model and the sProgram that a command line names, and the settings they take."""
+"""Sources: the model and the sProgram that a command line names, with their settings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from superscaler_core.plan import Decisions, Plan
 from superscaler_core.plans import PLANS
 
 DECISIONS_SUFFIX = ".plan"
-"""Of files that ``superscaler plan --decisions`` writes."""
+"""Suffix of files that ``superscaler plan --decisions`` writes."""
 
 Made = tuple[nn.Module, Sequence[Tensor]]
-"""A model and example inputs of one microbatch."""
+"""A model, with example inputs of one microbatch."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Source:
     """A model or an sProgram.
 
     Attributes:
-        name: as it was asked for.
-        defaults: what it takes by ``--set``, with the values that are set already.
-        readers: of what it takes, how texts of values become values, where not by the default.
-        also: what it takes besides, unless the other one takes it; with a default of None.
-        call: makes the model of a microbatch's size and settings, or fills a plan by settings.
-        recycled: of a model, as of ``models.Model``.
+        name: its name on the command line.
+        defaults: the settings that ``--set`` may change, with their defaults.
+        readers: parsers of settings that are not parsed by the type of their default.
+        also: further settings, used unless the other source has them; their default is None.
+        call: builds the model for a microbatch size and settings, or fills a plan by settings.
+        recycled: for a model, as in ``models.Model``.
     """
 
     name: str
@@ -48,10 +48,10 @@ class Source:
 
 
 def model_source(name: str, preset: str | None) -> Source:
-    """A model by its name, or a function ``file.py:function`` that returns it and its inputs.
+    """A model by its name, or by a function ``file.py:function`` that returns it and its inputs.
 
     Raises:
-        UsageError: there is none; the message names near ones.
+        UsageError: there is no such model; the message names similar ones.
     """
     if ":" in name:
         if preset is not None:
@@ -74,10 +74,10 @@ def model_source(name: str, preset: str | None) -> Source:
 
 
 def plan_source(name: str) -> Source:
-    """An sProgram by its name, a function ``file.py:function`` of a plan, or a file of decisions.
+    """An sProgram by its name, by a function ``file.py:function``, or by a file of decisions.
 
     Raises:
-        UsageError: there is none; the message names near ones.
+        UsageError: there is no such sProgram; the message names similar ones.
     """
     if name.endswith(DECISIONS_SUFFIX):
         if not Path(name).is_file():
@@ -111,14 +111,14 @@ def plan_source(name: str) -> Source:
 def settings_of(
     model: Source, plan: Source, given: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What ``--set`` says to the model, and what it says to the sProgram.
+    """Split the settings of ``--set`` between the model and the sProgram.
 
     Args:
-        model, plan: who can be meant.
+        model, plan: the sources.
         given: texts such as ``layers=4``, ``model.layers=4`` or ``plan.tp=2``.
 
     Raises:
-        UsageError: neither takes it, both take it, or the value is of another type.
+        UsageError: neither source has the setting, both have it, or the value has another type.
     """
     sources = {"model": model, "plan": plan}
     found: dict[str, dict[str, Any]] = {"model": {}, "plan": {}}
@@ -153,7 +153,7 @@ def _known_text(sources: Mapping[str, Source], key: str) -> str:
 
 
 def _settings(function: Callable[..., Any], skip: str) -> dict[str, Any]:
-    """Arguments with a default."""
+    """The arguments with a default."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.name != skip and p.default is not p.empty}
 
@@ -190,7 +190,7 @@ def _run(path: Path, text: str) -> Any:
     if spec is None or spec.loader is None:
         raise UsageError(f"{text}: {path.name} is no Python file.")
     module = importlib.util.module_from_spec(spec)
-    # Under its own name, so that generated code can call what it registers.
+    # Registered under its own name, so that generated code can call the functions it registers.
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Training: the same few steps by a program and on a single device."""
+"""Training: the same few steps with a program and on a single device."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ State = Mapping[str, Tensor]
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9),
-    # So large an eps keeps gradients that are zero but for rounding from deciding a comparison.
+    # With a large eps, gradients that are zero up to rounding do not decide the comparison.
     "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, eps=1e-3),
     "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr, eps=1e-3),
 }
-"""As in ``memory.STATES``."""
+"""Optimizers, by the names in ``memory.STATES``."""
 
 
 class Trains(Protocol):
-    """What a loop needs: a ``Trainer``, or a model on a single device."""
+    """What the training loop needs: a ``Trainer``, or a model on a single device."""
 
     def step(self, *batch: Tensor) -> Tensor:
-        """Forward and backward of a global batch; returns the loss."""
+        """Run forward and backward of a global batch; return the loss."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """For the optimizer."""
+        """The parameters for the optimizer."""
 
     def load_state_dict(self, state: State) -> object:
-        """Take whole parameters."""
+        """Load whole parameters."""
 
     def state_dict(self) -> State:
-        """Whole parameters."""
+        """The whole parameters."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How to train.
+    """The settings of a training.
 
     Attributes:
-        state: whole parameters at first.
+        state: whole initial parameters.
         batch: inputs of every step.
-        num_steps: how many.
+        num_steps: number of steps.
         optimizer: one of ``OPTIMIZERS``.
-        lr: its learning rate.
+        lr: learning rate.
     """
 
     state: State
@@ -65,7 +65,7 @@ class Training:
     lr: float
 
     def to(self, device: torch.device) -> Training:
-        """The same with its batch on a device."""
+        """The same training, with its batch on a device."""
         return replace(self, batch=[x.to(device) for x in self.batch])
 
     def __call__(self, trains: Trains) -> Trained:
@@ -83,16 +83,16 @@ class Training:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out: the loss of every step, and whole parameters after the last."""
+    """The result of a training: the loss of every step, and whole parameters after the last."""
 
     losses: tuple[float, ...]
     state: State
 
     def difference(self, other: Trained) -> tuple[float, float, str]:
-        """How far another result is off: in losses, in parameters, and in which most.
+        """The differences of losses and of parameters, and the parameter that differs most.
 
-        Relative to the loss, and to the largest number in all parameters: a parameter that is zero
-        but for rounding has no scale of its own.
+        Losses are compared relative to the loss, parameters relative to the largest number in all
+        parameters, because a parameter that is zero up to rounding has no scale of its own.
         """
         losses = torch.tensor([self.losses, other.losses], dtype=torch.float64)
         scale = max(float(t.abs().max()) for t in self.state.values() if t.numel())
@@ -107,7 +107,7 @@ class Trained:
 
 
 def _or_inf(number: float) -> float:
-    """What is no number is as far off as can be."""
+    """The number, or infinity if it is NaN."""
     return math.inf if math.isnan(number) else number
 
 
@@ -116,12 +116,12 @@ def _or_inf(number: float) -> float:
 
 @dataclass
 class Eager:
-    """The model itself, which adds up gradients over microbatches.
+    """The eager model, with gradient accumulation over microbatches.
 
     Attributes:
-        model: whose parameters change.
-        plan: that it is compared with; says how many microbatches and turns there are.
-        recycled: the last inputs of the model, as of ``models.Model``.
+        model: the trained model.
+        plan: the plan it is compared with; gives the numbers of microbatches and turns.
+        recycled: names of the recycled inputs, as in ``models.Model``.
     """
 
     model: nn.Module
@@ -129,7 +129,7 @@ class Eager:
     recycled: Mapping[str, int]
 
     def step(self, *batch: Tensor) -> Tensor:
-        """Forward and backward of every microbatch."""
+        """Run forward and backward of every microbatch."""
         num, total = self.plan.num_microbatches, torch.zeros(())
         graph = self.plan.graph
         first = [
@@ -147,15 +147,15 @@ class Eager:
         return last_turn(self.model, inputs, self.recycled, _turns(self.plan))
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Of the model."""
+        """The parameters of the model."""
         return self.model.parameters()
 
     def load_state_dict(self, state: State) -> object:
-        """Of the model."""
+        """Load parameters into the model."""
         return self.model.load_state_dict(state)
 
     def state_dict(self) -> State:
-        """Parameters alone."""
+        """The parameters of the model, without buffers."""
         state = self.model.state_dict()
         return {name: state[name] for name in self.plan.graph.parameters}
 
@@ -169,10 +169,10 @@ def on_single_device(
     seed: int = 0,
     master_dtype: torch.dtype | None = None,
 ) -> tuple[Trained, str]:
-    """Train on one device; also says by what.
+    """Train on one device; also return a description of what was trained.
 
-    By the model itself. Where its random numbers are not those of a program, or parameters are
-    stored in another dtype, by a program of one device.
+    This is the eager model. If its random numbers differ from those of a program, or parameters
+    are stored in another dtype, it is a program of one device instead.
     """
     graph = plan.graph
     is_random = any("{seed}" in op.code for op in graph.ops)
@@ -189,5 +189,5 @@ def on_single_device(
 
 
 def _turns(plan: Plan) -> int:
-    """Forwards without gradient of every microbatch."""
+    """Number of forwards without gradient of every microbatch."""
     return plan.num_turns // plan.num_microbatches

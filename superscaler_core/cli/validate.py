@@ -1,4 +1,4 @@
-"""``superscaler validate``: check a plan, and say what was checked."""
+"""``superscaler validate``: check a plan, and report the checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _findings(plan: Plan, args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """What was checked, and what was found; the first check that fails raises."""
+    """Each check with its result; the first check that fails raises."""
     check_assigned(plan)
     num_parts = sum(len(plan.parts(op)) for op in plan.graph.ops)
     yield "devices", f"all {num_parts} parts of {len(plan.graph.ops)} ops have one"

@@ -1,4 +1,4 @@
-"""Codegen: one readable Python file a rank."""
+"""Codegen: prints a step program as one readable Python file per rank."""
 
 from superscaler_core.codegen.rank_file import rank_files
 

@@ -1,4 +1,4 @@
-"""Flow: which values the segments and edges of one stage on one device pass to each other."""
+"""Flow: the values that segments and edges of one stage on one device pass to each other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from superscaler_core.program.sequence import Move
 
 
 class Flow:
-    """What is read and made, step by step.
+    """The inputs and results of every step.
 
     Args:
         made: the plan.
-        stage, device: which.
-        values: of the device.
+        stage, device: the stage and the device.
+        values: the values of the device.
 
     Attributes:
-        segments: of the steps.
-        args: by segment, what it is given: values that have gradients, and others.
-        exports: by segment, what it returns: what others read, what edges take away, the loss.
-        summands: what edges take a sum of that several parts here make: by summand, the edges.
-        spans: what is run again as a whole, by number.
+        segments: the segments among the steps.
+        args: for each segment its inputs: values with gradients, and others.
+        exports: for each segment its results: values that others read, that edges move, the loss.
+        summands: for each summand of a sum that an edge moves, the edges that move the sum.
+        spans: the steps of each span that is rerun, by its number.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Flow:
         ]
 
     def _read_by(self, segment: Segment) -> dict[str, Value]:
-        """What a segment reads that it does not make."""
+        """The values that a segment reads and does not compute itself."""
         return {
             value.name: value
             for part in segment.parts
@@ -83,7 +83,7 @@ class Flow:
         return found
 
     def loss_names(self, segment: Segment) -> list[str]:
-        """The variables of the loss that a segment makes."""
+        """The variables of the loss that a segment computes."""
         losses = self._made.plan.graph.losses
         parts = [part for part in segment.parts if part.op.outputs[0] in losses]
         return [self._values.of_part(part, 0).name for part in parts]
@@ -91,7 +91,7 @@ class Flow:
     # --- edges ----------------------------------------------------------------------------------
 
     def _edges_from_here(self) -> Iterable[Edge]:
-        """Edges that this device feeds in this stage."""
+        """The edges whose values this device writes in this stage."""
         inside = [step.edge for step in self._steps if isinstance(step, Move)]
         edges = [*inside, *self._made.crossing_from(self._stage)]
         return (edge for edge in edges if self._device in edge.src.shards)
@@ -106,14 +106,14 @@ class Flow:
                     found.setdefault(value.name, []).append(edge)
         return found
 
-    # --- what is run again as a whole -----------------------------------------------------------
+    # --- spans that are rerun -------------------------------------------------------------------
 
     def span(self, step: Step) -> int:
-        """The number of the span that a step is in; 0 if in none."""
+        """The number of the span that contains a step; 0 if none."""
         return self._made.stages[self._stage].given.span(step)
 
     def entering(self, span: int) -> list[Value]:
-        """What the steps of a span read that none of them makes."""
+        """The values that the steps of a span read and none of them computes."""
         read: dict[str, Value] = {}
         made: set[str] = set()
         for step in self.spans[span]:
@@ -132,6 +132,6 @@ class Flow:
         return [value for name, value in read.items() if name not in made]
 
     def is_summed_in(self, edge: Edge, span: int) -> bool:
-        """Whether all summands that an edge takes, and the edge, are in a span."""
+        """Whether an edge and all summands that it moves are in a span."""
         makers = (self._maker[value.name] for value in self._values.edge_source(edge))
         return self.span(Move(edge)) == span and all(maker.span == span for maker in makers)

@@ -9,18 +9,18 @@ from collections.abc import Hashable
 _NO_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
 
 RESERVED = frozenset({"run", "rng", "mb", "torch", "F", "ops", "join"})
-"""What generated code calls by these names."""
+"""Names that generated code already uses for something else."""
 
 
 class Names:
-    """The name of every value of one file; a value keeps the name that it got first."""
+    """The variable names of one file; a value keeps its first name."""
 
     def __init__(self) -> None:
         self._of: dict[Hashable, str] = {}
         self._taken: set[str] = set(RESERVED)
 
     def of(self, value: Hashable, wish: str) -> str:
-        """The name of a value, made from a wish such as ``layers.0.attn.q.linear``."""
+        """The name of a value, derived from a wish such as ``layers.0.attn.q.linear``."""
         if value not in self._of:
             base = _NO_IDENTIFIER.sub("_", wish).strip("_") or "x"
             base = f"x_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base

@@ -1,4 +1,4 @@
-"""Rank file: the Python text that one rank runs."""
+"""Rank file: the generated Python text of one rank."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rank_files(made: Materialized) -> dict[Device, str]:
 
 
 class _Functions(NamedTuple):
-    """The functions of a file, and the names of segments that are recomputed and swapped."""
+    """The functions of a file, with the names of recomputed and of swapped segments."""
 
     texts: list[str]
     recomputed: list[str]
@@ -85,7 +85,7 @@ def _head(made: Materialized, device: Device) -> str:
 
 
 def _step(made: Materialized, device: Device) -> str:
-    """The function ``step``: the schedule, call by call."""
+    """The function ``step``: the events of the schedule, one call each."""
     program = made.step_program
     lines = [
         "run.begin()",
@@ -97,7 +97,7 @@ def _step(made: Materialized, device: Device) -> str:
 
 
 def _around(made: Materialized, block: Block, device: Device) -> list[str]:
-    """What a device calls before or after all stages."""
+    """The calls of a device before or after all stages."""
     return [
         weights_call(made, instruction, device)
         for instruction in block

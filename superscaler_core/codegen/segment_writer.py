@@ -19,18 +19,18 @@ from superscaler_core.program.segments import Segment
 
 
 class SegmentWriter:
-    """Writes segments, a statement a part.
+    """Writes segments, with one statement per part.
 
     Args:
         made: the plan.
-        values: of the device.
+        values: the values of the device.
     """
 
     def __init__(self, made: Materialized, values: Values) -> None:
         self._made, self._values = made, values
 
     def function(self, segment: Segment, args: Sequence[Value], results: Sequence[Value]) -> str:
-        """The function of a segment that is given ``args`` and returns ``results``."""
+        """The function of a segment with arguments ``args`` and results ``results``."""
         names = ["rng", *(value.name for value in args)]
         lines: list[Statement] = []
         module = None
@@ -47,7 +47,7 @@ class SegmentWriter:
         return function(wrapped(f"def {segment.name}(", names, "):"), freed(lines))
 
     def form(self, segment: Segment, args: Sequence[Value], results: Sequence[Value]) -> Hashable:
-        """Equal for segments whose functions do the same, whatever its values are called."""
+        """A key that is equal for segments whose functions do the same, whatever the names."""
         numbers: dict[str, int] = {}
 
         def number(value: Value) -> int:
@@ -65,7 +65,7 @@ class SegmentWriter:
         return given, tuple(parts), sums, tuple(map(number, results))
 
     def _statement(self, part: Part, product: Part | None = None) -> Statement:
-        """What a part computes; with the product to which it adds a bias, if they are one call."""
+        """The statement of a part; if a product adds the part's bias, of both in one call."""
         outs = tuple(self._values.of_part(part, i).name for i in range(len(part.outputs)))
         bias = None if product is None else self._expression(part, 1)
         call = self._call(product or part, bias)
@@ -78,5 +78,5 @@ class SegmentWriter:
         return Expression(part.call(texts, seed, bias.text if bias else None), reads_of(given))
 
     def _expression(self, part: Part, position: int) -> Expression:
-        """What an operand of a part is made of, as an expression."""
+        """The expression of an operand of a part."""
         return combined(part.inputs[position].box, self._values.source(part, position))

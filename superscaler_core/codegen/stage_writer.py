@@ -34,25 +34,25 @@ _CALLS = {
     Verb.LOSS: "total_loss",
     Verb.UPDATE: "update",
 }
-"""What generated code calls with weights, or with none."""
+"""Calls of generated code about weights."""
 
 _BACK = {Verb.BACKWARD: "backward", Verb.BACKWARD_INPUTS: "backward_inputs"}
-"""What generated code calls for the gradients of what a segment was given."""
+"""Calls of generated code for the gradients of a segment's inputs."""
 
 _HALVES = {ActionKind.RECOMPUTE: "recompute", ActionKind.WEIGHTS: "backward_weights"}
-"""Runs in which nothing comes from other stages or goes there, and their functions."""
+"""Runs without transfers from or to other stages, and the suffixes of their functions."""
 
 _BACKWARDS = {ActionKind.BACKWARD: "backward", ActionKind.INPUTS: "backward_inputs"}
-"""Runs in which gradients do, and their functions."""
+"""Runs that transfer gradients, and the suffixes of their functions."""
 
 STAGE_FUNCTIONS = {
     ActionKind.TURN: "forward", ActionKind.FORWARD: "forward", **_HALVES, **_BACKWARDS
 }  # fmt: skip
-"""How the function of a stage ends that does a run: ``stage0_backward_weights``."""
+"""The suffix of the function of each run: ``stage0_backward_weights``."""
 
 
 def weights_call(made: Materialized, instruction: StepInstruction, device: Device) -> str:
-    """The call that brings weights, takes their gradients or updates them, or a phase of it."""
+    """The call that fetches, reduces or updates weights, or one phase of that call."""
     names: list[str] = []
     match instruction.kind:
         case Verb.LOSS:
@@ -71,12 +71,12 @@ def weights_call(made: Materialized, instruction: StepInstruction, device: Devic
 
 
 class StageWriter:
-    """Writes what one device does in one stage: every instruction of it becomes statements.
+    """Writes the functions of one device in one stage: each instruction becomes statements.
 
     Args:
         made: the plan.
-        stage, device: which.
-        names: of the device's file.
+        stage, device: the stage and the device.
+        names: the names of the device's file.
     """
 
     def __init__(self, made: Materialized, stage: int, device: Device, names: Names) -> None:
@@ -88,15 +88,15 @@ class StageWriter:
         self._flow = Flow(made, stage, device, self._values)
         self._segments = SegmentWriter(made, self._values)
 
-    # --- what the file gets ---------------------------------------------------------------------
+    # --- functions of the file ------------------------------------------------------------------
 
     def functions(self) -> list[str]:
-        """Segments, then what the schedule has of the stage: its forward, its backward."""
+        """The segments, then one function for each run of the stage in the schedule."""
         return [*map(self.segment_function, self.segments), *self.stage_functions()]
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """Of the stage, in order."""
+        """The segments of the stage, in order."""
         return self._flow.segments
 
     def segment_function(self, segment: Segment) -> str:
@@ -104,16 +104,16 @@ class StageWriter:
         return self._segments.function(segment, *self._ends(segment))
 
     def segment_form(self, segment: Segment) -> Hashable:
-        """Equal for segments whose functions do the same, whatever their values are called."""
+        """A key that is equal for segments whose functions do the same, whatever their names."""
         return self._segments.form(segment, *self._ends(segment))
 
     def _ends(self, segment: Segment) -> tuple[list[Value], list[Value]]:
-        """What a segment is given, and what it returns."""
+        """The arguments and the results of a segment."""
         with_grad, others = self._flow.args[segment]
         return with_grad + others, self._flow.exports[segment]
 
     def stage_functions(self) -> list[str]:
-        """What the schedule has of the stage: its forward, its backward."""
+        """One function for each run of the stage in the schedule."""
         texts = [self._forward()]
         for run in self._made.stages[self._stage].order:
             if run in _BACKWARDS:
@@ -127,12 +127,12 @@ class StageWriter:
 
     @property
     def recomputed(self) -> list[str]:
-        """Segments whose backward runs their forward again."""
+        """The segments whose backward recomputes their forward."""
         return [segment.name for segment in self._flow.segments if segment.recompute]
 
     @property
     def swapped(self) -> list[str]:
-        """Segments that keep on the host what their backward needs."""
+        """The segments whose kept values are swapped to the host."""
         return [segment.name for segment in self._flow.segments if segment.swap]
 
     # --- edges ----------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class StageWriter:
         return self._sums.of(edge) or combined(box, self._values.edge_source(edge))
 
     def _unpack_grad(self, edge: Edge, grad: str) -> list[Statement]:
-        """Give the gradient of a shard to what the shard was made of."""
+        """Pass the gradient of a shard on to the values that form the shard."""
         box = edge.src.shards[self._device].box
         return [
             line
@@ -156,7 +156,7 @@ class StageWriter:
         ]
 
     def _add_grad(self, name: str, grad: Expression) -> list[Statement]:
-        """Count a gradient of a value that several may read."""
+        """Add a gradient of a value that several steps may read."""
         return self._grads.add(name, f"g_{name}_sum", grad)
 
     # --- the stage ------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ class StageWriter:
         ]
 
     def _if_for(self, instruction: StepInstruction, lines: list[Statement]) -> Iterator[Statement]:
-        """Statements of an instruction that may be for one microbatch alone."""
+        """The statements of an instruction, which may be for one microbatch only."""
         if instruction.microbatch is None:
             yield from lines
             return
@@ -191,7 +191,7 @@ class StageWriter:
         yield from (replace(line, text=INDENT + line.text) for line in lines)
 
     def _statements(self, instruction: StepInstruction, run: ActionKind) -> list[Statement]:
-        """What an instruction becomes in a run of the stage."""
+        """The statements of an instruction in a run of the stage."""
         kind, what = instruction.kind, instruction.what
         match kind:
             case Verb.FORWARD | Verb.COMPUTE:
@@ -225,7 +225,7 @@ class StageWriter:
         return [Statement.call(call, values)]
 
     def _resume(self, span: int) -> list[Statement]:
-        """Begin to run a span again, which now keeps what its backward needs."""
+        """Begin the rerun of a span; its segments now keep what their backward needs."""
         names = tuple(v.name for v in self._flow.entering(span))
         self._sums = Totals(self._names)
         kept = f'run.kept("stage{self._stage}_span{span}", mb)'
@@ -240,7 +240,7 @@ class StageWriter:
         return lines
 
     def _with_args(self, call: str, segment: Segment, outs: tuple[str, ...] = ()) -> Statement:
-        """A call with a segment and all that it is given."""
+        """A call with a segment and all its arguments."""
         with_grad, others = self._flow.args[segment]
         given = tuple_expression(Expression.of(v.name) for v in with_grad)
         texts = [v.text for v in others]
@@ -250,7 +250,7 @@ class StageWriter:
         return Statement(text, outs, reads)
 
     def _add_up(self, segment: Segment, again: int) -> list[Statement]:
-        """Add what a segment made to the sums that edges take."""
+        """Add a segment's results to the sums that edges move."""
         return [
             line
             for value in self._flow.exports[segment]
@@ -272,14 +272,14 @@ class StageWriter:
         return [Statement.assign(self._values.of_edge(edge).name, call, comment)]
 
     def _comment(self, legs: Sequence[Transfer]) -> str:
-        """What a move does, for the reader of the file."""
+        """A comment about a move, for the reader of the file."""
         if len(legs) > 1:
             return f"  # {len(legs)} regions"
         steps = legs[0].plan(self._made.topology).path.steps
         kinds = " + ".join(step.kind for step in steps)
         return f"  # {kinds}: {legs[0].src.rvd} -> {legs[0].dst.rvd}"
 
-    # --- the way back ---------------------------------------------------------------------------
+    # --- backward -------------------------------------------------------------------------------
 
     def _backward(self, run: ActionKind) -> str:
         self._grads = Totals(self._names)
@@ -302,7 +302,7 @@ class StageWriter:
         return self._names.of((source, name), f"g_{name}")
 
     def _sum(self, name: str) -> Expression:
-        """The gradient of a value, from all who read it."""
+        """The gradient of a value, summed over its readers."""
         return self._grads.of(name) or NONE
 
     def _call_back(self, segment: Segment, kind: Verb) -> list[Statement]:
@@ -338,5 +338,5 @@ class StageWriter:
 
 
 def _prefix(phase: Phase) -> str:
-    """What the names of calls begin with that do a phase of something."""
+    """The prefix of calls that are one phase of a communication."""
     return f"{phase}_" if phase else ""

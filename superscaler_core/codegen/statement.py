@@ -1,6 +1,6 @@
-"""Statement: a line of a generated function, with the variables that it makes and reads.
+"""Statement: a line of a generated function, with the variables that it assigns and reads.
 
-Nobody reads generated text to find out what it does: who writes a statement says so.
+No code parses generated text: the writer of a statement records its variables.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """Something that has a value.
+    """A Python expression.
 
     Attributes:
-        text: of the expression.
+        text: its text.
         reads: the variables in it.
     """
 
@@ -50,10 +50,10 @@ class Statement:
     """One statement, or a comment.
 
     Attributes:
-        text: with the lines that it goes on in.
+        text: its text, including continuation lines.
         makes: the variables that it assigns.
-        reads: the variables that it needs.
-        is_last: whether the function is done when it is reached: a return, or only a comment.
+        reads: the variables that it reads.
+        is_last: whether nothing follows that needs a variable: a return, or a comment at the end.
     """
 
     text: str
@@ -63,20 +63,20 @@ class Statement:
 
     @classmethod
     def call(cls, text: str, *operands: Expression) -> Statement:
-        """A call that makes nothing."""
+        """A call that assigns nothing."""
         return cls(text, reads=reads_of(operands))
 
     @classmethod
     def assign(cls, name: str, value: Expression, comment: str = "") -> Statement:
-        """A variable gets a value."""
+        """An assignment of a value to a variable."""
         return cls(f"{name} = {value}{comment}", (name,), value.reads)
 
 
 def freed(statements: Sequence[Statement]) -> list[str]:
     r"""The lines of a function, with variables deleted after their last use.
 
-    Python keeps local variables until a function returns, and with them tensors that nobody reads
-    any more. Arguments belong to the caller, what is returned too.
+    Python keeps local variables until a function returns, and with them tensors that are no longer
+    needed. Arguments and returned values are not deleted, because the caller holds them.
 
     >>> x, y = map(Expression.of, "xy")
     >>> print("\n".join(freed([
@@ -99,7 +99,7 @@ def freed(statements: Sequence[Statement]) -> list[str]:
             end = number
         made.update(statement.makes)
         last_use.update(dict.fromkeys((*statement.makes, *statement.reads), number))
-    # Behind the last statement the function returns, which lets go of all that is left.
+    # After the last statement the function returns, which releases the remaining variables.
     dead: dict[int, list[str]] = {}
     for name, number in last_use.items():
         if name in made and number < end:

@@ -1,4 +1,4 @@
-"""Table text: the tables of a rank's file, as Python."""
+"""Table text: the tables of a rank's file, as Python text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 
 MAX_TEXTS = 1 << 14
-"""Texts of transfers, and of parameters, that are remembered: most devices have the same."""
+"""Bound on cached texts of transfers and parameters; most devices share them."""
 
 
 def tables_text(
@@ -104,12 +104,12 @@ def _weight_lines(use: Use, device: Device) -> list[str]:
 
 
 def _parameter_lines(made: Materialized, device: Device) -> Iterator[str]:
-    """Every parameter, with what this device stores of it."""
+    """Every parameter, with the box that this device stores."""
     hosted = made.plan.on_host
     for tensor in made.plan.graph.parameters.values():
         storage, whole = made.weights.storage[tensor], made.whole[tensor]
         shard = storage.shards.get(device)
-        # Saved parameters go to all devices, so that most legs are of this one too.
+        # When parameters are saved they go to all devices, so this device is in most legs.
         legs = whole
         if not all(device in leg.dst for leg in whole):
             legs = tuple(leg for leg in whole if device in leg.src or device in leg.dst)
@@ -141,7 +141,7 @@ def _box(side: Side, device: Device) -> str:
 
 
 def _legs(legs: Iterable[Transfer], device: Device) -> str:
-    """Those in which the device takes part."""
+    """The legs in which the device takes part."""
     return _legs_text(tuple(leg for leg in legs if device in leg.src or device in leg.dst))
 
 

@@ -1,4 +1,4 @@
-"""Text: Python source, piece by piece."""
+"""Text: helpers that format Python source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH = 100
 
 
 def index_text(box: rv.Box, within: rv.Box) -> str:
-    """The index of ``box`` in a tensor that holds ``within``; nothing if it is all of it."""
+    """The index of ``box`` in a tensor that holds ``within``; empty if it is all of it."""
     if box == within:
         return ""
     ranges = []
@@ -30,13 +30,13 @@ def tuple_of(items: Iterable[str]) -> str:
 
 
 def assigned(names: Iterable[str]) -> str:
-    """What a tuple is assigned to; nothing if it is empty."""
+    """The left side of an assignment from a tuple; empty if the tuple is empty."""
     given = list(names)
     return f"{tuple_of(given)} = " if given else ""
 
 
 def wrapped(head: str, items: Sequence[str], tail: str, indent: str = "") -> str:
-    """A call or signature, broken where its line would be too long; ``indent`` is around it."""
+    """A call or signature, broken into lines if it is too long; ``indent`` is around it."""
     line = f"{head}{', '.join(items)}{tail}"
     if len(indent + line) <= WIDTH or not items:
         return line
@@ -53,5 +53,5 @@ def wrapped(head: str, items: Sequence[str], tail: str, indent: str = "") -> str
 
 
 def function(head: str, lines: Sequence[str]) -> str:
-    """A function of its first line and what it does."""
+    """A function with this first line and these body lines."""
     return "\n".join([head, *(INDENT + line for line in lines or ["pass"])])

@@ -1,7 +1,7 @@
-"""Text form: all that the functions of a stage on one device depend on.
+"""Text form: a key for everything that the functions of a stage on one device depend on.
 
-Devices that do the same with other boxes of the tensors have functions of the same text: it says
-where a box lies in what the device holds, not where in the tensor. So each text is written once.
+Devices that do the same work on other boxes have functions with equal texts, because a text
+contains positions within the device's shard, not in the whole tensor. Each text is written once.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from superscaler_core.schedules import ActionKind
 
 
 def text_form(made: Materialized, stage: int, device: Device) -> Hashable:
-    """Equal for devices whose functions of a stage have the same text, in a file of their own.
+    """A key that is equal for devices whose functions of a stage have the same text.
 
-    Law (tests/superscaler_core/codegen/test_text_form.py): files are the same as if every device's
-    functions were written by themselves.
+    Law (tests/superscaler_core/codegen/test_text_form.py): the files are the same as if the
+    functions of every device were written separately.
 
     Args:
         made: the plan.
-        stage, device: which.
+        stage, device: the stage and the device.
     """
     return _TextForm(made, device).of(stage)
 
 
 class _TextForm:
-    """Finds the forms of stages on one device."""
+    """Computes the forms of stages on one device."""
 
     def __init__(self, made: Materialized, device: Device) -> None:
         self._made, self._device = made, device
@@ -45,7 +45,7 @@ class _TextForm:
         self._stage = 0
 
     def of(self, stage: int) -> Hashable:
-        """Of one stage."""
+        """The form of one stage."""
         self._stage, program = stage, self._made.stages[stage]
         runs = tuple(tuple(map(self._instruction, self._on(run))) for run in program.order)
         steps = program.steps[self._device]
@@ -69,7 +69,7 @@ class _TextForm:
         return i.kind, i.name, i.phase, i.microbatch, here
 
     def _names(self, uses: Iterable[Use]) -> tuple[str, ...]:
-        """Of the weights that the device reads or stores."""
+        """The names of the weights that the device reads or stores."""
         here = self._device
         return tuple(u.name for u in uses if here in u.storage.shards or here in u.side.shards)
 
@@ -91,7 +91,7 @@ class _TextForm:
         return part.op, form.call, inputs
 
     def _input(self, part: Part, position: int, box: rv.Box) -> Hashable:
-        """Where a part has an input from, as ``Values.source`` finds it."""
+        """Where an input of a part comes from, as found by ``Values.source``."""
         op = part.op
         edge = self._made.edges.of_reader.get((op, position))
         if edge is not None:
@@ -105,7 +105,7 @@ class _TextForm:
         return self._made_of(part.inputs[position])
 
     def _made_of(self, view: VTensor) -> Hashable:
-        """The parts here that make what is read, and where it lies in what each makes."""
+        """The parts on this device that compute a value, and the position of the value in each."""
         op = self._made.plan.graph.producer[view.tensor]
         position, box = op.outputs.index(view.tensor), view.box
         parts = self._made.parts_on(op, self._device)
@@ -113,11 +113,11 @@ class _TextForm:
         if len(results) == 1:
             part, made, _ = results[0]
             return self._places[part], _within(box, made)
-        # Several are summed or joined, by boxes in the text.
+        # Several results are summed or joined; the text then contains their boxes.
         return tuple((self._places[part], box, made, summand) for part, made, summand in results)
 
     def _edge(self, edge: Edge) -> Hashable:
-        """An edge, and what this device feeds it from."""
+        """An edge, and the values that this device writes to it."""
         here = self._device
         source: Hashable = None
         if edge.src_stage == self._stage and here in edge.src.shards:
@@ -130,5 +130,5 @@ class _TextForm:
 
 
 def _within(box: rv.Box, held: rv.Box) -> Hashable:
-    """Where each of two boxes lies in the other."""
+    """The position of each of two boxes in the other."""
     return "" if box == held else (index_text(box, held), index_text(held, box))

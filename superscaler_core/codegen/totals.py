@@ -1,4 +1,4 @@
-"""Totals: sums that generated functions add up term by term, so that no more than a sum is kept."""
+"""Totals: sums that generated functions accumulate term by term, so that no term is kept."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from superscaler_core.codegen.statement import Expression, Statement
 
 
 class Totals:
-    """What has been added up so far, by what it is the sum of.
+    """The sums so far, by key.
 
     Args:
-        names: of the device's file.
+        names: the names of the device's file.
     """
 
     def __init__(self, names: Names) -> None:
@@ -24,9 +24,9 @@ class Totals:
         """The statements that add an expression to the total of ``key``.
 
         Args:
-            key: what it is the sum of.
+            key: what the total is the sum of.
             wish: a name for the total.
-            term: the expression; nothing is written into what it names.
+            term: the expression; the tensors that it names are not modified.
         """
         now = self._now.get(key)
         if now is None:
@@ -34,7 +34,7 @@ class Totals:
             return []
         if now.text in self._own:
             return [Statement(f"{now} += {term}", (now.text,), term.reads)]
-        # The first sum of two is a tensor of its own, which nobody else holds.
+        # The first sum of two terms is a new tensor, which can be modified in place.
         total = self._names.of((key, "total"), wish)
         self._own.add(total)
         self._now[key] = Expression.of(total)

@@ -18,13 +18,13 @@ from superscaler_core.program.materialized import Materialized
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Something that stage functions and segments pass to each other.
+    """A tensor that stage functions and segments pass to each other.
 
     Attributes:
-        name: of the variable.
-        box: what it holds of its tensor.
-        has_grad: whether its gradient is asked for where it is passed.
-        text: how a stage function writes it.
+        name: name of its variable.
+        box: the box of the graph's tensor that it holds.
+        has_grad: whether its gradient is needed where it is passed.
+        text: the expression for it in a stage function.
     """
 
     name: str
@@ -38,8 +38,8 @@ class Values:
 
     Args:
         made: the plan.
-        device: which.
-        names: of the device's file.
+        device: the device.
+        names: the names of the device's file.
     """
 
     def __init__(self, made: Materialized, device: Device, names: Names) -> None:
@@ -53,13 +53,13 @@ class Values:
         return Value(name, view.box, view.tensor.requires_grad, name)
 
     def of_edge(self, edge: Edge) -> Value:
-        """What an edge brings here."""
+        """The value that an edge brings to this device."""
         name = self._names.of(edge, f"{edge.tensor.name}_{edge.name}")
         box = edge.dst.shards[self._device].box
         return Value(name, box, edge.has_grad, name)
 
     def source(self, part: Part, position: int) -> list[Value]:
-        """The values whose sum, in its box, a part takes as an input."""
+        """The values whose sum, in the box of the input, a part reads as an input."""
         key = part, position
         if key not in self._sources:
             self._sources[key] = self._find_source(part, position)
@@ -85,7 +85,7 @@ class Values:
         return self.writers(view)
 
     def writers(self, view: VTensor) -> list[Value]:
-        """The outputs of parts on this device that a view is made of, each summand of it once."""
+        """The results of parts on this device that form a view, each summand of it once."""
         op = self._made.plan.graph.producer[view.tensor]
         position = op.outputs.index(view.tensor)
         found: dict[VTensor, Value] = {}
@@ -96,7 +96,7 @@ class Values:
         return list(found.values())
 
     def edge_source(self, edge: Edge) -> list[Value]:
-        """What this device feeds an edge from."""
+        """The values that this device writes to an edge."""
         if edge.parent is not None:
             return [self.of_edge(edge.parent)]
         view = VTensor(edge.tensor, edge.src.shards[self._device].box, ())
@@ -104,7 +104,7 @@ class Values:
 
 
 def combined(box: rv.Box, sources: Sequence[Value]) -> Expression:
-    """The sum, in ``box``, of values that each hold some of it."""
+    """The sum, in ``box``, of values that each hold a part of it."""
     names = tuple(value.name for value in sources)
     if len(sources) == 1:
         return Expression(names[0] + index_text(box, sources[0].box), names)

@@ -1,4 +1,4 @@
-"""Cost: what the choices of a plan take in time and memory, one by one and without a plan."""
+"""Cost: time and memory of single choices of a plan, computed without a plan."""
 
 from superscaler_core.cost.cost_model import CostModel
 from superscaler_core.cost.memory_cost import MemoryCost, peak_bytes, recomputed

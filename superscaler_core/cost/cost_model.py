@@ -1,8 +1,8 @@
-"""CostModel: what the choices of a plan cost, one by one, before there is a plan.
+"""CostModel: the costs of single choices of a plan, before a plan exists.
 
-A step's time is nearly a sum: of every op by how it is split, of every edge by how its two ends
-are, and of every parameter once a step. The simulator reads the same formulas for ops
-(``OpTimes``) and for communication (``Wires``), so on chains the sums are what it finds.
+A step's time is nearly a sum of independent terms: one per op (by its split), one per edge (by the
+splits at its two ends), and one per parameter and step. The simulator uses the same formulas for
+ops (``OpTimes``) and communication (``Wires``), so on chains the sums agree with it.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ from superscaler_core.program.weights import shared
 
 @dataclass(frozen=True, eq=False)
 class CostModel:
-    """Prices of the choices for a model on a topology of equal devices.
+    """Costs of the choices for a model on a topology of equal devices.
 
     Its methods are pure functions with bounded caches; none needs a plan. Splits of ops are
-    ``OpSplit`` values, which know no op: layers that are alike share them, and their prices.
+    ``OpSplit`` values that do not refer to an op, so equal layers share splits and costs.
 
-    Laws (tests/superscaler_core/cost): on chains whose devices have equal parts, the sums are what
-    ``simulate`` finds for a plan with the same choices, as ``stage_cost`` says. They are not where
+    Laws (tests/superscaler_core/cost): on chains whose devices have equal parts, the sums agree
+    with ``simulate`` for a plan with the same choices (see ``stage_cost``). They differ where
 
-    - devices have unequal parts: an op costs what its slowest device takes, and devices that are
-      ahead in one op and behind in the next only wait for each other where they communicate;
-    - readers of one partial sum have different splits: a plan sums it once and passes it on, here
-      every reader pays for the sum;
-    - calls meet on a link that hosts share: here each has it alone;
-    - weights move in several buckets (``Overlap.bucket_bytes``): here a stage's move in one call.
+    - devices have unequal parts: here an op costs as much as on its slowest device, but in a step,
+      a device that is ahead in one op may be behind in the next, and devices wait for each other
+      only where they communicate;
+    - readers of one partial sum have different splits: a plan sums it once and forwards the sum,
+      here every reader pays for a sum;
+    - calls share a link between hosts: here each call has the link alone;
+    - weights move in several buckets (``Overlap.bucket_bytes``): here a stage's weights are one
+    call.
 
     >>> import superscaler_core as ss
     >>> from superscaler_core.cost import PROFILES
@@ -68,12 +70,12 @@ class CostModel:
     5.04 us
 
     Attributes:
-        graph: the model, one microbatch.
-        profile: of every device.
-        topology: that holds the devices of all splits.
-        communication: how tensors move, as of ``simulate``.
+        graph: the model, for one microbatch.
+        profile: the profile of every device.
+        topology: a topology with the devices of all splits.
+        communication: how tensors move, as in ``simulate``.
         optimizer: one of ``memory.STATES``.
-        master_dtype: of stored parameters; the model's if None.
+        master_dtype: dtype of stored parameters; the model's if None.
     """
 
     graph: Graph
@@ -85,12 +87,12 @@ class CostModel:
 
     @cached_property
     def times(self) -> OpTimes:
-        """Of ops."""
+        """The times of ops."""
         return OpTimes(self.profile)
 
     @cached_property
     def wires(self) -> Wires:
-        """Of communication."""
+        """The costs of communication."""
         return Wires(self.topology)
 
     @cached_property
@@ -102,12 +104,12 @@ class CostModel:
     # --- ops ------------------------------------------------------------------------------------
 
     def op_cost(self, op: Op, split: OpSplit) -> OpCost:
-        """What an op takes that is split so.
+        """The time of an op with this split.
 
-        Source: the roofline, or measured times, as of ``op_time``.
+        Source: the roofline, or measured times (see ``op_time``).
 
         Raises:
-            PlanError: the profile says nothing of a dtype.
+            PlanError: the profile has no speed for a dtype.
         """
         return self._op_costs(op.form, split)
 
@@ -139,19 +141,19 @@ class CostModel:
         *,
         reader: tuple[Op, int] | None = None,
     ) -> EdgeCost:
-        """What an activation takes from the op that writes it to one that reads it.
+        """The time of moving an activation from the op that writes it to an op that reads it.
 
         Args:
-            tensor: what one op writes.
-            from_split: of that op.
-            to_split: of the op that reads it.
-            reader: that op and which of its inputs the tensor is; the first reader if None. Readers
-                of one split that read the same boxes share one edge: count it once.
+            tensor: the activation.
+            from_split: split of the op that writes it.
+            to_split: split of the op that reads it.
+            reader: that op, and the position of the input; the first reader if None. Readers with
+                the same split that read the same boxes share one edge; count it once.
 
-        Source: the rvdcomm plans of the transfers that a program makes between such ends.
+        Source: the rvdcomm plans of the transfers between these ends, as in a program.
 
         Raises:
-            PlanError: no op writes or reads the tensor, or the parts hold sums that do not make a
+            PlanError: no op writes or reads the tensor, or the partial sums do not add up to a
                 value.
         """
         writer = self.graph.producer.get(tensor)
@@ -176,16 +178,16 @@ class CostModel:
         reader: tuple[Op, int] | None = None,
         shares: Mapping[Device, int] | None = None,
     ) -> SyncCost:
-        """What a parameter takes once a step: fetch, reduction of its gradient, update.
+        """The time of a parameter once per step: fetch, reduction of its gradient, update.
 
         Args:
-            parameter: of the graph.
-            split: of the op that reads it.
-            storage: of the op that updates it (``plan.update``); every device stores what it reads
-                if None.
-            reader: that op and which of its inputs the parameter is; the first reader if None.
-            shares: of an op that reads weights alone, which share of the gradient each device
-                gives back (``program.edges.shares_of``).
+            parameter: a parameter of the graph.
+            split: split of the op that reads it.
+            storage: split of the op that updates it (``plan.update``); if None, every device stores
+                what it reads.
+            reader: that op, and the position of the input; the first reader if None.
+            shares: for an op that reads only weights, the share of the gradient that each device
+                computes (``program.edges.shares_of``).
 
         Raises:
             PlanError: no op reads the parameter.
@@ -212,17 +214,17 @@ class CostModel:
         *,
         storage: Mapping[PTensor, OpSplit] | None = None,
     ) -> MemoryCost:
-        """What an op takes of the device on which it takes most.
+        """The memory of an op on the device where it is largest.
 
-        Of an op whose inputs alone are kept, or nothing, the backward computes it again; of a group
-        of several that is recomputed as one ask ``recomputed``.
+        If only the op's inputs are kept, or nothing, the backward recomputes it. For a group of ops
+        that is recomputed as one, use ``recomputed``.
 
         Args:
-            op: one of the graph.
-            split: of it.
-            keep: what is there from its forward to its backward.
-            storage: as of ``sync_cost``, by parameter; those that are missing are stored where they
-                are read.
+            op: an op of the graph.
+            split: its split.
+            keep: what is kept from its forward to its backward.
+            storage: as in ``sync_cost``, by parameter; a missing parameter is stored where it is
+                read.
 
         Source: the part alone, run without data (``op_memory``).
         """
@@ -244,23 +246,24 @@ class CostModel:
         keep: Kept = Kept.SAVED,
         storage: Mapping[PTensor, OpSplit] | None = None,
     ) -> StageCost:
-        """What ops take that follow each other on the same devices.
+        """The cost of consecutive ops on the same devices.
 
-        The sum of what they cost one by one, with what only their neighbourhood shows: a bias that
-        its product adds in the same call takes no time forward; readers that want the same share
-        one edge; replicas of an op that reads weights alone give back shares of its gradient; every
-        call of communication ends a segment.
+        It is the sum of their single costs, corrected for effects between neighbours: a bias that
+        its product adds in the same call takes no time in the forward; readers of the same shards
+        share one edge; replicas of an op that reads only weights compute shares of its gradient;
+        every call of communication ends a segment.
 
-        Law (tests/superscaler_core/cost/test_cost_model.py): ``step_secs`` of all ops of a model is
-        what ``simulate`` finds for a plan of one stage with these splits, relative 1e-9, but for
-        what is said at ``CostModel`` and for the loss's way to all devices (``loss_secs``).
+        Law (tests/superscaler_core/cost/test_cost_model.py): ``step_secs`` of all ops of a model
+        agrees with ``simulate`` for a plan of one stage with these splits, to a relative 1e-9,
+        except for the cases listed at ``CostModel`` and for moving the loss to all devices
+        (``loss_secs``).
 
         Args:
             ops: in the graph's order.
-            devices: in the places of those of the splits, ascending.
-            splits: of every op.
-            keep: as of ``memory_cost``.
-            storage: as of ``memory_cost``.
+            devices: the devices that replace those of the splits, in ascending order.
+            splits: the split of every op.
+            keep: as in ``memory_cost``.
+            storage: as in ``memory_cost``.
         """
         mine = {op: splits[op].on(devices) for op in ops}
         near = Neighbours(self.graph, mine)
@@ -305,7 +308,7 @@ class CostModel:
         )
 
     def loss_secs(self, split: OpSplit) -> float:
-        """Of the loss on its way to all devices, once a step; by the split of the op it is of."""
+        """Time of moving the loss to all devices, once per step, given the split of its op."""
         loss = self.graph.loss
         src = sides_of(self.graph.producer[loss].form, split).outputs[0]
         dst = Side.everyone(split.devices, loss.shape)

@@ -1,4 +1,4 @@
-"""Memory cost: what a choice takes of a device, and what choices take together."""
+"""Memory cost: the memory of one choice on a device, and of several choices together."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from superscaler_core.graph.tensor import PTensor
 
 @dataclass(frozen=True, slots=True)
 class MemoryCost:
-    """Bytes of an op on the device on which it takes most.
+    """Bytes of an op, on the device where it takes the most.
 
     Attributes:
-        weights_bytes: of its parameters as they are stored, and of copies of another dtype.
-        grads_bytes: of their gradients.
-        states_bytes: of the optimizer's numbers.
-        kept_bytes: from its forward to its backward, in every microbatch that is between the two.
-        input_bytes: of the activations that it reads.
-        forward_bytes: the most in its forward, what it keeps included.
-        backward_bytes: the most in its backward, with what it kept.
-        first_backward_bytes: the same where gradients of its weights come to be.
-        saved: the operands that are in ``kept_bytes``: inputs, then outputs, by number, and bytes.
-        views: for every output the input whose memory it shares, by number, or None.
+        weights_bytes: its stored parameters, and copies of another dtype.
+        grads_bytes: gradients of its parameters.
+        states_bytes: optimizer states of its parameters.
+        kept_bytes: bytes kept from forward to backward, for each microbatch between the two.
+        input_bytes: the activations that it reads.
+        forward_bytes: the peak in its forward, including what it keeps.
+        backward_bytes: the peak in its backward, including what it kept.
+        first_backward_bytes: the same if the backward allocates the gradients of its weights.
+        saved: the operands in ``kept_bytes``, with their bytes: inputs, then outputs, by number.
+        views: for every output the number of the input whose memory it shares, or None.
     """
 
     weights_bytes: int
@@ -40,16 +40,16 @@ class MemoryCost:
 
     @property
     def resting_bytes(self) -> int:
-        """What is there all the time: weights and states."""
+        """Memory that exists all the time: weights and optimizer states."""
         return self.weights_bytes + self.states_bytes
 
 
 def counted_once(ops: Sequence[Op], costs: Sequence[MemoryCost]) -> tuple[MemoryCost, ...]:
-    """The same costs, where a tensor that several ops save is kept by the first of them.
+    """The same costs, where a tensor that several ops save counts only for the first of them.
 
     Args:
         ops: in the order of the forward.
-        costs: of each.
+        costs: the cost of each op.
     """
     made: dict[PTensor, PTensor] = {}
     kept: set[PTensor] = set()
@@ -70,16 +70,16 @@ def counted_once(ops: Sequence[Op], costs: Sequence[MemoryCost]) -> tuple[Memory
 
 
 _WITH_SAVED = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
-"""Attributes of a cost that count what is saved."""
+"""Attributes of a cost that include saved tensors."""
 
 
 def recomputed(group: Sequence[MemoryCost]) -> MemoryCost:
-    """What a group of ops takes of which only what enters it is kept.
+    """The cost of a group of ops that keeps only its inputs.
 
-    Its backward computes all of it again, and holds what its ops save then.
+    Its backward recomputes the group, and then holds what the ops save.
 
     Args:
-        group: costs of ops that follow each other, each with ``Kept.SAVED``.
+        group: costs of consecutive ops, each with ``Kept.SAVED``.
     """
     kept = group[0].input_bytes
     later = peak_bytes(group, microbatches=2) - sum(each.grads_bytes for each in group)
@@ -89,7 +89,7 @@ def recomputed(group: Sequence[MemoryCost]) -> MemoryCost:
         sum(each.states_bytes for each in group),
         kept,
         kept,
-        # What enters stays until the group has run; nothing else does.
+        # The group's inputs stay until it has run; nothing else does.
         max([group[0].forward_bytes, *(kept + each.forward_bytes for each in group[1:])]),
         later,
         peak_bytes(group),
@@ -97,26 +97,25 @@ def recomputed(group: Sequence[MemoryCost]) -> MemoryCost:
 
 
 def peak_bytes(chain: Sequence[MemoryCost], *, microbatches: int = 1, in_flight: int = 1) -> int:
-    """The most that activations and gradients of a chain of ops take at one time of a step.
+    """The peak of activations and gradients of a chain of ops in a step.
 
-    Of the ops before the one that runs there is what they keep; of those behind it, in the first
-    backward, the gradients of their weights; in later ones all gradients are there.
+    When an op runs, the ops before it hold what they keep. In the first backward, the ops after it
+    hold the gradients of their weights; in later backwards all gradients exist.
 
-    Law (tests/superscaler_core/cost/test_memory_cost.py): for a chain that no communication cuts,
-    this is what ``compile(...).memory`` finds, to the byte. It is not where
+    Law (tests/superscaler_core/cost/test_memory_cost.py): for a chain without communication, this
+    equals the result of ``compile(...).memory``, to the byte. It differs where
 
-    - an op saves a tensor that another saves too: it counts twice, unless ``counted_once`` was
-      told who reads what;
-    - tensors skip ops, as around a residual: they stay longer than the ops that read them run;
-    - a bias is added in the call of its product: its gradient waits with that of the weight, and
-      the product's result is no tensor of its own;
-    - communication cuts the chain in segments: the gradient that enters one stays until its end,
-      and what moves takes memory of its own.
+    - two ops save the same tensor: it counts twice, unless ``counted_once`` was applied;
+    - a tensor skips ops, as around a residual: it lives longer than the ops that read it run;
+    - a product adds a bias in its call: the bias gradient waits with that of the weight, and the
+      product's result is not a tensor of its own;
+    - communication cuts the chain into segments: the gradient that enters a segment lives until
+      its end, and communication takes memory of its own.
 
     Args:
         chain: costs in the order of the forward.
-        microbatches: of a step.
-        in_flight: of them, those between forward and backward at one time.
+        microbatches: microbatches in a step.
+        in_flight: microbatches between forward and backward at a time.
     """
     before = [0, *accumulate(each.kept_bytes for each in chain)]
     behind = [0, *accumulate(each.grads_bytes for each in reversed(chain))][::-1]
@@ -131,5 +130,5 @@ def peak_bytes(chain: Sequence[MemoryCost], *, microbatches: int = 1, in_flight:
         before[i] + behind[0] + max(each.forward_bytes, each.backward_bytes)
         for i, each in enumerate(chain)
     )
-    # Behind the first backward there is a microbatch less, if no other was begun since.
+    # After the first backward one microbatch fewer is in flight, unless another one has started.
     return max(first, later + (min(in_flight, microbatches - 1) - 1) * before[-1])

@@ -1,4 +1,4 @@
-"""Neighbours: what only shows of ops and their splits where they follow each other."""
+"""Neighbours: effects between consecutive ops that single costs do not include."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class Neighbours:
     """Ops of a graph that run on the same devices.
 
     Attributes:
-        graph: of the ops.
-        splits: of every op.
+        graph: the graph of the ops.
+        splits: the split of every op.
     """
 
     graph: Graph
     splits: Mapping[Op, OpSplit]
 
     def ways(self, op: Op) -> Iterable[tuple[Side, Side, PTensor]]:
-        """The ends of all that leaves an op for others: readers that want the same share one."""
+        """The ends of all values that leave an op; readers of the same shards share one end."""
         for number, tensor in enumerate(op.outputs):
             src = sides_of(op.form, self.splits[op]).outputs[number]
             for dst in self._ends(tensor):
                 yield src, dst, tensor
 
     def shares(self, op: Op) -> Mapping[Device, int] | None:
-        """Which share of its gradient each replica gives back; None where each gives back all."""
+        """The share of its gradient that each replica computes; None if each computes all of it."""
         if not reads_weights_alone(op):
             return None
         readers = self.graph.readers.get(op.outputs[0], ())

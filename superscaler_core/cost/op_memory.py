@@ -1,7 +1,7 @@
-"""Op memory: what one part of an op keeps and takes, found by running it alone without data.
+"""Op memory: the memory of one part of an op, measured by running it alone without data.
 
-As the dry run of a stage does, the part is run on torch's meta device, forward and backward, so
-what autograd keeps of it is what autograd keeps.
+As in the dry run of a stage, the part runs on torch's meta device, forward and backward, so
+autograd itself determines what is kept.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from superscaler_core.run.swap import emptied
 
 
 class Kept(Enum):
-    """What of an op is kept from its forward to its backward."""
+    """What an op keeps from its forward to its backward."""
 
     SAVED = "saved"
-    """What autograd saves."""
+    """Keep what autograd saves."""
     INPUTS = "inputs"
-    """What it reads, as the first op of a group that is recomputed."""
+    """Keep only its inputs, as the first op of a recomputed group."""
     NOTHING = "nothing"
-    """Nothing, as all other ops of such a group."""
+    """Keep nothing, as the other ops of such a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,16 @@ class OpMemory:
     """Bytes of one part of an op on its device, in one microbatch.
 
     Attributes:
-        saved_bytes: what autograd keeps of it: inputs and results that it saves, and what it makes
-            for its backward alone, such as masks.
-        input_bytes: of the activations that it reads.
-        forward_bytes: the most in its forward, what it reads and makes included.
-        backward_bytes: the most in its backward, with what was saved and the gradients of its
-            results; gradients of weights until they are added to those that are there.
-        first_backward_bytes: the same where none are there: those of its weights come to be.
-        saved: the operands whose memory is in ``saved_bytes``: inputs, then outputs, by number, and
-            their bytes.
-        views: for every output the input whose memory it shares, by number; None if it has its own.
+        saved_bytes: what autograd keeps: saved inputs and results, and tensors that exist only
+            for the backward, such as masks.
+        input_bytes: the activations that it reads.
+        forward_bytes: the peak in its forward, including its inputs and results.
+        backward_bytes: the peak in its backward, including saved tensors, the gradients of its
+            results, and gradients of weights until they are accumulated.
+        first_backward_bytes: the same if the backward allocates the accumulated gradients.
+        saved: the operands in ``saved_bytes``, with their bytes: inputs, then outputs, by number.
+        views: for every output the number of the input whose memory it shares; None if it shares
+            none.
     """
 
     saved_bytes: int
@@ -64,13 +64,13 @@ class OpMemory:
 
 
 def op_memory(part: Part) -> OpMemory:
-    """What a part keeps and takes; parts of one form are run once."""
+    """The memory of a part; parts of the same form are run once."""
     return _measured(_PartOfForm(part))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _PartOfForm:
-    """A part that stands for all of its form."""
+    """A part, compared by its form, as the key of a cache."""
 
     part: Part
 
@@ -89,7 +89,7 @@ def _measured(of: _PartOfForm) -> OpMemory:
     input_bytes = meter.now_bytes
     with torch.enable_grad(), FusedAttention(), meter:
         meter.step("forward")
-        # As the tape does: autograd keeps what it needs of a view, and the leaf is emptied.
+        # As on the tape: autograd saves what it needs of a view, and the leaf's memory is freed.
         given = [x.view_as(x) if x.requires_grad and _is_in(x, mine) else x for x in operands]
         outputs = run_part(part, given)
         meter.step(None)
@@ -123,7 +123,7 @@ def _viewed(out: Tensor, operands: Sequence[Tensor]) -> int | None:
 
 
 def _alive(meter: Meter, memory: Sequence[ref[Any]]) -> tuple[tuple[int, int], ...]:
-    """Which of these pieces of memory autograd keeps, each once, and what is counted of them."""
+    """The pieces of memory that autograd keeps, each once, with their counted bytes."""
     found: dict[int, tuple[int, int]] = {}
     for number, one in enumerate(memory):
         storage = one()
@@ -137,7 +137,7 @@ def _is_in(x: Tensor, tensors: Sequence[Tensor]) -> bool:
 
 
 def _operand(meter: Meter, part: Part, position: int) -> Tensor:
-    """An input of a part, without data; weights and the caller's batch are counted elsewhere."""
+    """An input of a part, without data; weights and the batch are counted elsewhere."""
     view, of = part.inputs[position], part.op.inputs[position]
     made = torch.empty(view.box.shape, dtype=getattr(torch, of.dtype), device="meta")
     if of.requires_grad:
@@ -153,6 +153,6 @@ def _operand(meter: Meter, part: Part, position: int) -> Tensor:
 
 
 def _add_grad(meter: Meter, name: str, weight: Tensor) -> None:
-    """A gradient of a weight is added to what is there."""
+    """Accumulate a gradient of a weight."""
     meter.staying[name] = weight.numel() * weight.element_size()
     weight.grad = None

@@ -1,4 +1,4 @@
-"""Op time: what a part of an op takes forward and backward, by a table or by the roofline.
+"""Op time: the time of a part of an op forward and backward, from a table or by the roofline.
 
 Roofline (Williams, Waterman, Patterson 2009): an op takes as long as its operations or its memory
 traffic, whichever is longer. Operands are read and results written once.
@@ -17,23 +17,23 @@ from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 
 BACKWARD_FLOPS = {"attention": 2.5}
-"""Operations of the backward over those of the forward, where it is not the number of gradients.
+"""Operations of the backward divided by those of the forward; by default the number of gradients.
 
-Attention: five products where the forward has two (FlashAttention, Dao et al. 2022, recomputes the
-scores).
+Attention has five products where the forward has two (FlashAttention, Dao et al. 2022, recomputes
+the scores).
 """
 
 LOOK_UPS = frozenset({"embedding"})
-"""Kinds of ops that read only those rows of a parameter that they return."""
+"""Kinds of ops that read only the rows of a parameter that they return."""
 
 ACCUMULATE = 3
-"""Times that a weight's gradient is read or written to add it to what is there."""
+"""Number of reads and writes of a weight's gradient when it is accumulated."""
 
 
 def signature(part: Part) -> str:
-    """What decides a part's time: its code, the shapes and dtypes, and whose gradients it gives.
+    """A text of everything that decides a part's time: code, shapes, dtypes, needed gradients.
 
-    Where its iterations begin does not matter.
+    Positions of its iterations do not matter.
     """
     return _signature(part.form)
 
@@ -48,14 +48,14 @@ def _signature(form: PartForm) -> str:
 
 
 class _View(NamedTuple):
-    """What a part reads or writes of a tensor."""
+    """The box that a part reads or writes of a tensor."""
 
     of: TensorForm
     box: rv.Box
 
     @property
     def num_bytes(self) -> int:
-        """Of it."""
+        """Its bytes."""
         return self.box.num_elements * ITEM_BYTES[self.of.dtype]
 
 
@@ -82,7 +82,7 @@ def forward_bytes(form: PartForm) -> int:
 
 
 def backward_bytes(form: PartForm) -> int:
-    """Memory traffic of the backward: what was saved, and gradients."""
+    """Memory traffic of the backward: saved tensors and gradients."""
     inputs, outputs = _inputs(form), _outputs(form)
     operands, kind = (*inputs, *outputs), form.op.kind
     saved = sum(
@@ -98,7 +98,7 @@ def backward_bytes(form: PartForm) -> int:
 
 
 def backward_flops(form: PartForm) -> float:
-    """Operations of the backward: for every gradient that is wanted as many as the forward's."""
+    """Operations of the backward: for each needed gradient as many as in the forward."""
     wanted = sum(of.requires_grad for of in form.op.inputs)
     return forward_flops(form) * BACKWARD_FLOPS.get(form.op.kind, min(2, wanted))
 
@@ -109,10 +109,10 @@ def forward_flops(form: PartForm) -> float:
 
 
 class OpTimes:
-    """Times of parts on a device; parts of one form are looked up once.
+    """Times of parts on a device; each form of a part is looked up once.
 
     Args:
-        profile: of the device.
+        profile: profile of the device.
     """
 
     def __init__(self, profile: DeviceProfile) -> None:
@@ -121,24 +121,25 @@ class OpTimes:
         """Seconds of the forward and of the backward of a part, by its form."""
 
     def forward_secs(self, part: Part) -> float:
-        """Of the forward."""
+        """Seconds of the forward."""
         return self.of(part.form)[0]
 
     def backward_secs(self, part: Part) -> float:
-        """Of the backward, without a recomputation."""
+        """Seconds of the backward, without recomputation."""
         return self.of(part.form)[1]
 
     def sum_secs(self, num_bytes: int) -> float:
-        """Of adding a weight's gradient of so many bytes to one that is there."""
+        """Seconds of accumulating a weight's gradient of this size."""
         return ACCUMULATE * num_bytes / self.profile.reached_bytes_per_sec
 
     def update_secs(self, num_states: int, here_bytes: int, hosted_bytes: int = 0) -> float:
-        """Of the optimizer's one fused pass: it reads gradients, and writes weights and states.
+        """Seconds of the optimizer's one fused pass: it reads gradients, and writes weights and
+        states.
 
         Args:
-            num_states: numbers that it keeps for an element.
-            here_bytes: of the weights that are stored on the device.
-            hosted_bytes: of those on its host.
+            num_states: optimizer states per element.
+            here_bytes: bytes of the weights that are stored on the device.
+            hosted_bytes: bytes of the weights that are stored on its host.
         """
         passes = 3 + 2 * num_states
         here_secs = passes * here_bytes / self.profile.reached_bytes_per_sec
@@ -158,7 +159,7 @@ class OpTimes:
 
     def _roofline(self, form: PartForm, flops: float, num_bytes: int) -> float:
         dtype = form.op.outputs[0].dtype
-        # Comparisons and counts compute nothing to speak of.
+        # Comparisons and counts have no significant arithmetic.
         computes = flops > 0 and dtype.startswith(("float", "bfloat"))
         flops_secs = flops / self.profile.flops_of(dtype, form.op.kind) if computes else 0.0
         bytes_secs = num_bytes / self.profile.reached_bytes_per_sec

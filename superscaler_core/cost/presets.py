@@ -1,9 +1,9 @@
-"""Presets: devices that people have, by the vendors' figures.
+"""Presets: common devices, with the vendors' figures.
 
-Peaks are dense, one device; to the host is one direction of its PCIe link as the vendor says it;
-the host's memory is that of NVIDIA's server of eight, an eighth of it. Efficiencies are
-assumptions, the same for all: a tuned transformer reaches about half of the matrix peak in its
-products, and a streaming kernel about 0.8 of the memory's.
+Peaks are dense, for one device. The host link is one direction of its PCIe link, as the vendor
+states it; the host memory bandwidth is an eighth of that of NVIDIA's server with eight devices.
+Efficiencies are assumptions, the same for all devices: a tuned transformer reaches about half of
+the matrix peak in its products, and a streaming kernel about 0.8 of the memory's.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.errors import PlanError
 
 EFFICIENCY = {"products": 0.5, "attention": 0.4, "bytes": 0.8}
-"""Assumed; change it by ``dataclasses.replace(profile, efficiency={...})``."""
+"""Assumed; change them by ``dataclasses.replace(profile, efficiency={...})``."""
 
 LAUNCH_SECS = 5e-6
-"""Of one kernel from a stream that is kept full: a typical figure, not a vendor's."""
+"""Launch time of one kernel in a full stream: a typical figure, not a vendor's."""
 
 
 def _gpu(
@@ -59,10 +59,10 @@ PROFILES = {
 
 
 def profile_of(name: str) -> DeviceProfile:
-    """A preset.
+    """The preset of this name.
 
     Raises:
-        PlanError: there is none of that name.
+        PlanError: there is no preset of that name.
     """
     if name not in PROFILES:
         raise PlanError(f"there is no profile {name!r}; there are {', '.join(PROFILES)}.")

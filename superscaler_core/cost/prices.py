@@ -1,4 +1,4 @@
-"""Prices: what ops, edges, parameters and stages take in time."""
+"""Prices: the times of ops, edges, parameters and stages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from superscaler_core.cost.wire import CallSecs
 from superscaler_core.plan import Device
 
 MAX_PRICES = 1 << 18
-"""Answers of each kind that are remembered. Ops of a form share them, and so do edges: of a GPT
-with a hundred ways to split every op, all pairs of neighbours are some 100,000."""
+"""Bound on cached results of each kind. Equal ops and edges share them: a GPT with a hundred ways
+to split every op has some 100,000 pairs of neighbouring splits."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """What an op takes on the device that it keeps busy longest, in seconds a microbatch.
+    """The time of an op on its slowest device, in seconds per microbatch.
 
     Attributes:
-        forward_secs: of the forward.
-        backward_secs: of the backward, without a recomputation.
-        accumulate_secs: of adding its weights' gradients to those of the microbatches before; in
-            every backward but the first of a step.
+        forward_secs: time of the forward.
+        backward_secs: time of the backward, without recomputation.
+        accumulate_secs: time of adding its weights' gradients to those of earlier microbatches; in
+            every backward except the first of a step.
     """
 
     forward_secs: float
@@ -32,12 +32,12 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class EdgeCost:
-    """What the way of a tensor to a reader takes, in seconds a microbatch.
+    """The time of moving a tensor to a reader, in seconds per microbatch.
 
     Attributes:
-        forward_secs: of the value; 0 if every device has what it reads.
-        backward_secs: of the gradient.
-        num_calls: calls of communication of both, each of which ends a segment.
+        forward_secs: time of the value; 0 if every device has what it reads.
+        backward_secs: time of the gradient.
+        num_calls: number of communication calls of both; each of them ends a segment.
     """
 
     forward_secs: float
@@ -47,12 +47,12 @@ class EdgeCost:
 
 @dataclass(frozen=True, slots=True)
 class SyncCost:
-    """What a parameter takes once a step.
+    """The time of a parameter once per step.
 
     Attributes:
-        fetch: calls that bring it from where it is stored to where it is read.
-        reduce: calls that bring its gradient back.
-        update_secs: of the optimizer, on the device that stores most of it.
+        fetch: calls that move it from storage to its readers.
+        reduce: calls that move its gradient back.
+        update_secs: time of the optimizer, on the device that stores most of it.
     """
 
     fetch: tuple[CallSecs, ...]
@@ -61,21 +61,21 @@ class SyncCost:
 
     @property
     def secs(self) -> float:
-        """Of this parameter alone; of several, ``together`` lets calls share their latency."""
+        """Seconds for this parameter alone; ``together`` merges calls of several parameters."""
         calls = sum(call.secs for call in (*self.fetch, *self.reduce))
         return calls + self.update_secs
 
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What ops that follow each other take together.
+    """The cost of consecutive ops.
 
     Attributes:
-        forward_secs, backward_secs: of a microbatch: of ops, and of what moves between them.
-        accumulate_secs: in every backward but the first of a step.
-        fetch, reduce: calls once a step, of all parameters.
-        update_secs: of the optimizer.
-        memory: of the ops, in order.
+        forward_secs, backward_secs: time per microbatch of ops and of moves between them.
+        accumulate_secs: additional time in every backward except the first of a step.
+        fetch, reduce: calls once per step, of all parameters.
+        update_secs: time of the optimizer.
+        memory: the memory costs of the ops, in order.
     """
 
     forward_secs: float
@@ -90,28 +90,28 @@ class StageCost:
         """Seconds of a step of one stage.
 
         Args:
-            microbatches: of the step.
-            call_secs: as of ``together``.
+            microbatches: microbatches in the step.
+            call_secs: as in ``together``.
         """
         secs = microbatches * (self.forward_secs + self.backward_secs)
         secs += (microbatches - 1) * self.accumulate_secs + self.update_secs
         return secs + together(self.fetch, call_secs) + together(self.reduce, call_secs)
 
     def device_bytes(self, *, microbatches: int = 1, in_flight: int = 1) -> int:
-        """The most on a device, as of ``peak_bytes``, with weights and states."""
+        """The peak on a device, as in ``peak_bytes``, including weights and optimizer states."""
         resting = sum(each.resting_bytes for each in self.memory)
         return resting + peak_bytes(self.memory, microbatches=microbatches, in_flight=in_flight)
 
 
 def together(calls: Iterable[CallSecs], call_secs: float = 0.0) -> float:
-    """Seconds of calls of which those of the same devices are made as one.
+    """Seconds of calls, where calls of the same devices are merged into one.
 
-    One call takes the longest latency of what it moves, and the bytes of all; calls of disjoint
-    devices run at one time.
+    A merged call takes the longest latency of its tensors, and the time of the bytes of all; calls
+    of disjoint devices run at the same time.
 
     Args:
-        calls: such as the ``reduce`` of many parameters.
-        call_secs: that a call takes besides (``DeviceProfile.move_secs``).
+        calls: for example the ``reduce`` of many parameters.
+        call_secs: additional time of each call (``DeviceProfile.move_secs``).
     """
     latency: dict[tuple[Device, ...], float] = {}
     moving: dict[tuple[Device, ...], float] = {}

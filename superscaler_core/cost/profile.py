@@ -1,4 +1,4 @@
-"""DeviceProfile: how fast a device computes and how much it holds; given, or measured here."""
+"""DeviceProfile: the speed and memory of a device, given or measured."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from superscaler_core.errors import PlanError
 from superscaler_core.units import bytes_text
 
 FILE_VERSION = 1
-"""Of the JSON that ``DeviceProfile.save`` writes."""
+"""Version of the JSON that ``DeviceProfile.save`` writes."""
 
 PRODUCTS, BYTES = "products", "bytes"
-"""Keys of ``efficiency``: of ops that it does not name, and of memory."""
+"""Keys of ``efficiency``: for ops without an entry of their own, and for memory."""
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What the simulator knows about one device; all devices of a plan are alike.
+    """The simulator's data about one device; all devices of a plan are equal.
 
     Laws (tests/superscaler_core/simulator/test_simulator_profile.py): ``load`` returns what
     ``save`` wrote; a device that is twice as fast in all respects takes half the time for every op.
 
     Attributes:
-        name: for people.
+        name: name for people.
         flops_per_sec: peak of matrix products, by dtype.
         bytes_per_sec: peak of its memory.
-        memory_bytes: that it has.
+        memory_bytes: size of its memory.
         host_bytes_per_sec: between its memory and the host's, one direction.
-        host_memory_bytes_per_sec: this device's share of what the host's memory reaches.
-        launch_secs: every op takes this besides its work.
+        host_memory_bytes_per_sec: this device's share of the host memory's bandwidth.
+        launch_secs: overhead of every op.
         efficiency: share of the peaks that is reached: ``"products"`` of flops, ``"bytes"`` of
             memory, and any op kind, such as ``"attention"``, of flops; an *assumption*. 1 if left
             out.
-        segment_secs: every call of a segment takes this besides its ops.
-        move_secs: every call that communicates takes this besides its plan's time.
+        segment_secs: overhead of every call of a segment.
+        move_secs: overhead of every communication call, in addition to its plan's time.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
             instead of all the above (``op_time.signature``).
         notes: where the figures come from.
@@ -76,10 +76,10 @@ class DeviceProfile:
             )
 
     def flops_of(self, dtype: str, kind: str) -> float:
-        """Operations a second that an op of a kind reaches.
+        """Operations per second that an op of a kind reaches.
 
         Raises:
-            PlanError: the profile says nothing of this dtype.
+            PlanError: the profile has no speed for this dtype.
         """
         if dtype not in self.flops_per_sec:
             raise PlanError(
@@ -91,12 +91,12 @@ class DeviceProfile:
 
     @property
     def reached_bytes_per_sec(self) -> float:
-        """Of memory, what is reached."""
+        """Memory bandwidth that is reached."""
         return self.bytes_per_sec * self.efficiency.get(BYTES, 1.0)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What a result rests on, a line each."""
+        """The assumptions behind a result, one per line."""
         peaks = ", ".join(f"{v / 1e12:.4g} {dtype}" for dtype, v in self.flops_per_sec.items())
         shares = ", ".join(f"{share:.3g} of {kind}" for kind, share in self.efficiency.items())
         lines = [
@@ -121,7 +121,7 @@ class DeviceProfile:
         """Write this profile as JSON, which ``load`` reads.
 
         Raises:
-            PlanError: a figure is infinite, which JSON cannot say.
+            PlanError: a figure is infinite, which JSON cannot represent.
             OSError: the file cannot be written.
         """
         try:
@@ -135,8 +135,8 @@ class DeviceProfile:
         """Read a profile that ``save`` wrote.
 
         Raises:
-            PlanError: the file is no profile.
-            OSError: it cannot be read.
+            PlanError: the file is not a profile.
+            OSError: the file cannot be read.
         """
         try:
             values = json.loads(Path(path).read_text())
@@ -148,7 +148,7 @@ class DeviceProfile:
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a profile from plain values, every one of which is checked."""
+    """The checked fields of a profile, from plain values."""
     known = {each.name for each in fields(DeviceProfile)}
     if set(values) - known:
         raise TypeError(f"it has the unknown entries {', '.join(sorted(set(values) - known))}")

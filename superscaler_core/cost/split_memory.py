@@ -1,4 +1,4 @@
-"""SplitMemory: what an op takes of the device on which it takes most, by how it is split."""
+"""SplitMemory: the memory of an op on the device where it takes the most, by its split."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from superscaler_core.program.side import Side, sides_of
 
 @dataclass(frozen=True, eq=False)
 class SplitMemory:
-    """Memory of ops; ops of equal forms share what is found.
+    """Memory of ops; ops of equal forms share results.
 
     Attributes:
-        updates: by name of a parameter the op that updates it.
+        updates: for each parameter, by name, the op that updates it.
         optimizer: one of ``memory.STATES``.
-        master_dtype: of stored parameters; the model's if None.
+        master_dtype: dtype of stored parameters; the model's if None.
     """
 
     updates: Mapping[str, Op]
@@ -35,13 +35,13 @@ class SplitMemory:
     def of(
         self, op: Op, split: OpSplit, keep: Kept, storage: tuple[OpSplit | None, ...]
     ) -> MemoryCost:
-        """Of one op.
+        """The memory cost of one op.
 
         Args:
             op: the op.
-            split: of it.
-            keep: what is there from its forward to its backward.
-            storage: of every parameter that it reads; None if it is stored where it is read.
+            split: its split.
+            keep: what is kept from its forward to its backward.
+            storage: the storage of every parameter that it reads; None if stored where it is read.
         """
         return self._costs(_OpOfForm(op), split, keep, storage)
 
@@ -69,7 +69,7 @@ class SplitMemory:
     def _on_device(
         self, parts: Sequence[Part], device: Device, storage: Sequence[OpSplit | None]
     ) -> MemoryCost:
-        """Of the parts of one op on one device, one after another."""
+        """The memory of one op's parts on one device, which run one after another."""
         op = parts[0].op
         ran = [op_memory(part) for part in parts]
         weights = grads = stored_bytes = 0
@@ -105,7 +105,7 @@ class SplitMemory:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _OpOfForm:
-    """An op that stands for all of its form."""
+    """An op, compared by its form, as the key of a cache."""
 
     op: Op
 
@@ -117,5 +117,5 @@ class _OpOfForm:
 
 
 def weights_of(form: OpForm) -> list[int]:
-    """Which inputs of an op are parameters."""
+    """The positions of an op's inputs that are parameters."""
     return [i for i, of in enumerate(form.inputs) if of.kind == PARAMETER]

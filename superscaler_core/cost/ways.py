@@ -1,4 +1,4 @@
-"""Ways: what tensors take from where they are written, or stored, to where they are read."""
+"""Ways: the time of moving tensors from where they are written or stored to where they are read."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from superscaler_core.program.transfer import Transfer, transfers
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """Prices of ways, by both ends; equal ones are found once.
+    """Times of moves, by both ends; equal moves are computed once.
 
     Attributes:
-        wires: of all devices.
+        wires: costs of communication on all devices.
         method: how tensors move.
-        move_secs: that a call takes besides.
-        update_secs: of the optimizer, by the bytes that a device stores.
-        master_dtype: of stored parameters; the model's if None.
+        move_secs: additional time of each call.
+        update_secs: time of the optimizer, by the bytes that a device stores.
+        master_dtype: dtype of stored parameters; the model's if None.
     """
 
     wires: Wires
@@ -35,7 +35,7 @@ class Ways:
     master_dtype: str | None
 
     def secs(self, legs: Iterable[Transfer]) -> float:
-        """Of calls one after another."""
+        """Seconds of calls one after another."""
         return sum(call.secs + self.move_secs for call in self._calls(legs))
 
     def _calls(self, legs: Iterable[Transfer]) -> tuple[CallSecs, ...]:
@@ -44,7 +44,7 @@ class Ways:
 
     @cached_property
     def edge(self) -> Callable[[OpForm, int, OpSplit, OpForm, int, OpSplit], EdgeCost]:
-        """Of a writer's output, by its form, number and split, to a reader's input, by the same."""
+        """The cost from a writer's output (form, number, split) to a reader's input (the same)."""
         return lru_cache(maxsize=MAX_PRICES)(self._edge)
 
     def _edge(
@@ -63,7 +63,7 @@ class Ways:
 
     @cached_property
     def between(self) -> Callable[[Side, Side, tuple[int, ...], str, bool], EdgeCost]:
-        """From one end to another, of a tensor's shape and dtype, and whether it has a gradient."""
+        """The cost from one end to another, given shape, dtype, and whether there is a gradient."""
         return lru_cache(maxsize=MAX_PRICES)(self._between)
 
     def _between(
@@ -78,7 +78,7 @@ class Ways:
 
     @cached_property
     def sync(self) -> Callable[[OpForm, Side, OpSplit | None], SyncCost]:
-        """Of a parameter, by what updates it, where it is read, and the split of its storage."""
+        """The cost of a parameter, given its update op, its readers' end, and its storage's split."""
         return lru_cache(maxsize=MAX_PRICES)(self._sync)
 
     def _sync(self, update: OpForm, side: Side, storage: OpSplit | None) -> SyncCost:

@@ -1,4 +1,4 @@
-"""Wire: what communication takes of the links of a topology, by rvdcomm's plans or point-to-point.
+"""Wire: the load of communication on the links of a topology, by rvdcomm's plans or by pulls.
 
 All times are whole picoseconds (*ticks*), so that sums are exact and equal runs have equal times.
 """
@@ -22,7 +22,7 @@ METHODS = ("rvd", "p2p")
 """How tensors move: by rvdcomm's plans, or every reader pulls what it needs from the writers."""
 
 MAX_WIRES = 1 << 16
-"""Transfers, and calls of several, whose price is remembered."""
+"""Bound on cached prices of transfers, and of calls that move several."""
 
 Port = tuple[int, int, str]
 """Level of the topology, group of that level, and "in" or "out"; or ``(HOST, device, "copy")``."""
@@ -33,7 +33,7 @@ HOST = -1
 HOST_NAME = "host memory"
 
 _Ends = tuple[rv.Layout, rv.Layout, str]
-"""From where to where, and the dtype."""
+"""The src and dst layouts, and the dtype."""
 
 Traffic = Mapping[tuple[Device, Device], int]
 """Bytes from device to device."""
@@ -50,11 +50,11 @@ class Wire:
 
     Attributes:
         devices: all that take part.
-        ticks: that it takes alone.
-        ports: time that it keeps each port busy, of devices (level 0) and of what they share.
-        level_bytes: bytes sent, by the farthest level whose ports they pass; last those to or from
-            the host's memory.
-        level: the farthest that has any; 0 if none move.
+        ticks: its duration without other traffic.
+        ports: time that it keeps each port busy, of devices (level 0) and of shared links.
+        level_bytes: bytes sent, by the highest level whose ports they pass; the last entry is
+            between devices and host memory.
+        level: the highest level with any bytes; 0 if nothing moves.
     """
 
     devices: tuple[Device, ...]
@@ -65,13 +65,13 @@ class Wire:
 
     @cached_property
     def shared(self) -> tuple[tuple[Port, int], ...]:
-        """Ports of which calls wait for each other; not those between devices of a host."""
+        """The ports at which calls wait for each other; not those between devices of a host."""
         return tuple((port, busy) for port, busy in self.ports if port[0] != 0)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What moves at one time: latency, then bytes through ports, of which the busiest counts."""
+    """Simultaneous moves: a latency, then bytes through ports, of which the busiest counts."""
 
     alpha_secs: float
     bytes_secs: float
@@ -81,12 +81,12 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class CallSecs:
-    """What one call of communication takes alone.
+    """The duration of one communication call without other traffic.
 
     Attributes:
         devices: all that take part.
-        latency_secs: of its rounds; tensors that one call moves pay it once.
-        bytes_secs: of the bytes through the busiest port, step by step.
+        latency_secs: latency of its rounds; tensors in one call share it.
+        bytes_secs: time of the bytes through the busiest port, step by step.
     """
 
     devices: tuple[Device, ...]
@@ -100,10 +100,10 @@ class CallSecs:
 
 
 class Wires:
-    """Prices transfers; equal ones once.
+    """Prices of transfers, each computed once.
 
     Args:
-        topology: that holds all devices.
+        topology: a topology with all devices.
     """
 
     def __init__(self, topology: rv.Topology) -> None:
@@ -113,7 +113,7 @@ class Wires:
 
     @property
     def level_names(self) -> tuple[str, ...]:
-        """Of the levels, innermost first, and of the host's memory."""
+        """Names of the levels, innermost first, and of the host memory."""
         return (*(level.name for level in self._topology.levels), HOST_NAME)
 
     def copy(self, device: Device, num_bytes: int, bytes_per_sec: float) -> Wire:
@@ -124,17 +124,17 @@ class Wires:
         return Wire((device,), busy, ports, (*levels, num_bytes), len(levels))
 
     def of(self, legs: Iterable[Transfer], method: str) -> Wire:
-        """Transfers of equal devices that one call moves; their rounds are paid once.
+        """One call that moves several transfers of the same devices; their latency is paid once.
 
         Args:
-            legs: that move something.
+            legs: transfers that move something.
             method: one of ``METHODS``.
         """
         counts = Counter((leg.src, leg.dst, leg.dtype) for leg in legs)
         return self._made(tuple(sorted(counts.items())), method)
 
     def secs(self, leg: Transfer, method: str) -> CallSecs:
-        """What one transfer takes alone: ``of`` sums such, with the longest latency of all."""
+        """The duration of one transfer alone; ``of`` sums these with the longest latency of all."""
         ends = leg.src, leg.dst, leg.dtype
         steps = self._steps_of(ends, method)
         return CallSecs(
@@ -188,7 +188,7 @@ class Wires:
         return [self._step(moved, max(mine.values(), default=0)) for moved, mine in pairs]
 
     def _modelled(self, plan: rv.Plan) -> list[_Step]:
-        """Of many ranks, of which no program is made: all hosts send and receive as much."""
+        """Steps for a plan of many ranks without a program: all hosts send and receive equally."""
         topology, found = self._topology, []
         hosts = sorted(
             {topology.homes[1][r] for r in plan.path.ranks} if topology.homes[1:] else ()
@@ -225,7 +225,8 @@ class Wires:
     def _pulled(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
         """SuperScaler's baseline: a message for every part that a reader needs, from one writer.
 
-        Where replicas hold it, readers take turns among them; a reader that holds it takes its own.
+        If replicas hold the part, readers alternate among them; a reader that holds it uses its
+        own.
         """
         holders: dict[tuple[int, rv.Box], list[Device]] = {}
         for rank in src.ranks:
@@ -248,13 +249,13 @@ class Wires:
 
 
 def topology_for(given: rv.Topology | None, devices: Sequence[Device]) -> rv.Topology:
-    """The topology to simulate on: what is given, or the one host that plans are made for.
+    """The topology to simulate on: the given one, or the one host that plans are made for.
 
     Raises:
-        PlanError: it lacks a device.
+        PlanError: the topology lacks a device.
     """
     if given is None:
-        # What rvdcomm plans for when it is told nothing.
+        # The topology that rvdcomm assumes if it is given none.
         return rv.Topology.single_host(max(devices) + 1, alpha_secs=5e-6, bytes_per_sec=200e9)
     missing = sorted(set(devices) - given.ranks)
     if missing:

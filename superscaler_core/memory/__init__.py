@@ -1,4 +1,4 @@
-"""Memory: what every device holds at the worst moment of a step."""
+"""Memory: the peak memory of every device in a step."""
 
 from superscaler_core.memory.memory import STATES, DeviceMemory, check_memory, memory_of
 

@@ -1,7 +1,7 @@
-"""Dry run: generated functions of a stage, run on tensors without data to see what they hold.
+"""Dry run: the generated functions of a stage run on tensors without data, to measure memory.
 
-The run time runs them as ever, on torch's meta device, so that what is held, and for how long, is
-what generated code and autograd hold. Only weights, inputs and communication stand in.
+The ordinary run time runs them on torch's meta device. So the memory, and how long it is held, is
+that of generated code and autograd; only weights, inputs and communication are replaced.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from superscaler_core.run.tape import SegmentFunction
 from superscaler_core.schedules import ActionKind
 
 _SEED = 0
-"""Of dropout, which draws nothing here."""
+"""Seed of dropout, which draws nothing here."""
 
 
 class DryRun(SegmentRunner):
-    """What the functions of one stage on one device call, without data.
+    """Provides the calls of one stage's functions on one device, without data.
 
     Args:
         made: the plan.
-        stage, device: which.
-        master_dtype: of what is stored; the model's if None.
+        stage, device: the stage and the device.
+        master_dtype: dtype of stored parameters; the model's if None.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class DryRun(SegmentRunner):
         device: Device,
         master_dtype: str | None = None,
     ) -> None:
-        # Else the first operator whose shapes torch finds in Python does so, and the frames of an
-        # import hold those that called it, and their tensors, until cycles are collected.
+        # Otherwise torch imports this inside the first operator whose shapes it computes in Python,
+        # and the frames of the import keep that operator's callers and their tensors alive.
         importlib.import_module("torch._dynamo")
         self.meter = Meter()
         self._made, self._stage, self._here = made, stage, device
@@ -88,7 +88,7 @@ class DryRun(SegmentRunner):
         self.loss_grad = self._outside((), made.plan.graph.loss.dtype)
 
     def run(self, kind: ActionKind) -> Meter:
-        """Run the stage, as of a microbatch whose runs before this one were run."""
+        """Run the stage for a microbatch whose earlier runs are done."""
         self._with_grad, self._run = kind is not ActionKind.TURN, kind
         self._is_back = kind.goes_back or kind is ActionKind.WEIGHTS
         self.meter.start()
@@ -99,10 +99,10 @@ class DryRun(SegmentRunner):
 
     @property
     def parcel_bytes(self) -> Mapping[str, int]:
-        """What waits on the host for the backward of each segment that is swapped."""
+        """The bytes on the host of each swapped segment."""
         return self._tape.parcel_bytes(0)
 
-    # --- what segments are given ----------------------------------------------------------------
+    # --- arguments of segments ------------------------------------------------------------------
 
     def input(self, name: str, mb: int, box: str) -> Tensor:
         (tensor,) = (t for t in self._made.plan.graph.inputs if t.name == name)
@@ -121,8 +121,8 @@ class DryRun(SegmentRunner):
             weight = self._outside(shape, use.tensor.dtype)
             if use.tensor.requires_grad:
                 weight.requires_grad_()
-                # The graph of a forward holds the weight and the hook, out of sight of the garbage
-                # collector: with the hook holding this, both would stay for ever.
+                # The graph of a forward holds the weight and the hook, where the garbage collector
+                # does not see them: if the hook held this object, both would stay for ever.
                 hook = partial(_call, WeakMethod(self._add_grad), use)
                 self._trained[id(weight)] = use
                 weight.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -130,8 +130,8 @@ class DryRun(SegmentRunner):
         return self._weights[name]
 
     def _outside(self, shape: Sequence[int], dtype: str) -> Tensor:
-        """What is counted elsewhere, or by nobody."""
-        # Else it would be counted while it is made.
+        """A tensor whose memory is counted elsewhere, or not at all."""
+        # Otherwise it would be counted when it is allocated.
         with _disable_current_modes():
             tensor = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
         self.meter.ignore([tensor])
@@ -140,7 +140,7 @@ class DryRun(SegmentRunner):
     # --- weights --------------------------------------------------------------------------------
 
     def _add_grad(self, use: Use, weight: Tensor) -> None:
-        """Count a gradient that autograd left as one that stays, or that its window passes on."""
+        """Count a gradient that autograd made as accumulated, or as one of an open window."""
         size = weight.numel() * self._stored_item_bytes(use)
         grads = self.meter.staying if use.window is None else self.meter.passing
         grads[use.name] = size
@@ -157,7 +157,7 @@ class DryRun(SegmentRunner):
     def gather(self, names: Sequence[str]) -> None:
         self._begin_window(names, opens=not self._is_back)
         self._open_window(names)
-        # What arrives is copied to where it is read.
+        # Arriving weights are copied to where they are read.
         self._wait(self._gathered_bytes(names))
 
     def start_gather(self, names: Sequence[str]) -> None:
@@ -177,19 +177,19 @@ class DryRun(SegmentRunner):
         self.meter.opened += sum(self._copy_bytes(self._uses[name]) for name in names)
 
     def _gathered_bytes(self, names: Sequence[str]) -> int:
-        """What arrives, and what is stored on the host, which comes first."""
+        """The bytes that arrive, and the bytes that are first copied from the host."""
         uses = [self._uses[name] for name in names]
         passing = (self._stored.passing_bytes(use, self._here) for use in uses)
         return sum(map(self._copy_bytes, uses)) + sum(passing)
 
     def _wait(self, num_bytes: int) -> None:
-        """Look at the moment at which communication holds so much."""
+        """Record the moment at which communication holds this many bytes."""
         self.meter.buffers += num_bytes
         self.meter.look()
         self.meter.buffers -= num_bytes
 
     def drop(self, names: Sequence[str]) -> None:
-        # In I a window ends where it opened in the forward; in others that is where it is reduced.
+        # In I a window ends where it opened in the forward; otherwise it ends where it is reduced.
         self._begin_window(names, opens=self._run is ActionKind.INPUTS)
         self._open.discard(names[0])
         self.meter.opened -= sum(self._copy_bytes(self._uses[name]) for name in names)
@@ -208,7 +208,7 @@ class DryRun(SegmentRunner):
     def start_reduce(self, names: Sequence[str]) -> None:
         uses = [self._uses[name] for name in names]
         if uses[0].window is None:
-            return  # What is not of a window is counted with the step's end.
+            return  # Gradients outside windows are counted at the step's end.
         self._begin_window(names, opens=True)
         self._arriving[names[0]] = size = sum(self._reduced_bytes(use) for use in uses)
         self.meter.buffers += size
@@ -221,12 +221,12 @@ class DryRun(SegmentRunner):
             self._end_reduction([self._uses[name] for name in names])
 
     def start_fetch(self, names: Sequence[str]) -> None:
-        """Counted with the step's start."""
+        """Counted at the step's start."""
 
     wait_fetch = start_fetch
 
     def _end_reduction(self, uses: Iterable[Use]) -> None:
-        """Gradients are added up where they are stored, and gone where they were."""
+        """Move the gradients to where they are stored, and free them where they were."""
         for use in uses:
             self.meter.passing.pop(use.name, None)
             if use.reduce and use.tensor.name not in self._made.plan.on_host:
@@ -243,7 +243,7 @@ class DryRun(SegmentRunner):
         self.meter.step(window_step(window, opens=opens))
 
     def _reduced_bytes(self, use: Use) -> int:
-        """Of a gradient where it is stored; 0 if it is not trained."""
+        """Bytes of a gradient where it is stored; 0 if it is not trained."""
         if not use.reduce:
             return 0
         shard = use.storage.shards.get(self._here)
@@ -258,7 +258,7 @@ class DryRun(SegmentRunner):
         self.meter.step(segment.__name__)
 
     def add_loss(self, loss: Tensor) -> None:
-        """A number more."""
+        """Ignore the loss, whose sum is a single number."""
 
     # --- communication --------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class DryRun(SegmentRunner):
         return self._moved(edge.backward, grad, edge.dst, edge.src, edge)
 
     def start_move(self, name: str, shard: Tensor | None) -> None:
-        # What is sent is there until it has gone, with what arrives.
+        # The sent value is held until it has left, together with the arriving one.
         self._moving[name, False] = shard, self.move(name, shard)
 
     def wait_move(self, name: str) -> Any:
@@ -335,7 +335,7 @@ class DryRun(SegmentRunner):
 
     def _brought(self, legs: Sequence[Transfer], src: Any, dst: Any, edge: Edge) -> Tensor | None:
         result = self._made_for(dst, edge)
-        # What this device sent to itself is counted where it was made.
+        # A value that this device sent to itself is counted where it was made.
         if result is not None and self._here in src.shards and all(leg.is_idle for leg in legs):
             self.meter.ignore([result])
         return result
@@ -372,7 +372,7 @@ class _Elsewhere(Host):
 
 
 class _Segment:
-    """A segment's function, which is written when it is first called."""
+    """A segment's function, which is generated when it is first called."""
 
     def __init__(
         self, segment: Segment, writer: StageWriter, scope: dict[str, Any], is_whole: bool
@@ -383,7 +383,7 @@ class _Segment:
 
     @cached_property
     def form(self) -> Hashable:
-        """As of ``StageWriter.segment_form``; None of one that the host or W has something of."""
+        """See ``StageWriter.segment_form``; None if the segment is swapped or run in halves."""
         return self._writer.segment_form(self._segment) if self._is_whole else None
 
     @cached_property
@@ -402,7 +402,7 @@ def _form_of(segment: SegmentFunction) -> Hashable:
 
 
 def _module_of(writer: StageWriter, name: str, in_halves: Collection[Segment]) -> ModuleType:
-    """The stage's functions; of some segments the backward is run in halves."""
+    """The module with the stage's functions; the backward of some segments is run in halves."""
     module = ModuleType(name)
     module.__dict__.update(torch=torch, F=F, ops=ops)
     parts = (part for segment in writer.segments for part in segment.parts)

@@ -22,21 +22,20 @@ from superscaler_core.schedules import ActionKind
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one run of a stage for one microbatch holds on a device, above what was there before.
+    """The memory that one run of a stage for one microbatch adds to what a device held before.
 
-    Laws (tests/superscaler_core/memory/test_footprint.py): what a forward keeps, its backward
-    frees, or its recomputation and both halves of the backward together; the worst moment of all
-    steps is what a real step takes, within a tenth.
+    Laws (tests/superscaler_core/memory/test_footprint.py): the backward of a forward frees what the
+    forward kept (or its recomputation and both halves of the backward do); the peak over all steps
+    is within a tenth of a real step's peak.
 
     Attributes:
-        peaks: of every step of ``StageProgram.steps``, in the order run (a backward runs them from
-            the end); gradients of weights that stay are taken to be there already.
-        first_peaks: the same where the gradients come to be: in the first backward of a step.
-        grads: bytes of those gradients, by weight.
-        host_bytes: in host memory after the run, above what was there before: what a forward has
-            swapped.
-        parcel_bytes: of what each swapped segment has there, by its name; memory that several
-            of them keep is in every one.
+        peaks: for every step of ``StageProgram.steps``, in the order of the run (a backward runs
+            them in reverse); accumulated gradients of weights are assumed to exist already.
+        first_peaks: the same for the first backward of a step, which allocates these gradients.
+        grads: bytes of these gradients, by weight.
+        host_bytes: bytes added in host memory by the run: the values that a forward swapped.
+        parcel_bytes: bytes in host memory of each swapped segment, by its name; memory shared by
+            several segments counts in each of them.
     """
 
     peaks: tuple[Peak, ...]
@@ -47,17 +46,17 @@ class Footprint:
 
     @cached_property
     def most(self) -> Moment:
-        """The worst moment of all steps."""
+        """The peak over all steps."""
         return _worst(self.peaks)
 
     @cached_property
     def first_most(self) -> Moment:
-        """The worst moment of all steps where gradients come to be."""
+        """The peak over all steps of the first backward."""
         return _worst(self.first_peaks)
 
     @property
     def kept(self) -> Moment:
-        """What stays after the run: of a forward until its backward, which takes it away."""
+        """The memory that remains after the run; a forward's remains until its backward."""
         return self.peaks[-1].after if self.peaks else Moment()
 
 
@@ -69,7 +68,7 @@ def footprints(
     Args:
         made: the plan.
         device: one of its devices.
-        master_dtype: of what is stored; the model's if None.
+        master_dtype: dtype of stored parameters; the model's if None.
     """
     found = _FOUND.setdefault(made, {})
     if master_dtype not in found:
@@ -82,14 +81,14 @@ _RUNS = (
     (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.BACKWARD),
     (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.INPUTS, ActionKind.WEIGHTS),
 )
-"""What a microbatch runs at a stage, in turn: if the last is in the schedule, those that are."""
+"""Possible runs of a microbatch at a stage, in order, chosen by the last run of the schedule."""
 
 
 class _Footprints:
-    """All footprints of a plan. Devices with parts of the same shapes share one.
+    """All footprints of a plan. Devices whose parts have equal shapes share one footprint.
 
-    Of such devices the last speaks for all: it is the one to which causal attention shows most.
-    The plan is not kept: it is the key under which this is remembered as long as it lives.
+    It is measured on the highest of these devices, whose causal attention sees the most keys. The
+    plan itself is not stored here, because it is the weak key of the cache of these objects.
     """
 
     def __init__(self, made: Materialized, master_dtype: str | None) -> None:
@@ -99,7 +98,7 @@ class _Footprints:
         self._of: dict[Device, Mapping[tuple[ActionKind, int], Footprint]] = {}
 
     def of(self, made: Materialized, device: Device) -> Mapping[tuple[ActionKind, int], Footprint]:
-        """Of all runs on one device."""
+        """The footprints of all runs on one device."""
         if device in self._of:
             return self._of[device]
         found: dict[tuple[ActionKind, int], Footprint] = {}
@@ -113,7 +112,7 @@ class _Footprints:
     def _looked_at(
         self, made: Materialized, stage: int, device: Device
     ) -> Mapping[ActionKind, Footprint]:
-        """Run a stage without data, if none of its form was run before."""
+        """Run a stage without data, if no stage with the same form was run before."""
         form = StageForm(made, stage, device)
         key = form.key, self._master
         known = _KNOWN.get(key)
@@ -125,7 +124,7 @@ class _Footprints:
     def _run(
         self, made: Materialized, stage: int, device: Device
     ) -> Mapping[ActionKind, Footprint]:
-        """Turns without gradient, then a forward and its backward."""
+        """Run the turns without gradient, then a forward and its backward."""
         dry = DryRun(made, stage, device, self._master)
         names = [_name(step) for step in made.stages[stage].steps[device]]
         found: dict[ActionKind, Footprint] = {}
@@ -140,16 +139,16 @@ class _Footprints:
 
 
 MAX_STAGE_FORMS = 256
-"""Stages whose footprints are remembered: some tens of kilobytes each, the key included."""
+"""Bound on cached footprints of stages; each takes some tens of kilobytes with its key."""
 
 _KNOWN: Known[Hashable, Mapping[ActionKind, Footprint]] = Known(MAX_STAGE_FORMS)
-"""By form: footprints in which gradients and segments have the names of the form."""
+"""By form: footprints in which gradients and segments are named by the form."""
 
 
 def _renamed(
     found: Mapping[ActionKind, Footprint], grads: Mapping[str, str], segments: Mapping[str, str]
 ) -> Mapping[ActionKind, Footprint]:
-    """The same with other names of gradients and segments."""
+    """The same footprints with other names of gradients and segments."""
     return {
         kind: replace(
             footprint,
@@ -165,7 +164,7 @@ def _turned(names: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _speakers(made: Materialized) -> Mapping[Device, Mapping[int, Device]]:
-    """Who speaks for a device, by stage."""
+    """For each device and stage, the device on which its footprint is measured."""
     found: dict[Device, dict[int, Device]] = {}
     for stage, program in enumerate(made.stages):
         alike: dict[Hashable, list[Device]] = {}
@@ -197,7 +196,7 @@ def _footprint(dry: DryRun, kind: ActionKind, names: Sequence[str]) -> Footprint
 
 
 def _in_order(peaks: Mapping[str, Peak], names: Sequence[str]) -> tuple[Peak, ...]:
-    """The peaks of all steps; at one that does nothing all stays as it was."""
+    """The peaks of all steps; a step without work has the peak of no change."""
     found: list[Peak] = []
     now = Moment()
     for name in names:
@@ -207,7 +206,7 @@ def _in_order(peaks: Mapping[str, Peak], names: Sequence[str]) -> tuple[Peak, ..
 
 
 def _name(step: Step) -> str:
-    """The name under which a dry run knows a step."""
+    """The name of a step in a dry run."""
     if isinstance(step, Segment):
         return step.name
     if isinstance(step, Move):
@@ -220,7 +219,7 @@ def _name(step: Step) -> str:
 
 
 def _form(made: Materialized, stage: int, device: Device, steps: Sequence[Step]) -> Hashable:
-    """What devices whose memory is alike have in common: ops and shapes, wherever boxes lie."""
+    """A key that is equal for devices with equal memory: ops and shapes, not positions of boxes."""
     crossing = [*made.crossing_to(stage), *made.crossing_from(stage)]
     return (
         tuple(_step_form(made, device, step) for step in steps),

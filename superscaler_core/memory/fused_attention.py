@@ -1,4 +1,4 @@
-"""Fused attention: on the meta device what devices do, whose kernel keeps no matrix of weights."""
+"""Fused attention: makes the meta device use it as real devices do, without storing scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class FusedAttention(TorchFunctionMode):
-    """Lets attention be the fused kernel that devices take, which torch does not on meta."""
+    """Replaces attention by the fused kernel of real devices, which torch does not use on meta."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

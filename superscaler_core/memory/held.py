@@ -1,8 +1,8 @@
-"""Held: which tensors devices keep from forwards to backwards, by name; what an error tells.
+"""Held: names and sizes of the tensors that devices keep from forward to backward, for messages.
 
-That is what autograd saves (``Op.saves``), what segments are given, and what they pass on, each
-piece of memory once: views share the memory of what they view. How much it is, with all that comes
-and goes while a stage runs, ``footprint`` says.
+These are the tensors that autograd saves (``Op.saves``), inputs of segments, and their results.
+Each storage counts once, because views share memory. ``footprint`` computes the total, including
+tensors that live only while a stage runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ VIEWS = frozenset(
         *("split", "split_with_sizes", "chunk", "tensor_split", "detach"),
     }
 )
-"""Kinds of ops whose output is another look at the memory of their input.
+"""Kinds of ops whose output is a view of their input's memory.
 
-A ``reshape`` may have to copy; after the transposes that models write it seldom does.
+A ``reshape`` may have to copy; after the transposes that models contain it rarely does.
 """
 
 SAVED_ITEM_BYTES = {"dropout": 1}
-"""Bytes an element of what is saved in the shape of the output, where that is a mask."""
+"""Bytes per element of a saved mask with the shape of the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class Storage:
     """A piece of memory on one device.
 
     Attributes:
-        key: what tells it from others.
-        name: of the tensor that it was made for.
-        num_bytes: of it.
+        key: identifies it.
+        name: name of the tensor that it was allocated for.
+        num_bytes: its size.
     """
 
     key: Hashable
@@ -52,7 +52,7 @@ class Storage:
 
 
 def tensors_in_flight(made: Materialized, device: Device) -> dict[str, int]:
-    """Bytes by tensor, in as many microbatches as the device has in flight at one time."""
+    """Bytes by tensor, times the most microbatches that the device has in flight."""
     found: Counter[str] = Counter()
     for stage, count in in_flight(made, device).items():
         for storage in held_of(made, device, made.stages[stage].steps[device]):
@@ -61,7 +61,7 @@ def tensors_in_flight(made: Materialized, device: Device) -> dict[str, int]:
 
 
 def in_flight(made: Materialized, device: Device) -> dict[int, int]:
-    """The most microbatches at one time between forward and backward, by stage."""
+    """For each stage, the most microbatches at a time between forward and backward."""
     now: Counter[int] = Counter()
     most: Counter[int] = Counter()
     for event in made.events_on[device]:
@@ -74,12 +74,12 @@ def in_flight(made: Materialized, device: Device) -> dict[int, int]:
 
 
 def held_of(made: Materialized, device: Device, steps: Iterable[Step]) -> tuple[Storage, ...]:
-    """What one microbatch keeps of a stage on a device; what is swapped is not there.
+    """The memory that one microbatch of a stage keeps on a device, without swapped values.
 
     Args:
         made: the plan.
-        device: where.
-        steps: what the device does in the stage's forward, as ``StageProgram.steps`` says.
+        device: the device.
+        steps: the device's steps in the stage's forward, as in ``StageProgram.steps``.
     """
     values = _Values(made, device)
     segments = [step for step in steps if isinstance(step, Segment)]
@@ -93,7 +93,7 @@ def held_of(made: Materialized, device: Device, steps: Iterable[Step]) -> tuple[
 def _wanted(
     values: _Values, segment: Segment, owners: Mapping[Part, Segment]
 ) -> dict[Storage, None]:
-    """What stays on the device for the backward of a segment."""
+    """The memory that stays on the device for the backward of a segment."""
     if segment.swap:
         return dict.fromkeys(values.arguments(segment, owners, without_grad=True))
     wanted = dict.fromkeys(values.arguments(segment, owners))
@@ -101,7 +101,7 @@ def _wanted(
 
 
 class _Values:
-    """Which memory the values on one device are in."""
+    """The memory that holds each value on one device."""
 
     def __init__(self, made: Materialized, device: Device) -> None:
         self._made, self._device = made, device
@@ -109,7 +109,7 @@ class _Values:
         self._leaving = self._leave()
 
     def _leave(self) -> frozenset[PTensor]:
-        """Tensors that edges take from here, and the loss."""
+        """The tensors that edges take from this device, and the loss."""
         edges = self._made.edges.all
         taken = {e.tensor for e in edges if e.parent is None and self._device in e.src.shards}
         return frozenset({*taken, *self._made.plan.graph.losses})
@@ -117,7 +117,7 @@ class _Values:
     def arguments(
         self, segment: Segment, owners: Mapping[Part, Segment], *, without_grad: bool = False
     ) -> Iterable[Storage]:
-        """What a segment is given, but for weights and constants; all, or what has no gradient."""
+        """The inputs of a segment, except weights and constants; all, or those without gradient."""
         for part in segment.parts:
             for position, view in enumerate(part.inputs):
                 if without_grad and view.tensor.requires_grad:
@@ -130,7 +130,7 @@ class _Values:
                     yield from self._operand(part, position)
 
     def saved(self, segment: Segment) -> Iterable[Storage]:
-        """What autograd saves of a segment, and the results that leave it."""
+        """The tensors that autograd saves for a segment, and the segment's results."""
         for part in segment.parts:
             for number in part.op.saves:
                 if number < len(part.inputs):
@@ -151,7 +151,7 @@ class _Values:
         return (Storage((part, position, "saved"), f"{view.tensor.name} (mask)", size),)
 
     def _output(self, part: Part, position: int) -> tuple[Storage, ...]:
-        """The memory of a part's result; nothing if it is a view of a weight."""
+        """The memory of a part's result; empty if it is a view of a weight."""
         key = part, position
         if key not in self._outputs:
             viewed = part.op.kind in VIEWS
@@ -161,7 +161,7 @@ class _Values:
         return self._outputs[key]
 
     def _operand(self, part: Part, position: int) -> tuple[Storage, ...]:
-        """The memory of what a part reads; nothing if it is a weight or a constant."""
+        """The memory of a part's input; empty if it is a weight or a constant."""
         view = part.inputs[position]
         if view.tensor.kind in (PARAMETER, CONSTANT):
             return ()
@@ -173,7 +173,7 @@ class _Values:
         return self._together(self._writers(part, position), view, (part, position, "sum"))
 
     def _arrived(self, edge: Edge) -> tuple[Storage, ...]:
-        """The memory of what an edge brought: that of what was written, if nothing moves."""
+        """The memory of an edge's result: the writer's memory if nothing moves."""
         shard = VTensor(edge.tensor, edge.dst.shards[self._device].box, ())
         if all(leg.is_idle for leg in edge.forward):
             if edge.parent is not None:
@@ -184,13 +184,13 @@ class _Values:
     def _together(
         self, writers: list[tuple[Part, int]], view: VTensor, key: Hashable
     ) -> tuple[Storage, ...]:
-        """The memory of what several parts wrote: their sum, or one tensor from their pieces."""
+        """The memory of several parts' results: their sum, or one tensor from their pieces."""
         if len(writers) == 1:
             return self._output(*writers[0])
         return (_made_for(view, key),)
 
     def _writers(self, part: Part, position: int) -> list[tuple[Part, int]]:
-        """The parts here from which a part reads directly, and which of their results."""
+        """The parts on this device that a part reads from, and which of their results."""
         view = part.inputs[position]
         if view.tensor not in self._made.plan.graph.producer:
             return []

@@ -1,4 +1,4 @@
-"""Memory: what a plan needs on every device, and whether the devices have it."""
+"""Memory: the memory that a plan needs on every device, and whether the devices have it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from superscaler_core.program.materialized import Materialized
 from superscaler_core.units import bytes_text
 
 STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Optimizers by name, and how many numbers each keeps for an element, in the dtype of storage."""
+"""For each optimizer, its states per element, in the dtype of stored parameters."""
 
 _ADVICE = {
     "weights": "cut weights over more devices (tensor parallel), make more stages, or gather them "
@@ -33,23 +33,26 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What one device needs, at the moment of a step at which it needs most.
+    """The memory of one device at the moment of a step at which it is largest.
 
-    Laws (tests/superscaler_core/memory/test_memory.py): ZeRO's bytes a parameter (Rajbhandari et
-    al., 2020) with gradients in the dtype of storage, as Megatron-LM has them: 18, 6 + 12/N, 2 +
-    16/N and 16/N for a model in bfloat16 that is stored in float32 and trained with Adam.
+    Laws (tests/superscaler_core/memory/test_memory.py): ZeRO's bytes per parameter (Rajbhandari et
+    al., 2020), with gradients in the dtype of storage, as in Megatron-LM: 18, 6 + 12/N, 2 + 16/N
+    and 16/N for a model in bfloat16 that is stored in float32 and trained with Adam.
 
     Attributes:
-        weights_bytes: what is stored, copies in another form, and windows that are open.
-        grads_bytes: of copies, of storage that windows have reduced to, and of open windows.
-        optimizer_bytes: states of what is stored.
-        activations_bytes: of all microbatches in flight, and of what runs: results, gradients of
-            results, what is computed again, and gradients of weights that are not added up yet.
-        buffers_bytes: constants, staging, and what has arrived and is not read yet: activations
-            from other stages, weights at a step's start, gradients at its end.
-        host_bytes: in host memory, so of no kind above: what is stored there with its gradients
-            and states, and activations that are swapped.
-        staging_bytes: of the buffers, what ``rvdcomm`` keeps to stage its largest transfer.
+        weights_bytes: stored parameters, copies in another form, and weights of open windows.
+        grads_bytes: gradients of copies, gradients that windows reduced to storage, and gradients
+            in open windows.
+        optimizer_bytes: optimizer states of stored parameters.
+        activations_bytes: activations of all microbatches in flight, and the values of running
+            segments: results, their gradients, recomputed values, and gradients of weights that
+            are not accumulated yet.
+        buffers_bytes: constants, staging buffers, and arrived values that are not read yet:
+            activations from other stages, weights at a step's start, gradients at its end.
+        host_bytes: host memory, not included above: parameters stored there with their gradients
+            and states, and swapped activations.
+        staging_bytes: the part of ``buffers_bytes`` that ``rvdcomm`` uses to stage its largest
+            transfer.
     """
 
     weights_bytes: int
@@ -62,12 +65,12 @@ class DeviceMemory:
 
     @property
     def step_bytes(self) -> int:
-        """Of what ``run.LiveBytes`` sees of a step: no optimizer states, and nothing staged."""
+        """The bytes that ``run.LiveBytes`` sees in a step: no optimizer states and no staging."""
         return self.total_bytes - self.optimizer_bytes - self.staging_bytes
 
     @property
     def by_kind(self) -> dict[str, int]:
-        """Bytes of every kind, on the device."""
+        """Bytes on the device, by kind."""
         return {
             "weights": self.weights_bytes,
             "grads": self.grads_bytes,
@@ -78,7 +81,7 @@ class DeviceMemory:
 
     @property
     def total_bytes(self) -> int:
-        """Of all kinds, on the device."""
+        """Bytes on the device, of all kinds."""
         return sum(self.by_kind.values())
 
     def __str__(self) -> str:
@@ -91,15 +94,15 @@ class DeviceMemory:
 def memory_of(
     made: Materialized, *, optimizer: str = "adam", master_dtype: str | None = None
 ) -> dict[Device, DeviceMemory]:
-    """What every device of a plan needs.
+    """The memory that every device of a plan needs.
 
-    That is what a step takes if gradients were let go before it (``zero_grad``). Not counted: the
-    caller's batch, what kernels and an optimizer take while they run, and what an allocator loses.
+    It is the memory of a step if gradients were freed before it (``zero_grad``). Not included: the
+    caller's batch, temporary memory of kernels and of an optimizer, and fragmentation.
 
     Args:
         made: the plan.
         optimizer: one of ``STATES``.
-        master_dtype: of stored parameters, as ``load`` takes it; the model's if None.
+        master_dtype: dtype of stored parameters, as in ``load``; the model's if None.
 
     Raises:
         PlanError: the optimizer or the dtype is not known.
@@ -116,11 +119,11 @@ def check_memory(
     optimizer: str = "adam",
     master_dtype: str | None = None,
 ) -> dict[Device, DeviceMemory]:
-    """As ``memory_of``; refuse a plan that needs more than ``limit_bytes`` on some device.
+    """Like ``memory_of``; refuse a plan that needs more than ``limit_bytes`` on any device.
 
     Raises:
-        DeviceMemoryError: names the device that lacks most, what it needs by kind, its largest
-            tensors, and what would need less.
+        DeviceMemoryError: names the device that exceeds the limit most, its memory by kind, its
+            largest tensors, and how to reduce the largest kind.
     """
     account = _Account(made, optimizer, master_dtype)
     found = account.all()
@@ -140,7 +143,7 @@ def check_memory(
 
 
 class _Account:
-    """Adds up what devices hold."""
+    """Adds up the memory of devices."""
 
     def __init__(self, made: Materialized, optimizer: str, master_dtype: str | None) -> None:
         _check_known("optimizer", optimizer, STATES)
@@ -151,11 +154,11 @@ class _Account:
         self._steps = StepMemory(made, self._stored)
 
     def all(self) -> dict[Device, DeviceMemory]:
-        """Of all devices."""
+        """The memory of all devices."""
         return {device: self._memory(device) for device in self._made.plan.devices}
 
     def tensors(self, device: Device) -> dict[str, int]:
-        """Bytes by tensor: of what is stored with its states, and of what is in flight."""
+        """Bytes by tensor: stored parameters with their states, and activations in flight."""
         stored = {
             f"{t.name} (parameter)": size * (1 + self._num_states * t.requires_grad)
             for t, size in self._stored.shards(device).items()

@@ -1,4 +1,4 @@
-"""Moments: what is on a device while a stage runs, step by step."""
+"""Moments: the memory of a device while a stage runs, step by step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from superscaler_core.run.live_bytes import StorageMeter, tensors_of
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Bytes on a device at one moment, above those at the start of what is looked at.
+    """Bytes on a device at one moment, relative to the start of the observation.
 
     Attributes:
-        activations: what segments keep and make, with gradients of activations, and with those of
-            weights until they are added up.
-        weights: of windows that are open.
-        grads: of weights, added up.
-        buffers: what communication holds besides.
+        activations: kept values and results of segments, gradients of activations, and gradients
+            of weights until they are accumulated.
+        weights: weights of open windows.
+        grads: accumulated gradients of weights.
+        buffers: further memory of communication.
     """
 
     activations: int = 0
@@ -32,7 +32,7 @@ class Moment:
 
     @property
     def total(self) -> int:
-        """Of all kinds."""
+        """Bytes of all kinds."""
         return self.activations + self.weights + self.grads + self.buffers
 
     def __add__(self, other: Moment) -> Moment:
@@ -49,33 +49,33 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One step of a stage: its worst moment, and what is there after it."""
+    """One step of a stage: its peak, and the memory after it."""
 
     most: Moment
     after: Moment
 
     @property
     def most_bytes(self) -> int:
-        """At the worst moment."""
+        """Bytes at the peak."""
         return self.most.total
 
     @property
     def after_bytes(self) -> int:
-        """After the step."""
+        """Bytes after the step."""
         return self.after.total
 
 
 class Meter(StorageMeter):  # type: ignore[no-untyped-call]
-    """Follows the memory of a stage from step to step.
+    """Measures the memory of a stage step by step.
 
-    Gradients of weights that stay until the step's end are counted twice over: as if they were
-    there before, and as if they came to be now, as in the first backward.
+    Gradients of weights that stay until the step's end are counted in two ways at once: as if they
+    existed before, and as if they were allocated now, as in the first backward.
 
     Attributes:
         opened, buffers: bytes of weights of open windows, and of communication.
-        passing: bytes of gradients of windows that are open, by weight.
+        passing: bytes of gradients of open windows, by weight.
         staying: bytes of gradients that stay, by weight.
-        host: of what is on the host.
+        host: bytes on the host.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class Meter(StorageMeter):  # type: ignore[no-untyped-call]
         self.start()
 
     def start(self) -> None:
-        """Let what follows be something of its own."""
+        """Start a new observation from the present memory."""
         self.staying = {}
         self._base = Moment()
         self._base = -self._moment()
@@ -100,7 +100,7 @@ class Meter(StorageMeter):  # type: ignore[no-untyped-call]
         self._begin()
 
     def step(self, name: str | None) -> None:
-        """End a step and begin another, which None leaves without a name."""
+        """End a step and begin another; None gives it no name."""
         self.look()
         if self._name is not None:
             now = self._moment()
@@ -113,7 +113,7 @@ class Meter(StorageMeter):  # type: ignore[no-untyped-call]
         self._name = name
 
     def look(self) -> None:
-        """Compare what is there with the worst moments so far."""
+        """Update the peaks with the present memory."""
         passing = sum(self.passing.values())
         total = self.now_bytes + self.opened + self.buffers + passing
         if total > self._most_total:
@@ -124,7 +124,7 @@ class Meter(StorageMeter):  # type: ignore[no-untyped-call]
             self._first_most = self._moment() + Moment(grads=staying)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator; on the meta device, where most take long, only what is new to it."""
+        """Run an operator; results of known ones are allocated directly, as meta ops are slow."""
         if not _makes_all(func):
             return func(*args, **kwargs)
         key = func, _form(args), _form(tuple(kwargs.items()))
@@ -135,7 +135,8 @@ class Meter(StorageMeter):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         results = result if isinstance(result, tuple) else (result,)
         if all(isinstance(x, Tensor) and x.is_meta for x in results):
-            # Some that say that they make what they return do not, such as ``_unsafe_view``.
+            # Some operators whose schema says that they allocate their result return a view of an
+            # input, for example ``_unsafe_view``.
             given = {id(x.untyped_storage()) for x in tensors_of((*args, *kwargs.values()))}
             if given.isdisjoint(id(x.untyped_storage()) for x in results):
                 self._forms[key] = [_form(x) for x in results]
@@ -152,7 +153,7 @@ class Meter(StorageMeter):  # type: ignore[no-untyped-call]
 
 
 def _worse(before: Peak | None, most: Moment) -> Moment:
-    """The worst moment of a step, which is run twice in a backward that runs a span again."""
+    """The peak of a step; a backward with a rerun runs the step twice."""
     return most if before is None or before.most.total <= most.total else before.most
 
 
@@ -161,7 +162,7 @@ Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
 def _form(value: Any) -> Any:
-    """What the results of an operator depend on, without data."""
+    """The properties of an argument on which the results of an operator depend, without data."""
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     if isinstance(value, list | tuple):
@@ -177,6 +178,6 @@ def _empty(form: Form) -> Tensor:
 
 @cache
 def _makes_all(func: Any) -> bool:
-    """Whether an operator writes no argument, and returns no look at one."""
+    """Whether an operator modifies no argument, and returns no view of one."""
     schema = func._schema
     return all(value.alias_info is None for value in (*schema.arguments, *schema.returns))

@@ -1,4 +1,4 @@
-"""PlayedTape: segments whose memory is known are not run, but what they do to memory is done."""
+"""PlayedTape: replays the memory effects of known segments instead of running them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from superscaler_core.run.host import Host
 from superscaler_core.run.tape import Grads, Saved, SegmentFunction, Tape, Tensors
 
 MAX_TRACES = 1 << 12
-"""Forwards and backwards of segments that are remembered, some kilobytes each. A plan of equal
-layers has some ten of each; one whose op is split anew has a few more."""
+"""Bound on cached traces of segments, some kilobytes each. A plan of equal layers has some ten
+forwards and backwards; a plan that splits one op differently adds a few more."""
 
 _FORWARDS: Known[Hashable, ForwardTrace] = Known(MAX_TRACES)
 _BACKWARDS: Known[Hashable, BackwardTrace] = Known(MAX_TRACES)
@@ -36,14 +36,14 @@ _BACKWARDS: Known[Hashable, BackwardTrace] = Known(MAX_TRACES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played(Saved):
-    """What a segment keeps that was not run.
+    """The kept values of a segment that was replayed.
 
     Attributes:
-        key: of its forward.
-        num_inputs, given: as of ``Recording``.
-        kept: pieces by number.
-        weights: that are trained, by position among others.
-        num_pieces: that its forward was given and has left.
+        key: key of its forward.
+        num_inputs, given: as in ``Recording``.
+        kept: kept pieces of memory by number.
+        weights: the trained weights, by position among ``others``.
+        num_pieces: number of pieces that its forward was given or allocated.
     """
 
     key: Hashable
@@ -55,15 +55,16 @@ class _Played(Saved):
 
 
 class PlayedTape(Tape):
-    """Does to memory what segments do; each that is new is run alone once.
+    """Replays the memory effects of segments; each new segment is run alone once.
 
     Law (tests/superscaler_core/memory/test_played_tape.py): footprints are the same as if every
     segment were run.
 
     Args:
-        recomputed, swapped, host: as of ``Tape``.
-        meter: of the memory.
-        form_of: of a segment: equal for those whose functions do the same; None of one to be run.
+        recomputed, swapped, host: as in ``Tape``.
+        meter: measures the memory.
+        form_of: a key of a segment, equal for segments whose functions do the same; None if the
+            segment has to be run.
         add_grad: called with a weight when its gradient is made.
     """
 
@@ -83,7 +84,7 @@ class PlayedTape(Tape):
     def compute(
         self, segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
-        """As of ``Tape``."""
+        """See ``Tape``."""
         if self._form_of(segment) is None:
             return super().compute(segment, seed, inputs, others)
         return self._play(segment, inputs, others, with_grad=False)[1]
@@ -99,7 +100,7 @@ class PlayedTape(Tape):
         self, segment: SegmentFunction, inputs: Tensors, others: Tensors, *, with_grad: bool
     ) -> tuple[_Played, Tensors]:
         args, meter = (*inputs, *others), self._meter
-        # Looking at a tensor would else go through every mode that is on.
+        # Otherwise access to a tensor would pass through every active mode.
         with torch._C.DisableTorchFunction():
             given = Layouts.of(args)
             key = self._form_of(segment), len(inputs), given, with_grad
@@ -122,7 +123,7 @@ class PlayedTape(Tape):
         return saved, outputs
 
     def backward(self, segment: SegmentFunction, mb: int, seed: int, grads: Grads) -> Tensors:
-        """As of ``Tape``."""
+        """See ``Tape``."""
         if self._form_of(segment) is None:
             return super().backward(segment, mb, seed, grads)
         saved = self._taken(segment, mb, seed)
@@ -149,7 +150,7 @@ class PlayedTape(Tape):
             return tuple(lying.on(pieces[lying.piece]) for lying in trace.results)
 
     def _pass(self, moments: Moments) -> None:
-        """Let operators pass whose results are gone soon."""
+        """Account for operators whose results are freed within the segment."""
         meter = self._meter
         if moments.peak_bytes is not None:
             meter.now_bytes += moments.peak_bytes

@@ -1,7 +1,7 @@
-"""Stage form: all that the memory of a stage on one device depends on, without its names.
+"""Stage form: a key for everything that the memory of a stage on one device depends on.
 
-Stages of equal layers have equal forms, in one plan and in others, so each form is run without data
-once.
+The key contains no names. Stages of equal layers have equal forms, within a plan and across plans,
+so each form is run without data only once.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from superscaler_core.program.weights import Use
 
 
 def stored_name(tensor: PTensor) -> str:
-    """Under which the dry run knows the gradient of a parameter where it is stored."""
+    """The name that the dry run uses for the gradient of a parameter where it is stored."""
     return f"{tensor.name} (stored)"
 
 
 class StageForm:
-    """Numbers what a stage on a device speaks of, in the order in which it comes up.
+    """Numbers the objects of a stage on a device in the order in which they appear.
 
     Laws (tests/superscaler_core/memory/test_stage_form.py): stages with equal keys have equal
-    footprints but for names; what the dry run reads of a plan is in the key.
+    footprints except for names; everything that the dry run reads of a plan is in the key.
 
     Args:
         made: the plan.
-        stage, device: which.
+        stage, device: the stage and the device.
 
     Attributes:
         key: equal for stages whose memory is equal.
-        grads: by name under which the dry run knows a gradient that stays, the same for all stages
-            of the form.
+        grads: for each name of an accumulated gradient in the dry run, a name that is the same
+            for all stages of the form.
         segments: the same for names of segments.
     """
 
@@ -113,10 +113,10 @@ class StageForm:
             return done, self._window(what)
         if isinstance(what, Bucket):
             return done  # The dry run leaves it to the step's start and end.
-        # What is none of these nor a segment is not looked into: no other stage has its like.
+        # Any other object is used as it is, so that no other stage has an equal key.
         return done, self._number(what) if isinstance(what, Segment) else what
 
-    # --- what steps speak of --------------------------------------------------------------------
+    # --- objects of steps -----------------------------------------------------------------------
 
     def _edge(self, edge: Edge) -> int:
         is_new = edge not in self._numbers

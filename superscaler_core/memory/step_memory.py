@@ -1,4 +1,4 @@
-"""Step memory: what is on a device at the worst moment of a step, over all its runs of stages."""
+"""Step memory: the peak memory of a device in a step, over all its runs of stages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from superscaler_core.schedules import Action, ActionKind
 
 @dataclass(frozen=True, slots=True)
 class Worst:
-    """What a step takes on one device.
+    """The peak memory of one device in a step.
 
     Attributes:
-        moment: the one at which most is there.
-        staging_bytes: what ``rvdcomm`` keeps all the time to stage communication; of the buffers.
-        host_bytes: the most on the host of what is swapped.
+        moment: the memory at the peak.
+        staging_bytes: bytes that ``rvdcomm`` keeps all the time to stage communication; included in
+            the buffers.
+        host_bytes: the peak of swapped values on the host.
     """
 
     moment: Moment
@@ -34,7 +35,7 @@ class Worst:
 
 
 class StepMemory:
-    """Lays the footprints of stages over the order of a step.
+    """Places the footprints of stages in the order of a step.
 
     Args:
         made: the plan.
@@ -47,7 +48,7 @@ class StepMemory:
         self._constant_bytes = sum(tensor.num_bytes for tensor in constants)
 
     def worst(self, device: Device) -> Worst:
-        """The moment of a step at which most is on a device; optimizer states come on top."""
+        """The peak of a step on a device, without optimizer states."""
         stored = self._stored
         walk = _Walk(footprints(self._made, device, stored.master_dtype))
         for event in self._made.events_on[device]:
@@ -55,7 +56,7 @@ class StepMemory:
                 walk.run(event, self._read(event))
             else:
                 walk.carry((event.edge, event.microbatch, event.is_back), device)
-        # Weights come all at once, and so do gradients go.
+        # All weights arrive at the start; all gradients leave at the end.
         at_start = Moment(buffers=stored.fetched_bytes(device))
         at_end = Moment(grads=sum(walk.grads.values()), buffers=stored.arriving_bytes(device))
         moment = max(walk.worst, at_start, at_end, key=lambda moment: moment.total)
@@ -66,7 +67,7 @@ class StepMemory:
 
     @cached_property
     def _staging(self) -> Mapping[Device, int]:
-        """Of all communication of a step in which a device takes part, the most that is staged."""
+        """For each device, the largest staging of any communication of a step."""
         topology = self._made.topology
         found: dict[Device, int] = {}
         for edge in self._made.edges.all:
@@ -80,7 +81,7 @@ class StepMemory:
         return found
 
     def _read(self, run: Action) -> Iterable[tuple[Edge, int, bool]]:
-        """What a run takes of what edges have brought."""
+        """The results of edges that a run reads."""
         made, is_back = self._made, run.kind.goes_back
         if run.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
             return ()
@@ -89,12 +90,12 @@ class StepMemory:
 
 
 class _Walk:
-    """One device's way through a step.
+    """One device's runs in a step, in order.
 
     Attributes:
-        worst: the moment at which most was there.
-        grads: bytes of the gradients that stay, by weight.
-        most_host_bytes: the most that was on the host.
+        worst: the peak so far.
+        grads: bytes of the accumulated gradients, by weight.
+        most_host_bytes: the peak on the host so far.
     """
 
     def __init__(self, footprints: Mapping[tuple[ActionKind, int], Footprint]) -> None:
@@ -106,11 +107,11 @@ class _Walk:
         self.most_host_bytes = 0
 
     def run(self, run: Action, read: Iterable[tuple[Edge, int, bool]]) -> None:
-        """A stage runs for a microbatch."""
+        """Add a run of a stage for a microbatch."""
         footprint = self._footprints[run.kind, run.stage]
         for letter in read:
             self._mail.pop(letter, None)
-        # Another stage here may have begun all of them: a copy of the stage.
+        # A copy of the stage on this device may have allocated all of these gradients before.
         is_first = run.kind in GRADS and not footprint.grads.keys() <= self.grads.keys()
         self._look(footprint.first_most if is_first else footprint.most)
         self._kept += footprint.kept
@@ -120,12 +121,12 @@ class _Walk:
             self.grads |= footprint.grads
 
     def carry(self, letter: tuple[Edge, int, bool], device: Device) -> None:
-        """Something arrives, and waits for who reads it."""
+        """Add a value that arrives and waits for its reader."""
         edge, _, is_back = letter
         src, dst = (edge.dst, edge.src) if is_back else (edge.src, edge.dst)
         legs = edge.backward if is_back else edge.forward
         shard = dst.shards.get(device)
-        # What a device sends to itself is there already.
+        # A value that a device sends to itself is already counted.
         if shard is None or (device in src.shards and all(leg.is_idle for leg in legs)):
             return
         self._mail[letter] = shard.box.num_elements * ITEM_BYTES[edge.tensor.dtype]

@@ -24,7 +24,7 @@ class Stored:
     """Bytes of the parameters that one device stores.
 
     Attributes:
-        here_bytes, trained_bytes: on the device: of all, and of those that an optimizer changes.
+        here_bytes, trained_bytes: on the device: all parameters, and the trained ones.
         hosted_bytes, hosted_trained_bytes: the same in its host's memory.
     """
 
@@ -37,14 +37,14 @@ class Stored:
 def stored_by_device(
     storage: Mapping[PTensor, Side], hosted: Collection[str], master_dtype: str | None
 ) -> Mapping[Device, Stored]:
-    """What devices store.
+    """The parameters that each device stores, in bytes.
 
     Args:
         storage: where every parameter is stored.
-        hosted: names of those that are stored on the host.
-        master_dtype: of what is stored; the model's if None.
+        hosted: names of the parameters that are stored on the host.
+        master_dtype: dtype of stored parameters; the model's if None.
     """
-    # Most parameters are stored alike.
+    # Most parameters are stored in the same way.
     alike = Counter((t.dtype, t.requires_grad, t.name in hosted, s) for t, s in storage.items())
     sums: dict[tuple[Device, bool, bool], int] = {}
     for (dtype, is_trained, is_hosted, side), count in alike.items():
@@ -68,21 +68,21 @@ def stored_by_device(
 class StoredMemory:
     """Adds up parameters, their copies and gradients.
 
-    A parameter is *stored* in the master dtype, and read from a *copy* where box or dtype differ,
-    or a window brings it. Gradients are added up at copies, in the dtype of storage, and reduced
-    to storage at the step's end, or at the end of a window's backward. Where storage is on the
-    host, what moves between devices is on the device as it passes.
+    A parameter is *stored* in the master dtype. It is read from a *copy* if box or dtype differ, or
+    if a window gathers it. Gradients are accumulated at copies, in the dtype of storage, and
+    reduced to storage at the step's end, or at the end of a window's backward. If storage is on the
+    host, tensors that move between devices pass through device memory.
 
     Args:
         made: the plan.
-        master_dtype: of what is stored; the model's if None.
+        master_dtype: dtype of stored parameters; the model's if None.
     """
 
     def __init__(self, made: Materialized, master_dtype: str | None = None) -> None:
         self._made, self.master_dtype = made, master_dtype
         self._hosted = made.plan.on_host
 
-    # --- what is there all the time -------------------------------------------------------------
+    # --- memory that exists all the time --------------------------------------------------------
 
     def shards(self, device: Device) -> Mapping[PTensor, int]:
         """Bytes that are stored, on the device or on its host, by parameter."""
@@ -98,38 +98,38 @@ class StoredMemory:
 
     @cached_property
     def by_device(self) -> Mapping[Device, Stored]:
-        """What devices store; those that are not there store nothing."""
+        """The parameters that each device stores; a missing device stores none."""
         return stored_by_device(self._made.weights.storage, self._hosted, self.master_dtype)
 
     def _stored(self, device: Device) -> Stored:
         return self.by_device.get(device) or Stored()
 
     def trained_bytes(self, device: Device) -> int:
-        """Bytes that are stored on the device and that an optimizer changes."""
+        """Bytes of trained parameters that are stored on the device."""
         return self._stored(device).trained_bytes
 
     def _is_hosted(self, tensor: PTensor) -> bool:
         return tensor.name in self._hosted
 
     def host_bytes(self, device: Device, num_states: int) -> int:
-        """Of what is stored on the host, its gradients and its states."""
+        """Bytes on the host: stored parameters, their gradients and states."""
         stored = self._stored(device)
         return stored.hosted_bytes + stored.hosted_trained_bytes * (1 + num_states)
 
     def resting_bytes(self, device: Device) -> int:
-        """Of what is stored, and copies that stay."""
+        """Bytes of stored parameters, and of copies that exist all the time."""
         copies = sum(_copy_bytes(use, device) for use in self._resting(device))
         return self._stored(device).here_bytes + copies
 
     def passing_bytes(self, use: Use, device: Device) -> int:
-        """Of what is stored on the host, on its way to other devices."""
+        """Bytes of a parameter stored on the host while it moves to other devices."""
         if not self._hosted or not self._is_hosted(use.tensor):
             return 0
         return use.storage.num_elements.get(device, 0) * ITEM_BYTES[use.tensor.dtype]
 
     def fetched_bytes(self, device: Device) -> int:
-        """Of what communication brings to copies that stay, at the step's start: of one bucket."""
-        # Those that only come from the host are copied one by one.
+        """Bytes that arrive for permanent copies at the step's start, one bucket at a time."""
+        # Weights that come only from this device's host are copied one by one.
         most = max((self.passing_bytes(use, device) for use in self._alone), default=0)
         buckets = self._buckets_on.get((Verb.FETCH, device), [])
         for first in range(len(buckets)):
@@ -140,14 +140,15 @@ class StoredMemory:
 
     @cached_property
     def _alone(self) -> list[Use]:
-        """What is there all the time and needs no other device."""
+        """Uses that exist all the time and need no other device."""
         return [use for use in self._made.weights.uses if not (use.fetch or use.is_fetched)]
 
     @cached_property
     def _buckets_on(self) -> Mapping[tuple[Verb, Device], list[list[Use]]]:
-        """By what is done and by device, uses outside windows that one call fetches or reduces.
+        """For each instruction kind and device, the buckets of uses that one call fetches or
+        reduces.
 
-        In the step's order; what the device neither reads nor stores is left out.
+        In the step's order; buckets that the device neither reads nor stores are left out.
         """
         made = self._made
         blocks = [made.begin, made.end]
@@ -166,7 +167,7 @@ class StoredMemory:
         return found
 
     def _resting(self, device: Device) -> list[Use]:
-        """Copies besides storage that stay."""
+        """Uses with a permanent copy besides storage."""
         return [use for use in self._uses(device) if not use.is_fetched and not self._is_own(use)]
 
     def _uses(self, device: Device) -> list[Use]:
@@ -182,17 +183,17 @@ class StoredMemory:
         return found
 
     def _is_own(self, use: Use) -> bool:
-        """Whether what is read is the stored tensor itself."""
+        """Whether a use reads the stored tensor itself."""
         is_here = use.is_stored and not self._is_hosted(use.tensor)
         return is_here and self.master_dtype in (None, use.tensor.dtype)
 
     # --- gradients ------------------------------------------------------------------------------
 
     def arriving_bytes(self, device: Device) -> int:
-        """The most beyond gradients of copies while they are reduced, at the step's end.
+        """The most memory beyond gradients of copies while they are reduced, at the step's end.
 
-        Bucket by bucket, sums arrive where parameters are stored, and what they are of is dropped.
-        Where backwards go on meanwhile, as many buckets arrive at one time as may be under way.
+        For each bucket, sums arrive where parameters are stored, and then the summands are dropped.
+        If backwards run meanwhile, as many buckets arrive at a time as may be under way.
         """
         buckets = self._buckets_on.get((Verb.REDUCE, device), [])
         at_once = MOST_REDUCTIONS if self._made.plan.overlap.reductions else 1
@@ -211,7 +212,7 @@ class StoredMemory:
 
     @cached_property
     def legs(self) -> Mapping[Use, tuple[Transfer, ...]]:
-        """Communication of every use: of weights, and of gradients in the dtype of storage."""
+        """The communication of every use: of weights, and of gradients in the dtype of storage."""
         found = {}
         for use in self._made.weights.uses:
             dtype = self.master_dtype or use.tensor.dtype
@@ -220,13 +221,13 @@ class StoredMemory:
         return found
 
     def _stored_grad_bytes(self, use: Use, device: Device) -> int:
-        """Of a gradient where the parameter is stored."""
+        """Bytes of a gradient where the parameter is stored."""
         if not use.tensor.requires_grad:
             return 0
         return use.storage.num_elements.get(device, 0) * self._item_bytes(use.tensor)
 
     def _grad_bytes(self, use: Use, device: Device) -> int:
-        """Of the sum of gradients of a copy."""
+        """Bytes of the accumulated gradient of a copy."""
         if not use.tensor.requires_grad:
             return 0
         return use.side.num_elements.get(device, 0) * self._item_bytes(use.tensor)

@@ -89,7 +89,7 @@ class OpSplit:
         return tuple(sorted({part.device for part in self.parts if part.device is not None}))
 
     def on(self, devices: Sequence[int]) -> OpSplit:
-        """The same split; its devices, in ascending order, are replaced by the first of ``devices``.
+        """The same split; its devices, in ascending order, become the first of ``devices``.
 
         Raises:
             PlanError: ``devices`` has fewer devices than the split.

@@ -1,4 +1,4 @@
-"""Buckets: weights outside windows that one call fetches at a step's start or reduces at its end."""
+"""Buckets: weights outside windows, fetched or reduced together at a step's start or end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edges: data dependencies between parts that do not fit, or lie in different stages."""
+"""Edges: data dependencies that need communication, or that connect two stages."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from superscaler_core.program.side import MAX_SIDES, Side, sides_of
 from superscaler_core.program.transfer import Transfer, transfers
 
 Reader = tuple[Op, int]
-"""An op, and which of its inputs the tensor is."""
+"""An op, and the position of the input at which it reads the tensor."""
 
 
 @dataclass(frozen=True, eq=False)
 class Edge:
-    """A tensor on its way from those who write it to some of its readers, and its gradient back.
+    """A tensor that moves from its writers to some of its readers, and its gradient back.
 
     Attributes:
-        index: unique in the plan.
-        tensor: what moves.
-        src_stage, dst_stage: where it is written and read.
-        src, dst: both ends.
+        index: unique number in the plan.
+        tensor: the tensor that moves.
+        src_stage, dst_stage: the stages in which it is written and read.
+        src, dst: the two ends.
         readers: the ops that read it at the dst end.
-        parent: the edge whose readers pass it on; None if it comes from those who compute it.
-        recycles: the input that it fills in the next turn of its microbatch; None if it is read in
-            the turn in which it is written.
+        parent: the edge whose result this edge forwards; None if the src end is the op that
+            computes the tensor.
+        recycles: the input that the tensor becomes in the next turn of its microbatch; None if it
+            is read in the turn in which it is written.
     """
 
     index: int
@@ -46,55 +47,55 @@ class Edge:
 
     @property
     def name(self) -> str:
-        """For people and for generated code."""
+        """The name in texts and in generated code."""
         return f"e{self.index}"
 
     @cached_property
     def forward(self) -> tuple[Transfer, ...]:
-        """What takes the value there."""
+        """The transfers of the value."""
         return transfers(self.src, self.dst.whole, self.tensor.shape, self.tensor.dtype)
 
     @cached_property
     def backward(self) -> tuple[Transfer, ...]:
-        """What takes the gradient back; nothing if there is none."""
+        """The transfers of the gradient; empty if there is none."""
         if not self.has_grad:
             return ()
         return transfers(self.dst, self.src.whole, self.tensor.shape, self.tensor.dtype)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """All that write or read."""
+        """All devices that write or read the tensor."""
         return tuple(sorted({*self.src.shards, *self.dst.shards}))
 
     @property
     def has_grad(self) -> bool:
-        """Whether a gradient comes back: turns before the last have none."""
+        """Whether a gradient comes back: in turns before the last there is none."""
         return self.tensor.requires_grad and self.recycles is None
 
     @property
     def crosses(self) -> bool:
-        """Whether it leads to another stage, or to another turn."""
+        """Whether the edge leads to another stage or to another turn."""
         return self.src_stage != self.dst_stage or self.recycles is not None
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """How every reader of every activation gets it."""
+    """How each reader of an activation obtains it."""
 
     all: tuple[Edge, ...]
     of_reader: Mapping[Reader, Edge]
-    """The edge that a reader reads from; one that is not there reads from parts on its device."""
+    """The edge that each reader reads from; readers without an edge read from their own device."""
     deferred: Mapping[Op, Mapping[Device, int]]
-    """Ops whose replicas pass on a share of the gradient each (``_shares``); which share."""
+    """Ops whose replicas each back-propagate only a share of the gradient (see ``shares_of``)."""
 
     @classmethod
     def of(cls, edges: Iterable[Edge], deferred: Mapping[Op, Mapping[Device, int]]) -> Edges:
-        """These edges; what they do not bring is read from parts on the same device."""
+        """Collect these edges; readers without an edge read from parts on their own device."""
         given = tuple(edges)
         return cls(given, {reader: e for e in given for reader in e.readers}, deferred)
 
     def read_directly(self, op: Op) -> tuple[tuple[int, PTensor], ...]:
-        """The inputs that an op reads from parts on its device, with their positions."""
+        """The inputs that an op reads from parts on its own device, with their positions."""
         found = self._direct.get(op)
         if found is None:
             inputs = enumerate(op.inputs)
@@ -109,16 +110,16 @@ class Edges:
 
     @property
     def stage_graph(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of stages of which one reads what the other makes, in the same turn."""
+        """Pairs of stages (src, dst): dst reads a result of src in the same turn."""
         inside = (edge for edge in self.all if edge.crosses and edge.recycles is None)
         return tuple(sorted({(edge.src_stage, edge.dst_stage) for edge in inside}))
 
     def of_stage(self, stage: int) -> tuple[Edge, ...]:
-        """Edges inside a stage."""
+        """The edges inside a stage."""
         return tuple(e for e in self._from.get(stage, ()) if not e.crosses)
 
     def leaving(self, stage: int) -> tuple[Edge, ...]:
-        """Edges from a stage to others, or to another turn."""
+        """The edges from a stage to others, or to another turn."""
         return tuple(e for e in self._from.get(stage, ()) if e.crosses)
 
     @cached_property
@@ -130,7 +131,7 @@ class Edges:
 
 
 def find_edges(plan: Plan) -> Edges:
-    """Compare all readers of all activations with those who write them."""
+    """Compare the readers of every activation with its writers, and create the edges needed."""
     stage_of = stages_by_op(plan)
     made: list[Edge] = []
     deferred: dict[Op, Mapping[Device, int]] = {}
@@ -144,19 +145,19 @@ def find_edges(plan: Plan) -> Edges:
 
 
 def stages_by_op(plan: Plan) -> Mapping[int, int]:
-    """The number of the stage of every op, by its index."""
+    """For each op, by its index, the number of its stage."""
     return {op.index: stage.index for stage in plan.stages for op in stage.ops}
 
 
 def edges_of(
     plan: Plan, tensor: PTensor, stage_of: Mapping[int, int], first: int
 ) -> tuple[list[Edge], Mapping[Device, int] | None]:
-    """The edges of one activation, or the shares of its gradient that spare them.
+    """The edges of one activation, or the gradient shares that make an edge unnecessary.
 
     Args:
         plan: the decisions.
-        tensor: what one op writes.
-        stage_of: as of ``stages_by_op``.
+        tensor: an output of an op.
+        stage_of: result of ``stages_by_op``.
         first: number of the first edge.
     """
     op = plan.graph.producer[tensor]
@@ -175,7 +176,7 @@ def edges_of(
 
 
 def recycling_edges(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iterator[Edge]:
-    """Edges, numbered from ``first``, that lead from a turn of a microbatch to the next."""
+    """Edges, numbered from ``first``, from one turn of a microbatch to the next."""
     numbers = count(first)
     for given, tensor in plan.graph.recycled.items():
         op = plan.graph.producer[tensor]
@@ -194,35 +195,35 @@ def recycling_edges(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iter
 def _shares(
     plan: Plan, op: Op, groups: Iterable[tuple[int, Side]], stage: int
 ) -> Mapping[Device, int] | None:
-    """Which share of the gradient each replica of an op gets, if that is all it needs."""
+    """The gradient share of each replica of an op, if shares make edges unnecessary."""
     if not reads_weights_alone(op) or any(dst_stage != stage for dst_stage, _ in groups):
         return None
     return shares_of(op.form, plan.op_split(op), Side.joined(side for _, side in groups))
 
 
 def reads_weights_alone(op: Op) -> bool:
-    """Whether nothing but weights gives an op a gradient to pass on, as a table of positions."""
+    """Whether only the op's weights need gradients; for example a table of positions."""
     has_weights_alone = all(t.kind == PARAMETER for t in op.inputs if t.requires_grad)
     return bool(op.parameters) and has_weights_alone and len(op.outputs) == 1
 
 
 @lru_cache(maxsize=MAX_SIDES)
 def shares_of(form: OpForm, split: OpSplit, reading: Side) -> Mapping[Device, int] | None:
-    """Which share of the gradient each replica gets of an op that reads weights alone.
+    """The share of the gradient that each replica takes of an op that only reads weights.
 
-    The backward of an op is linear: the replicas of one that reads weights alone, such as a table
-    of positions, may each take the gradient that is on their device, and what they make of it is
-    summed with the gradients of the weights, once a step, not once a microbatch.
+    The backward of an op is linear. So each replica of such an op, for example a table of
+    positions, may use only the gradient that is on its own device. The partial sums are then
+    added with the gradients of the weights, once per step instead of once per microbatch.
 
     Args:
-        form: of the op.
+        form: form of the op.
         split: its parts.
-        reading: all that read its output, on the same devices.
+        reading: all reads of its output, on the same devices.
     """
     (src,) = sides_of(form, split).outputs
     if reading.shards.keys() != src.shards.keys() or not _holds(src, reading):
         return None
-    # By the pieces of the op, if it is cut: what its replicas on different devices read of them.
+    # For each piece of a cut op: the sets that its replicas on different devices read.
     kinds: dict[frozenset[PartForm], list[frozenset[tuple[rv.Box, int]]]] = {}
     shares: dict[Device, int] = {}
     for device, pieces in _pieces_on(form, split).items():
@@ -236,7 +237,7 @@ def shares_of(form: OpForm, split: OpSplit, reading: Side) -> Mapping[Device, in
 
 
 def _pieces_on(form: OpForm, split: OpSplit) -> Mapping[Device, frozenset[PartForm]]:
-    """What every device does of an op, which replica aside."""
+    """The pieces of an op that each device computes, without the replica numbers."""
     found: dict[Device, set[PartForm]] = {}
     for part in split.parts:
         if part.device is not None:
@@ -245,7 +246,7 @@ def _pieces_on(form: OpForm, split: OpSplit) -> Mapping[Device, frozenset[PartFo
 
 
 def _are_apart(kinds: Iterable[frozenset[PartForm]]) -> bool:
-    """Whether devices do the same pieces of an op or none in common, with nothing summed."""
+    """Whether any two devices compute the same pieces of an op or disjoint ones, without sums."""
     parts = [part for pieces in kinds for part in pieces]
     is_summed = any(
         summand
@@ -274,7 +275,7 @@ def _edges_of(
     made: list[Edge] = []
     parent = None
     if src.num_summands > 1 and len(left) > 1:
-        # It is summed once, for the reader that wants it simplest; the others start from there.
+        # The tensor is summed once, for the reader with the simplest wish; others start from there.
         whole = min(left, key=lambda end: (end[0] != stage, end[1].num_summands, end[0]))
         side = whole[1].whole
         direct = left.pop((whole[0], side), [])
@@ -300,10 +301,10 @@ def input_side(plan: Plan, op: Op, position: int) -> Side:
 
 @lru_cache(maxsize=MAX_SIDES)
 def is_inline(src: Side, dst: Side, has_grad: bool) -> bool:
-    """Whether every device can compute what it reads, and its gradients, from what it wrote.
+    """Whether no communication is needed: each device reads only what it wrote itself.
 
-    Values have to be there with all summands, and so have the gradients of what was written.
-    Several summands on one device are added once, for all who read the sum, by an edge.
+    A device must hold all summands of the values it reads, and of the gradients of the values it
+    wrote. If one device holds several summands, an edge adds them once for all readers.
     """
     if any(len(shard.summands) > 1 for shard in src.shards.values()):
         return False
@@ -313,7 +314,7 @@ def is_inline(src: Side, dst: Side, has_grad: bool) -> bool:
 
 
 def _holds(there: Side, wanted: Side) -> bool:
-    """Whether every device holds all summands of what is ``wanted`` of it."""
+    """Whether every device holds all summands of the boxes that it reads."""
     for device, shard in wanted.shards.items():
         held = there.shards[device].held if device in there.shards else frozenset()
         for want in {box for box, _ in shard.held}:

@@ -98,7 +98,7 @@ class Materialized:
 
     @cached_property
     def spans(self) -> tuple[Mapping[Item, int], ...]:
-        """For each stage, the spans that are rerun as a whole: by item the number of its span, from 1."""
+        """For each stage, the spans that are rerun as a whole: the number of each item's span."""
         return tuple(spans_of(self.plan, items) for items in self.items)
 
     @cached_property
@@ -184,7 +184,7 @@ class Materialized:
 
     @property
     def _is_rewritten(self) -> bool:
-        """Whether any rewrite for overlap applies; if not, each stage is written out independently."""
+        """Whether any rewrite for overlap applies; if not, each stage is written out alone."""
         return bool(self.plan.overlap) or self.plan.swaps
 
     def block(self, stage: int, run: ActionKind) -> Block:

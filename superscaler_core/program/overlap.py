@@ -208,7 +208,7 @@ def _ahead(block: Block, kind: Verb, depth: int) -> Block:
 
 
 def _behind(block: Block, kind: Verb, most: int) -> Iterator[StepInstruction]:
-    """A block that waits later for communication of ``kind``, when ``most`` others are under way."""
+    """A block that waits later for communication of ``kind``: when ``most`` others are open."""
     under_way: dict[tuple[Device, ...], deque[StepInstruction]] = {}
     for instruction in block:
         if instruction.kind is kind and instruction.phase is Phase.WHOLE:

@@ -99,7 +99,7 @@ class StageItems:
 
     @cached_property
     def read_outside(self) -> frozenset[PTensor]:
-        """Results of these items that other items of the stage read; empty if these are all items."""
+        """Results of these items that other items of the stage read; empty if there are none."""
         ops = {item.part.op for item in self.items if isinstance(item, Compute)}
         moved = {item.edge for item in self.items if isinstance(item, Move)}
         readers, of_reader = self.plan.graph.readers, self.edges.of_reader

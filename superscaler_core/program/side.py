@@ -81,7 +81,7 @@ class Side:
 
     @cached_property
     def whole(self) -> Side:
-        """The same boxes with the full value: for reads, or for the result of summing a gradient."""
+        """The same boxes with the full value: for reads, or for the result of summing."""
         if self.num_summands == 1:
             return self
         views = {View(v.device, v.box, 0) for v in self.views}

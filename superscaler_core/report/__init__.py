@@ -1,4 +1,4 @@
-"""Report: what a plan communicates and needs, for people."""
+"""Report: the communication and memory of a plan, as tables for people."""
 
 from superscaler_core.report.explain import explain_ops
 from superscaler_core.report.explain_edge import explain_edge

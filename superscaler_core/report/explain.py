@@ -1,4 +1,4 @@
-"""Explain: what was split how, op by op."""
+"""Explain: how ops are split, op by op."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _HEADER = ("#", "op", "annotation", "split", "stages", "devices")
 
 
 def explain_ops(plan: Plan, width: int = 100) -> str:
-    """How every op was split and where its parts are, ops of alike layers in one row.
+    """How every op is split and where its parts are; ops of equal layers share a row.
 
-    ``b/4`` is loop b in 4 pieces, ``2 copies`` that two parts do the same work, ``again`` that the
-    backward computes it again, ``swapped`` that what it keeps until then is on the host.
+    ``b/4`` is loop b in 4 pieces, ``2 copies`` means that two parts do the same work, ``again``
+    that the backward recomputes it, ``swapped`` that its kept values wait on the host.
     """
     stage_of = {op.index: stage.index for stage in plan.stages for op in stage.ops}
     groups: dict[Hashable, list[Op]] = {}
@@ -39,7 +39,7 @@ def explain_ops(plan: Plan, width: int = 100) -> str:
 
 
 def split_text(plan: Plan, op: Op) -> str:
-    """How an op was split: ``b/4, k/2, 2 copies``."""
+    """How an op is split: ``b/4, k/2, 2 copies``."""
     parts = plan.parts(op)
     cuts = {i: {p.range(i) for p in parts} for i in op.sizes}
     words = [f"{i}/{len(ranges)}" for i, ranges in cuts.items() if len(ranges) > 1]

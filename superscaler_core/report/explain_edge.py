@@ -1,4 +1,4 @@
-"""Explain an edge: who writes and who reads, and the plans of its communication, step by step."""
+"""Explain an edge: its writers and readers, and the plans of its communication, step by step."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 
 MAX_SHARDS = 4
-"""Shards of an end that are shown."""
+"""Number of shards of an end that are printed."""
 
 
 def explain_edge(
     made: Materialized, name: str, topology: rv.Topology | None = None, width: int = 100
 ) -> str:
-    """An edge (``e3``) or a use of a weight (by its name): its ends, and the plans of both ways.
+    """An edge (``e3``) or a use of a weight (by its name): its ends, and the plans both ways.
 
     Raises:
-        PlanError: there is none of that name.
+        PlanError: there is no edge or use of that name.
     """
     found = _named(made, name)
     ends = _edge_ends(made, found) if isinstance(found, Edge) else _use_ends(found)

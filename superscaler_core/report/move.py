@@ -1,4 +1,4 @@
-"""Moves: all communication of a step, each transfer with how often it takes place and its cost."""
+"""Moves: all communication of a step: each transfer, how often it runs, and its cost."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from superscaler_core.report.names import pattern_of
 
 @dataclass(frozen=True)
 class PricedMove:
-    """A tensor that goes one way.
+    """A tensor that moves in one direction.
 
     Attributes:
-        name: of the edge (``e3``) or of the use of a weight.
+        name: name of the edge (``e3``) or of the use of a weight.
         way: "forward" and "backward" of an edge, "fetch" and "reduce" of a weight, "loss".
         tensor: its name.
-        stages: from which to which.
-        num_times: in a step.
-        plans: of its regions, those that are where they are wanted left out.
+        stages: the src and dst stages.
+        num_times: how often it moves in a step.
+        plans: the plans of its regions, without those where nothing moves.
     """
 
     name: str
@@ -37,30 +37,30 @@ class PricedMove:
 
     @property
     def pattern(self) -> str:
-        """Its name without the numbers of layers: ``layers.*.attn.out.linear``."""
+        """The tensor's name without the numbers of layers: ``layers.*.attn.out.linear``."""
         return pattern_of(self.tensor)
 
     @cached_property
     def layouts(self) -> str:
-        """From which layout to which."""
+        """The src and dst layouts."""
         if len(self.plans) != 1:
             return f"{len(self.plans)} regions"
         return f"{self.plans[0].src.rvd} -> {self.plans[0].dst.rvd}"
 
     @cached_property
     def primitives(self) -> tuple[str, ...]:
-        """Names of what the plans do, each once."""
+        """Names of the primitives in the plans, each once."""
         steps = (step.kind for plan in self.plans for step in plan.path.steps)
         return tuple(dict.fromkeys(steps))
 
     @cached_property
     def level_bytes(self) -> tuple[int, ...]:
-        """Bytes sent once, by the highest level of the topology that they pass."""
+        """Bytes of one move, by the highest level of the topology that they cross."""
         return tuple(map(sum, zip(*map(_level_bytes, self.plans), strict=True)))
 
     @cached_property
     def secs(self) -> tuple[float, float]:
-        """What one time takes under the port model, and its lower bound."""
+        """Time of one move under the port model, and its lower bound."""
         plans = self.plans
         return sum(p.cost.secs for p in plans), sum(p.bound.secs for p in plans)
 
@@ -70,12 +70,13 @@ def moves_of(
     topology: rv.Topology | None = None,
     master_dtype: str | None = None,
 ) -> Iterator[PricedMove]:
-    """All communication of a step; what every reader holds already is left out.
+    """All communication of a step, without transfers where nothing moves.
 
     Args:
         made: the plan.
-        topology: who is near to whom; one host if None.
-        master_dtype: of stored parameters, in which gradients are reduced; the model's if None.
+        topology: hosts and links; one host if None.
+        master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
+            None.
     """
     carries = Counter((e.edge, e.is_back) for e in made.events if isinstance(e, Carry))
     for edge in made.edges.all:
@@ -99,7 +100,7 @@ def moves_of(
 def _ways_of(
     made: Materialized, use: Use, master_dtype: str | None
 ) -> Iterator[tuple[str, tuple[Transfer, ...], int]]:
-    """Weights come and gradients go once a step, those of a window whenever it says so."""
+    """The moves of a weight: once per step, or whenever its window gathers or reduces."""
     fetches = reductions = 1
     if use.window is not None:
         fetches = made.counts[Verb.GATHER, use.window]

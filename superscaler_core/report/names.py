@@ -1,4 +1,4 @@
-"""Names of alike layers."""
+"""Names of layers with equal structure."""
 
 from __future__ import annotations
 

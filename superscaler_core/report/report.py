@@ -27,14 +27,14 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Report:
-    """What a plan sends in a step, and what its devices need. ``print`` it.
+    """The communication of a plan in a step, and the memory of its devices; ``print`` it.
 
     Attributes:
         title: the model and the plan's size.
-        rows: alike transfers a row, by what they take along.
-        memory: of every device.
-        level_names: of the topology, from the innermost.
-        notes: what the plan computes differently from the model.
+        rows: one row for each group of similar transfers, sorted by what they move.
+        memory: the memory of every device.
+        level_names: levels of the topology, from the innermost.
+        notes: differences between what the plan computes and what the model computes.
     """
 
     title: str
@@ -45,21 +45,21 @@ class Report:
 
     @property
     def level_bytes(self) -> dict[str, int]:
-        """Bytes a step, all ranks together, by the highest level that they pass."""
+        """Bytes per step, over all ranks, by the highest level that they cross."""
         totals = [0] * len(self.level_names)
         for row in self.rows:
-            # A topology of the ranks that take part has one level only.
+            # A topology of only the participating ranks has one level.
             for level, size in enumerate(row.level_bytes):
                 totals[level] += size
         return dict(zip(self.level_names, totals, strict=True))
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes a step, all ranks together."""
+        """Bytes per step, over all ranks."""
         return sum(self.level_bytes.values())
 
     def of(self, way: str) -> tuple[Row, ...]:
-        """Rows of what goes one way: "forward", "backward", "fetch", "reduce" or "loss"."""
+        """The rows of one way: "forward", "backward", "fetch", "reduce" or "loss"."""
         return tuple(row for row in self.rows if row.first.way == way)
 
     def summary(self) -> str:
@@ -89,7 +89,7 @@ class Report:
             rows = self.of(way)
             if rows:
                 total = bytes_text(sum(row.sent_bytes for row in rows))
-                # Only edges have a name of their own.
+                # Only edges have names of their own.
                 skipped = 0 if way in ("forward", "backward") else 1
                 cells = [row.cells()[skipped:] for row in rows]
                 yield f"{title}: {total} a step\n{table(HEADER[skipped:], cells, WIDTH)}"
@@ -120,9 +120,10 @@ def report_of(
 
     Args:
         made: the plan.
-        memory: what ``memory.memory_of`` found.
-        topology: who is near to whom; one host with a port for every device if None.
-        master_dtype: of stored parameters, in which gradients are reduced; the model's if None.
+        memory: the result of ``memory.memory_of``.
+        topology: hosts and links; one host with a port for every device if None.
+        master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
+            None.
 
     Raises:
         LayoutError: a device is not in the topology.

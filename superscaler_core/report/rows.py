@@ -1,4 +1,4 @@
-"""Rows: moves that are alike in one line, so that a model of many layers stays readable."""
+"""Rows: similar moves in one row, so that a model with many layers stays readable."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from superscaler_core.report.table import NO_BREAK, numbers_text
 from superscaler_core.units import bytes_text
 
 MAX_NAMES = 3
-"""Names that a row of many tensors shows."""
+"""Number of names that a row of many tensors shows."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Moves that differ in layer, stage and devices at most; of weights also in shape."""
+    """Moves that differ only in layer, stage and devices; for weights also in shape."""
 
     moves: tuple[PricedMove, ...]
 
     @property
     def first(self) -> PricedMove:
-        """One of them."""
+        """One of the moves."""
         return self.moves[0]
 
     @property
     def level_bytes(self) -> tuple[int, ...]:
-        """Bytes a step of all of them, by the highest level of the topology that they pass."""
+        """Bytes per step of all moves, by the highest level of the topology that they cross."""
         each = ([size * m.num_times for size in m.level_bytes] for m in self.moves)
         return tuple(map(sum, zip(*each, strict=True)))
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes a step of all of them, all ranks together."""
+        """Bytes per step of all moves, over all ranks."""
         return sum(self.level_bytes)
 
     @property
     def gap(self) -> float:
-        """What they take over its lower bound; 1 is best."""
+        """The moves' time divided by its lower bound; 1 is best."""
         secs, bound = (sum(part) for part in zip(*(m.secs for m in self.moves), strict=True))
         return secs / bound if bound else 1.0 if not secs else float("inf")
 
     @property
     def tensors(self) -> str:
-        """Their names, without the numbers of layers."""
+        """The tensors' names, without the numbers of layers."""
         names = list(dict.fromkeys(move.pattern for move in self.moves))
         more = len(names) - MAX_NAMES
         return ", ".join(names[:MAX_NAMES]) + (f", {more} more" if more > 0 else "")
 
     @property
     def stages(self) -> str:
-        """The stages they are in, or from which to which they lead."""
+        """The stages of the moves, or their src and dst stages."""
         ends = sorted({move.stages for move in self.moves})
         if all(a == b for a, b in ends):
             return numbers_text([a for a, _ in ends])
@@ -59,7 +59,7 @@ class Row:
         return f"{texts[0]}..{texts[-1]}" if len(texts) > 2 else ",".join(texts)
 
     def cells(self) -> list[str]:
-        """As a line of the table under ``HEADER``."""
+        """The cells of the row under ``HEADER``."""
         return [
             self.first.name,
             str(len(self.moves)),
@@ -77,7 +77,7 @@ HEADER = ("edge", "#", "tensors", "stages", "layouts", "by", "x", "a step", "gap
 
 
 def rows_of(moves: Iterable[PricedMove]) -> tuple[Row, ...]:
-    """Alike moves merged, in the order of the first of each."""
+    """Merge similar moves, in the order of the first of each group."""
     found: dict[Hashable, list[PricedMove]] = {}
     for move in moves:
         found.setdefault((move.way, *_alike(move)), []).append(move)
@@ -92,7 +92,7 @@ def _alike(move: PricedMove) -> tuple[Hashable, ...]:
 
 
 def _counts(plan: rv.Plan) -> tuple[Hashable, ...]:
-    """The layouts of a weight, whatever its dims."""
+    """The layouts of a weight, without its dims."""
     return tuple((x.rvd.r, x.rvd.v, _cut(x.rvd.d)) for x in (plan.src, plan.dst))
 
 

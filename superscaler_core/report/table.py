@@ -1,4 +1,4 @@
-"""Tables for people: columns as wide as they need, and no line longer than asked."""
+"""Tables as text: columns as wide as needed, and lines of limited width."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from textwrap import wrap
 
 GAP = "  "
 NO_BREAK = "\xa0"
-"""A space at which no cell goes on in a further line."""
+"""A space at which a cell is not broken."""
 
 LEAST = 6
-"""Characters that a column keeps."""
+"""Least number of characters in a column."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 100) -> str:
-    """Rows under a header; numbers are set to the right, and long texts go on in further lines.
+    """Rows under a header; numbers are right-aligned, and long texts continue in further lines.
 
     >>> print(table(["edge", "bytes"], [["e0", "64"], ["e1: out -> in", "1024"]], width=16))
     edge     bytes
@@ -24,8 +24,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int = 100
 
     Args:
         header: names of the columns.
-        rows: cells, as many in each.
-        width: characters of a line, at least ``LEAST`` for every column.
+        rows: the cells of each row.
+        width: characters per line, at least ``LEAST`` for every column.
     """
     texts = list(zip(header, *rows, strict=True))
     right = [bool(rows) and all(map(_is_number, cells)) for _, *cells in texts]
@@ -53,7 +53,7 @@ def _wrapped(cell: str, width: int) -> list[str]:
 
 
 def _limits(columns: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths that fit: columns give room between words first, the widest before the others."""
+    """Column widths that fit: the widest columns are narrowed first, and broken between words."""
     widths = [max(map(len, column)) for column in columns]
     words = [max(len(word) for cell in column for word in cell.split(" ")) for column in columns]
     for least in (words, [LEAST] * len(words)):

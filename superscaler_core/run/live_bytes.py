@@ -1,4 +1,4 @@
-"""LiveBytes: the memory that tensors take while something runs, measured."""
+"""LiveBytes: measures the memory that tensors take while code runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from superscaler_core.run.trainer import Trainer
 
 
 class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors, every piece of memory once, from its first use to its end.
+    """Counts the bytes of live tensors; each storage counts once, from its first use to its end.
 
-    It sees what this thread does, forward and backward (autograd runs on the CPU in the thread
-    that calls it); not what a kernel takes for itself while it runs.
+    It sees forward and backward of this thread (on the CPU, autograd runs in the calling thread),
+    but not the memory that a kernel takes while it runs.
 
     Attributes:
-        now_bytes: what is there.
-        is_paused: whether what is made is not counted.
+        now_bytes: bytes of the live tensors.
+        is_paused: whether new tensors are left uncounted.
     """
 
     def __init__(self) -> None:
@@ -33,22 +33,22 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched: dict[int, weakref.ref[Any]] = {}
 
     def count(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors from now on; those that are counted or ignored already stay so."""
+        """Count tensors from now on; those already counted or ignored stay so."""
         self.count_pieces(tensor.untyped_storage() for tensor in tensors)
 
     def count_pieces(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """The same of the memory itself."""
+        """Like ``count``, for storages."""
         for storage in storages:
             # torch keeps the Python object of a storage as long as the storage.
             if id(storage) not in self._watched:
                 self._watch(storage, storage.nbytes())
 
     def counted(self, storage: torch.UntypedStorage) -> int:
-        """What of a piece of memory is counted."""
+        """The counted bytes of a storage."""
         return self._sizes.get(id(storage), 0)
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """Never count the memory of tensors."""
+        """Never count the memory of these tensors."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if id(storage) in self._watched:
@@ -62,7 +62,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def look(self) -> None:
-        """Called after every operator, while what it read and what it made are there."""
+        """Called after every operator, while its inputs and results are live."""
 
     def _watch(self, storage: torch.UntypedStorage, num_bytes: int) -> None:
         key = id(storage)
@@ -79,14 +79,14 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled under it, and the guard against that takes longer than most kernels.
+        # Nothing is compiled in this mode, and dynamo's check for it is slower than most kernels.
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        # Looking at a tensor would else go through every mode that is on, which takes longer.
+        # Otherwise access to a tensor would pass through every active mode, which is slower.
         with torch._C.DisableTorchFunction():
             result = self.call(func, args, kwargs)
             tensors = list(tensors_of((*args, *kwargs.values(), result)))
@@ -108,18 +108,19 @@ def tensors_of(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 class LiveBytes:
-    """Measures the most memory that a trainer's tensors take at one time on this rank.
+    """Measures the peak memory of a trainer's tensors on this rank.
 
-    Counted are weights, gradients, constants and all that steps make; the caller's batch and what
-    is on the host are not. What ``rvdcomm`` stages is seen where it is first made, so in the first
-    step, as are optimizer states. On CUDA it is what torch's allocator gave out, all of it.
+    It counts weights, gradients, constants and all tensors of steps, but not the caller's batch
+    and tensors on the host. Staging buffers of ``rvdcomm`` and optimizer states are seen when they
+    are allocated, which is in the first step. On CUDA it reports all that torch's allocator gave
+    out.
 
     >>> # with LiveBytes(trainer) as live:
     >>> #     trainer.step(tokens, targets)
     >>> # live.peak_bytes
 
     Attributes:
-        peak_bytes: the most at one time since it was entered.
+        peak_bytes: the peak since the context was entered.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -134,7 +135,7 @@ class LiveBytes:
         self._meter.count(self._resting())
         self._meter.look()
         host = self._rank.weights._host
-        # On a CPU what is on the host is tensors like all others.
+        # On a CPU, tensors on the host are ordinary tensors; they are not counted.
         self._to_host, host.to_host = host.to_host, self._unseen  # type: ignore[method-assign]
         self._meter.__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -159,7 +160,7 @@ class LiveBytes:
         self.peak_bytes = self._meter.peak_bytes
 
     def _resting(self) -> Iterable[Tensor]:
-        """What is there between steps."""
+        """Tensors that exist between steps."""
         weights, tables = self._rank.weights, self._rank.tables
         for name, parameter in weights.stored.items():
             if not tables.parameters[name].on_host:
@@ -169,12 +170,12 @@ class LiveBytes:
         yield from self._rank._constants.values()
 
     def _windowed(self) -> list[Tensor]:
-        """Weights whose memory comes and goes without an operator."""
+        """Weights whose memory is resized without an operator."""
         weights, tables = self._rank.weights, self._rank.tables
         return [c for n, c in weights._copies.items() if tables.weights[n].windowed == "gather"]
 
     def _is_outside(self, tensor: Tensor) -> bool:
-        """Whether memory is the caller's, or the host's."""
+        """Whether memory belongs to the caller or to the host."""
         place = tensor.untyped_storage().data_ptr()
         tables = self._rank.tables
         outside = [*self._rank._batch.values()]
@@ -183,10 +184,10 @@ class LiveBytes:
 
 
 class _Peak(StorageMeter):  # type: ignore[no-untyped-call]
-    """The most at one time.
+    """Records the peak.
 
     Args:
-        is_outside: whether memory that an operator reads, but none has made, is not counted.
+        is_outside: whether a tensor that an operator reads, but none has made, is not counted.
         windowed: tensors whose memory is resized.
     """
 

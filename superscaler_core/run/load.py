@@ -1,4 +1,4 @@
-"""Load: a generated program from its folder."""
+"""Load: creates a trainer from the folder of a generated program."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from superscaler_core.run.transport import DistTransport
 def load(
     folder: str | Path, *, group: Any = None, topology: rv.Topology | None = None, **options: Any
 ) -> Trainer:
-    """This rank's share of a program, over a process group that is there already.
+    """Load this rank's part of a program; the process group must exist already.
 
-    It starts with the weights that the captured model had when the program was saved. Collective
-    over the program's ranks: device ``d`` of the plan is rank ``d`` of the group.
+    The trainer starts with the weights that the captured model had when the program was saved.
+    Collective over the program's ranks: device ``d`` of the plan is rank ``d`` of the group.
 
     Args:
-        folder: what ``Compiled.save`` wrote.
+        folder: the folder that ``Compiled.save`` wrote.
         group: process group; the default group if None.
-        topology: who is near to whom; that of the program if None.
-        options: ``seed`` of dropout (an int), ``dtype`` of stored parameters (the model's if None:
-            float32 for a model in bfloat16 makes master weights), ``device``.
+        topology: hosts and links; those that the program was compiled for if None.
+        options: ``seed`` of dropout (an int); ``dtype`` of stored parameters (the model's if None:
+            float32 for a model in bfloat16 makes master weights); ``device``.
 
     Raises:
-        PlanError: the program has no such rank, or more than the group.
+        PlanError: the program has no such rank, or has more ranks than the group.
     """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     module = module_of(folder, rank)
@@ -51,7 +51,7 @@ def load(
 
 
 def started(trainer: Trainer, folder: str | Path) -> Trainer:
-    """The trainer with the weights that are saved with its program, if there are some."""
+    """The trainer, with the weights that were saved with its program, if any."""
     weights = Path(folder) / WEIGHTS
     if weights.exists():
         trainer.load(weights)
@@ -59,7 +59,7 @@ def started(trainer: Trainer, folder: str | Path) -> Trainer:
 
 
 def module_of(folder: str | Path, rank: int) -> ModuleType:
-    """The file of one rank, imported.
+    """Import the generated file of one rank.
 
     Raises:
         PlanError: the program has no such rank.

@@ -1,4 +1,4 @@
-"""Moves: many shards at one time, those of the same ranks in one call."""
+"""Moves: moves many shards at the same time, with one call per group of ranks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from superscaler_core.run.tables import Leg
 from superscaler_core.run.transport import Transport
 
 Shard = tuple[Tensor, rv.Box]
-"""What a rank holds of a tensor, and which box of it that is."""
+"""A rank's shard of a tensor, and its box in the tensor."""
 
 Moves = Mapping[str, tuple[Sequence[Leg], Shard | None]]
-"""By name, the legs of a tensor and what this rank has of it."""
+"""For each tensor, by name: its legs, and this rank's shard."""
 
 Brought = Iterator[tuple[str, rv.Box, Tensor]]
-"""The name of every result of this rank, its box in the tensor, and the shard."""
+"""For each result on this rank: the name of the tensor, the box in it, and the shard."""
 
 
 def move_many(transport: Transport, moves: Moves) -> Brought:
-    """Move many shards, those of the same ranks in one call."""
+    """Move many shards; those of the same ranks in one call."""
     groups = _Groups(transport.rank, moves)
     yield from groups.staying
     for legs, pieces in groups.calls():
@@ -29,7 +29,7 @@ def move_many(transport: Transport, moves: Moves) -> Brought:
 
 
 def start_many(transport: Transport, moves: Moves) -> Callable[[], Brought]:
-    """As ``move_many``, in the background; what is returned waits for it."""
+    """Like ``move_many``, in the background; call the result to wait for it."""
     groups = _Groups(transport.rank, moves)
     handles = [transport.start_many(legs, pieces) for legs, pieces in groups.calls()]
 
@@ -42,7 +42,7 @@ def start_many(transport: Transport, moves: Moves) -> Callable[[], Brought]:
 
 
 class _Groups:
-    """What moves together, because the same ranks take part; ``staying`` is what is here."""
+    """Legs grouped by their ranks; ``staying`` has the results that need no communication."""
 
     def __init__(self, rank: int, moves: Moves) -> None:
         self._rank = rank
@@ -59,13 +59,13 @@ class _Groups:
         self._entries = {k: e for group in self._groups.values() for k, e in group.items()}
 
     def calls(self) -> Iterator[tuple[dict[str, Leg], dict[str, Tensor]]]:
-        """Legs and pieces of every call; all ranks meet their groups in one order."""
+        """The legs and shards of every call, in an order that is the same on all ranks."""
         for _, group in sorted(self._groups.items()):
             pieces = {key: piece for key, (_, _, piece) in group.items() if piece is not None}
             yield {key: leg for key, (_, leg, _) in group.items()}, pieces
 
     def brought(self, results: Mapping[str, Tensor | None]) -> Brought:
-        """What a call has brought."""
+        """The results of a call, with their boxes."""
         for key, result in results.items():
             name, leg, _ = self._entries[key]
             box = leg.dst_box(self._rank)
@@ -74,7 +74,7 @@ class _Groups:
 
 
 def _piece(rank: int, leg: Leg, shard: Shard | None) -> Tensor | None:
-    """What a rank brings to a leg, cut out of its shard."""
+    """The part of a rank's shard that it contributes to a leg."""
     box = leg.src_box(rank)
     if shard is None or box is None:
         return None

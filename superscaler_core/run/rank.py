@@ -1,4 +1,4 @@
-"""Rank: what the functions of a generated file call; one training step on one rank."""
+"""Rank: the functions that a generated file calls; runs one training step on one rank."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from superscaler_core.run.weights import WeightStore
 class Rank(SegmentRunner):
     """Runs a generated file.
 
-    It hands on what the file says to those who do it: the tape runs segments, the carrier moves
-    what edges take along, the store has the weights.
+    It dispatches the calls of the file: the tape runs segments, the carrier moves tensors of
+    edges, and the store holds the weights.
 
     Args:
         module: the generated file, imported.
         transport: moves tensors between ranks.
         constants: values of the model that depend on no input.
-        seed: of dropout.
-        dtype: of stored parameters; the model's if None.
+        seed: seed of dropout.
+        dtype: dtype of stored parameters; that of the model if None.
         device: where tensors live.
-        host: where those live that the program stores on the host, or swaps.
+        host: where tensors live that the program stores on the host or swaps.
     """
 
     def __init__(
@@ -104,24 +104,24 @@ class Rank(SegmentRunner):
                 )
 
     def begin(self) -> None:
-        """Copy weights to where they are read on this rank itself."""
+        """Refresh the copies of weights that this rank makes from its own storage."""
         self.weights.begin()
 
     def update(self, names: Sequence[str]) -> None:
-        """Leave gradients of parameters where optimizers look, and let who is to update them.
+        """Put gradients of parameters where optimizers read them, and run the step's optimizers.
 
-        That is the caller, after the step, if ``updates`` does nothing.
+        If ``updates`` does nothing, the caller steps the optimizer after the step.
         """
         self.weights.settle(names)
         self.updates(names)
 
     def total_loss(self) -> None:
-        """Add up the losses of all microbatches, on all ranks."""
+        """Sum the losses of all microbatches over all ranks."""
         total = self._way_of_loss.move(self._loss)
         assert total is not None, "every rank gets the loss"
         self._total = total
 
-    # --- what segments are given ----------------------------------------------------------------
+    # --- arguments of segments ------------------------------------------------------------------
 
     def input(self, name: str, mb: int, box: str) -> Tensor:
         """This rank's box of a microbatch's input."""
@@ -132,19 +132,19 @@ class Rank(SegmentRunner):
         return cut.to(self.device)
 
     def constant(self, name: str) -> Tensor:
-        """A value that depends on no input."""
+        """A value of the model that depends on no input."""
         return self._constants[name]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all that is in the model's ``state_dict``, by name."""
+        """The shapes of all entries of the model's ``state_dict``, by name."""
         parameters = {name: entry.shape for name, entry in self.tables.parameters.items()}
         aliases = {alias: parameters[name] for alias, name in self.tables.aliases.items()}
         buffers = {name: tuple(self._constants[name].shape) for name in self.tables.buffers}
         return {**parameters, **aliases, **buffers}
 
     def buffer_faults(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Why buffers cannot have the values in ``state``."""
+        """Reasons why buffers cannot take the values in ``state``."""
         return [
             f"buffer {name} has other values, and the capture computed constants of it: capture "
             "the model with the values that it is to have"
@@ -154,51 +154,51 @@ class Rank(SegmentRunner):
         ]  # fmt: skip
 
     def use(self, name: str) -> Tensor:
-        """A weight's copy."""
+        """The copy of a weight that segments read."""
         return self.weights.copy(name)
 
-    # --- weights that come, and gradients that go; what is started runs while the rank goes on ----
+    # --- weights and their gradients; started communication runs while the rank continues -------
 
     def fetch(self, names: Sequence[str]) -> None:
-        """Bring weights to where they are read, for the whole step."""
+        """Fetch weights to where they are read, for the whole step."""
         self.weights.fetch(names)
 
     def start_fetch(self, names: Sequence[str]) -> None:
-        """Begin to."""
+        """Start to fetch weights."""
         self.weights.start_fetch(names)
 
     def wait_fetch(self, names: Sequence[str]) -> None:
-        """Wait until they are there."""
+        """Wait for ``start_fetch``."""
         self.weights.wait_fetch(names)
 
     def gather(self, names: Sequence[str]) -> None:
-        """Fill the weights of a window."""
+        """Gather the weights of a window."""
         self.weights.gather(names)
 
     def start_gather(self, names: Sequence[str]) -> None:
-        """Begin to."""
+        """Start to gather the weights of a window."""
         self.weights.start_gather(names)
 
     def wait_gather(self, names: Sequence[str]) -> None:
-        """Wait until they are there."""
+        """Wait for ``start_gather``."""
         self.weights.wait_gather(names)
 
     def drop(self, names: Sequence[str]) -> None:
-        """Free the weights of a window."""
+        """Drop the weights of a window."""
         self.weights.drop(names)
 
     def reduce(self, names: Sequence[str]) -> None:
-        """Reduce gradients of weights; weights that were gathered are dropped."""
+        """Reduce gradients of weights; drop the weights if they were gathered."""
         self.weights.reduce(names)
         self._drop_gathered(names)
 
     def start_reduce(self, names: Sequence[str]) -> None:
-        """Begin to; weights that were gathered are dropped."""
+        """Start to reduce gradients of weights; drop the weights if they were gathered."""
         self.weights.start_reduce(names)
         self._drop_gathered(names)
 
     def wait_reduce(self, names: Sequence[str]) -> None:
-        """Wait until gradients are where weights are stored."""
+        """Wait for ``start_reduce``."""
         self.weights.wait_reduce(names)
 
     def _drop_gathered(self, names: Sequence[str]) -> None:
@@ -210,58 +210,58 @@ class Rank(SegmentRunner):
     # --- turns ----------------------------------------------------------------------------------
 
     def without_grad(self, stage: Callable[[Rank, int], None], mb: int, turn: int) -> None:
-        """Run a stage forward for what it makes of a microbatch alone: nothing is kept of it.
+        """Run a stage's forward without gradient: only its results remain.
 
         Args:
-            stage: the function of its forward.
+            stage: the function of the stage's forward.
             mb: the microbatch.
-            turn: which forward without gradient of the microbatch this is.
+            turn: the number of this forward among those of the microbatch.
         """
         self._with_grad, self._turn = False, (turn,)
         stage(self, mb)
         self._with_grad, self._turn = True, ()
 
     def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
-        """Leave a result for the next turn; the turn that is trained is the last."""
+        """Keep a result for the next turn; does nothing in the last turn, which is trained."""
         if not self._with_grad:
             self.send(name, mb, shard)
 
     def recycled(self, name: str, mb: int) -> Any:
-        """What the turn before made; zeros in the first."""
+        """The result of the turn before; zeros in the first turn."""
         return self._carrier.recycled(name, mb)
 
     def add_loss(self, loss: Tensor) -> None:
-        """Count a part of a microbatch's loss."""
+        """Add a part of a microbatch's loss."""
         if not self._with_grad:
             return
         share = loss * self.loss_grad
         self._loss = share if self._loss is None else self._loss + share
 
     # --- edges ----------------------------------------------------------------------------------
-    # What they return is None where this rank has no end of an edge; generated code knows.
+    # These return None where this rank is at no end of an edge; generated code knows where.
 
     def move(self, name: str, shard: Tensor | None) -> Any:
-        """Take an edge's value from those who write it to those who read it."""
+        """Move the value of an edge from its writers to its readers."""
         return self._carrier.move(name, shard)
 
     def move_back(self, name: str, grad: Tensor | None) -> Any:
-        """Take the gradient back."""
+        """Move the gradient of an edge from its readers to its writers."""
         return self._carrier.move_back(name, grad)
 
     def start_move(self, name: str, shard: Tensor | None) -> None:
-        """Let an edge's value go while the rank goes on."""
+        """Start ``move`` in the background."""
         self._carrier.start_move(name, shard)
 
     def wait_move(self, name: str) -> Any:
-        """What ``start_move`` brought."""
+        """Wait for ``start_move``, and return the value."""
         return self._carrier.wait_move(name)
 
     def start_move_back(self, name: str, grad: Tensor | None) -> None:
-        """Let the gradient go back while the rank goes on."""
+        """Start ``move_back`` in the background."""
         self._carrier.start_move_back(name, grad)
 
     def wait_move_back(self, name: str) -> Any:
-        """What ``start_move_back`` brought."""
+        """Wait for ``start_move_back``, and return the gradient."""
         return self._carrier.wait_move_back(name)
 
     def send(self, name: str, mb: int, shard: Tensor | None) -> None:
@@ -269,11 +269,11 @@ class Rank(SegmentRunner):
         self._carrier.send(name, mb, shard)
 
     def carry(self, name: str, mb: int) -> None:
-        """Let an edge to another stage take a microbatch along, while this rank goes on."""
+        """Start to move the result of a microbatch over an edge to another stage."""
         self._carrier.carry(name, mb)
 
     def receive(self, name: str, mb: int) -> Any:
-        """What ``carry`` brought."""
+        """Wait for ``carry``, and return the value."""
         return self._carrier.receive(name, mb)
 
     def send_grad(self, name: str, mb: int, grad: Tensor | None) -> None:
@@ -281,9 +281,9 @@ class Rank(SegmentRunner):
         self._carrier.send_grad(name, mb, grad)
 
     def carry_back(self, name: str, mb: int) -> None:
-        """Let the gradient of an edge go back to the stage that it came from."""
+        """Start to move a gradient over an edge back to the other stage."""
         self._carrier.carry_back(name, mb)
 
     def receive_grad(self, name: str, mb: int) -> Any:
-        """What ``carry_back`` brought."""
+        """Wait for ``carry_back``, and return the gradient."""
         return self._carrier.receive_grad(name, mb)

@@ -1,4 +1,4 @@
-"""SegmentRunner: what generated code calls to run segments, whoever stands behind it."""
+"""SegmentRunner: the calls of generated code that run segments, shared by ranks and dry runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from superscaler_core.run.tape import SegmentFunction, Tape, Tensors
 
 
 class SegmentRunner(ABC):
-    """Runs segments on a tape; in a turn without gradient it keeps nothing of them.
+    """Runs segments on a tape; in a turn without gradient it keeps nothing.
 
-    A rank is one, and so is a dry run that looks at memory: both run what a file says by the same
-    rules. They say which random numbers segments draw (``_rng``) and are told when one begins.
+    Subclasses are a rank and the dry run that measures memory, so both run a file by the same
+    rules. A subclass chooses the random seed (``_rng``), and is told when a segment begins.
 
     Args:
-        tape: what remembers for the backward.
+        tape: keeps what the backward needs.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -28,18 +28,18 @@ class SegmentRunner(ABC):
         """The seed of a microbatch: the same on all ranks, and again in a recomputation."""
 
     def _begin(self, segment: SegmentFunction) -> None:  # noqa: B027 - most are told nothing
-        """A segment begins to run, forward or backward."""
+        """Called when a segment begins to run, forward or backward."""
 
     def forward(
         self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
-        """Run a segment and keep what its backward needs, if there will be one.
+        """Run a segment, and keep what its backward needs if it has one.
 
         Args:
             segment: the function.
             mb: the microbatch.
-            inputs: what its gradient is wanted of.
-            others: inputs, constants and weights.
+            inputs: inputs that need gradients.
+            others: inputs without gradients, constants and weights.
         """
         if not self._with_grad:
             return self.compute(segment, mb, inputs, others)
@@ -54,7 +54,7 @@ class SegmentRunner(ABC):
         return self._tape.compute(segment, self._rng(mb), inputs, others)
 
     def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
-        """Keep what a segment's backward needs that runs its forward again."""
+        """Keep the inputs of a segment whose backward recomputes it."""
         self._begin(segment)
         self._tape.hold(segment, mb, inputs, others)
 
@@ -66,14 +66,14 @@ class SegmentRunner(ABC):
         return self._tape.backward(segment, mb, self._rng(mb), grads)
 
     def rerun(self, segment: SegmentFunction, mb: int) -> None:
-        """Run the forward again of a segment that kept only what it was given."""
+        """Recompute a segment that kept only its inputs, before its backward."""
         self._begin(segment)
         self._tape.rerun(segment, mb, self._rng(mb))
 
     def backward_inputs(
         self, segment: SegmentFunction, mb: int, grads: tuple[Tensor | None, ...]
     ) -> Tensors:
-        """As ``backward``, but the gradients of weights are left to ``backward_weights``."""
+        """Like ``backward``, without the gradients of weights; ``backward_weights`` adds those."""
         self._begin(segment)
         return self._tape.backward_inputs(segment, mb, self._rng(mb), grads)
 
@@ -82,43 +82,43 @@ class SegmentRunner(ABC):
         self._begin(segment)
         self._tape.backward_weights(segment, mb)
 
-    # --- what waits on the host; nothing of a turn without gradient does ------------------------
+    # --- swapping to the host; does nothing in a turn without gradient --------------------------
 
     def swap_out(self, segment: SegmentFunction, mb: int) -> None:
-        """Let what a segment keeps go to the host, and wait for it."""
+        """Copy the kept values of a segment to the host, and wait for the copy."""
         self.start_swap_out(segment, mb)
         self.wait_swap_out(segment, mb)
 
     def start_swap_out(self, segment: SegmentFunction, mb: int) -> None:
-        """Begin to."""
+        """Start to copy the kept values of a segment to the host."""
         if self._with_grad:
             self._tape.parcel(segment, mb).send()
 
     def wait_swap_out(self, segment: SegmentFunction, mb: int) -> None:
-        """Wait until it is there; its memory on the device is free."""
+        """Wait for ``start_swap_out``, and free the memory on the device."""
         if self._with_grad:
             self._tape.parcel(segment, mb).leave()
 
     def swap_in(self, segment: SegmentFunction, mb: int) -> None:
-        """Bring it back, and wait for it."""
+        """Copy the kept values of a segment back, and wait for the copy."""
         self.start_swap_in(segment, mb)
         self.wait_swap_in(segment, mb)
 
     def start_swap_in(self, segment: SegmentFunction, mb: int) -> None:
-        """Begin to."""
+        """Start to copy the kept values of a segment back."""
         self._tape.parcel(segment, mb).fetch()
 
     def wait_swap_in(self, segment: SegmentFunction, mb: int) -> None:
-        """Wait until it is back."""
+        """Wait for ``start_swap_in``."""
         self._tape.parcel(segment, mb).arrive()
 
-    # --- what is run again as a whole -----------------------------------------------------------
+    # --- reruns of spans ------------------------------------------------------------------------
 
     def keep(self, name: str, mb: int, values: Tensors) -> None:
-        """Keep what is needed to run a span again, if there will be a backward."""
+        """Keep the inputs of a span for its rerun, if there will be a backward."""
         if self._with_grad:
             self._tape.keep(name, mb, values)
 
     def kept(self, name: str, mb: int) -> Tensors:
-        """What ``keep`` kept, which is let go."""
+        """Return the values of ``keep``, and release them."""
         return self._tape.kept(name, mb)

@@ -1,10 +1,10 @@
 """SplitBackward: the backward of one graph in two halves, for inputs (I) and for weights (W).
 
-A node of the graph is *on the chain* if an input is behind it; I runs all of these. A *border* is a
-node on the chain with a *branch*: an edge to a node that has weights behind it, but no input. I
-captures the gradients that enter a border, and W runs the border again for its branches alone. A
-product of an input and a weight makes one product in I and the other in W, where a whole backward
-makes both.
+A node of the autograd graph is *on the chain* if it leads to an input; I runs all of these nodes. A
+*border* is a node on the chain with a *branch*: an edge to a node that leads to weights, but to no
+input. I records the gradients that enter a border, and W runs the border again for its branches
+only. For a product of an input and a weight, I computes one of the two products of a whole
+backward, and W the other.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Grads = Mapping[GradientEdge, Tensor]
-"""Gradients by the edges by which they enter a graph."""
+"""Gradients, by the edges at which they enter a graph."""
 
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-"""Name of the nodes that add to the gradient of a leaf."""
+"""Name of the nodes that accumulate the gradient of a leaf."""
 
 _ASK_FOR_MEMORY = frozenset(
     {"NativeLayerNormBackward0", "NativeGroupNormBackward0", "ConvolutionBackward0"}
 )
-"""Nodes whose kernels ask for the memory of a weight also where they read nothing of it."""
+"""Nodes whose kernels require the memory of a weight even if they do not read its values."""
 
 
 @dataclass(frozen=True)
 class _BorderNode:
-    """A node on the chain that has weights behind branches of its own.
+    """A node on the chain with branches that lead only to weights.
 
     Attributes:
         node: the node.
-        edges: by which gradients enter it.
-        branches: the edges to what has weights behind it, but no input.
-        weights: the nodes that add to the gradients of these weights.
+        edges: the edges at which gradients enter it.
+        branches: its edges to nodes that lead to weights, but to no input.
+        weights: the nodes that accumulate the gradients of these weights.
     """
 
     node: Node
@@ -50,19 +50,19 @@ class _BorderNode:
 
 
 class SplitBackward:
-    """The backward of one graph, from gradients that enter it to its leaves.
+    """The backward of one graph, from the gradients that enter it to its leaves.
 
-    Law (tests/superscaler_core/run/test_split_backward.py): ``inputs`` and then ``weights`` leave
-    the gradients that one ``torch.autograd.backward`` leaves, bit by bit. Neither computes what the
-    other does. The exception is a custom ``autograd.Function`` with weights: torch does not tell it
-    which gradients are asked for, so it computes all of them twice.
+    Law (tests/superscaler_core/run/test_split_backward.py): ``inputs`` and then ``weights`` give
+    bitwise the same gradients as one ``torch.autograd.backward``, and no gradient is computed in
+    both. The exception is a custom ``autograd.Function`` with weights: torch does not tell it
+    which gradients are needed, so it computes all of them twice.
 
-    If a border leads to a weight both directly and through another border (two layers in a row that
-    share a bias), torch cannot run it for the first way alone. The gradient of such a weight is
-    computed in I (it is *early*), and W adds it to the weight.
+    If a border leads to a weight both directly and through another border (for example two layers
+    in a row with a shared bias), torch cannot run only the direct way. The gradient of such a
+    weight is computed in I (it is *early*), and W adds it to the weight.
 
     Args:
-        given: gradients by where they enter.
+        given: gradients, by the edges at which they enter.
         leaves: the inputs.
     """
 
@@ -75,17 +75,17 @@ class SplitBackward:
         self._roots = {edge: grad for edge, grad in given.items() if edge not in self._direct}
         self._borders = graph.late_borders
         self._uses = graph.uses
-        # The Python object of a custom function does not keep its node; what leads to it does.
+        # The Python object of a custom function does not keep its node alive; edges to it do.
         has_custom = any(isinstance(border.node, BackwardCFunction) for border in self._borders)
         self._owners = tuple(self._roots) if has_custom else ()
         self._ends: dict[GradientEdge, Tensor] = {}
         self._entered: list[tuple[_BorderNode, Grads]] = []
 
     def inputs(self) -> tuple[Tensor | None, ...]:
-        """The gradients of the leaves, None where none reaches a leaf; what W needs is kept."""
+        """The gradients of the leaves, None for a leaf without one; keep what W needs."""
         early = [GradientEdge(node, 0) for node in self._early]
         wanted = [*early, *(edge for border in self._borders for edge in border.edges)]
-        # torch takes tensors and edges together, which its types do not say.
+        # torch accepts a mix of tensors and edges, but its type annotations do not say so.
         ends: Any = (*self._leaves, *wanted)
         if not (self._roots and ends):
             return (None,) * len(self._leaves)
@@ -104,7 +104,7 @@ class SplitBackward:
         return found[:num_leaves]
 
     def weights(self) -> None:
-        """Add to the gradients of weights; what this half needs is freed as it goes."""
+        """Add to the gradients of weights; free what this half needs on the way."""
         ends = {**self._direct, **self._ends}
         self._direct, self._ends = {}, {}
         left, self._entered = self._entered[::-1], []
@@ -119,7 +119,7 @@ class SplitBackward:
                     torch.autograd.backward(roots, grads, inputs=leaves)
                     continue
                 found = torch.autograd.grad(roots, border.branches, grads, allow_unused=True)
-            # A weight that several borders lead to gets their sum in one go, as in one backward.
+            # A weight of several borders gets their sum in one addition, as in a single backward.
             grad_of = _there(border.branches, dict(zip(border.branches, found, strict=True)))
             for edge, grad in grad_of.items():
                 ends[edge] = ends[edge] + grad if edge in ends else grad
@@ -129,18 +129,18 @@ class SplitBackward:
 
 
 class _Graph:
-    """The nodes behind some edges.
+    """The nodes of an autograd graph that some edges lead to.
+
+    Attributes:
+        behind: for each node off the chain, the weights that it leads to, as the nodes that
+            accumulate their gradients.
+        uses: for each weight, how many borders and roots have a branch to it.
+        early: weights whose gradients I computes.
+        late_borders: the borders with branches left to W; each comes before those it leads to.
 
     Args:
         roots: the edges.
         leaves: the inputs.
-
-    Attributes:
-        behind: by node off the chain, the weights behind it, as the nodes that add to their
-            gradients.
-        uses: by weight, how many borders and roots have a branch to it.
-        early: weights that are not left to W.
-        late_borders: borders with what is left to W of them, each before those behind it.
     """
 
     def __init__(self, roots: Iterable[GradientEdge], leaves: Sequence[Tensor]) -> None:
@@ -164,9 +164,9 @@ class _Graph:
         self.late_borders = tuple(self._late(borders))
 
     def _ordered(self) -> list[Node]:
-        """All nodes, each after what is behind it."""
+        """All nodes, each after the nodes that it leads to."""
         order: list[Node] = []
-        # A node is met twice: what is behind it goes before its second time.
+        # A node is popped twice: the nodes that it leads to are emitted before its second time.
         stack: list[tuple[Node, bool]] = [(edge.node, False) for edge in reversed(self._roots)]
         while stack:
             node, is_done = stack.pop()
@@ -182,7 +182,7 @@ class _Graph:
     # --- borders --------------------------------------------------------------------------------
 
     def _borders(self) -> Iterator[_BorderNode]:
-        """All borders, each before those behind it."""
+        """All borders, each before those it leads to."""
         entering: dict[Node, dict[GradientEdge, None]] = {}
         for edge in self._roots:
             entering.setdefault(edge.node, {})[GradientEdge(edge.node, edge.output_nr)] = None
@@ -204,14 +204,14 @@ class _Graph:
             if branches:
                 yield replace(border, branches=branches, weights=self._weights(branches))
 
-    # --- what is not left to W ------------------------------------------------------------------
+    # --- weights that I computes ----------------------------------------------------------------
 
     def is_early(self, edge: GradientEdge) -> bool:
-        """Whether the weights behind an edge are early; all of them are, or none."""
+        """Whether the weights of an edge are early; they are so all or none."""
         return not self.early.isdisjoint(self.behind.get(edge.node, ()))
 
     def _find_early(self, borders: Sequence[_BorderNode]) -> frozenset[Node]:
-        """The weights that some border leads to by a branch and in another way."""
+        """The weights that some border reaches both by a branch and in another way."""
         num_parents = Counter(edge.node for after in self._next.values() for edge in set(after))
         groups = [self.behind[e.node] for border in borders for e in border.branches]
         groups += [self.behind[e.node] for e in self._roots if e.node in self.behind]
@@ -219,10 +219,10 @@ class _Graph:
         for border in borders:
             if any(self.uses[weight] > 1 for weight in border.weights):
                 for edge in border.branches:
-                    # With one parent there is no other way.
+                    # A node with one parent can be reached in one way only.
                     if num_parents[edge.node] > 1 and self._has_detour(border.node, edge.node):
                         found |= self.behind[edge.node]
-        # What ends together is early together.
+        # Weights that share an edge are early together.
         size = -1
         while len(found) > size:
             size = len(found)
@@ -230,7 +230,7 @@ class _Graph:
         return frozenset(found)
 
     def _has_detour(self, start: Node, end: Node) -> bool:
-        """Whether a way leads from a node to another but for the edge between them."""
+        """Whether another path leads from a node to another besides the edge between them."""
         stack = [edge.node for edge in self._next[start] if edge.node is not end]
         seen = set(stack)
         while stack:
@@ -243,7 +243,7 @@ class _Graph:
 
 
 def _there(edges: Iterable[GradientEdge], grad_of: Mapping[GradientEdge, Tensor | None]) -> Any:
-    """The gradients that are there."""
+    """The gradients that exist."""
     return {edge: grad for edge in edges if (grad := grad_of[edge]) is not None}
 
 
@@ -254,7 +254,7 @@ def _variable(node: Any) -> Tensor:
 
 @contextmanager
 def _memory_for(border: _BorderNode) -> Iterator[None]:
-    """Give dropped weights memory, without values, where a kernel asks for it and reads nothing."""
+    """Give dropped weights memory without values, for kernels that need it but do not read it."""
     weights = map(_variable, border.weights if border.node.name() in _ASK_FOR_MEMORY else ())
     dropped = [weight for weight in weights if not weight.untyped_storage().nbytes()]
     for weight in dropped:

@@ -1,4 +1,4 @@
-"""Swap: what segments keep from their forward to their backward waits on the host."""
+"""Swap: moves the values that segments keep for their backward to the host and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from superscaler_core.run.host import Arrival, Host
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A tensor as a look at a piece of memory, of which a parcel knows the number."""
+    """A view of a tensor's memory, which the parcel knows by its number."""
 
     piece: int
     dtype: torch.dtype
@@ -25,7 +25,7 @@ class Look:
 
 
 class Swap:
-    """Takes parcels to a host; memory that several of them keep goes there once."""
+    """Creates parcels; memory that several parcels keep is copied to the host only once."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -33,7 +33,7 @@ class Swap:
         self._sent: WeakKeyDictionary[UntypedStorage, Tensor] = WeakKeyDictionary()
 
     def parcel(self, staying: Iterable[Tensor]) -> Parcel:
-        """What a segment will keep, but for tensors that stay where they are."""
+        """An empty parcel for a segment's kept values, except tensors that stay on the device."""
         return Parcel(self, frozenset(x.untyped_storage() for x in staying))
 
     def sent(self, storage: UntypedStorage) -> Tensor:
@@ -45,11 +45,11 @@ class Swap:
 
 
 class Parcel:
-    """What one segment keeps of one microbatch.
+    """The values that one segment keeps of one microbatch.
 
-    By ``send`` all that was packed goes to the host, each piece of memory once, however many
-    tensors look at it; ``leave`` waits for that and gives the device's memory back. ``fetch``
-    starts the way back, and ``arrive`` waits for it.
+    ``send`` starts to copy all packed values to the host, each piece of memory once, however many
+    tensors view it; ``leave`` waits for this and frees the device's memory. ``fetch`` starts the
+    copies back, and ``arrive`` waits for them.
     """
 
     def __init__(self, swap: Swap, staying: frozenset[UntypedStorage]) -> None:
@@ -61,15 +61,15 @@ class Parcel:
 
     @property
     def num_bytes(self) -> int:
-        """What waits on the host."""
+        """Bytes that are on the host."""
         return sum(piece.nbytes for piece in self._pieces)
 
     def packing(self) -> saved_tensors_hooks:
-        """Within which autograd packs what it saves."""
+        """A context in which autograd packs the tensors that it saves."""
         return saved_tensors_hooks(self.pack, self.unpack)
 
     def pack(self, x: Tensor) -> Tensor | Look:
-        """What stands for a tensor until it is needed again."""
+        """A placeholder for a tensor until it is needed again."""
         storage = x.untyped_storage()
         if storage in self._staying:
             return x
@@ -77,22 +77,22 @@ class Parcel:
         return Look(piece, x.dtype, tuple(x.shape), x.stride(), x.storage_offset())
 
     def send(self) -> None:
-        """Let what was packed begin to go to the host."""
+        """Start to copy the packed values to the host."""
         self._pieces = [self._swap.sent(storage) for storage in self._packed]
         self._has_left = self._swap.host.mark()
 
     def leave(self) -> None:
-        """Wait until it is there, and forget the device's memory of it."""
+        """Wait for ``send``, and free the memory on the device."""
         self._has_left()
         self._packed.clear()
         self._staying = frozenset()
 
     def fetch(self) -> None:
-        """Start the way back."""
+        """Start to copy the values back."""
         self._arrivals = [self._swap.host.to_device(piece) for piece in self._pieces]
 
     def arrive(self) -> None:
-        """Wait until all of it is back."""
+        """Wait for ``fetch``."""
         for arrival in self._arrivals:
             arrival()
 
@@ -106,10 +106,10 @@ class Parcel:
 
 
 def emptied(leaf: Tensor) -> Tensor:
-    """Take the memory from a leaf; it stays where its gradient arrives, in its shape."""
+    """Free the memory of a leaf; the leaf itself remains, with its shape, for its gradient."""
     leaf.data = leaf.data.new_zeros(()).expand_as(leaf)
     return leaf
 
 
 def _at_once() -> None:
-    """Nothing is under way."""
+    """Nothing to wait for."""

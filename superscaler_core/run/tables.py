@@ -1,4 +1,4 @@
-"""Tables: what a generated file says about tensors, besides its functions."""
+"""Tables: the data of a generated file, besides its functions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import cache, cached_property
 
 import rvdcomm as rv
 
-# A program asks for the same few boxes and layouts at every step.
+# A program asks for the same few boxes and layouts in every step.
 box_of = cache(rv.Box.parse)
 layout_of = cache(rv.Layout.parse)
 
 
 @dataclass(frozen=True)
 class Leg:
-    """A region of a tensor, moving between two layouts; both are texts of ``rvdcomm.Layout``."""
+    """A region of a tensor that moves between two layouts, given as ``rvdcomm.Layout`` texts."""
 
     box: str
     src: str
@@ -24,36 +24,36 @@ class Leg:
 
     @cached_property
     def region(self) -> rv.Box:
-        """The region."""
+        """The box of the region."""
         return box_of(self.box)
 
     @cached_property
     def layouts(self) -> tuple[rv.Layout, rv.Layout]:
-        """From which to which."""
+        """The src and dst layouts."""
         return layout_of(self.src), layout_of(self.dst)
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """All that take part."""
+        """All ranks that take part."""
         return tuple(sorted({*self.layouts[0].ranks, *self.layouts[1].ranks}))
 
     @property
     def is_idle(self) -> bool:
-        """Whether everyone holds what it wants."""
+        """Whether nothing moves, because every rank already holds what it wants."""
         return self.src == self.dst
 
     def src_box(self, rank: int) -> rv.Box | None:
-        """What a rank brings of the tensor; None if nothing."""
+        """The box of the tensor that a rank contributes; None if none."""
         return _cell(self.layouts[0], self.region, rank)
 
     def dst_box(self, rank: int) -> rv.Box | None:
-        """What a rank takes away; None if nothing."""
+        """The box of the tensor that a rank receives; None if none."""
         return _cell(self.layouts[1], self.region, rank)
 
 
 @cache
 def _cell(layout: rv.Layout, region: rv.Box, rank: int) -> rv.Box | None:
-    """A rank's box of a region, in the tensor that the region is of."""
+    """A rank's box of a region, in coordinates of the whole tensor."""
     if rank not in layout:
         return None
     cell, base = layout.cell(rank).box, region.lo
@@ -65,7 +65,7 @@ def _cell(layout: rv.Layout, region: rv.Box, rank: int) -> rv.Box | None:
 
 @dataclass(frozen=True)
 class RankEdge:
-    """An activation that others read: this rank's boxes at both ends (None: it has no end)."""
+    """An edge of an activation: this rank's boxes at both ends (None: the rank is not there)."""
 
     src: str | None
     dst: str | None
@@ -79,12 +79,13 @@ class Weight:
     """A copy of a parameter as some ops read it.
 
     Attributes:
-        name: of the parameter.
-        box: what this rank reads; None if nothing.
-        dtype: in which it is read.
-        fetch: from storage to here; empty if it is read where it is stored.
-        reduce: its gradient's way to storage.
-        windowed: "" or what a window does: "gather" (and reduce), or "reduce" alone.
+        name: name of the parameter.
+        box: the box that this rank reads; None if it reads none.
+        dtype: dtype in which it is read.
+        fetch: legs from storage to the readers; empty if every reader stores the parameter.
+        reduce: legs of the gradient to storage.
+        windowed: "" outside windows; "gather" if a window gathers the weight and reduces its
+            gradient, "reduce" if it only reduces the gradient.
     """
 
     name: str
@@ -97,9 +98,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter: what of it this rank stores (None: nothing), and how all ranks get all of it.
+    """A parameter: the box that this rank stores (None: nothing), and the legs that gather all of
+    it.
 
-    It may be stored ``on_host``: in the memory beside the device's.
+    ``on_host`` tells whether it is stored in host memory.
     """
 
     shape: tuple[int, ...]
@@ -111,17 +113,17 @@ class Stored:
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """Where in the whole parameter lies what this rank stores."""
+        """The index of this rank's box in the whole parameter."""
         assert self.box is not None, "it stores some of it"
         return box_of(self.box).slices_within(rv.Box.of_shape(self.shape))
 
 
 @dataclass(frozen=True)
 class Tables:
-    """All that a generated file says, besides its functions.
+    """The data of a generated file, besides its functions.
 
-    Of each of ``buffers``, which have their values among the constants, it says whether others were
-    computed of it at the capture.
+    The values of ``buffers`` are among the constants. Each entry tells whether the capture computed
+    other constants from the buffer.
     """
 
     rank: int

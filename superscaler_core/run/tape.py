@@ -1,4 +1,4 @@
-"""Tape: segments under autograd, and what each backward needs of its forward."""
+"""Tape: runs segments under autograd, and keeps what each backward needs from its forward."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from superscaler_core.run.split_backward import SplitBackward
 from superscaler_core.run.swap import Parcel, Swap, emptied
 
 SegmentFunction = Callable[..., tuple[Tensor, ...]]
-"""A function of a generated file: of the seed of its dropout, and tensors."""
+"""A function of a generated file; its arguments are the seed of its dropout, and tensors."""
 
 Tensors = tuple[Tensor, ...]
 
 Grads = tuple[Tensor | None, ...]
-"""Gradients of results; None where nobody asks for one."""
+"""Gradients of results; None for results without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What the backward of a segment needs.
+    """The values that the backward of a segment needs.
 
-    Gradients of its results enter at ``roots``; None if it runs the forward again. Of a swapped
-    segment ``parcel`` has the values, and leaves are empty (or packed, if the forward runs again).
+    Gradients of its results enter at ``roots``; None if the backward recomputes the forward. For a
+    swapped segment ``parcel`` holds the values, and the leaves are empty (or packed, if
+    recomputed).
     """
 
     leaves: tuple[Any, ...]
@@ -38,12 +39,12 @@ class Saved:
 
 
 class Tape:
-    """Runs segments on leaves of their own, so that all communication lies between them.
+    """Runs segments on autograd leaves of their own, so that all communication is between graphs.
 
     Args:
-        recomputed: names of segments whose backward runs their forward again.
-        swapped: names of those whose backward needs what has been on the host.
-        host: where.
+        recomputed: names of segments whose backward recomputes their forward.
+        swapped: names of segments whose kept values are moved to the host.
+        host: the host memory.
     """
 
     def __init__(self, recomputed: Collection[str], swapped: Collection[str], host: Host) -> None:
@@ -61,9 +62,9 @@ class Tape:
         Args:
             segment: the function.
             mb: the microbatch.
-            seed: of its dropout, the same in its backward.
-            inputs: what its gradient is wanted of.
-            others: inputs, constants and weights.
+            seed: seed of its dropout, the same in its backward.
+            inputs: inputs that need gradients.
+            others: inputs without gradients, constants and weights.
         """
         name = segment.__name__
         if name in self._swapped:
@@ -77,28 +78,28 @@ class Tape:
     def compute(
         self, segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
-        """Run a segment of which nothing is kept."""
+        """Run a segment without keeping anything."""
         with torch.no_grad():
             return segment(seed, *inputs, *others)
 
     def _run(
         self, segment: SegmentFunction, seed: int, inputs: Tensors, others: Tensors
     ) -> tuple[Saved, Tensors]:
-        """Run a segment under autograd; what its backward needs, and its results."""
+        """Run a segment under autograd; return what its backward needs, and its results."""
         leaves = tuple(x.detach().requires_grad_() for x in inputs)
-        # Autograd keeps what it needs of a view; a leaf it would keep as it is, which is emptied.
+        # Autograd would keep a leaf itself, although its memory is freed; it only needs a view.
         outputs = segment(seed, *(leaf.view_as(leaf) for leaf in leaves), *others)
         saved = Saved(tuple(map(emptied, leaves)), (), _roots(outputs))
         return saved, tuple(x.detach() for x in outputs)
 
     def hold(self, segment: SegmentFunction, mb: int, inputs: Tensors, others: Tensors) -> None:
-        """Keep what a backward needs that runs the forward again."""
+        """Keep the inputs of a segment whose backward recomputes it."""
         self._saved[segment.__name__, mb] = Saved(inputs, others, None)
 
     def _forward_swapped(
         self, segment: SegmentFunction, mb: int, seed: int, inputs: Tensors, others: Tensors
     ) -> Tensors:
-        """As ``forward``; what the backward needs is packed, so that it can go to the host."""
+        """Like ``forward``, but kept values are packed so that they can go to the host."""
         name, parcel = segment.__name__, self._swap.parcel(others)
         if name in self._recomputed:
             outputs = self.compute(segment, seed, inputs, others)
@@ -111,16 +112,16 @@ class Tape:
         return tuple(x.detach() for x in outputs)
 
     def rerun(self, segment: SegmentFunction, mb: int, seed: int) -> None:
-        """Run a forward again that kept only what it was given; the backward then need not.
+        """Recompute a segment that kept only its inputs, so that its backward need not.
 
-        What is kept from here on is what ``forward`` keeps of a segment that is not recomputed.
+        From then on the tape keeps the same values as for a segment that is not recomputed.
         """
         key = segment.__name__, mb
         saved = self._saved[key]
         self._saved[key] = self._with_graph(saved, segment, seed)
 
     def _with_graph(self, saved: Saved, segment: SegmentFunction, seed: int) -> Saved:
-        """What a backward starts from; the forward runs again if it has not."""
+        """The values that a backward starts from; recomputes the forward if still needed."""
         if saved.roots is not None:
             return saved
         parcel = saved.parcel
@@ -140,7 +141,7 @@ class Tape:
     def backward_inputs(
         self, segment: SegmentFunction, mb: int, seed: int, grads: Grads
     ) -> Tensors:
-        """The first half of ``backward``: gradients of inputs; what weights need is kept."""
+        """The first half of ``backward``: gradients of inputs; keep what the second half needs."""
         leaves, given = self._begun(segment, mb, seed, grads)
         split = self._split[segment.__name__, mb] = SplitBackward(given, leaves)
         found = split.inputs()
@@ -150,16 +151,16 @@ class Tape:
         )
 
     def backward_weights(self, segment: SegmentFunction, mb: int) -> None:
-        """The second half: gradients of weights are added to those of their copies."""
+        """The second half: add the gradients of weights to those of their copies."""
         self._split.pop((segment.__name__, mb)).weights()
 
     def _begun(
         self, segment: SegmentFunction, mb: int, seed: int, grads: Grads
     ) -> tuple[tuple[Any, ...], dict[GradientEdge, Tensor]]:
-        """The leaves of a graph, and gradients by where they enter it."""
+        """The leaves of a graph, and the gradients by the edges at which they enter it."""
         saved = self._taken(segment, mb, seed)
         assert saved.roots is not None
-        # Results that have gradients come first.
+        # Results with gradients come first.
         pairs = zip(saved.roots, grads, strict=False)
         given: dict[GradientEdge, Tensor] = {}
         for root, grad in pairs:
@@ -168,12 +169,12 @@ class Tape:
         return saved.leaves, given
 
     def _taken(self, segment: SegmentFunction, mb: int, seed: int) -> Saved:
-        """What a backward starts from, which is let go."""
+        """The values that a backward starts from; the tape releases them."""
         saved = self._saved.pop((segment.__name__, mb))
         return self._with_graph(saved, segment, seed)
 
     def parcel_bytes(self, mb: int) -> Mapping[str, int]:
-        """What waits on the host for the backward of each swapped segment of a microbatch."""
+        """The bytes on the host for each swapped segment of a microbatch."""
         return {
             name: saved.parcel.num_bytes
             for (name, other), saved in self._saved.items()
@@ -181,28 +182,28 @@ class Tape:
         }
 
     def parcel(self, segment: SegmentFunction, mb: int) -> Parcel:
-        """What a swapped segment keeps, which goes to the host and comes back."""
+        """The parcel with the kept values of a swapped segment."""
         parcel = self._saved[segment.__name__, mb].parcel
         assert parcel is not None, "it is of a segment that is swapped"
         return parcel
 
-    # --- what is run again as a whole -----------------------------------------------------------
+    # --- reruns of spans ------------------------------------------------------------------------
 
     def keep(self, name: str, mb: int, values: Tensors) -> None:
-        """Keep what is needed to run a span again."""
+        """Keep the inputs of a span for its rerun."""
         self._kept[name, mb] = values
 
     def kept(self, name: str, mb: int) -> Tensors:
-        """What ``keep`` kept, which is let go."""
+        """Return the values of ``keep``, and release them."""
         return self._kept.pop((name, mb))
 
     def check_done(self) -> None:
-        """A step has run backward all that it ran forward."""
+        """Check that a step ran the backward of every forward."""
         assert not self._saved, "every forward had its backward"
         assert not self._split, "every gradient of inputs had those of weights after it"
         assert not self._kept, "every span was run again"
 
 
 def _roots(outputs: Tensors) -> tuple[GradientEdge | None, ...]:
-    """Where gradients of results enter, by which a backward starts without the results."""
+    """The edges at which gradients of results enter, so that the results need not be kept."""
     return tuple(get_gradient_edge(out) if out.requires_grad else None for out in outputs)

@@ -1,4 +1,4 @@
-"""Threads: all ranks of a program in one process, for tests and for trying a plan."""
+"""Threads: runs all ranks of a program in one process, for tests and for trying a plan."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def run_threads(
     timeout_secs: float = 60.0,
     **options: Any,
 ) -> dict[int, T]:
-    """Call ``work(trainer)`` on every rank, a thread each; returns what they return.
+    """Call ``work(trainer)`` on every rank, each in a thread; return the results by rank.
 
-    Communication is that of ``rvdcomm.simulate``: right, counted, and slow.
+    Communication is by ``rvdcomm.simulate``: correct and counted, but slow.
 
     Args:
         folder: a program that ``Compiled.save`` wrote.
-        work: what every rank does; collective calls in one order on all.
-        ranks: of the program.
-        timeout_secs: after this long a rank that waits for another gives up.
-        options: of ``Rank``.
+        work: called on every rank; collective calls must have the same order on all ranks.
+        ranks: ranks of the program.
+        timeout_secs: a rank that waits longer than this for another rank fails.
+        options: options of ``Rank``.
 
     Raises:
-        Exception: what the first rank to fail raised.
+        Exception: the exception of the first rank that failed.
     """
     board = Board(timeout_secs)
     results: dict[int, T] = {}

@@ -1,4 +1,4 @@
-"""Together: sums over all ranks of a program, of which each holds a number."""
+"""Together: sums and barriers over all ranks of a program."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from superscaler_core.run.transport import Transport
 
 
 def ranks_of(tables: Tables) -> tuple[int, ...]:
-    """All ranks of a program: whoever gets the loss."""
+    """All ranks of a program: those that receive the loss."""
     return tables.loss[0].layouts[1].ranks
 
 
 def sum_of_all(value: Tensor, tables: Tables, transport: Transport) -> Tensor:
-    """The sum of a scalar of every rank, on every rank; collective."""
+    """The sum of every rank's scalar, on every rank; collective."""
     ranks = ranks_of(tables)
     if len(ranks) == 1:
         return value
@@ -30,7 +30,7 @@ def sum_of_all(value: Tensor, tables: Tables, transport: Transport) -> Tensor:
 
 
 def wait_for_all(tables: Tables, transport: Transport) -> None:
-    """Return when every rank has come here; collective."""
+    """Return when every rank has called this; collective."""
     sum_of_all(torch.zeros(()), tables, transport)
 
 
@@ -38,9 +38,9 @@ def norm_of_grads(grads: dict[str, Tensor], tables: Tables, transport: Transport
     """The 2-norm of all gradients of the model, every element counted once; collective.
 
     Args:
-        grads: of what this rank stores, by name.
-        tables: they say which rank counts a box that several store.
-        transport: sums.
+        grads: gradients of the parameters that this rank stores, by name.
+        tables: tell which rank counts a box that several ranks store.
+        transport: computes the sum.
     """
     squares = torch.zeros((), dtype=torch.float64)
     for name, grad in grads.items():
@@ -52,7 +52,7 @@ def norm_of_grads(grads: dict[str, Tensor], tables: Tables, transport: Transport
 
 
 def _piece(name: str, grad: Tensor, leg: Leg, tables: Tables) -> Tensor:
-    """What a leg takes of a stored box."""
+    """The part of a stored gradient that a leg counts."""
     stored, box = tables.parameters[name].box, leg.src_box(tables.rank)
     assert stored is not None
     assert box is not None

@@ -1,4 +1,4 @@
-"""Trainer: a program as the user of one rank sees it; what is around the step is ordinary torch."""
+"""Trainer: the user's view of a program on one rank; the training loop is ordinary PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from superscaler_core.run.transport import Transport
 
 
 class IncompatibleKeys(NamedTuple):
-    """Names that a state lacks, and names that the model has not; as torch's."""
+    """Names missing in a state dict, and names unknown to the model, as in torch."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -40,26 +40,26 @@ class Trainer:
     def __init__(self, rank: Rank, transport: Transport) -> None:
         self._rank, self._transport = rank, transport
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        """What ``update_with`` has made, by the first parameter of each."""
+        """The optimizers that ``update_with`` made, by the first parameter of each."""
 
     @property
     def rank(self) -> int:
-        """Which device of the plan this is."""
+        """The device of the plan that this rank is."""
         return self._rank.tables.rank
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of a step."""
+        """The number of microbatches in a step."""
         return self._rank.tables.num_microbatches
 
     # --- training -------------------------------------------------------------------------------
 
     def step(self, *batch: Tensor, **named: Tensor) -> Tensor:
-        """Forward and backward of a global batch; gradients are left where optimizers look.
+        """Run forward and backward of a global batch; leave gradients where optimizers read them.
 
         Args:
-            batch: the model's inputs by position, whole and equal on all ranks: along dim 0
-                ``num_microbatches`` times what was captured. Each rank uses its share.
+            batch: the model's inputs by position. Every rank passes the same whole batch: dim 0 is
+                ``num_microbatches`` times that of the captured input. Each rank uses its part.
             named: inputs by name.
 
         Returns:
@@ -77,13 +77,13 @@ class Trainer:
         return self._rank.step({**dict(zip(names, batch, strict=False)), **named})
 
     def update_with(self, make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]) -> None:
-        """Let steps update weights themselves, where the program says so (``update``).
+        """Let steps update weights themselves, where the program has an ``update``.
 
-        Without this, updates are the caller's: a step leaves gradients, and he steps an optimizer.
+        Without this, a step only leaves gradients, and the caller steps an optimizer.
 
         Args:
-            make: an optimizer of the parameters of one update, as of a stage; it is called at the
-                first. Gradients are let go when it has stepped.
+            make: creates an optimizer of the parameters of one update, for example of a stage. It
+                is called at the first update. Gradients are freed after each update.
         """
 
         def update(names: Sequence[str]) -> None:
@@ -110,28 +110,28 @@ class Trainer:
         return norm
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What this rank stores: boxes of parameters, by their single-device names."""
+        """The boxes of parameters that this rank stores, by their single-device names."""
         yield from self._rank.weights.stored.items()
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The same without names, as optimizers take it."""
+        """The same without names, as optimizers expect."""
         yield from self._rank.weights.stored.values()
 
     # --- parameters as on a single device -------------------------------------------------------
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
-        """Take this rank's boxes out of whole parameters, and buffers, by single-device names.
+        """Take this rank's boxes from whole parameters and buffers, by single-device names.
 
         Args:
-            state: as of ``torch.nn.Module.state_dict`` of the captured model.
-            strict: whether names that are missing, or that the model has not, are an error.
+            state: a state dict like that of the captured model (``torch.nn.Module.state_dict``).
+            strict: whether missing and unexpected names are an error.
 
         Returns:
             The missing names, and the unexpected ones.
 
         Raises:
             PlanError: a tensor is missing, unexpected (if strict) or has another shape; or a buffer
-                has other values than those of which the capture computed constants.
+                differs from the value from which the capture computed constants.
         """
         tables = self._rank.tables
         shapes = self._rank.shapes
@@ -158,11 +158,12 @@ class Trainer:
         return IncompatibleKeys(missing, unexpected)
 
     def init_weights(self, init: Callable[[str, Tensor], object], seed: int = 0) -> None:
-        """Give every parameter its first values, each as on a single device.
+        """Give every parameter its first values, the same as on a single device.
 
         Args:
-            init: fills a whole parameter, given its name; called on all ranks alike.
-            seed: of torch's random numbers in ``init``, which differ for each parameter.
+            init: fills a whole parameter, given its name; every rank must call it with equal
+                effect.
+            seed: seed of torch's random numbers in ``init``; every parameter gets its own.
         """
         for number, (name, entry) in enumerate(self._rank.tables.parameters.items()):
             whole = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
@@ -179,10 +180,10 @@ class Trainer:
                 self._rank.weights.stored[name].copy_(whole[entry.index])
 
     def save(self, folder: str | Path) -> None:
-        """Write a checkpoint, each rank its own boxes; ``rvdcomm reshard`` makes other forms of it.
+        """Write a checkpoint, each rank its own boxes; ``rvdcomm reshard`` converts its layouts.
 
         Args:
-            folder: that all ranks share, new.
+            folder: a new folder that all ranks share.
 
         Raises:
             PlanError: a parameter is stored in boxes that form no layout.
@@ -191,7 +192,7 @@ class Trainer:
         checkpoint.save(folder, self._rank.tables, self._rank.weights.stored, self._transport)
 
     def load(self, folder: str | Path) -> None:
-        """Read this rank's boxes from a checkpoint of any layouts, or of a single device.
+        """Read this rank's boxes from a checkpoint with any layouts, or from a single device.
 
         Raises:
             CheckpointError: a parameter is missing or has another shape.
@@ -199,7 +200,7 @@ class Trainer:
         checkpoint.load(folder, self._rank.tables, self._rank.weights.stored)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All parameters whole, and buffers, on every rank, by the names of a single device."""
+        """All parameters and buffers, whole, on every rank, by their single-device names."""
         tables = self._rank.tables
         moves = {
             name: (entry.whole, self._rank.weights.shard(name))

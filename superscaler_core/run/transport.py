@@ -1,4 +1,4 @@
-"""Transports: who moves tensors between ranks; the engine itself speaks to no network."""
+"""Transports: move tensors between ranks through ``rvdcomm``; this package has no network code."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Handle(Protocol):
 
 
 class Call(Protocol):
-    """What moves a leg, again and again."""
+    """A leg that is prepared once and moved many times."""
 
     def move(self, tensor: Tensor | None) -> Tensor | None:
         """Move a tensor and wait for it."""
 
     def start(self, tensor: Tensor | None) -> Handle:
-        """Move a tensor while the caller goes on."""
+        """Move a tensor in the background."""
 
     def expect(self) -> None:
-        """Receive what the next ``start`` brings from now on, where that needs nobody meanwhile.
+        """Post the receives of the next ``start`` now, if this needs no other rank.
 
-        Only what will certainly be started may be expected, and only by a rank that brings nothing.
+        Only call this if that start will certainly follow, and if this rank contributes nothing.
         """
 
     def forget(self) -> None:
-        """What is expected will not be started."""
+        """Cancel ``expect``: the start will not follow."""
 
 
 class ManyHandle(Protocol):
@@ -49,12 +49,12 @@ class ManyHandle(Protocol):
 
 
 class Transport(Protocol):
-    """Moves tensors along legs; collective over the ranks of each, in one order on all."""
+    """Moves tensors along legs; collective over the ranks of a leg, in one order on all ranks."""
 
     rank: int
 
     def call(self, leg: Leg) -> Call:
-        """What moves a leg; collective when it is first asked for."""
+        """Prepare a leg; collective when the leg is first used."""
 
     def move_many(
         self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]
@@ -62,11 +62,11 @@ class Transport(Protocol):
         """Move tensors by name; all legs have the same ranks."""
 
     def start_many(self, legs: Mapping[str, Leg], tensors: Mapping[str, Tensor]) -> ManyHandle:
-        """Move tensors by name while the caller goes on."""
+        """Move tensors by name in the background."""
 
 
 class DistTransport:
-    """By ``rvdcomm`` over ``torch.distributed``: one rank of a process group."""
+    """Moves tensors with ``rvdcomm`` over ``torch.distributed``, on one rank of a process group."""
 
     def __init__(self, rank: int, group: Any = None, topology: rv.Topology | None = None) -> None:
         self.rank, self._group, self._topology = rank, group, topology
@@ -98,7 +98,7 @@ class DistTransport:
         )
 
     def call(self, leg: Leg) -> DistCall:
-        # Legs of one transition share what they were compiled to, whatever region they move.
+        # Legs with the same transition share its compiled form, whatever region they move.
         key = Leg("", leg.src, leg.dst, leg.dtype)
         if key not in self._calls:
             plan = rv.plan(*leg.layouts, leg.dtype, self._topology)
@@ -110,7 +110,7 @@ class DistTransport:
 class DistCall:
     """A transition compiled for one rank.
 
-    Law (tests/dist/test_superscaler.py): whatever is expected, ``start`` returns the same.
+    Law (tests/dist/test_superscaler.py): ``start`` returns the same with and without ``expect``.
     """
 
     redistributor: rv.Redistributor
@@ -127,7 +127,7 @@ class DistCall:
         return handle
 
     def expect(self) -> None:
-        # Other calls in the background are run in one order, which all ranks must keep.
+        # Other background calls run in one order, which must be the same on all ranks.
         if self.redistributor.is_posted and not self.redistributor.is_in_src:
             early = self.redistributor(None, requires_grad=False, async_op=True)
             self._expected.append(early)
@@ -139,7 +139,7 @@ class DistCall:
 
 @dataclass
 class _Meeting:
-    """One move: what ranks have brought so far, and what they take away."""
+    """One move: the values that ranks have contributed, and the results that they take."""
 
     shards: dict[int, Any] = field(default_factory=dict)
     num_present: int = 0
@@ -147,7 +147,7 @@ class _Meeting:
 
 
 class Board:
-    """Where the ranks of a ``ThreadTransport`` meet."""
+    """The shared state through which the ranks of a ``ThreadTransport`` communicate."""
 
     def __init__(self, timeout_secs: float = 60.0) -> None:
         self.timeout_secs = timeout_secs
@@ -156,16 +156,16 @@ class Board:
         self.error: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
-        """Let no rank wait for one that failed."""
+        """Wake all ranks that wait for a rank that failed."""
         with self.changed:
             self.error = self.error or error
             self.changed.notify_all()
 
 
 class ThreadTransport:
-    """By ``rvdcomm.simulate``: ranks are threads of one process, and bytes are counted.
+    """Moves tensors with ``rvdcomm.simulate``: ranks are threads of one process; bytes are counted.
 
-    For tests and for looking at a plan without a cluster; results are those of the plans.
+    For tests, and to try a plan without a cluster. Results are those of the same rvdcomm plans.
     """
 
     def __init__(self, rank: int, board: Board) -> None:
@@ -207,7 +207,7 @@ class ThreadTransport:
             raise
 
     def take(self, leg: Leg, key: tuple[Leg, int]) -> Tensor | None:
-        """Wait for all ranks of a move, and take this one's shard."""
+        """Wait for all ranks of a move, and return this rank's shard."""
         board = self._board
         with board.changed:
             meeting = board.meetings[key]
@@ -234,7 +234,7 @@ def _dtype(leg: Leg) -> torch.dtype:
 
 
 def _numpy_dtype(leg: Leg) -> torch.dtype:
-    """In which threads move: numpy has no bfloat16, whose sums are made in float32 here."""
+    """The dtype in which threads move: numpy has no bfloat16, so its sums are in float32 here."""
     return torch.float32 if leg.dtype == "bfloat16" else _dtype(leg)
 
 
@@ -252,10 +252,10 @@ class ThreadCall:
         return self.transport.start(self.leg, tensor)
 
     def expect(self) -> None:
-        """Threads leave what they bring on the board at once."""
+        """Nothing to do: threads leave their values on the board at once."""
 
     def forget(self) -> None:
-        """Nothing is expected."""
+        """Nothing to do: ``expect`` posts nothing."""
 
 
 @dataclass(frozen=True)

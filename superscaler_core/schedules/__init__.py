@@ -1,4 +1,4 @@
-"""Pipeline schedules as values: who runs which stage on which microbatch, in which order.
+"""Pipeline schedules as values: which worker runs which stage and microbatch, in which order.
 
 >>> print(grid(SCHEDULES["gpipe"](2, 3)))
 gpipe: makespan 8, idle 1/4 of it, peak microbatches 3 3
@@ -34,7 +34,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "zero-bubble": zero_bubble,
     "chimera": chimera,
 }
-"""Generators by the name of the schedules that they make."""
+"""Functions that generate schedules, by the name of the schedule."""
 
 __all__ = [
     "SCHEDULES",

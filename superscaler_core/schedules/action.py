@@ -1,4 +1,4 @@
-"""Action: one stage at work on one microbatch, the atom of a schedule."""
+"""Action: one run of one stage for one microbatch, the unit of a schedule."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from superscaler_core.schedules.errors import ScheduleError
 
 
 class ActionKind(StrEnum):
-    """What a stage does with a microbatch; the value is how texts write it.
+    """What a stage does with a microbatch; the value of a member is its spelling in texts.
 
-    A microbatch has one ``F`` at every stage, and after it one ``B``, or one ``I`` and one ``W``,
-    which are the two halves of a ``B``. It may have one ``R`` between these, and any number of
-    ``f`` before all of them.
+    A microbatch has one ``F`` at every stage, and after it either one ``B``, or one ``I`` and one
+    ``W``, which are the two halves of a ``B``. In between it may have one ``R``. Before all of
+    them it may have any number of ``f``.
     """
 
     FORWARD = "F"
-    """The forward that is trained."""
+    """The forward of training."""
     BACKWARD = "B"
-    """The whole backward: gradients of what the stage reads, and of its weights."""
+    """The whole backward: gradients of the stage's inputs and of its weights."""
     INPUTS = "I"
-    """The gradients of what the stage reads, for which the stages before it wait."""
+    """The gradients of the stage's inputs; earlier stages wait for these."""
     WEIGHTS = "W"
-    """The gradients of the stage's weights, for which nobody waits before the step's end."""
+    """The gradients of the stage's weights; needed only at the end of the step."""
     RECOMPUTE = "R"
-    """What the backward needs and the forward has not kept is computed again, ahead of it."""
+    """Recompute, before the backward, the values that it needs and the forward did not keep."""
     TURN = "f"
-    """A forward of which nothing is kept: its microbatch is recycled."""
+    """A forward that keeps nothing, for a microbatch that is recycled."""
 
     @property
     def goes_back(self) -> bool:
-        """Whether gradients of other stages are read, and such for other stages are made."""
+        """Whether the action receives gradients from stages and sends gradients to stages."""
         return self in (ActionKind.BACKWARD, ActionKind.INPUTS)
 
 
@@ -44,19 +44,19 @@ KINDS = {
     ActionKind.RECOMPUTE: "recomputation",
     ActionKind.TURN: "forward without gradient",
 }
-"""Kinds of action, and what people call them."""
+"""Kinds of actions, with their names in messages."""
 
-# Nine digits: a schedule is a list of its actions, so larger numbers are mistakes.
+# At most nine digits: a schedule lists all its actions, so larger numbers are mistakes.
 _TEXT = re.compile(rf"([0-9]{{1,9}})([{''.join(KINDS)}])([0-9]{{1,9}})(?:\.([0-9]{{1,9}}))?")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Action:
-    """What a worker does in one go: stage 1 runs microbatch 3 forward, ``1F3``.
+    """One step of a worker's work: ``1F3`` means that stage 1 runs microbatch 3 forward.
 
-    Stages, microbatches and turns count from 0. ``turn`` tells apart the forwards without
-    gradient of one microbatch (recycling runs several before the one that counts): ``1f3`` is
-    the first, ``1f3.1`` the second.
+    Stages, microbatches and turns count from 0. ``turn`` numbers the forwards without gradient of
+    one microbatch (recycling runs several before the forward of training): ``1f3`` is the first,
+    ``1f3.1`` the second.
 
     Law (tests/superscaler_core/schedules/test_schedules.py): ``Action.parse(str(a)) == a``.
 
@@ -64,7 +64,7 @@ class Action:
     Action(kind=<ActionKind.FORWARD: 'F'>, stage=1, microbatch=3, turn=0)
 
     Raises:
-        ScheduleError: an unknown kind, a negative number, or a turn of another kind than f.
+        ScheduleError: an unknown kind, a negative number, or a turn for a kind other than f.
     """
 
     kind: ActionKind
@@ -89,7 +89,7 @@ class Action:
 
     @property
     def brief(self) -> str:
-        """Text without the stage, for where that is known: ``F3``."""
+        """The text without the stage: ``F3``."""
         return f"{self.kind}{self.microbatch}" + (f".{self.turn}" if self.turn else "")
 
     @classmethod

@@ -13,10 +13,10 @@ def chimera(num_workers: int, num_microbatches: int) -> Schedule:
     """Worker d holds stage d of the pipeline down, and stage D - 1 - d of the pipeline up.
 
     Microbatches come in rounds of D: the first half of a round goes down, the second half up. Each
-    pipeline runs its half as 1F1B does, and what one leaves idle the other uses. If a backward
-    takes as long as a forward, ``(D - 2) / (2 N + D - 2)`` of the makespan is idle; if it takes two
+    pipeline runs its half as 1F1B does, and fills the idle time of the other. If a backward takes
+    as long as a forward, ``(D - 2) / (2 N + D - 2)`` of the makespan is idle; if it takes two
     forwards, ``(D - 2) / (3 N / 2 + D - 2)`` for N = D, and more for several rounds. A worker holds
-    the weights of two stages, and ``D / 2 + 1`` (the first and the last) to D microbatches.
+    the weights of two stages, and from ``D / 2 + 1`` (first and last worker) to D microbatches.
 
     >>> print(chimera(2, 2))
     chimera stages=2 microbatches=2
@@ -53,10 +53,10 @@ def chimera(num_workers: int, num_microbatches: int) -> Schedule:
 def _timed(
     num_stages: int, stage: int, microbatch: int, start: int
 ) -> Iterator[tuple[int, Action]]:
-    """The unit of time in which a pipeline runs each action, if all take one.
+    """When a pipeline runs each action of a stage, if every action takes one unit of time.
 
-    On a worker the forwards of one pipeline and the backwards of the other have units of one
-    parity, and these ranges of units do not meet; so no unit has two actions.
+    On each worker the forwards of one pipeline and the backwards of the other start at times of
+    the same parity, but in ranges that do not overlap; so no time has two actions.
     """
     yield start + stage, Action(ActionKind.FORWARD, stage, microbatch)
     yield start + 2 * num_stages - 1 - stage, Action(ActionKind.BACKWARD, stage, microbatch)

@@ -1,4 +1,4 @@
-"""What every schedule must hold, checked when one is made: each action, once, where it belongs."""
+"""Completeness: checks, when a schedule is created, that it has each action once and in place."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import ScheduleError
 
 Cell = dict[Action, list[int]]
-"""What happens to one microbatch at one stage: each action with the workers that run it."""
+"""The actions of one microbatch at one stage, each with the workers that run it."""
 
 _BACKWARDS = (ActionKind.BACKWARD, ActionKind.INPUTS, ActionKind.WEIGHTS)
 
 Cells = dict[tuple[int, int], Cell]
-"""By stage and microbatch."""
+"""The cell of each stage and microbatch."""
 
 
 def check_complete(
     what: str, num_stages: int, num_microbatches: int, rows: tuple[tuple[Action, ...], ...]
 ) -> None:
-    """Refuse rows that are not one training step of all microbatches through all stages.
+    """Check that the rows are one training step of all microbatches through all stages.
 
     Args:
         what: the schedule, for the error.
         num_stages, num_microbatches: at least 1.
-        rows: one a worker, in its order.
+        rows: the actions of each worker, in its order.
 
     Raises:
-        ScheduleError: names the action, the worker and what would be right.
+        ScheduleError: names the action and the worker, and what would be correct.
     """
     cells: Cells = {}
     for worker, row in enumerate(rows):
@@ -53,7 +53,7 @@ def _check_in_range(what: str, action: Action, num_stages: int, num_microbatches
 
 
 def _check_nothing_missing(what: str, num_stages: int, num_microbatches: int, cells: Cells) -> None:
-    # Ends at the first gap, so after at most one step more than there are actions.
+    # Stops at the first gap, so the loop runs at most once more than there are actions.
     for stage in range(num_stages):
         for microbatch in range(num_microbatches):
             cell = cells.get((stage, microbatch), {})
@@ -85,7 +85,7 @@ def _check_same_workers(what: str, cells: Cells) -> None:
 
 
 def _check_teams(what: str, cells: Cells) -> None:
-    """The workers of a stage fall into teams: copies of the stage that share no worker."""
+    """Check that the workers of a stage form teams: copies of the stage that share no worker."""
     teams: dict[tuple[int, int], tuple[int, list[int]]] = {}
     for (stage, microbatch), cell in cells.items():
         team = cell[Action(ActionKind.FORWARD, stage, microbatch)]
@@ -100,7 +100,7 @@ def _check_teams(what: str, cells: Cells) -> None:
 
 
 def _check_turns(what: str, cells: Cells) -> None:
-    """A microbatch is recycled through all the stages, as often at each, or through none."""
+    """Check that a microbatch is recycled equally often at all stages."""
     seen: dict[int, tuple[int, list[int]]] = {}
     for (stage, microbatch), cell in cells.items():
         turns = sorted(action.turn for action in cell if action.kind is ActionKind.TURN)

@@ -1,4 +1,4 @@
-"""What an action waits for: the data that it reads, and the order of its workers."""
+"""Dataflow: what an action waits for: the data that it reads, and the order of its workers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from superscaler_core.schedules.errors import ScheduleError
 from superscaler_core.schedules.schedule import Schedule
 
 Edges = Iterable[tuple[int, int]]
-"""Stage graph: pairs ``(src, dst)``, where stage dst reads what stage src makes."""
+"""Stage graph: pairs ``(src, dst)``, where stage dst reads a result of stage src."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A reason why an action can not start yet.
+    """A reason why an action cannot start yet.
 
     Attributes:
         on: the action that must end first.
-        worker: whose order asks for it; None if it makes data that the other reads.
+        worker: the worker whose order requires this; None if ``on`` computes data for the action.
     """
 
     on: Action
@@ -28,21 +28,21 @@ class Wait:
 
 
 Waits = dict[Action, list[Wait]]
-"""For every action of a schedule, all that it waits for."""
+"""For every action of a schedule, all its waits."""
 
 
 def waits_of(schedule: Schedule, edges: Edges | None = None) -> Waits:
     """Everything that each action of ``schedule`` waits for.
 
-    A forward reads the forwards of the stages before it; a backward, or its half for inputs, reads
-    its own forward (and recomputation, if it has one) and the same of the stages behind it. The
-    half for weights reads the half for inputs, and a recomputation its forward alone. Forwards
-    without gradient chain up: the first stages start a turn with what the last stages made in the
-    turn before, and the forward is the last turn.
+    A forward reads the forwards of the stages before it. A backward, or its half for inputs, reads
+    its own forward (and recomputation, if there is one) and the same kind of action of the stages
+    after it. The half for weights reads the half for inputs; a recomputation reads only its
+    forward. Forwards without gradient form a chain: the first stages start a turn with the
+    results of the last stages in the turn before, and the forward of training is the last turn.
 
     Args:
-        schedule: the rows.
-        edges: the stage graph; stages in a chain, 0 first, if None.
+        schedule: the schedule.
+        edges: the stage graph; a chain of stages from 0 if None.
 
     Raises:
         ScheduleError: an edge names a stage that the schedule does not have.
@@ -56,7 +56,7 @@ def waits_of(schedule: Schedule, edges: Edges | None = None) -> Waits:
 
 
 class _StageGraph:
-    """Which stages, and so which actions, feed which."""
+    """Which stages, and therefore which actions, feed which."""
 
     def __init__(self, schedule: Schedule, edges: Edges | None) -> None:
         num_stages = schedule.num_stages
@@ -79,7 +79,7 @@ class _StageGraph:
                 self._num_turns[action.microbatch] = max(turns, action.turn + 1)
 
     def reads(self, action: Action) -> Sequence[Action]:
-        """Actions whose result ``action`` reads."""
+        """The actions whose results ``action`` reads."""
         stage, microbatch = action.stage, action.microbatch
         kind = action.kind
         if kind is ActionKind.WEIGHTS:
@@ -97,6 +97,6 @@ class _StageGraph:
         return [Action(ActionKind.TURN, sink, microbatch, turn - 1) for sink in self._sinks if turn]
 
     def _back(self, stage: int, microbatch: int) -> Action:
-        """What makes the gradients that a stage sends back."""
+        """The action that computes the gradients of a stage's inputs."""
         whole = Action(ActionKind.BACKWARD, stage, microbatch)
         return whole if whole in self._places else Action(ActionKind.INPUTS, stage, microbatch)

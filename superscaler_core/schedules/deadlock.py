@@ -1,4 +1,4 @@
-"""Why a schedule can not run: a ring of actions that wait for each other, in words."""
+"""Deadlock: explains why a schedule cannot run, by a cycle of actions that wait for each other."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Ring = list[tuple[Action, Wait]]
 
 
 def explain_deadlock(schedule: Schedule, waits: Waits, ended: Set[Action]) -> str:
-    """Error text: who waits for whom and why, and what would be right.
+    """The text of an error: which actions wait for each other, why, and how to fix it.
 
     Args:
-        schedule: one that came to a halt.
-        waits: of all its actions.
-        ended: the actions that could run; whoever is left waits for one that is left.
+        schedule: a schedule that cannot finish.
+        waits: the waits of all its actions.
+        ended: the actions that can run; every other action waits for another such action.
     """
-    # Every worker stands before one action, so following those makes a ring of at most two
-    # arrows a worker: for data, and for what the maker of the data stands before.
+    # Every worker is stuck at one action. Following these gives a cycle with at most two waits per
+    # worker: one for data, and one for the action at which the source of the data is stuck.
     heads = {
         worker: next(action for action in row if action not in ended)
         for worker, row in enumerate(schedule.rows)
@@ -43,7 +43,7 @@ def explain_deadlock(schedule: Schedule, waits: Waits, ended: Set[Action]) -> st
 
 
 def _ring_from(action: Action, blocking: Callable[[Action], Wait]) -> Ring:
-    """The ring that is reached by going from ``action`` to what blocks it, and on from there."""
+    """The cycle reached from ``action`` by following what blocks each action."""
     steps: dict[Action, Wait] = {}
     while action not in steps:
         steps[action] = blocking(action)

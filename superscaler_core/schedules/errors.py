@@ -1,17 +1,17 @@
-"""What schedules raise."""
+"""Errors of schedules."""
 
 from __future__ import annotations
 
 
 class ScheduleError(ValueError):
-    """The caller's schedule, or what was asked of one, is wrong."""
+    """The caller's schedule, or a request about one, is wrong."""
 
 
 def require_counts(what: str, **counts: int) -> None:
-    """Refuse counts below 1: a schedule has at least one of everything.
+    """Check that counts are at least 1, because a schedule has at least one of everything.
 
     Raises:
-        ScheduleError: one of ``counts`` is not an integer of at least 1; the text names it.
+        ScheduleError: a count is not an integer of at least 1; the message names it.
     """
     for name, count in counts.items():
         if type(count) is not int or count < 1:

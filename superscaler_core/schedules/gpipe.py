@@ -9,10 +9,10 @@ from superscaler_core.schedules.straight import straight
 def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
     """Every worker runs all its forwards, then all its backwards, microbatch 0 first in both.
 
-    One worker a stage. ``(D - 1) / (N + D - 1)`` of the makespan is idle for D equal stages and
-    N microbatches; every worker holds N microbatches. Backwards from the last microbatch to the
-    first would take the same time and room; this order lets weight gradients be summed in the
-    order of every other schedule.
+    One worker per stage. ``(D - 1) / (N + D - 1)`` of the makespan is idle for D equal stages and
+    N microbatches; every worker holds N microbatches. Running the backwards from the last
+    microbatch to the first would take the same time and memory; in this order weight gradients
+    are summed in the same order as in every other schedule.
 
     >>> print(gpipe(2, 2))
     gpipe stages=2 microbatches=2

@@ -1,4 +1,4 @@
-"""Grid: a timeline as a picture in text, a row a worker and a column a unit of time."""
+"""Grid: a timeline as text, with one row per worker and one column per unit of time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from superscaler_core.schedules.timeline import timeline as timeline_of
 IDLE, GOES_ON = "--", ".."
 
 MAX_COLUMNS = 2000
-"""Of the default unit: nobody reads a longer picture (of times in nanoseconds, say)."""
+"""Most columns of the default unit; a longer picture (of times in ns, for example) is useless."""
 
 
 def grid(what: Timeline | Schedule, *, unit: Time | None = None, width: int = 100) -> str:
-    """Picture of a timeline, or of a schedule where every action lasts 1.
+    """Draw a timeline, or a schedule in which every action lasts 1.
 
-    ``F0`` is microbatch 0 forward, ``..`` that it goes on. Stages are named, as in ``1F0``, if some
-    worker holds several. Columns that do not fit follow in further blocks.
+    ``F0`` is the forward of microbatch 0, and ``..`` continues it. The stage is shown, as in
+    ``1F0``, if any worker holds several. Columns that do not fit follow in further blocks.
 
     >>> from superscaler_core.schedules import one_f_one_b, timeline
     >>> print(grid(timeline(one_f_one_b(2, 2), {"F": 1, "B": 2})))
@@ -32,14 +32,14 @@ def grid(what: Timeline | Schedule, *, unit: Time | None = None, width: int = 10
     worker 1 -- F0 B0 .. F1 B1 .. -- --
 
     Args:
-        what: to draw.
-        unit: time of a column. If None, the largest that every start and end is a multiple of,
-            but at least 1/2000 of the makespan. A cell shows what runs in the middle of its
-            column, so a coarse unit leaves out actions that are shorter.
-        width: characters of a line, for at least one column.
+        what: the timeline or schedule.
+        unit: time of one column. If None, the largest unit of which every start and end is a
+            multiple, but at least 1/2000 of the makespan. A cell shows the action in the middle of
+            its column, so a coarse unit hides short actions.
+        width: characters per line; at least one column is drawn.
 
     Raises:
-        ScheduleError: ``unit`` is not above 0, or the schedule's rows wait for each other.
+        ScheduleError: ``unit`` is not above 0, or the schedule cannot run.
     """
     timeline = timeline_of(what) if isinstance(what, Schedule) else what
     unit = _unit(timeline) if unit is None else unit
@@ -71,7 +71,7 @@ def _title(timeline: Timeline, unit: Time) -> str:
 
 
 def _cells(row: tuple[Span, ...], moments: list[Fraction], several: bool) -> list[str]:
-    """What a worker runs at each of ``moments``, ascending."""
+    """The cell of a worker at each of ``moments``, which ascend."""
     starts = [span.start for span in row]
     cells: list[str] = []
     shown: Span | None = None
@@ -89,7 +89,7 @@ def _cells(row: tuple[Span, ...], moments: list[Fraction], several: bool) -> lis
 
 
 def _lines(rows: list[tuple[str, list[str]]], width: int) -> list[str]:
-    """Rows of labelled cells, aligned, in blocks of columns that fit in ``width``."""
+    """Labelled rows of aligned cells, in blocks of columns that fit in ``width``."""
     label_chars = max(len(label) for label, _ in rows)
     cell_chars = max(len(cell) for _, cells in rows for cell in cells)
     num_columns = len(rows[0][1])

@@ -1,8 +1,8 @@
-"""Interlaced pipeline: embeddings run on all workers, around what the stages of layers do.
+"""Interlaced pipeline: all workers run the embeddings, between the stages of layers.
 
-A large embedding is cheap to compute and large to store. On one worker it takes the room of many
-layers; cut among all, it takes a share of each. Stages are numbered in the model's order, every
-embedding before its stages of layers. An encoder and a decoder on four workers are
+A large embedding is cheap to compute and large to store. On one worker it would take the memory of
+many layers; here it is cut over all workers. Stages are numbered in the model's order, every
+embedding before its stages of layers. An encoder and a decoder on four workers have
 
     stage     0            1 2       3            4 5
     is        embedding    layers    embedding    layers
@@ -21,40 +21,42 @@ from superscaler_core.schedules.schedule import Schedule
 def interlaced(
     num_workers: int, num_microbatches: int, num_embeddings: int = 2, slack: int = 0
 ) -> Schedule:
-    """1F1B of the layers, in steps of a forward and a backward, and the embeddings around steps.
+    """1F1B of the layers, in steps of a forward and a backward, with the embeddings between steps.
 
-    In a step a worker of even number runs a forward and then a backward, one of odd number a
-    backward and then a forward: so a pair of them passes on two microbatches, one each way. An
-    embedding runs forward at the start of the step in which the layers behind it do, and backward
-    at the end of the step in which they do; there all workers wait for each other.
+    In a step a worker with an even number runs a forward and then a backward; one with an odd
+    number runs a backward and then a forward. So two neighbours exchange two microbatches per step,
+    one each way. An embedding runs forward at the start of the step in which its first layers run
+    the microbatch forward, and backward at the end of the step in which they run it backward. All
+    workers synchronize there.
 
-    For S workers and N microbatches there are N + S - 1 steps. What a worker does with its layers
-    is what it does in 1F1B, in that order, so it holds min(N, S - d) microbatches of them. If a
-    backward takes two forwards, a step takes four and not three: either half of it has forwards
-    beside backwards, and lasts as long as these.
+    S workers and N microbatches take N + S - 1 steps. The layers of a worker run as in 1F1B and in
+    the same order, so it holds min(N, S - d) microbatches of them. If a backward takes as long as
+    two forwards, a step takes four instead of three units, because each half of a step pairs
+    forwards with backwards and lasts as long as the backwards.
 
-    With ``slack`` the embeddings run ahead of the layers, and behind them on the way back, so that
-    no worker waits at a step's border for what another has just made.
+    With ``slack`` the embeddings run ahead of the layers in the forward, and behind them in the
+    backward, so that no worker waits at the border of a step for a value that was just computed.
 
     Args:
-        num_workers: S, each with one stage of layers.
+        num_workers: S; each has one stage of layers.
         num_microbatches: N.
-        num_embeddings: each is in front of S / ``num_embeddings`` stages of layers.
-        slack: steps by which embeddings run forward earlier, and backward later.
+        num_embeddings: each precedes S / ``num_embeddings`` stages of layers.
+        slack: number of steps by which embeddings run forward earlier, and backward later.
 
     Raises:
         ScheduleError: a count is below 1, or ``num_embeddings`` does not divide S.
 
     Source: the interlaced pipeline of SuperScaler's public code, for two embeddings and S >= 4. If
-    S / 2 is odd, the rule there has the second embedding's backward a step before that of the
-    layers behind it, which cannot be; here it is in that step, and all S that divide run.
+    S / 2 is odd, the rule there puts the second embedding's backward a step before the backward
+    of its layers, which is impossible; here it is in the same step, and every S that
+    ``num_embeddings`` divides can run.
     """
     require_counts("interlaced", num_microbatches=num_microbatches)
     if slack < 0:
         raise ScheduleError(f"interlaced: slack is a number of steps, at least 0, got {slack}.")
     segments = _segments(num_workers, num_embeddings)
     layers = [stage for segment in segments for stage in segment[1:]]
-    # An embedding keeps time with the worker of the layers behind it.
+    # An embedding runs in time with the worker of its first layers.
     embeddings = [(segment[0], layers.index(segment[1])) for segment in segments]
     rows: list[list[Action]] = [[] for _ in layers]
     for step in range(-slack, num_microbatches + num_workers - 1 + slack):
@@ -78,13 +80,13 @@ def interlaced(
 
 
 def interlaced_edges(num_workers: int, num_embeddings: int = 2) -> tuple[tuple[int, int], ...]:
-    """Which stage reads which: an embedding none, and a decoder's layers the encoder's result.
+    """The stage graph: an embedding reads no stage; a decoder's layers read the encoder's result.
 
     >>> interlaced_edges(4)
     ((0, 1), (1, 2), (2, 4), (2, 5), (3, 4), (4, 5))
 
     Raises:
-        ScheduleError: as of ``interlaced``.
+        ScheduleError: as for ``interlaced``.
     """
     segments = _segments(num_workers, num_embeddings)
     chains = [edge for segment in segments for edge in pairwise(segment)]
@@ -93,17 +95,17 @@ def interlaced_edges(num_workers: int, num_embeddings: int = 2) -> tuple[tuple[i
 
 
 def _forward(step: int, worker: int) -> int:
-    """The microbatch that a worker runs forward in a step, if there is such a one."""
+    """The microbatch that a worker runs forward in a step; out of range if there is none."""
     return step - worker // 2
 
 
 def _backward(step: int, worker: int, num_workers: int) -> int:
-    """The microbatch that a worker runs backward in a step, if there is such a one."""
+    """The microbatch that a worker runs backward in a step; out of range if there is none."""
     return step - (num_workers - 1 - worker // 2)
 
 
 def _segments(num_workers: int, num_embeddings: int) -> list[range]:
-    """The stages from every embedding up to the next one."""
+    """For each embedding, its stages: itself and the layers up to the next embedding."""
     require_counts("interlaced", num_workers=num_workers, num_embeddings=num_embeddings)
     if num_workers % num_embeddings:
         raise ScheduleError(

@@ -13,21 +13,21 @@ from superscaler_core.schedules.straight import alternate
 def interleaved(num_workers: int, num_microbatches: int, num_chunks: int) -> Schedule:
     """1F1B over ``num_workers * num_chunks`` stages; worker d holds stages d, D + d, 2D + d, ...
 
-    Microbatches go in rounds of D: a worker runs a round through its first stage (a *chunk* of
-    the model), then through its second, and so on; backward in the opposite order of chunks.
-    For N >= D microbatches and v > 1 equal chunks, a worker is idle for ``(D - 1)(F + B)`` of one
-    chunk, ``(D - 1) / (v N + D - 1)`` of the makespan. If D divides N, worker d holds up to
-    ``min(v N, (v - 1) D + 2 (D - 1 - d) + 1)`` microbatches of a chunk.
+    Microbatches are grouped in rounds of D: a worker runs a round through its first stage (a
+    *chunk* of the model), then through its second, and so on; the backward takes the chunks in the
+    opposite order. For N >= D microbatches and v > 1 equal chunks, a worker is idle for
+    ``(D - 1)(F + B)`` of one chunk, ``(D - 1) / (v N + D - 1)`` of the makespan. If D divides N,
+    worker d holds up to ``min(v N, (v - 1) D + 2 (D - 1 - d) + 1)`` microbatches of a chunk.
 
-    Any N runs, and with equal chunks no other order is faster. If D does not divide N, there are
-    as many rounds as whole ones fit (at least one), and they differ in size by one at most. So no
-    round but an only one is below D: a short last round would wait, on its way back to worker 0
-    for the next chunk, for backwards that worker 0 has put later.
+    Any N is possible, and with equal chunks no other order is faster. If D does not divide N, there
+    are N // D rounds (at least one), whose sizes differ by at most one. So no round is smaller than
+    D, unless it is the only one. A short last round would return to worker 0 for the next chunk
+    and wait there for backwards that worker 0 runs first.
 
     Args:
         num_workers: D, at least 1.
         num_microbatches: N, at least 1.
-        num_chunks: v, stages a worker; with one the schedule is 1F1B.
+        num_chunks: v, stages per worker; with v = 1 the schedule is 1F1B.
 
     Raises:
         ScheduleError: a count is below 1.
@@ -40,8 +40,8 @@ def interleaved(num_workers: int, num_microbatches: int, num_chunks: int) -> Sch
     )
     num_rounds = max(1, num_microbatches // num_workers)
     rounds = _split(num_microbatches, num_rounds)
-    # With one chunk no second one can fill the time until the first backward arrives, so half
-    # the warm-up is enough.
+    # With one chunk there is no second chunk to fill the time until the first backward arrives,
+    # so half the warm-up is enough.
     lead = 2 if num_chunks > 1 else 1
     rows = []
     for worker in range(num_workers):

@@ -9,8 +9,8 @@ from superscaler_core.schedules.straight import straight
 def naive(num_stages: int, num_microbatches: int) -> Schedule:
     """Each microbatch goes forward and backward through all stages before the next one starts.
 
-    One worker a stage. ``(num_stages - 1) / num_stages`` of the makespan is idle if stages are
-    equal, whatever the number of microbatches; a worker holds one microbatch at a time.
+    One worker per stage. ``(num_stages - 1) / num_stages`` of the makespan is idle for equal
+    stages, whatever the number of microbatches; a worker holds one microbatch at a time.
 
     >>> print(naive(2, 2))
     naive stages=2 microbatches=2

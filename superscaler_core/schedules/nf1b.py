@@ -1,4 +1,4 @@
-"""nF1B: 1F1B of a model that is recycled; 3F1B with two turns before the one that is trained."""
+"""nF1B: 1F1B of a recycled model; 3F1B has two turns before the turn that is trained."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from superscaler_core.schedules.schedule import Schedule
 
 
 def nf1b(num_stages: int, num_microbatches: int, recycle: int = 2) -> Schedule:
-    """Every microbatch runs ``recycle`` times forward without gradient, then as under 1F1B.
+    """Run every microbatch ``recycle`` times forward without gradient, then as in 1F1B.
 
-    One worker a stage. A worker goes by waves: in wave w it runs turn t of microbatch w - t, for
+    One worker per stage. A worker runs in waves: in wave w it runs turn t of microbatch w - t, for
     all turns from the first to the one with gradient, then the backward that 1F1B has there. So a
-    turn of a microbatch comes ``recycle + 3`` actions after the one before. If that is at least D,
-    what the last stage made is there when the first wants it, and once the pipeline is full nobody
-    waits; if not, workers wait in every wave. Worker d holds ``D - d`` microbatches.
+    turn of a microbatch comes ``recycle + 3`` actions after its previous turn. If that is at least
+    D, the result of the last stage arrives before the first stage needs it, and no worker waits
+    once the pipeline is full; otherwise workers wait in every wave. Worker d holds ``D - d``
+    microbatches.
 
     >>> print(nf1b(2, 2, 1))
     nf1b stages=2 microbatches=2
@@ -26,13 +27,13 @@ def nf1b(num_stages: int, num_microbatches: int, recycle: int = 2) -> Schedule:
     Args:
         num_stages: D, at least 1.
         num_microbatches: N, at least D.
-        recycle: turns without gradient of a microbatch; 0 is 1F1B.
+        recycle: turns without gradient per microbatch; 0 gives 1F1B.
 
     Raises:
         ScheduleError: a count is too small.
 
-    Source: the numbers of forwards and backwards between one another are those of SuperScaler's
-    code for AlphaFold2; which turn of which microbatch each is, is said here.
+    Source: the numbers of forwards between backwards are those of SuperScaler's code for
+    AlphaFold2; the assignment of turns and microbatches to them is our own.
     """
     require_counts("nf1b", num_stages=num_stages, num_microbatches=num_microbatches)
     if num_microbatches < num_stages:
@@ -49,10 +50,10 @@ def nf1b(num_stages: int, num_microbatches: int, recycle: int = 2) -> Schedule:
 
 
 def _row(stage: int, num_stages: int, num_microbatches: int, recycle: int) -> Iterator[Action]:
-    """A worker's actions, wave by wave.
+    """The actions of a worker, wave by wave.
 
-    An action waits for others of its own wave at stages before it, or of earlier waves alone; so
-    whatever the counts, some worker can always go on.
+    An action waits only for actions of its own wave at earlier stages, or of earlier waves; so for
+    all counts some worker can always continue.
     """
     microbatches = range(num_microbatches)
     lag = num_stages - 1 - stage

@@ -1,4 +1,4 @@
-"""1F1B: a backward as soon as there is one (PipeDream-Flush and DAPPLE run the same rows)."""
+"""1F1B: run a backward as soon as one is ready (PipeDream-Flush and DAPPLE use the same rows)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from superscaler_core.schedules.straight import straight
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
-    """Worker d runs ``D - 1 - d`` forwards, then forward and backward in turn, then the rest.
+    """Worker d runs ``D - 1 - d`` forwards, then alternates forward and backward, then the rest.
 
-    One worker a stage. ``(D - 1) / (N + D - 1)`` of the makespan is idle for D equal stages and
+    One worker per stage. ``(D - 1) / (N + D - 1)`` of the makespan is idle for D equal stages and
     N microbatches, as in GPipe, but worker d holds only ``min(N, D - d)`` microbatches.
 
     >>> print(one_f_one_b(2, 3))

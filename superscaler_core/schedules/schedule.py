@@ -16,23 +16,22 @@ _HEAD = re.compile(r"(\S+) stages=([0-9]{1,9}) microbatches=([0-9]{1,9})")
 _ROW = re.compile(r"worker ([0-9]{1,9}):(.*)")
 
 Route = tuple[tuple[int, ...], ...]
-"""By stage, the workers that run a microbatch through it together, ascending."""
+"""For each stage, the workers that together run a microbatch through it, ascending."""
 
 
-# No slots: the index of places is built once.
+# Without slots, so that the index of places can be cached.
 @dataclass(frozen=True)
 class Schedule:
     """One training step of a pipeline: a row of actions for every worker, in its order.
 
-    A *worker* is what a stage runs on: one device, or a group of devices that split the stage.
-    A worker may hold several stages (interleaving). A stage may be on several workers: an action
-    in several rows is run by these workers together (interlaced pipelines), and microbatches may
-    be dealt out among workers that hold copies of the stage (Chimera).
+    A *worker* runs stages: it is one device, or a group of devices that split the stage. A worker
+    may hold several stages (interleaving). A stage may be on several workers: an action in several
+    rows is run by these workers together (interlaced pipelines), or workers that hold copies of the
+    stage run different microbatches (Chimera).
 
     Laws (tests/superscaler_core/schedules/test_schedules.py): ``Schedule.parse(str(s)) == s``;
     every microbatch has one F, and one B or one I and one W, at every stage, on the same workers.
-    Whether the rows can
-    run at all depends on the data flow: ``timeline`` says.
+    Whether the rows can run at all depends on the data flow; ``timeline`` checks it.
 
     >>> from superscaler_core.schedules import one_f_one_b
     >>> print(one_f_one_b(2, 3))
@@ -72,11 +71,11 @@ class Schedule:
 
     @property
     def num_turns(self) -> int:
-        """Forwards without gradient that every stage runs, of all microbatches together."""
+        """Number of forwards without gradient at each stage, over all microbatches."""
         return sum(action.kind is ActionKind.TURN and action.stage == 0 for action in self.places)
 
     def workers_of(self, stage: int, microbatch: int | None = None) -> tuple[int, ...]:
-        """Workers that hold ``stage``, or those that run ``microbatch`` through it; ascending."""
+        """The workers of ``stage``, or only those that run ``microbatch`` there; ascending."""
         microbatches = range(self.num_microbatches) if microbatch is None else (microbatch,)
         return tuple(
             sorted(
@@ -86,36 +85,36 @@ class Schedule:
 
     @cached_property
     def routes(self) -> tuple[Route, ...]:
-        """The ways that microbatches go, in the order of their first microbatches.
+        """The distinct routes of microbatches, in the order of their first microbatches.
 
         There is one if every stage has one group of workers; a Chimera schedule has two.
         """
         return tuple(dict.fromkeys(self._ways))
 
     def route_of(self, microbatch: int) -> int:
-        """The number of the route that a microbatch goes, in ``routes``."""
+        """The number of a microbatch's route in ``routes``."""
         return self.routes.index(self._ways[microbatch])
 
     @cached_property
     def _ways(self) -> tuple[Route, ...]:
-        """By microbatch, the workers of every stage."""
+        """For each microbatch, the workers of every stage."""
         return tuple(
             tuple(self.workers_of(stage, microbatch) for stage in range(self.num_stages))
             for microbatch in range(self.num_microbatches)
         )
 
     def stages_of(self, worker: int) -> tuple[int, ...]:
-        """Stages that ``worker`` holds, ascending."""
+        """The stages that ``worker`` holds, ascending."""
         return tuple(sorted({action.stage for action in self.rows[worker]}))
 
     @cached_property
     def peak_microbatches(self) -> tuple[int, ...]:
-        """Activations that each worker must have room for, in microbatches of one stage.
+        """The most activations that each worker holds, in microbatches of one stage.
 
-        A microbatch counts from the start of its forward to the end of its B, or of its W, as what
-        W needs lives that long; over all the stages of the worker. With an R of its own it counts
-        from there, because its forward keeps only what it is given. A forward without gradient
-        does not count.
+        A microbatch counts from the start of its forward to the end of its B, or of its W, because
+        W still needs its activations; the counts of all stages of the worker are added. If it has
+        an R, it counts only from there, because its forward keeps only its inputs. A forward
+        without gradient does not count.
         """
         again = {(a.stage, a.microbatch) for a in self.places if a.kind is ActionKind.RECOMPUTE}
         changes = (
@@ -133,7 +132,8 @@ class Schedule:
         """Read the text that ``str`` writes.
 
         Raises:
-            ScheduleError: a line has another form (the text names it), or ``Schedule`` refuses.
+            ScheduleError: a line has another form (the message names it), or the schedule is
+                invalid.
         """
         head, *lines = text.strip().splitlines() or [""]
         found = _HEAD.fullmatch(head.strip())
@@ -145,10 +145,10 @@ class Schedule:
 
 
 def held_by(action: Action, runs_again: bool) -> int:
-    """Microbatches that an action adds to those whose activations its worker holds.
+    """The change, by an action, in the number of microbatches whose activations a worker holds.
 
     Args:
-        action: one of a schedule.
+        action: an action of a schedule.
         runs_again: whether its microbatch has an R at its stage.
     """
     match action.kind:

@@ -1,4 +1,4 @@
-"""Rewrites of schedules: every backward in its two halves, and recomputations of their own."""
+"""Rewrites of schedules: split every backward into its halves, or add separate recomputations."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from superscaler_core.schedules.schedule import Schedule
 
 
 def split_backward(schedule: Schedule, delay: int | Callable[[int], int] = 0) -> Schedule:
-    """Put I and W in the place of every B of a schedule.
+    """Replace every B of a schedule by I and W.
 
-    I takes the place of B. With a delay of k, W of a microbatch comes right after the k-th I that
-    follows its own on the worker; what is left at the end of the row comes there. So I's, for
-    which the stages before wait, come earlier, and the activations of k more microbatches are held.
+    I takes the place of B. With a delay of k, the W of a microbatch comes right after the k-th I
+    that follows its own I on the worker; W's that remain at the end of the row come there. So the
+    I's, for which earlier stages wait, run earlier, and k more microbatches' activations are held.
 
     >>> from superscaler_core.schedules import one_f_one_b
     >>> print(split_backward(one_f_one_b(2, 3), delay=lambda worker: worker))
@@ -25,9 +25,10 @@ def split_backward(schedule: Schedule, delay: int | Callable[[int], int] = 0) ->
     worker 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
 
     Args:
-        schedule: its own I's and W's stay where they are.
-        delay: k, the same of every worker, or by worker. Workers that share a stage need the same
-            one, and if it is above 0 the same order of their common actions, as ``timeline`` tells.
+        schedule: I's and W's that it already has keep their places.
+        delay: k, the same for all workers, or a function of the worker. Workers that share a stage
+            need equal delays; above 0, they also need the same order of their common actions, as
+            ``timeline`` checks.
 
     Raises:
         ScheduleError: a delay is below 0.
@@ -42,7 +43,7 @@ def split_backward(schedule: Schedule, delay: int | Callable[[int], int] = 0) ->
 
 
 def _halved(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
-    """A row with the halves of its backwards."""
+    """A row with its backwards split into halves."""
     waiting: deque[Action] = deque()
     for action in row:
         if action.kind is not ActionKind.BACKWARD:
@@ -56,9 +57,9 @@ def _halved(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
 
 
 def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -> Schedule:
-    """Put an R right before every B or I of a schedule.
+    """Insert an R right before every B or I of a schedule.
 
-    A worker that waits for the gradient of the next stage recomputes meanwhile.
+    A worker that waits for the gradient from the next stage recomputes in the meantime.
 
     >>> from superscaler_core.schedules import one_f_one_b
     >>> print(recompute_apart(one_f_one_b(2, 2), stages=[0]))
@@ -67,8 +68,8 @@ def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -
     worker 1: 1F0 1B0 1F1 1B1
 
     Args:
-        schedule: its own R's stay where they are.
-        stages: which get one; all if None.
+        schedule: R's that it already has keep their places.
+        stages: stages that get an R; all if None.
 
     Raises:
         ScheduleError: the schedule has no such stage.

@@ -1,4 +1,4 @@
-"""Straight pipelines: worker d holds stage d, and fills with some forwards before it alternates."""
+"""Straight pipelines: worker d holds stage d, and runs warm-up forwards before it alternates."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from superscaler_core.schedules.schedule import Schedule
 def straight(
     name: str, num_stages: int, num_microbatches: int, num_warmup: Callable[[int], int]
 ) -> Schedule:
-    """Schedule of one worker a stage that differs from others in the warm-up alone.
+    """A schedule with one worker per stage that is defined by its warm-up alone.
 
     Args:
-        name: of the schedule.
+        name: name of the schedule.
         num_stages, num_microbatches: at least 1.
-        num_warmup: from a stage, the forwards before its first forward-backward pair.
+        num_warmup: for a stage, the number of forwards before its first forward-backward pair.
 
     Raises:
         ScheduleError: a count is below 1.
@@ -44,10 +44,10 @@ def straight(
 def alternate(
     forwards: Sequence[Action], backwards: Sequence[Action], num_warmup: int
 ) -> tuple[Action, ...]:
-    """Fill, alternate, drain: ``num_warmup`` forwards, forward and backward in turn, the rest.
+    """``num_warmup`` forwards, then forward and backward alternating, then the remaining backwards.
 
-    With no warm-up a backward follows every forward; with all of them, or more, the forwards
-    come first. What lies between trades the activations that are held for idle time.
+    With no warm-up a backward follows every forward; with a warm-up of all forwards, they come
+    first. Values in between trade memory for activations against idle time.
 
     >>> forwards = [Action.parse(word) for word in ("0F0", "0F1", "0F2")]
     >>> backwards = [Action.parse(word) for word in ("0B0", "0B1", "0B2")]

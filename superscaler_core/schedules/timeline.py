@@ -1,4 +1,4 @@
-"""Timeline: when each action of a schedule starts and ends, and what stays idle."""
+"""Timeline: when each action of a schedule starts and ends, and how long workers are idle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from superscaler_core.schedules.errors import ScheduleError
 from superscaler_core.schedules.schedule import Schedule
 
 Time = int | Fraction
-"""Exact, so that equal times are equal: use ``Fraction(secs)`` for a measured float."""
+"""Exact numbers, so that equal times are equal; use ``Fraction(secs)`` for a measured float."""
 
 Durations = Mapping[str | tuple[str, int], Time]
 """Time of an action by kind, ``{"F": 1, "B": 2}`` or ``{"F": 1, "I": 1, "W": 1}``.
@@ -28,7 +28,7 @@ EQUAL: Durations = dict.fromkeys(KINDS, 1)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An action and the time that it takes: from ``start`` up to, not including, ``end``."""
+    """An action with its time: from ``start`` up to, not including, ``end``."""
 
     action: Action
     start: Time
@@ -39,12 +39,12 @@ class Span:
 class Timeline:
     """A schedule in time: every action starts as soon as its worker and its data allow.
 
-    There are three figures that people call "the bubble", and they differ; each property says
-    which one it is. All are exact.
+    Three different figures are called "the bubble" in the literature; each property states which
+    one it is. All are exact.
 
     Attributes:
-        schedule: what is run.
-        rows: one a worker, the spans of its actions in its order; time starts at 0.
+        schedule: the schedule that is run.
+        rows: for each worker the spans of its actions, in its order; time starts at 0.
     """
 
     schedule: Schedule
@@ -52,36 +52,36 @@ class Timeline:
 
     @property
     def spans(self) -> dict[Action, Span]:
-        """Every action with its span, built anew at each call."""
+        """Every action with its span; the dict is built at each call."""
         return {span.action: span for row in self.rows for span in row}
 
     @property
     def makespan(self) -> Time:
-        """From the start of the first action to the end of the last."""
+        """Time from the start of the first action to the end of the last."""
         return max(row[-1].end for row in self.rows)
 
     @property
     def busy(self) -> tuple[Time, ...]:
-        """Time that each worker runs actions."""
+        """Time in which each worker runs actions."""
         return tuple(sum(span.end - span.start for span in row) for row in self.rows)
 
     @property
     def idle(self) -> tuple[Time, ...]:
-        """Time of the makespan that each worker does not."""
+        """Time of the makespan in which each worker runs no action."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def bubble_of_makespan(self) -> Fraction:
-        """Idle time over makespan, all workers together: a share, below 1.
+        """Idle time divided by makespan, summed over all workers: a share, below 1.
 
-        Source: what the GPipe and Chimera papers call the bubble; 1F1B has
+        Source: the bubble of the GPipe and Chimera papers; for 1F1B it is
         ``(D - 1) / (N + D - 1)``.
         """
         return Fraction(sum(self.idle)) / (self.makespan * len(self.rows))
 
     @property
     def bubble_of_ideal(self) -> Fraction:
-        """Idle time over busy time, all workers together: may be above 1.
+        """Idle time divided by busy time, summed over all workers: may be above 1.
 
         Source: Narayanan et al. 2021 (Megatron-LM), "bubble time fraction"; 1F1B has
         ``(D - 1) / N``.
@@ -92,25 +92,25 @@ class Timeline:
     def bubble_of_span(self) -> Fraction:
         """``1 - most busy time / longest span``; a worker's span is its first start to last end.
 
-        Waiting before a worker's first and after its last action is left out, so 0 here may
-        still leave workers idle at the ends of a step.
+        Waiting before a worker's first action and after its last is left out, so workers may be
+        idle at the ends of a step even if this is 0.
 
         Source: Qi et al. 2023 (zero bubble), ``1 - N (F + B) / longest span``, for equal stages;
-        with unequal ones the worker with most to do is what the span could be at best.
+        with unequal stages, the busiest worker's time is the shortest possible span.
         """
         longest = max(row[-1].end - row[0].start for row in self.rows)
         return 1 - Fraction(max(self.busy)) / longest
 
     @property
     def peak_microbatches(self) -> tuple[int, ...]:
-        """As ``Schedule.peak_microbatches``: it depends on the order alone."""
+        """As ``Schedule.peak_microbatches``, because it depends only on the order."""
         return self.schedule.peak_microbatches
 
 
 def timeline(
     schedule: Schedule, durations: Durations = EQUAL, edges: Edges | None = None
 ) -> Timeline:
-    """Run ``schedule`` on paper.
+    """Compute the timeline of ``schedule`` for given durations.
 
     >>> from superscaler_core.schedules import one_f_one_b
     >>> times = timeline(one_f_one_b(4, 8), {"F": 1, "B": 2})
@@ -118,13 +118,13 @@ def timeline(
     (33, Fraction(3, 11), (4, 3, 2, 1))
 
     Args:
-        schedule: the rows.
-        durations: time of each action, in any unit; every action lasts 1 if left out.
-        edges: the stage graph, pairs ``(src, dst)``; stages in a chain if None.
+        schedule: the schedule.
+        durations: time of each action, in any unit; every action lasts 1 by default.
+        edges: the stage graph, pairs ``(src, dst)``; a chain of stages if None.
 
     Raises:
-        ScheduleError: actions wait for each other (the text tells the ring and which worker's
-            order makes it), a duration is missing or not above 0, or an edge names no stage.
+        ScheduleError: actions wait for each other (the message shows the cycle and the orders that
+            cause it), a duration is missing or not above 0, or an edge names an unknown stage.
     """
     waits = waits_of(schedule, edges)
     spans: dict[Action, Span] = {}
@@ -135,9 +135,10 @@ def timeline(
 
 
 def _in_order(schedule: Schedule, waits: Waits) -> list[Action]:
-    """All actions, each behind those that it waits for."""
+    """All actions, each after those that it waits for."""
     sorter = TopologicalSorter({a: [wait.on for wait in ws] for a, ws in waits.items()})
-    # With a cycle it still hands out what can run, and the rest says more than graphlib's error.
+    # With a cycle it still yields the actions that can run; ``explain_deadlock`` reports the rest
+    # better than graphlib's error.
     with suppress(CycleError):
         sorter.prepare()
     order: list[Action] = []

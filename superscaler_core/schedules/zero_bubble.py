@@ -1,4 +1,4 @@
-"""Zero bubble: 1F1B whose gradients of weights fill the time in which workers would wait."""
+"""Zero bubble: 1F1B in which gradients of weights fill the time in which workers would wait."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from superscaler_core.schedules.split_backward import split_backward
 
 
 def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
-    """ZB-H1: 1F1B in halves, in which worker d runs its W's d microbatches late.
+    """ZB-H1: 1F1B with split backwards, in which worker d delays its W's by d microbatches.
 
-    One worker a stage. For D equal stages, N >= D microbatches and times F, I >= W a worker is idle
-    for ``(D - 1)(F + I - W)``, where 1F1B has ``(D - 1)(F + I + W)``. Every worker holds up to
-    ``min(N, D)`` microbatches, as many as the first one under 1F1B.
+    One worker per stage. For D equal stages, N >= D microbatches and times F, I >= W a worker is
+    idle for ``(D - 1)(F + I - W)``; under 1F1B it is idle for ``(D - 1)(F + I + W)``. Every worker
+    holds up to ``min(N, D)`` microbatches, as many as the first worker under 1F1B.
 
     >>> print(zero_bubble(2, 3))
     zero-bubble stages=2 microbatches=3
