@@ -78,7 +78,7 @@ class Ways:
 
     @cached_property
     def sync(self) -> Callable[[OpForm, Side, OpSplit | None], SyncCost]:
-        """The cost of a parameter, given its update op, its readers' end, and its storage's split."""
+        """The cost of a parameter, from its update, its readers' end and its storage's split."""
         return lru_cache(maxsize=MAX_PRICES)(self._sync)
 
     def _sync(self, update: OpForm, side: Side, storage: OpSplit | None) -> SyncCost:
