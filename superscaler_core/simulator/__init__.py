@@ -1,4 +1,4 @@
-"""Simulator: what a program takes in time and memory on any topology, without its devices."""
+"""Simulator: time and memory of a program's step on any topology, without running it."""
 
 from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.simulator.account import Level

@@ -1,4 +1,4 @@
-"""Account: where the time and the memory of a simulated step go."""
+"""Account: how the time and the memory of a simulated step are used."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from superscaler_core.simulator.timeline import StepTimeline
 
 @dataclass(frozen=True)
 class Level:
-    """Communication whose farthest port is of one level of the topology.
+    """Communication whose highest port is on one level of the topology.
 
     Attributes:
-        name: of the level: "rank" is inside hosts, "host" between hosts, "host memory" between a
-            device and its own.
-        sent_bytes: by all devices, in a step.
-        secs: that a device is in it, mean of the devices.
-        exposed_secs: of them, those in which the device does nothing else.
+        name: the level: "rank" is inside hosts, "host" between hosts, "host memory" between a
+            device and its own host's memory.
+        sent_bytes: bytes sent by all devices in a step.
+        secs: time of a device in this communication, averaged over the devices.
+        exposed_secs: the part of that time in which the device does nothing else.
     """
 
     name: str
@@ -34,20 +34,20 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """The numbers of one training step on paper.
+    """The figures of one simulated training step.
 
-    Times are by device. Compute, exposed communication and bubble add up to ``secs``.
+    Times are per device. Compute, exposed communication and bubble add up to ``secs``.
 
     Attributes:
-        title: which program on what.
+        title: the program and the device.
         timeline: every run and carry.
-        level_names: of the topology, innermost first.
-        memory: the most at one time, by device and kind ("weights", "gradients", "optimizer",
-            "activations", "buffers", "host").
-        memory_bytes: that a device has.
+        level_names: levels of the topology, innermost first.
+        memory: the peak, by device and kind ("weights", "gradients", "optimizer", "activations",
+            "buffers", "host").
+        memory_bytes: memory of a device.
         live: bytes of each device over the step.
-        optimizer_secs: of the optimizer's step, which is in ``secs``.
-        assumptions: what the figures rest on, a line each.
+        optimizer_secs: time of the optimizer, included in ``secs``.
+        assumptions: what the figures assume, one per line.
     """
 
     title: str
@@ -61,39 +61,39 @@ class Account:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Of the plan."""
+        """The devices of the plan."""
         return self.timeline.devices
 
     @property
     def secs(self) -> float:
-        """From the step's start until the last device has updated its weights."""
+        """Time from the step's start until the last device has updated its weights."""
         return self.timeline.makespan / TICKS_PER_SEC
 
     # --- where the time goes --------------------------------------------------------------------
 
     @cached_property
     def compute_secs(self) -> Mapping[Device, float]:
-        """Forward, backward, recomputation and the optimizer."""
+        """Time of forward, backward, recomputation and the optimizer."""
         return _in_secs(self._computing)
 
     @cached_property
     def communication_secs(self) -> Mapping[Device, float]:
-        """In which a device communicates and does nothing else, or waits for what is on its way."""
+        """Time in which a device only communicates, or waits for data under way."""
         return _in_secs(self._communicating)
 
     @cached_property
     def busy_secs(self) -> Mapping[Device, float]:
-        """In which a device does either."""
+        """Time in which a device computes or communicates."""
         return _in_secs(self._busy)
 
     @cached_property
     def bubble_secs(self) -> Mapping[Device, float]:
-        """In which a device does neither: it waits for others."""
+        """Time in which a device does neither, because it waits for others."""
         return _in_secs({d: self.timeline.makespan - busy for d, busy in self._busy.items()})
 
     @property
     def bubble_of_makespan(self) -> float:
-        """Bubble over the step's time, all devices together.
+        """Bubble divided by the step's time, summed over all devices.
 
         Source: as ``schedules.Timeline.bubble_of_makespan``.
         """
@@ -101,7 +101,7 @@ class Account:
 
     @property
     def bubble_of_ideal(self) -> float:
-        """Bubble over the time that devices are busy, all together: may be above 1.
+        """Bubble divided by the devices' busy time, summed over all devices: may be above 1.
 
         Source: as ``schedules.Timeline.bubble_of_ideal``.
         """
@@ -109,7 +109,7 @@ class Account:
 
     @property
     def bubble_of_span(self) -> float:
-        """``1 - most busy time / longest span``, of stages' runs alone.
+        """``1 - most busy time / longest span``, for the runs of stages only.
 
         Source: as ``schedules.Timeline.bubble_of_span``.
         """
@@ -132,7 +132,7 @@ class Account:
 
     @property
     def overlap(self) -> float:
-        """Share of communication's time that is hidden behind computing; 1 if there is none."""
+        """Share of communication time that is hidden behind computing; 1 if there is none."""
         total = sum(level.secs for level in self.levels)
         exposed = sum(level.exposed_secs for level in self.levels)
         return 1.0 if total == 0 else 1 - exposed / total
@@ -186,7 +186,7 @@ class Account:
 
     @cached_property
     def _exposed(self) -> Counter[tuple[Device, int]]:
-        """Ticks in which devices do nothing but communicate, by device and level."""
+        """Ticks in which devices only communicate, by device and level."""
         found = Counter(self.timeline.calls) + Counter(self.timeline.waits)
         for inside, count in self._insides:
             for key, ticks in inside.communicating.items():
@@ -195,7 +195,7 @@ class Account:
 
     @cached_property
     def _insides(self) -> list[tuple[StageRun, int]]:
-        """Distinct runs, and how often each takes place."""
+        """The distinct runs, and how often each occurs."""
         counts = Counter(id(ran.inside) for ran in self.timeline.runs)
         distinct = {id(ran.inside): ran.inside for ran in self.timeline.runs}
         return [(inside, counts[key]) for key, inside in distinct.items()]
@@ -204,7 +204,7 @@ class Account:
 
     @property
     def peak_bytes(self) -> Mapping[Device, int]:
-        """The most that each device holds at one time."""
+        """The peak memory of each device."""
         return {
             device: sum(size for kind, size in kinds.items() if kind != "host")
             for device, kinds in self.memory.items()

@@ -1,4 +1,4 @@
-"""Halves: the times of I and W, of which the backward of a segment is made."""
+"""Halves: the times of I and W, the two halves of a segment's backward."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.program.halves import Sides, sides_of
 
 BOTH = 0.5
-"""Share of W in the backward of an op that has gradients for either: it computes as much for each,
-as a linear layer does with its two products."""
+"""Share of W in the backward of an op that has gradients of both: both take equally long, as the
+two products of a linear layer do."""
 
 
 def halves(ops: Sequence[Op]) -> tuple[tuple[float, float], ...]:
     """The shares of I and W in the backward of every part of a segment.
 
     Args:
-        ops: of the parts of a segment that has a backward, in order.
+        ops: ops of the parts, in order; the segment has a backward.
     """
     return tuple(map(_shares, sides_of(ops)))
 

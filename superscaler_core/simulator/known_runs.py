@@ -1,6 +1,7 @@
-"""Known runs: how long runs of ops take, remembered in all steps that are simulated.
+"""Known runs: caches the duration of runs of ops, across all simulated steps.
 
-A run is known by its acts, by how far apart its devices begin, and by what ports are busy then.
+The key of a run is its acts, the differences of its devices' start times, and the busy times of
+ports.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.work import Act, Work
 
 Times = Known[Hashable, StageRun]
-"""Of runs of ops and of stages, by their acts and by what was busy when they began."""
+"""Cached runs of ops and of stages, by their acts and the busy times when they began."""
 
 Calls = Known[tuple[str, tuple[Use, ...]], tuple[Act, ...]]
-"""What moves weights, by what is done and by the copies of weights."""
+"""Calls that move weights, by instruction kind and uses of weights."""
 
 
 class StepWork(Work):
-    """What devices do in a step, with stages and calls that are known.
+    """The work of devices in a step, with cached stages and calls.
 
     Args:
-        stages: of the plan.
-        calls: that were made before.
-        given: as of ``Work``.
+        stages: the stages of the plan.
+        calls: calls that were computed before.
+        given: arguments of ``Work``.
     """
 
     def __init__(self, stages: Sequence[KnownStage], calls: Calls, *given: Any) -> None:
@@ -41,18 +42,18 @@ class StepWork(Work):
         self._known_stages, self._calls = stages, calls
 
     def stage(self, action: Action, *, is_first: bool = False) -> Sequence[Act]:
-        """As of ``Work``."""
+        """See ``Work``."""
         return self._known_stages[action.stage].acts(action, is_first=is_first)
 
     def fetch(self, uses: Iterable[Use]) -> Iterable[Act]:
-        """As of ``Work``."""
+        """See ``Work``."""
         key = "fetch", tuple(uses)
         if key not in self._calls:
             self._calls[key] = tuple(super().fetch(key[1]))
         return self._calls[key]
 
     def reduce(self, uses: Iterable[Use]) -> Iterable[Act]:
-        """As of ``Work``."""
+        """See ``Work``."""
         key = "reduce", tuple(uses)
         if key not in self._calls:
             self._calls[key] = tuple(super().reduce(key[1]))
@@ -60,7 +61,7 @@ class StepWork(Work):
 
 
 class KnownStepper(Stepper):
-    """Lets time pass, with runs that were simulated before."""
+    """Steps through time, and reuses runs that were simulated before."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class KnownStepper(Stepper):
 
 
 class _KnownRuns(StageRuns):
-    """Runs of stages, each made of runs of ops; equal ones are simulated once, in all steps."""
+    """Runs of stages, each made of runs of ops; equal ones are simulated once across steps."""
 
     def __init__(self, ports: Ports, times: Times) -> None:
         super().__init__(ports)
@@ -88,7 +89,7 @@ class _KnownRuns(StageRuns):
         ready: Sequence[int],
         under_way: UnderWay,
     ) -> tuple[int, StageRun]:
-        """As of ``StageRuns``."""
+        """See ``StageRuns``."""
         if isinstance(acts, StageActs):
             return self._remembered(acts, devices, ready, under_way, self._ports)
         return super().run(acts, devices, ready, under_way)

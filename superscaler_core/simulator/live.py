@@ -1,4 +1,4 @@
-"""Live: what devices hold over a step, and the most of each kind."""
+"""Live: the memory of devices over a step, and the peak of each kind."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from superscaler_core.schedules import Action
 from superscaler_core.simulator.timeline import StepTimeline
 
 NAMES = {"grads": "gradients"}
-"""Kinds of memory that have another name here."""
+"""Kinds of memory that are named differently here."""
 
 
 Series = tuple[tuple[float, int], ...]
-"""Seconds from the step's start, and bytes from then on."""
+"""Pairs of time in seconds from the step's start, and bytes from then on."""
 
 
 def peaks_of(compiled: Compiled) -> dict[Device, dict[str, int]]:
-    """The most at one time, by device and kind; ``"host"`` is not on the device."""
+    """The peak, by device and kind; ``"host"`` is host memory."""
     return {
         device: {NAMES.get(kind, kind): size for kind, size in memory.by_kind.items()}
         | ({"host": memory.host_bytes} if memory.host_bytes else {})
@@ -29,9 +29,9 @@ def peaks_of(compiled: Compiled) -> dict[Device, dict[str, int]]:
 
 
 def live_of(compiled: Compiled, timeline: StepTimeline) -> Mapping[Device, Series]:
-    """Bytes over time: in every run of a stage the most that it holds, then what it keeps.
+    """Bytes over time: the peak of each run of a stage, then what it keeps.
 
-    What stays, such as weights and gradients, is there all the time.
+    Permanent memory, such as weights and gradients, is included all the time.
     """
     made = compiled.materialized
     prints = {d: footprints(made, d, compiled.master_dtype) for d in timeline.devices}

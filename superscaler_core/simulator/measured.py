@@ -1,4 +1,4 @@
-"""Measured: a profile of this machine, from the times of a program's own ops on real tensors."""
+"""Measured: a profile of this machine, from times of a program's own ops on real tensors."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, VTens
 from superscaler_core.run.evaluate import code_names
 
 NUM_ROUNDS = 3
-"""All ops are measured so many times over, so that what disturbs a round does not count."""
+"""Rounds in which all ops are measured, so that a disturbed round does not decide."""
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 200
-"""Of every op in a round; it is the median that counts."""
+"""Samples per op and round; the median is used."""
 
 STREAM_BYTES = CACHE_BYTES = 64 << 20
-"""Of tensors that no cache holds."""
+"""Size of tensors that no cache can hold."""
 
 MIN_SETS, MAX_SETS = 2, 16
-"""Of an op's tensors, which take turns."""
+"""Most copies of an op's tensors, which are used in turn."""
 
 PRODUCT_SIZE = 512
-"""Rows and columns of the product by which peaks are measured."""
+"""Rows and columns of the product that measures the peaks."""
 
 Distinct = dict[str, tuple[Part, Mapping[str, Any]]]
-"""A part of every signature, and the constants of its graph."""
+"""One part for every signature, with the constants of its graph."""
 
 
 def measured(
@@ -49,19 +49,19 @@ def measured(
 ) -> DeviceProfile:
     """Measure every distinct op shape of some programs on this process's device, a CPU.
 
-    Forward and backward of each run on tensors of the shapes that the parts have, with as many
-    threads as torch is set to. Where ranks share a machine, let all of them measure at once: they
-    share its memory when they train, too.
+    Forward and backward of each op run on tensors with the shapes of the parts, with the number of
+    threads that torch is set to. If ranks share a machine, let all of them measure at the same
+    time, because they share its memory in training, too.
 
     Args:
-        programs: whose parts are measured.
-        name: of the profile.
-        op_secs: about how long each op is measured, in seconds.
-        move_secs: what a call that communicates takes besides its plan's time.
-        memory_bytes: of a device; this machine's if None.
+        programs: programs whose parts are measured.
+        name: name of the profile.
+        op_secs: approximate time spent on each op, in seconds.
+        move_secs: overhead of a communication call, in addition to its plan's time.
+        memory_bytes: memory of a device; this machine's if None.
 
     Returns:
-        A profile whose table has these ops; others are priced by this machine's peaks.
+        A profile with times of these ops; other ops are priced by this machine's peaks.
     """
     distinct = _distinct(programs)
     dtypes = {view.tensor.dtype for part, _ in distinct.values() for view in part.outputs}
@@ -87,7 +87,7 @@ def measured(
 
 
 def _round(distinct: Distinct, secs: float) -> dict[str, tuple[float, float]]:
-    """Forward and backward of every op, each measured for some time."""
+    """Measure the forward and the backward of every op."""
     with tqdm(distinct.items(), desc="measure ops", delay=2, leave=False, disable=None) as bar:
         return {key: _op_secs(part, constants, secs) for key, (part, constants) in bar}
 
@@ -106,7 +106,7 @@ def _distinct(programs: Iterable[Compiled]) -> Distinct:
 
 
 def _op_secs(part: Part, constants: Mapping[str, Any], secs: float) -> tuple[float, float]:
-    """Medians of the forward, and of the backward, which begins after those of others."""
+    """Medians of the forward, and of the backward without the overhead of starting autograd."""
     fields = [f"x{i}" for i in range(len(part.inputs))]
     code = f"lambda seed, {', '.join(fields)}: {part.call(fields, seed='seed')}"
     call: Callable[..., Any] = eval(code, code_names(part.op))
@@ -130,21 +130,21 @@ def _op_secs(part: Part, constants: Mapping[str, Any], secs: float) -> tuple[flo
                 times[1].append(perf_counter() - start)
                 del found
         if i == 0:
-            # What is done once, such as choosing a kernel, is in the first calls.
+            # One-time work, such as choosing a kernel, happens in the first calls.
             times[0].clear()
             times[1].clear()
     return median(times[0]), median(times[1] or [0.0])
 
 
 def _num_sets(part: Part) -> int:
-    """How many tensors take turns, so that weights come from memory, as after other layers."""
+    """Number of tensor copies used in turn, so that weights come from memory, as in training."""
     weights = [view for view in part.inputs if view.tensor.kind == PARAMETER]
     num_bytes = sum(v.box.num_elements * ITEM_BYTES[v.tensor.dtype] for v in weights)
     return MIN_SETS if num_bytes == 0 else min(MAX_SETS, max(MIN_SETS, CACHE_BYTES // num_bytes))
 
 
 def _tensor(view: VTensor, constants: Mapping[str, Any]) -> Tensor:
-    """A tensor that an op may read: constants as they are, numbers of rows 0, masks true."""
+    """A tensor that an op can read: constants unchanged, row numbers 0, masks true."""
     value = constants.get(view.tensor.name) if view.tensor.kind == CONSTANT else None
     if isinstance(value, Tensor) and not value.is_meta:
         return value[view.box.slices_within(view.tensor.box)] if value.shape else value
@@ -162,18 +162,18 @@ def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat"))
 
 
-# --- what is around ops -------------------------------------------------------------------------
+# --- overheads ----------------------------------------------------------------------------------
 
 
 def _engine_secs(secs: float) -> float:
-    """Of a backward that computes nothing."""
+    """Seconds of a backward that computes nothing."""
     leaf = torch.zeros(1, requires_grad=True)
     out, grad = leaf.view(1), torch.ones(1)
     return _timed(lambda: torch.autograd.grad(out, leaf, grad, retain_graph=True), secs)
 
 
 def _segment_secs(secs: float) -> float:
-    """Of a call of a segment that computes nothing: half of its forward and backward."""
+    """Seconds of a call of an empty segment: half of its forward and backward."""
     value, grad = torch.zeros(1), torch.ones(1)
 
     def both() -> None:
@@ -199,7 +199,7 @@ def _peak_flops(dtype: str, secs: float) -> float:
 
 
 def _timed(work: Callable[[], object], secs: float) -> float:
-    """Median of one call."""
+    """Median time of one call."""
     work()
     times = []
     for _ in _while(secs):

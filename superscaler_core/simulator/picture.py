@@ -1,4 +1,4 @@
-"""Picture: devices over time, in the colours of what they do, and their memory below."""
+"""Picture: devices over time, coloured by activity, with their memory below."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOURS = {
     "weights": "#c9a227",
     "optimizer": "#7d5ba6",
 }
-"""Of what a device does."""
+"""Colours of activities."""
 
 KINDS = {
     ActionKind.FORWARD: "forward",
@@ -40,20 +40,20 @@ KINDS = {
 }
 
 LABEL_WIDTH = 0.008
-"""Share of the step that a run takes at least to get its microbatch's number."""
+"""Least share of the step that a run must take to be labelled with its microbatch."""
 
 MAX_LABELS = 2000
-"""Runs that are looked at for that."""
+"""Most runs that are considered for labels."""
 
 MAX_ROWS = 64
-"""Devices that are shown; of more, one of every few."""
+"""Most devices that are shown; of more devices a regular sample is shown."""
 
 
 def draw(account: Account, path: str | Path) -> None:
-    """Write a picture; the file's ending says which kind.
+    """Write a picture; the file's suffix selects the format.
 
     Raises:
-        PlanError: matplotlib is missing, or the name ends in what it does not write.
+        PlanError: matplotlib is missing, or cannot write this suffix.
     """
     file = Path(path)
     if file.suffix not in (".png", ".svg", ".pdf"):
@@ -74,7 +74,7 @@ def draw(account: Account, path: str | Path) -> None:
 
 
 def _rows(devices: tuple[Device, ...]) -> dict[Device, int]:
-    """Which row each device that is shown gets."""
+    """The row of each device that is shown."""
     stride = -(-len(devices) // MAX_ROWS)
     return {device: row for row, device in enumerate(devices[::stride])}
 
@@ -120,7 +120,7 @@ def _bars(ran: Ran, rows: Mapping[Device, int]) -> Iterator[tuple[str, Bar]]:
 
 
 def _fill(axes: Any, bars: list[Bar], name: str) -> None:
-    """All bars of a colour as one collection: there may be many thousands."""
+    """Draw all bars of a colour as one collection, because there may be many thousands."""
     from matplotlib.collections import PolyCollection
 
     corners = [
@@ -133,7 +133,7 @@ def _fill(axes: Any, bars: list[Bar], name: str) -> None:
 
 
 def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int], least: float) -> None:
-    """The microbatch of every run that has room for it, and a line where it begins."""
+    """Label every run that has room with its microbatch, and mark its start."""
     for ran in runs:
         colour = "black" if ran.event.kind is ActionKind.TURN else "white"
         for device, end in zip(ran.inside.devices, ran.inside.ends, strict=True):
@@ -153,7 +153,7 @@ def _label(axes: Any, runs: list[Ran], rows: Mapping[Device, int], least: float)
 
 
 def _memory(axes: Any, account: Account) -> None:
-    """Memory over time, of devices whose peaks differ."""
+    """Plot memory over time, for devices with different peaks."""
     from matplotlib import colormaps
 
     shown: dict[Series, Device] = {}
@@ -168,7 +168,7 @@ def _memory(axes: Any, account: Account) -> None:
         axes.step(secs, [*sizes, sizes[-1]], where="post", linewidth=1, color=colour,
                   label=f"device {device}")  # fmt: skip
     axes.set_xlim(0, account.secs)
-    # Room for the names above the lines.
+    # Leave room for the legend above the lines.
     top = max(size for series in account.live.values() for _, size in series)
     axes.set_ylim(0, 1.2 * top / 2**30 or 1.0)
     axes.set_xlabel("seconds")
@@ -178,7 +178,7 @@ def _memory(axes: Any, account: Account) -> None:
 
 
 def _smooth(series: Series, least_secs: float) -> Series:
-    """Without dips too short to be seen, such as between a run and the one that follows it."""
+    """Remove dips too short to be seen, such as between two consecutive runs."""
     kept = [
         point
         for point, then in pairwise(series)

@@ -1,8 +1,7 @@
-"""Ports: links that communication shares, and when they are busy.
+"""Ports: links that communication shares, and the times when they are busy.
 
-A port serves what comes first in the program's order; what comes later fills the time that is
-left, so that no port is idle while something waits for it. Bytes through a port take their time
-whoever sends them.
+A port serves calls in the program's order; a later call uses the time that earlier calls leave
+free, so no port is idle while a call waits for it. The time of bytes does not depend on the sender.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Interval = tuple[int, int]
 """Ticks ``[start, end)``."""
 
 Background = tuple[tuple[Port, tuple[Interval, ...]], ...]
-"""When ports are busy, by port."""
+"""Busy intervals of each port."""
 
 Load = tuple[Port, int]
 """A port, and the ticks of work for it."""
@@ -25,19 +24,19 @@ Load = tuple[Port, int]
 class Ports:
     """Busy times of ports.
 
-    Law (tests/superscaler_core/simulator/test_simulator_wire.py): work that is given to a port
-    takes, in all, the sum of its times, and no two intervals of a port overlap.
+    Law (tests/superscaler_core/simulator/test_simulator_wire.py): the intervals of a port add up
+    to the work that it was given, and no two of them overlap.
     """
 
     def __init__(self, background: Background = ()) -> None:
         self._busy: dict[Port, list[Interval]] = {port: list(busy) for port, busy in background}
         self.taken: list[tuple[Port, Interval]] = []
-        """What was given since the start, in order."""
+        """The intervals that were reserved since the start, in order."""
 
     def reserve(self, start: int, duration: int, loads: Iterable[Load]) -> int:
-        """When a call ends that begins at ``start`` and takes ``duration`` where nothing is busy.
+        """The end of a call that begins at ``start`` and takes ``duration`` without other traffic.
 
-        What the call does besides its work for a port comes after the wait for that port.
+        The part of the call that does not use a port comes after the wait for that port.
         """
         end = start + duration
         for port, work in loads:
@@ -46,7 +45,7 @@ class Ports:
         return end
 
     def _fill(self, port: Port, start: int, work: int) -> int:
-        """Give a port work in the time that it is free from ``start`` on; when it is done."""
+        """Reserve free time of a port from ``start`` on for this work; return the end."""
         busy = self._busy.setdefault(port, [])
         place = bisect_right(busy, start, key=lambda interval: interval[1])
         now, left, found = start, work, []
@@ -69,12 +68,12 @@ class Ports:
         insort(self._busy.setdefault(port, []), interval)
 
     def replay(self, taken: Iterable[tuple[Port, Interval]], offset: int) -> None:
-        """Reserve again what a run took whose ports were busy at the same times."""
+        """Reserve the same intervals as an equal run whose ports had the same busy times."""
         for port, (start, end) in taken:
             self._add(port, (start + offset, end + offset))
 
     def background(self, ports: Iterable[Port], start: int) -> Background:
-        """When ports are busy from ``start`` on, counted from there."""
+        """The busy intervals of ports from ``start`` on, relative to ``start``."""
         found = []
         for port in ports:
             busy = self._busy.get(port, [])

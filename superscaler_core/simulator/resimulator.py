@@ -1,7 +1,7 @@
-"""Resimulator: a step simulated again after some ops were split in another way.
+"""Resimulator: simulates a step again after some ops were split differently.
 
-What a change does not reach is remembered: edges and weights of other tensors, the times of other
-runs of ops, and how long those take one behind the other.
+Results that a change does not affect are reused: edges and weights of other tensors, times of other
+runs of ops, and durations of consecutive runs.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from superscaler_core.simulator.simulation import optimizer_secs
 from superscaler_core.simulator.work import Methods, Work
 
 MAX_RUNS = 1 << 14
-"""Runs of ops that are remembered, with their acts; times of such runs and of stages; calls."""
+"""Bound on cached runs of ops with their acts; on times of runs and stages; and on calls."""
 
 EDGES_OF_TENSOR = 1 << 16
-"""More than a tensor has: edges of the next tensor are numbered from here on, so that they keep
-their order when one has more or fewer."""
+"""More than the edges of any tensor: the edges of the next tensor are numbered from here on, so
+they keep their order when one tensor has more or fewer edges."""
 
 
 class Resimulator:
-    """Simulates a plan again and again while splits of its ops change.
+    """Simulates a plan repeatedly while splits of its ops change.
 
-    Law (tests/superscaler_core/simulator/test_resimulator.py): ``secs`` is what ``simulate`` finds
-    for the plan with these splits, to the picosecond.
+    Law (tests/superscaler_core/simulator/test_resimulator.py): ``secs`` equals the result of
+    ``simulate`` for the plan with these splits, to the picosecond.
 
-    Plans whose weights come and go, that run groups again or swap them, and stages that read a
-    weight in several ops are simulated too; of them a stage that changes is made anew as a whole.
+    Plans with windows, reruns or swaps, and stages in which several ops read one weight, are
+    simulated too; but if such a stage changes, all of it is computed anew.
 
     Args:
-        compiled: the program to begin with; it is not changed.
-        profile: of every device, or a preset's name.
-        topology: what the program was compiled for if None.
-        communication: as of ``simulate``.
+        compiled: the initial program; it is not changed.
+        profile: profile of every device, or a preset's name.
+        topology: the topology; the one that the program was compiled for if None.
+        communication: as in ``simulate``.
 
     Raises:
-        PlanError: as of ``simulate``.
+        PlanError: as in ``simulate``.
     """
 
     def __init__(
@@ -84,32 +84,32 @@ class Resimulator:
         self._numbers = {tensor: i for i, tensor in enumerate(plan.graph.producer)}
         self._state = self._changed(None, plan, {})
         self.plan = compiled.plan
-        """The plan with the splits as they are now."""
+        """The plan with the present splits."""
         self.secs = self._secs(self._state)
-        """Of the step with the splits as they are now."""
+        """Seconds of the step with the present splits."""
 
     @paused_collector()
     def secs_with(self, splits: Mapping[Op, OpSplit]) -> float:
-        """Seconds of the step if these ops were split so; nothing changes.
+        """Seconds of the step if these ops were split this way; nothing changes.
 
         Args:
-            splits: of ops of the graph, or of those that update its parameters.
+            splits: splits of ops of the graph, or of ops that update its parameters.
 
         Raises:
-            PlanError: a part is on a device that the plan has not, or devices hold sums that do not
-                make a value.
+            PlanError: a part is on a device that the plan does not have, or the partial sums on
+                devices do not add up to a value.
         """
         return self._secs(self._with(splits)[1])
 
     @paused_collector()
     def change(self, splits: Mapping[Op, OpSplit]) -> float:
-        """Let these ops be split so from now on; the seconds of the step."""
+        """Set the splits of these ops; return the seconds of the step."""
         plan, state = self._with(splits)
         self.secs, self.plan, self._state = self._secs(state), plan, state
         return self.secs
 
     def _with(self, splits: Mapping[Op, OpSplit]) -> tuple[Plan, _State]:
-        """The plan with other splits, of all copies of these ops, and what is known of it."""
+        """The plan with other splits for these ops and their copies, with its derived state."""
         plan, routed = self.plan.with_splits(splits), self._state.plan
         if plan.num_routes == 1:
             return plan, self._changed(self._state, plan, splits)
@@ -118,10 +118,10 @@ class Resimulator:
         copies = {ops[name]: split for mine in named for name, split in mine.items()}
         return plan, self._changed(self._state, routed.with_splits(copies), copies)
 
-    # --- what a change reaches ------------------------------------------------------------------
+    # --- effects of a change --------------------------------------------------------------------
 
     def _changed(self, old: _State | None, plan: Plan, splits: Mapping[Op, OpSplit]) -> _State:
-        """What is known of a plan, given what was known before these ops were split so."""
+        """The derived state of a plan, given the state before these ops were split differently."""
         graph = plan.graph
         ops = graph.ops if old is None else [op for op in splits if op.kind != UPDATE]
         tensors = dict.fromkeys(t for op in ops for t in (*op.inputs, *op.outputs))
@@ -161,7 +161,7 @@ class Resimulator:
         deferred: Mapping[Op, Mapping[Device, int]],
         ops: Iterable[Op],
     ) -> dict[PTensor, _Uses]:
-        """By parameter where it is stored and read, anew for those of these ops."""
+        """For each parameter its storage and uses, computed anew for those of these ops."""
         window_of = {op: window for window in plan.windows for op in window.ops}
         parameters = plan.graph.parameters
         found = dict(known)
@@ -178,7 +178,7 @@ class Resimulator:
         crossing = [edge for edge in edges.all if edge.crosses]
         if old is None or crossing != [edge for edge in old.made.edges.all if edge.crosses]:
             events = step_events(plan, edges)
-        # Items are asked for by stages that are made as a whole, and by windows.
+        # Only stages that are built as a whole, and windows, read the items.
         items: tuple[tuple[Item, ...], ...] = ((),) * plan.num_stages
         if not has_runs(plan):
             items = tuple(stage_items(plan, stage, edges) for stage in plan.stages)
@@ -198,24 +198,24 @@ class Resimulator:
     def _given(
         self, made: Materialized
     ) -> tuple[Materialized, OpTimes, Wires, Methods, str | None]:
-        """What ``Work`` is given."""
+        """The arguments of ``Work``."""
         return made, self._times, self._wires, self._methods, self._master
 
 
 _Uses = tuple[Side, tuple[Use, ...]]
-"""Where a parameter is stored, and its uses."""
+"""The storage of a parameter, and its uses."""
 
 
 @dataclass(frozen=True, eq=False)
 class _State:
-    """What is known of a plan.
+    """State derived from a plan.
 
     Attributes:
-        made: it, with its communication.
-        edges: of every activation, with the shares of its gradient that may spare them.
+        made: the plan with its communication.
+        edges: the edges of every activation, with gradient shares that may replace them.
         recycling: edges to the next turn.
         uses: by parameter.
-        stages: their acts.
+        stages: the acts of the stages.
     """
 
     made: Materialized

@@ -1,7 +1,7 @@
-"""Runs: a stage cut where all of its devices communicate, so that what lies between is a value.
+"""Runs: cuts a stage where all of its devices communicate, so that the runs between are values.
 
-There all of them go on at one time, and no segment goes on, so a run of ops is the same whatever is
-before it and behind it.
+At such a point all devices continue at the same time, and no segment spans it. So a run of ops does
+not depend on what is before it or after it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from superscaler_core.schedules import Action, ActionKind
 from superscaler_core.simulator.work import Act, Work
 
 WHOLE = (ActionKind.TURN, ActionKind.FORWARD, ActionKind.BACKWARD)
-"""What a stage does of which the runs of its ops are the parts, in order."""
+"""A stage's action, as a sequence of runs of ops."""
 
 Turn = tuple[ActionKind, bool]
-"""What a stage does, and whether it is the first backward of its step."""
+"""An action of a stage, and whether it is the first backward of its step."""
 
 
 class RunActs(Sequence[Act]):
-    """Acts of a run of ops, told apart from others by identity."""
+    """The acts of a run of ops, compared by identity."""
 
     def __init__(self, acts: Sequence[Act]) -> None:
         self._acts = acts
@@ -45,7 +45,7 @@ class RunActs(Sequence[Act]):
 
 
 class StageActs(Sequence[Act]):
-    """Acts of a stage: runs of ops one behind the other; told apart by identity."""
+    """The acts of a stage: consecutive runs of ops; compared by identity."""
 
     def __init__(self, runs: Sequence[RunActs]) -> None:
         self.runs = runs
@@ -62,17 +62,17 @@ class StageActs(Sequence[Act]):
 
 
 class KnownStage(Protocol):
-    """A stage whose acts are made once."""
+    """A stage whose acts are computed once."""
 
     def acts(self, action: Action, *, is_first: bool) -> StageActs:
-        """As of ``Work.stage``; equal ones are one object."""
+        """As ``Work.stage``; equal acts are one object."""
 
 
 class UncutStage:
-    """A stage that is made as a whole.
+    """A stage that is built as a whole.
 
     Args:
-        work: of its plan.
+        work: the work of its plan.
     """
 
     def __init__(self, work: Work) -> None:
@@ -80,23 +80,23 @@ class UncutStage:
         self._found: dict[int, StageActs] = {}
 
     def acts(self, action: Action, *, is_first: bool) -> StageActs:
-        """As of ``KnownStage``."""
+        """See ``KnownStage``."""
         acts = self._work.stage(action, is_first=is_first)
-        # It keeps its acts, so they are told apart by identity.
+        # ``work`` keeps its acts alive, so identity tells them apart.
         if id(acts) not in self._found:
             self._found[id(acts)] = StageActs([RunActs(acts)])
         return self._found[id(acts)]
 
 
 class CutStage:
-    """A stage whose runs of ops are made one by one, in the order of its forward."""
+    """A stage whose runs of ops are built separately, in the order of its forward."""
 
     def __init__(self, runs: Sequence[Mapping[Turn, RunActs]]) -> None:
         self.runs = runs
         self._found: dict[Turn, StageActs] = {}
 
     def acts(self, action: Action, *, is_first: bool) -> StageActs:
-        """As of ``KnownStage``: the same for all microbatches."""
+        """See ``KnownStage``; the acts are the same for all microbatches."""
         turn = action.kind, is_first
         if turn not in self._found:
             runs = self.runs[::-1] if action.kind is ActionKind.BACKWARD else self.runs
@@ -105,11 +105,11 @@ class CutStage:
 
 
 class Cutter:
-    """Cuts stages in runs of ops; equal runs are made once.
+    """Cuts stages into runs of ops; equal runs are built once.
 
     Args:
-        work_of: the times of what a plan does.
-        most: runs that are remembered.
+        work_of: computes the work of a plan.
+        most: bound on cached runs.
     """
 
     def __init__(self, work_of: Callable[[Materialized], Work], most: int) -> None:
@@ -135,7 +135,7 @@ class Cutter:
     def _run(
         self, made: Materialized, stage: Stage, items: Sequence[Item]
     ) -> Mapping[Turn, RunActs]:
-        """The acts of a run of a stage that does these items."""
+        """The acts of a run of a stage with these items."""
         alone = tuple(tuple(items) if s is stage else () for s in made.plan.stages)
         work = self._work_of(replace(made, items=alone))
         turns = [(kind, False) for kind in made.stage_kinds[stage.index]]
@@ -147,7 +147,7 @@ class Cutter:
 
 
 def has_runs(plan: Plan) -> bool:
-    """Whether stages can be cut in runs of ops, and nothing is under way between these."""
+    """Whether stages can be cut into runs of ops, with nothing under way in between."""
     actions = () if plan.schedule is None else plan.schedule.places
     is_whole = all(action.kind in WHOLE for action in actions)
     return plan.runs_in_order and not plan.has_orders and not plan.overlap and is_whole
@@ -163,7 +163,7 @@ def _shares_weights(made: Materialized, stage: Stage) -> bool:
 
 
 def _cut(made: Materialized, stage: Stage) -> Iterable[tuple[Hashable, list[Op | Edge]]]:
-    """The runs of a stage: what each depends on, and its ops and moves in order."""
+    """The runs of a stage: the key of each, with its ops and moves in order."""
     devices = made.stage_devices[stage.index]
     moves = moves_before(made.edges, stage.index)
     runs: list[list[Op | Edge]] = [[]]
@@ -194,8 +194,8 @@ def _key(
     place: Mapping[Op | Edge, int],
     leaving: Mapping[PTensor, Sequence[Edge]],
 ) -> Hashable:
-    """What a run depends on: its ops with their splits and what brings their inputs, its moves,
-    and who reads elsewhere what it makes.
+    """The key of a run: its ops with their splits, the edges of their inputs, its moves, and the
+    readers of its results elsewhere.
     """
     of_reader, readers = made.edges.of_reader, made.plan.graph.readers
     found: list[Hashable] = []

@@ -1,4 +1,4 @@
-"""Simulate: a program's step in time and memory on any topology, without its devices."""
+"""Simulate: time and memory of a program's step on any topology, without running it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ASSUMED = (
 HALVES = (
     "an op with gradients of its inputs and of its weights takes half of its backward for either"
 )
-"""Assumed too if a schedule has halves of backwards."""
+"""Further assumption if a schedule splits backwards into halves."""
 
 
 @paused_collector()
@@ -50,16 +50,16 @@ def simulate(
     intra: str | None = None,
     inter: str | None = None,
 ) -> Simulated:
-    """What a training step takes: time, bubble, communication and memory.
+    """Simulate a training step: time, bubble, communication and memory.
 
     Args:
         compiled: the program.
-        profile: of every device, or a preset's name, one of ``simulator.PROFILES``.
-        topology: who is near to whom; what the program was compiled for if None.
-        communication: "rvd", by rvdcomm's plans, or "p2p": every reader pulls what it needs from
-            those who wrote it, a message each.
-        intra: the same for communication inside stages, weights and gradients included.
-        inter: the same between stages.
+        profile: profile of every device, or a preset's name, one of ``simulator.PROFILES``.
+        topology: hosts and links; the topology that the program was compiled for if None.
+        communication: "rvd": by rvdcomm's plans; or "p2p": every reader pulls what it needs from
+            its writers, with one message each.
+        intra: the same for communication inside stages, including weights and gradients.
+        inter: the same for communication between stages.
 
     Raises:
         PlanError: there is no such profile or method, or the topology lacks a device.
@@ -100,7 +100,7 @@ def simulate(
 def optimizer_secs(
     stored: Mapping[Device, Stored], times: OpTimes, num_states: int, devices: Iterable[Device]
 ) -> Mapping[Device, float]:
-    """Seconds of the optimizer on every device, given what it stores."""
+    """Seconds of the optimizer on every device, given the parameters that it stores."""
     found = {}
     for device in devices:
         mine = stored.get(device) or Stored()

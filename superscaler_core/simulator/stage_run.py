@@ -1,4 +1,4 @@
-"""Stage run: the inside of one run of a stage in time; equal runs are simulated once."""
+"""Stage run: simulates the inside of one run of a stage; equal runs are simulated once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from superscaler_core.simulator.work import Act
 
 @dataclass(frozen=True)
 class StageRun:
-    """What devices do from the moment in which the first of them begins, which is tick 0.
+    """The timeline of a run, from tick 0, at which its first device begins.
 
     Attributes:
-        devices: that take part.
-        ends: when each is free again.
+        devices: devices that take part.
+        ends: when each device is free again.
         spans: every act with its start and end.
-        beside: what takes place while devices go on: communication that they started, and copies
-            to and from the host.
-        taken: of ports.
-        under_way: what is still under way at the end, or has been since.
+        beside: what runs in the background: started communication, and copies to and from the host.
+        taken: reserved intervals of ports.
+        under_way: what is under way at the end, or was at some time before.
     """
 
     devices: tuple[Device, ...]
@@ -36,7 +35,7 @@ class StageRun:
 
     @cached_property
     def computing(self) -> dict[Device, int]:
-        """Ticks that each device computes."""
+        """Ticks in which each device computes."""
         found = dict.fromkeys(self.devices, 0)
         for act, start, end in self.spans:
             if act.wire is None:
@@ -46,7 +45,7 @@ class StageRun:
 
     @cached_property
     def communicating(self) -> dict[tuple[Device, int], int]:
-        """Ticks that each device does nothing but communicate, by level, or wait for a copy."""
+        """Ticks in which each device only communicates or waits for a copy, by level."""
         found: dict[tuple[Device, int], int] = {}
         for act, start, end in self.spans:
             if act.wire is not None:
@@ -61,7 +60,7 @@ class StageRun:
         found: dict[tuple[Device, int], int] = {}
         for act, start, end in (*self.spans, *self.beside):
             wire = act.wire
-            # A wait carries nothing: it is what is waited for that does.
+            # A wait itself moves nothing; the communication that it waits for does.
             for device in wire.devices if wire is not None and wire.level_bytes else ():
                 assert wire is not None
                 key = device, wire.level
@@ -70,7 +69,7 @@ class StageRun:
 
     @cached_property
     def busy(self) -> dict[Device, int]:
-        """Ticks that each device does either."""
+        """Ticks in which each device computes or communicates."""
         found = dict(self.computing)
         for (device, _), ticks in self.communicating.items():
             found[device] += ticks
@@ -88,18 +87,18 @@ class StageRun:
 
 @dataclass
 class UnderWay:
-    """What devices have started and go on beside, each one thing after another.
+    """Background work that devices have started; each device does it one after another.
 
     Attributes:
-        free: when a device is done with all that it started.
-        ends: when a device is done with what it started under a key, until it has waited for it.
+        free: when a device has finished all background work.
+        ends: when a device finishes the work started under a key, until it has waited for it.
     """
 
     free: dict[Device, int] = field(default_factory=dict)
     ends: dict[tuple[str, Device], int] = field(default_factory=dict)
 
     def since(self, base: int, devices: Iterable[Device]) -> UnderWay:
-        """What of it is still to be waited for after a moment, counted from that."""
+        """The part that is still to be waited for after ``base``, relative to ``base``."""
         mine = set(devices)
         return UnderWay(
             {d: end - base for d, end in self.free.items() if d in mine and end > base},
@@ -107,7 +106,7 @@ class UnderWay:
         )
 
     def replace(self, devices: Iterable[Device], now: UnderWay, base: int) -> None:
-        """Devices have run: what is under way on them is ``now``, counted from ``base``."""
+        """After a run of devices: their background work is ``now``, relative to ``base``."""
         mine = set(devices)
         self.free |= {device: base + end for device, end in now.free.items()}
         self.ends = {key: end for key, end in self.ends.items() if key[1] not in mine}
@@ -115,18 +114,18 @@ class UnderWay:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """By which equal ones are known."""
+        """A hashable value that is equal for equal background work."""
         return *sorted(self.free.items()), *sorted(self.ends.items())
 
 
 class StageRuns:
-    """Runs acts on devices that are free at given times.
+    """Runs acts on devices that become free at given times.
 
-    A run depends on how far apart its devices begin, on what they have under way, and on when the
-    ports that it shares are busy; it is remembered by all of these.
+    A run depends on the differences of its devices' start times, on their background work, and on
+    the busy times of its shared ports; results are cached by all of these.
 
     Args:
-        is_memoized: False simulates every run; slow, and the meaning of the other.
+        is_memoized: False simulates every run anew; this is slow, and defines the result.
     """
 
     def __init__(self, ports: Ports, *, is_memoized: bool = True) -> None:
@@ -142,13 +141,13 @@ class StageRuns:
         ready: Sequence[int],
         under_way: UnderWay,
     ) -> tuple[int, StageRun]:
-        """The tick at which the first device begins, and the run counted from there.
+        """The tick at which the first device begins, and the run relative to that tick.
 
         Args:
-            acts: in an order that every device keeps; equal runs give one object here.
-            devices: that take part.
-            ready: when each is free.
-            under_way: what devices have started before; brought up to date.
+            acts: in an order that every device keeps; equal runs pass the same object.
+            devices: devices that take part.
+            ready: when each device is free.
+            under_way: background work started before; updated in place.
         """
         base = min(ready)
         before = under_way.since(base, devices)
@@ -167,7 +166,7 @@ class StageRuns:
         late = tuple(tick - base for tick in ready)
         if not self._is_memoized:
             return run_acts(acts, devices, ready, self._ports, base, before)
-        # Acts are told apart by identity, so they are kept alive.
+        # Acts are compared by identity, so they are kept alive.
         self._kept[id(acts)] = acts
         background = self._ports.background(self._shared_by(acts), base)
         key = id(acts), late, background, before.key
@@ -195,12 +194,12 @@ def run_acts(
     base: int,
     before: UnderWay,
 ) -> StageRun:
-    """Run acts; times of what is returned are counted from ``base``."""
+    """Run acts; times in the result are relative to ``base``."""
     return _Inside(devices, ready, ports, base, before).run(acts)
 
 
 class _Inside:
-    """One run as it takes place; times of what is returned are counted from ``base``."""
+    """One run in progress; times in the result are relative to ``base``."""
 
     def __init__(
         self,
@@ -218,7 +217,7 @@ class _Inside:
         self._beside: list[tuple[Act, int, int]] = []
 
     def run(self, acts: Sequence[Act]) -> StageRun:
-        """All acts, one after another on each device."""
+        """Run all acts, one after another on each device."""
         first, base = len(self._ports.taken), self._base
         for act in acts:
             if act.phase is Phase.START:
@@ -241,20 +240,20 @@ class _Inside:
             self._spans.append((act, start - self._base, end - self._base))
 
     def _reserved(self, start: int, num_ticks: int, wire: Wire) -> int:
-        """When a call ends that begins at a time."""
+        """The end of a call that begins at ``start``."""
         return self._ports.reserve(start, num_ticks, wire.shared)
 
     def _go_beside(self, act: Act, start: int) -> int:
-        """Something takes place while devices go on; when it ends."""
+        """Run an act in the background; return its end."""
         assert act.wire is not None
         end = self._reserved(start, act.ticks, act.wire)
         self._beside.append((act, start - self._base, end - self._base))
         return end
 
     def _do(self, act: Act) -> None:
-        """Devices do something, and nothing else."""
+        """Run an act on its devices in the foreground."""
         if act.wire is not None and not act.is_copy:
-            # Calls of a device follow each other, so those that were started come first.
+            # Calls of a device run one after another, so calls started before come first.
             for device in act.devices:
                 self._until(act, device, self._free.get(device, 0))
         start = max(self._clock[device] for device in act.devices)
@@ -266,9 +265,10 @@ class _Inside:
         self._span(act, start, end)
 
     def _start(self, act: Act) -> None:
-        """Devices begin something and go on.
+        """Start an act in the background.
 
-        Communication takes place after all that they began before; copies have a port of their own.
+        Communication runs after all that its devices started before; copies have a port of their
+        own.
         """
         free = {} if act.is_copy else self._free
         start = max(max(self._clock[d], free.get(d, 0)) for d in act.devices)
@@ -282,7 +282,7 @@ class _Inside:
             self._until(act, device, self._ends.pop((act.key, device), 0))
 
     def _until(self, act: Act, device: Device, end: int) -> None:
-        """A device waits for something that goes on beside it."""
+        """A device waits for background work."""
         now = self._clock[device]
         if end > now:
             assert act.wire is not None

@@ -1,4 +1,4 @@
-"""Sums: which gradients of weights a backward adds to gradients that are there already."""
+"""Sums: the gradients of weights that a backward adds to existing gradients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from superscaler_core.program.weights import Use
 class Sums:
     """Follows one backward of a stage.
 
-    A window's gradients are taken away at its end, so they meet none of other microbatches.
+    A window removes its gradients at its end, so they are not added to other microbatches'.
 
     Args:
         made: the plan.
-        is_first: whether no other microbatch had its backward.
+        is_first: whether no other microbatch has run its backward yet.
     """
 
     def __init__(self, made: Materialized, is_first: bool) -> None:
@@ -24,7 +24,7 @@ class Sums:
         self._begun: set[tuple[Device, Use]] = set()
 
     def of(self, device: Device, segment: Segment) -> list[int]:
-        """Bytes of the gradients that a segment adds up; ask in the order of the backward."""
+        """Bytes of the gradients that a segment accumulates; call in the order of the backward."""
         found = []
         for part in reversed(segment.parts):
             for position in part.op.form.trained:

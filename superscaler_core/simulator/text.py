@@ -15,7 +15,7 @@ WIDTH = 98
 
 
 def text_of(found: Account) -> str:
-    """Time, bubble, communication by level, memory by kind, and what they rest on."""
+    """Time, bubble, communication by level, memory by kind, and the assumptions."""
     lines = [
         *_head(found),
         "",
@@ -36,7 +36,7 @@ def text_of(found: Account) -> str:
 
 
 def summary_of(found: Account) -> str:
-    """Time, bubble and the most memory: a few lines."""
+    """Time, bubble and peak memory, in a few lines."""
     device = max(found.memory, key=lambda device: found.peak_bytes[device])
     kinds = {kind: size for kind, size in found.memory[device].items() if kind != "host"}
     most = max(kinds, key=lambda kind: kinds[kind])
@@ -48,7 +48,7 @@ def summary_of(found: Account) -> str:
 
 
 def headline(found: Account) -> str:
-    """Which program on what, and how long a step takes."""
+    """The program, the device, and the time of a step."""
     return f"{found.title}: {secs_text(found.secs)} a step"
 
 
@@ -99,7 +99,7 @@ def _memory(found: Account) -> str:
 
 
 def _merged(rows: Mapping[Device, tuple[str, ...]]) -> list[list[str]]:
-    """Rows of devices that read the same as one."""
+    """Merge the rows of devices with equal cells."""
     alike: dict[tuple[str, ...], list[Device]] = {}
     for device, cells in rows.items():
         alike.setdefault(cells, []).append(device)

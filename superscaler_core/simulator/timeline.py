@@ -1,4 +1,4 @@
-"""Timeline: a training step in time, event by event in the order that programs keep."""
+"""Timeline: a training step in time, event by event in the program's order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from superscaler_core.simulator.work import Act, Work
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a step does before all runs of stages ("begin"), and after them ("end")."""
+    """The work of a step before all runs of stages ("begin"), and after them ("end")."""
 
     kind: str
     stage: int = -1
@@ -30,7 +30,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """A run of a stage, or what is before and after all of them."""
+    """A run of a stage, or the work before or after all of them."""
 
     event: Action | Outside
     start: int
@@ -39,7 +39,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A tensor's way to another stage, or of a gradient: one call, besides what devices do."""
+    """The transfer of a tensor or gradient to another stage: one call in the background."""
 
     event: Carry
     wire: Wire
@@ -49,15 +49,15 @@ class Carried:
 
 @dataclass
 class StepTimeline:
-    """All of a step, in ticks from its start.
+    """A whole step, in ticks from its start.
 
     Attributes:
-        devices: of the plan.
+        devices: the devices of the plan.
         runs: in the program's order.
-        carries: the same.
-        waits: ticks that each device waits for carries that are on their way, by level.
+        carries: in the program's order.
+        waits: ticks that each device waits for carries under way, by level.
         calls: ticks that each device takes to start carries, by level.
-        makespan: when the last device is done.
+        makespan: when the last device has finished.
     """
 
     devices: tuple[Device, ...]
@@ -69,18 +69,18 @@ class StepTimeline:
 
 
 Arrival = tuple[int, int, int]
-"""When a carry begins and ends for a device, and the farthest level that it passes."""
+"""Begin and end of a carry for a device, and the highest level that it crosses."""
 
 
 class Stepper:
-    """Lets time pass.
+    """Steps through the events in time.
 
     Args:
         made: the plan.
-        work: what devices do.
-        optimizer_secs: of every device, at the end.
-        move_secs: that a device takes to start a carry.
-        is_memoized: as of ``StageRuns``.
+        work: the work of devices.
+        optimizer_secs: time of the optimizer on every device, at the end.
+        move_secs: time of a device to start a carry.
+        is_memoized: as in ``StageRuns``.
         tick: called after every event.
     """
 
@@ -107,7 +107,7 @@ class Stepper:
         self.timeline = StepTimeline(made.plan.devices)
 
     def run(self) -> StepTimeline:
-        """The whole step."""
+        """Simulate the whole step."""
         everyone = self._made.plan.devices
         self._do(Outside("begin"), self._work.begin, everyone, {})
         for event in self._made.events:
@@ -123,8 +123,8 @@ class Stepper:
         return self.timeline
 
     def _is_first(self, event: Action) -> bool:
-        """Whether it is the first on its devices that makes gradients of its stage's weights."""
-        # Copies of a stage on other routes have the same weights, and may be on the same devices.
+        """Whether no earlier run on its devices computed its stage's weight gradients."""
+        # Copies of a stage on other routes share its weights, and may be on the same devices.
         mine = home(self._made.plan, event.stage), self._stage_devices[event.stage]
         if event.kind not in GRADS or mine in self._begun:
             return False
@@ -132,7 +132,7 @@ class Stepper:
         return True
 
     def _updates(self) -> Iterator[Act]:
-        """What the updates of a step take on every device, all together."""
+        """The updates of a step on every device, all together."""
         updates = (i for i in self._made.end if i.kind is Verb.UPDATE)
         for device in sorted({device for update in updates for device in update.devices}):
             yield Act("optimizer", (device,), ticks(self._optimizer_secs[device]))
@@ -144,7 +144,7 @@ class Stepper:
         devices: tuple[Device, ...],
         arrivals: Mapping[Device, Arrival],
     ) -> None:
-        """Run acts on devices, each from when it is free and has what it waits for."""
+        """Run acts on devices; each device starts when it is free and its inputs have arrived."""
         ready = []
         for device in devices:
             now = self._clock[device]
@@ -163,7 +163,7 @@ class Stepper:
     # --- between stages -------------------------------------------------------------------------
 
     def _carry(self, event: Carry) -> None:
-        """All that take part start it when they come to it, and go on."""
+        """Start a carry on all its devices when each reaches it; the devices continue."""
         key = event.edge, event.is_back
         if key not in self._wires:
             self._wires[key] = self._work.carry(*key)
@@ -188,21 +188,21 @@ class Stepper:
             calls[key] = calls.get(key, 0) + self._call_ticks
 
     def _arrivals(self, event: Action) -> Mapping[Device, Arrival]:
-        """For every device the last carry that a run waits for."""
+        """For each device the last carry that a run waits for."""
         if event.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
             return {}
         is_back = event.kind.goes_back
         found: dict[Device, Arrival] = {}
         for edge, ends in self._awaited(event.stage, is_back):
             mail = self._mail.get((edge, event.microbatch, is_back))
-            # The first turn of what is recycled waits for nothing.
+            # The first turn of a recycled value waits for nothing.
             for device, arrival in mail.popleft().items() if mail else ():
                 if device in ends and (device not in found or arrival[1] > found[device][1]):
                     found[device] = arrival
         return found
 
     def _awaited(self, stage: int, is_back: bool) -> Iterable[tuple[Edge, Mapping[Device, object]]]:
-        """Edges whose carries a stage waits for, with the devices that do."""
+        """The edges whose carries a stage waits for, with the devices that wait."""
         if is_back:
             return [(e, e.src.shards) for e in self._made.crossing_from(stage) if e.backward]
         return [(e, e.dst.shards) for e in self._made.crossing_to(stage)]

@@ -1,7 +1,7 @@
 """Trace: a simulated step in Chrome's trace event format.
 
-Every device is a process with two threads, what it does and what travels meanwhile, and a counter
-of its memory. Source of the format: "Trace Event Format", complete ("X"), counter ("C") and
+Every device is a process with two threads (foreground and communication in the background) and a
+counter of its memory. Source of the format: "Trace Event Format", complete ("X"), counter ("C") and
 metadata ("M") events; times in microseconds.
 """
 
@@ -26,7 +26,7 @@ DOES, TRAVELS = 0, 1
 
 
 def save_trace(account: Account, path: str | Path) -> None:
-    """Write a trace, an event a line.
+    """Write a trace, one event per line.
 
     Raises:
         OSError: the file cannot be written.
@@ -67,7 +67,7 @@ def _span(
 
 
 def _ran(ran: Ran) -> Iterator[dict[str, Any]]:
-    """A run of a stage, and what is in it."""
+    """A run of a stage, and its acts."""
     event, inside = ran.event, ran.inside
     begins = dict.fromkeys(inside.devices, -1)
     for act, start, _ in inside.spans:
@@ -101,11 +101,11 @@ def _carried(carried: Carried) -> Iterator[dict[str, Any]]:
 
 
 def name_of(event: Action) -> str:
-    """A run in a few characters: ``F3 of stage 1``."""
+    """A run as a short text: ``F3 of stage 1``."""
     turn = f".{event.turn}" if event.kind is ActionKind.TURN else ""
     return f"{event.kind}{event.microbatch}{turn} of stage {event.stage}"
 
 
 def carry_name(event: Carry) -> str:
-    """What travels: a tensor, or its gradient."""
+    """The moved tensor, or its gradient, as text."""
     return f"{'gradient of ' if event.is_back else ''}{event.edge.tensor.name}"

@@ -1,4 +1,4 @@
-"""Work: what devices do in a stage and around a step, as times; made once, run many times."""
+"""Work: the acts of devices in a stage and around a step, with their durations."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Act:
     """Something that takes time on devices.
 
     Attributes:
-        name: for people.
-        devices: that do it together: all begin when the last of them is free.
-        ticks: that it takes.
-        wire: what it takes of links; None if it computes.
-        is_copy: whether it goes between a device and its host, beside all other communication.
-        phase: of communication: devices do it, start it and go on, or wait for what they started.
-        key: of what is started, by which it is waited for.
+        name: name for people.
+        devices: devices that do it together: all begin when the last of them is free.
+        ticks: its duration.
+        wire: its load on links; None if it computes.
+        is_copy: whether it copies between a device and its host, parallel to all communication.
+        phase: for communication: run it, start it in the background, or wait for its end.
+        key: identifies a started communication for its wait.
     """
 
     name: str
@@ -54,14 +54,14 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds that a segment computes: in its forward, and in the halves of its backward alone."""
+    """Seconds that a segment computes: in its forward, and in each half of its backward."""
 
     forward: float
     inputs: float
     weights: float
 
     def of(self, kind: Verb) -> float:
-        """In an instruction of a kind."""
+        """Seconds of an instruction kind."""
         match kind:
             case Verb.BACKWARD:
                 return self.inputs + self.weights
@@ -74,21 +74,22 @@ class _Times:
 
 @dataclass(frozen=True)
 class Methods:
-    """How tensors move inside stages, weights included, and between stages."""
+    """How tensors move inside stages (including weights), and between stages."""
 
     intra: str
     inter: str
 
 
 class Work:
-    """Times of all that a plan does.
+    """The durations of everything in a plan.
 
     Args:
         made: the plan.
-        times: of ops.
-        wires: of communication.
-        methods: of communication.
-        master_dtype: of stored parameters, in which gradients are reduced; the model's if None.
+        times: times of ops.
+        wires: times of communication.
+        methods: methods of communication.
+        master_dtype: dtype of stored parameters, in which gradients are reduced; the model's if
+            None.
     """
 
     def __init__(
@@ -109,12 +110,12 @@ class Work:
     # --- stages ---------------------------------------------------------------------------------
 
     def stage(self, action: Action, *, is_first: bool = False) -> Sequence[Act]:
-        """What a stage does in an action, in an order that every device keeps.
+        """The acts of a stage in an action, in an order that every device keeps.
 
         Args:
-            action: a stage at work on a microbatch.
-            is_first: whether a backward is the first of its step: it adds weights' gradients to
-                none of other microbatches.
+            action: the action.
+            is_first: whether this is the first backward of its step, in which weights' gradients
+                are not added to those of other microbatches.
         """
         block = self._made.block(action.stage, action.kind)
         named = {i.microbatch for i in block}
@@ -127,7 +128,7 @@ class Work:
         return self._stages[key]
 
     def _acts(self, block: Sequence[StepInstruction], sums: Sums, is_apart: bool) -> Iterable[Act]:
-        """What a block does; segments that run again do so in it, or apart."""
+        """The acts of a block; segments are recomputed in it, or in a separate run."""
         for instruction in block:
             kind, what = instruction.kind, instruction.what
             if kind in COMPUTING:
@@ -141,7 +142,7 @@ class Work:
                 yield from self._in_phase(instruction)
 
     def _in_phase(self, instruction: StepInstruction) -> Iterable[Act]:
-        """Communication, as it is done, or started, or waited for."""
+        """The acts of a communication, or of its start or its wait."""
         phase, key = instruction.phase, f"{instruction.kind} {instruction.name}"
         if phase is Phase.WAIT:
             if key in self._waits:
@@ -150,7 +151,8 @@ class Work:
             return
         for act in self._communication(instruction):
             if phase is Phase.START and act.wire is not None:
-                # A wait carries nothing itself; it is in the farthest level of what it waits for.
+                # A wait itself moves nothing; its level is the highest of the communication it
+                # waits for.
                 known = self._waits.get(key)
                 if known is None or known.level < act.wire.level:
                     self._waits[key] = replace(act.wire, level_bytes=())
@@ -184,7 +186,7 @@ class Work:
         return Act(name, (device,), ticks(secs + self._times.profile.segment_secs))
 
     def _secs(self, segment: Segment) -> _Times:
-        # Devices that run the same ops share what follows from these.
+        # Devices that run the same ops share these results.
         shares = self._halves.get(segment.ops)
         if shares is None:
             shares = self._halves[segment.ops] = halves(segment.ops)
@@ -197,7 +199,7 @@ class Work:
         return _Times(forward, inputs, weights)
 
     def _swap(self, kind: Verb, device: Device, segment: Segment) -> Iterable[Act]:
-        """What a segment keeps for its backward goes to the host, or comes back."""
+        """Copy the kept values of a segment to the host or back."""
         stage = self._stage_of[segment.parts[0].op.index]
         forward = footprints(self._made, device, self._master)[ActionKind.FORWARD, stage]
         name = "to host" if kind is Verb.OUT else "from host"
@@ -214,13 +216,13 @@ class Work:
     # --- weights --------------------------------------------------------------------------------
 
     def fetch(self, uses: Iterable[Use]) -> Iterable[Act]:
-        """Weights go to where they are read, those on the host to the device first."""
+        """Fetch weights to their readers; copy those stored on the host to the device first."""
         chosen = list(uses)
         yield from self._host_copies("from host", chosen, None)
         yield from self._together("weights", [leg for use in chosen for leg in use.fetch])
 
     def reduce(self, uses: Iterable[Use]) -> Iterable[Act]:
-        """Gradients go to where weights are stored, at last to the host where they are there."""
+        """Reduce gradients to where weights are stored; copy them to the host if needed."""
         chosen = [use for use in uses if use.reduce]
         dtype = self._master
         legs = [leg.of_dtype(dtype or leg.dtype) for use in chosen for leg in use.reduce]
@@ -228,7 +230,7 @@ class Work:
         yield from self._host_copies("to host", chosen, dtype)
 
     def _host_copies(self, name: str, uses: Iterable[Use], dtype: str | None) -> Iterable[Act]:
-        """Every device copies what it stores of weights on the host, all in one call."""
+        """Copies of the weights that each device stores on the host, in one call per device."""
         sizes: dict[Device, int] = {}
         for use in uses:
             if use.tensor.name in self._made.plan.on_host:
@@ -242,14 +244,14 @@ class Work:
 
     @cached_property
     def begin(self) -> tuple[Act, ...]:
-        """What a step does first."""
+        """The acts at the start of a step."""
         alone = [use for use in self._made.weights.uses if not (use.fetch or use.is_fetched)]
         acts = (act for i in self._made.begin for act in self._in_phase(i))
         return (*self._host_copies("from host", alone, None), *acts)
 
     @cached_property
     def end(self) -> tuple[Act, ...]:
-        """What a step does last, but for the optimizer."""
+        """The acts at the end of a step, before the optimizer."""
         end = self._made.end
         reduced = {use for i in end if i.kind is Verb.REDUCE for use in i.what.uses}
         uses = [use for use in self._made.weights.uses if use.window is None and use.reduce]
@@ -260,7 +262,7 @@ class Work:
     # --- communication --------------------------------------------------------------------------
 
     def carry(self, edge: Edge, is_back: bool) -> Sequence[Wire]:
-        """An edge between stages: what moves by itself, leg by leg."""
+        """The transfers of an edge between stages, one per leg."""
         legs = edge.backward if is_back else edge.forward
         return [self._wires.of([leg], self._methods.inter) for leg in legs if not leg.is_idle]
 
@@ -271,7 +273,7 @@ class Work:
                 yield self._call(name, self._wires.of([leg], self._methods.intra))
 
     def _together(self, name: str, legs: Iterable[Transfer]) -> Iterable[Act]:
-        """A call for all that have the same devices, in the order of these."""
+        """One call for all legs with the same devices, in the order of the legs."""
         groups: dict[tuple[Device, ...], list[Transfer]] = {}
         for leg in legs:
             if not leg.is_idle:
