@@ -1,4 +1,4 @@
-"""Call: what a rule sees of one traced call, and how it adds ops to the graph."""
+"""Call: the view that a rule has of one traced call, and how it adds ops to the graph."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _NAMES = ("b", "s", "h", "d", "e", "f", "g", "i")
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the traced program, its tensors being those of the graph.
+    """One traced call, whose tensors are those of the graph.
 
     Attributes:
         node: the call.
         args: its arguments by name.
-        builder: of the graph.
+        builder: the builder of the graph.
     """
 
     node: Node
@@ -38,7 +38,7 @@ class Call:
         return self.args[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument that not every overload has."""
+        """An argument that some overloads lack."""
         return self.args.get(name, default)
 
     @property
@@ -48,12 +48,12 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """Plain name of what is called: ``softmax`` of ``aten.softmax.int``."""
+        """The plain name of the called function: ``softmax`` for ``aten.softmax.int``."""
         return self.node.base.rpartition(".")[2].strip("_")
 
     @property
     def tensors(self) -> list[PTensor]:
-        """All tensors among the arguments, in order, each use of one counted."""
+        """All tensors among the arguments, in order, with repetitions."""
         return list(_tensors(self.args.values()))
 
     def op(
@@ -70,10 +70,10 @@ class Call:
         differentiable: bool = True,
         sizes: Mapping[str, int] | None = None,
     ) -> PTensor:
-        """Add an op of one result, of the call's shape and dtype if not given.
+        """Add an op with one result; by default it has the call's shape and dtype.
 
-        ``saves`` is as of ``graph.Op``; parameters and constants are left out of it here, and all
-        if no gradient flows.
+        ``saves`` is as in ``graph.Op``; parameters and constants are removed from it here, and all
+        entries if no gradient flows.
         """
         value = self.node.outputs[0]
         output = (value.shape if shape is None else tuple(shape), dtype or value.dtype)
@@ -96,7 +96,7 @@ class Call:
         sizes: Mapping[str, int] | None = None,
         imports: Sequence[str] = (),
     ) -> tuple[PTensor, ...]:
-        """Add an op of several results; as ``op``."""
+        """Add an op with several results; otherwise like ``op``."""
         for dtype in (*(t.dtype for t in inputs), *(dtype for _, dtype in outputs)):
             if dtype not in ITEM_BYTES:
                 raise self.error(
@@ -117,7 +117,7 @@ class Call:
         )  # fmt: skip
 
     def without_grad(self, x: PTensor) -> PTensor:
-        """The same tensor, through which no gradient flows."""
+        """The same tensor, without gradient."""
         dims = text(names(len(x.shape)))
         return self.op(
             "detach", f"{dims} -> {dims}", (x,), "{x0}.detach()", shape=x.shape, dtype=x.dtype,
@@ -125,7 +125,7 @@ class Call:
         )  # fmt: skip
 
     def written(self, template: str, inputs: Sequence[PTensor]) -> str:
-        """Fill the arguments of the call into a template such as ``F.gelu({self})``."""
+        """Fill the call's arguments into a template such as ``F.gelu({self})``."""
         names = [field for _, field, _, _ in Formatter().parse(template) if field]
         return template.format(**{n: literal(self.args[n], inputs) for n in names})
 
@@ -135,14 +135,14 @@ class Call:
         by_name = False
         given = dict(self.node.given)
         for name, value in self.args.items():
-            # Behind an argument that is left out, the others go by name.
+            # After an omitted argument, the others are passed by name.
             by_name = by_name or given.get(name, True)
             if name in given and name not in ("device", "layout", "pin_memory"):
                 words.append(f"{name}=" * by_name + literal(value, inputs))
         return f"torch.ops.{self.node.target}({', '.join(words)})"
 
     def error(self, why: str) -> CaptureError:
-        """What to raise if the call cannot be a part of a graph."""
+        """The error to raise if the call cannot be a part of a graph."""
         shapes = ", ".join(map(str, self.tensors)) or "no tensor"
         return CaptureError(f"{self.node.target} in {self.node.place}, of {shapes}: {why}")
 
@@ -188,15 +188,16 @@ def dims_of(dims: Any, rank: int) -> list[int]:
 
 
 def fixed(dims: Sequence[str], which: Iterable[int]) -> list[str]:
-    """The dims with those at ``which`` marked as fixed."""
+    """The dims, with those at ``which`` marked as fixed."""
     chosen = set(which)
     return [f"{d}^" if i in chosen else d for i, d in enumerate(dims)]
 
 
 def share(loops: Sequence[str], count: int) -> str:
-    """Code of how much of ``count`` iterations is here: a mean here times it is a summand of it.
+    """Code of the share of ``count`` iterations that are local; it turns a local mean into a
+    summand.
 
-    So no sum is larger than a mean, which half precision may not hold.
+    So no sum is larger than a mean, which matters in half precision.
     """
     here = " * ".join(f"{{size[{i}]}}" for i in loops) or "1"
     return f"({here} / {count})"

@@ -1,7 +1,8 @@
-"""Effects: what a model does beside its ops, which a traced program would silently lose.
+"""Effects: actions of a model besides its ops, which a traced program would silently lose.
 
-Autograd can be told to compute other gradients than those of the ops, such as by hooks. That is not
-in a traced program. It is looked for by name, before and while a model is traced, and refused.
+A model can make autograd compute other gradients than those of its ops, for example with hooks. A
+traced program does not contain this. It is detected by name, before and during tracing, and
+refused.
 """
 
 from __future__ import annotations

@@ -20,12 +20,12 @@ from superscaler_core.front_end.effects import watched
 from superscaler_core.front_end.functions import TARGET, FunctionCall, functions_as_ops
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 
-# Left by export as a check of its own; it computes nothing.
+# Checks that export inserts; they compute nothing.
 _CHECKS = ("aten._assert_tensor_metadata.default",)
 
 
 def trace(model: nn.Module, inputs: Sequence[Any]) -> TracedProgram:
-    """Trace a forward pass; nothing is computed, so meta tensors do.
+    """Trace a forward pass; nothing is computed, so meta tensors suffice.
 
     Raises:
         CaptureError: tracing cannot follow the model.
@@ -62,7 +62,7 @@ def _exported(model: nn.Module, inputs: Sequence[Any]) -> Any:
 
 @contextmanager
 def _no_stack_traces() -> Iterator[None]:
-    """Traced nodes do not say which line called them: a tenth of the time, and nobody reads it."""
+    """Trace without source lines of nodes: they are unused, and cost a tenth of the time."""
     before = getattr(torch.fx.config, _NO_STACK_TRACES, False)
     setattr(torch.fx.config, _NO_STACK_TRACES, True)
     try:
@@ -76,11 +76,11 @@ _NO_STACK_TRACES = "do_not_emit_stack_traces"
 
 
 class _Reader:
-    """Reads one exported program; ``refs`` says what each fx node's name stands for.
+    """Reads one exported program; ``refs`` has the ref of each fx node's name.
 
     Args:
         exported: the program.
-        calls: of functions, by the numbers in it.
+        calls: calls of functions, by their numbers in the program.
     """
 
     def __init__(self, exported: Any, calls: Sequence[FunctionCall]) -> None:
@@ -150,7 +150,7 @@ class _Reader:
     def _inlined(
         self, module: fx.GraphModule, node: fx.Node, body: Any, args: Sequence[Any], with_grad: bool
     ) -> Iterator[Node]:
-        """The body of a block such as ``torch.no_grad()``, in place."""
+        """The body of a block such as ``torch.no_grad()``, in place of the block."""
         inner: fx.GraphModule = getattr(module, str(body.target))
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
         outside = dict(self.refs)
@@ -192,7 +192,7 @@ class _Reader:
             is_pointwise=torch.Tag.pointwise in target.tags,
             is_random=torch.Tag.nondeterministic_seeded in target.tags,
             mutates=mutates,
-            # The results of a Function may be views of what it is given.
+            # The results of a Function may be views of its arguments.
             is_view=is_function or any(r.alias_info for r in target._schema.returns),
             with_grad=with_grad,
             is_passed_on=not (with_grad or mutates or is_function) and _is_passed_on(node),
@@ -226,7 +226,7 @@ Runner = Callable[[Mapping[str, Any]], tuple[Any, ...]]
 
 
 def _is_passed_on(node: fx.Node) -> bool:
-    """Whether torch returns the very tensor that it is given, whose gradient goes on then."""
+    """Whether torch returns its argument itself, so that the argument's gradient is kept."""
     given: list[Tensor] = []
 
     def value(other: fx.Node) -> Any:
@@ -269,7 +269,7 @@ def _module(node: fx.Node) -> tuple[str, str]:
 
 
 def _why(model: nn.Module, error: Exception, known: Sequence[str]) -> str:
-    """What tracing could not follow, and in which module: the last one whose code was running."""
+    """Why tracing failed, and in which module: the last one whose code was running."""
     paths = {id(module): path for path, module in model.named_modules()}
     place, at = "the model itself", error.__traceback__
     while at is not None:

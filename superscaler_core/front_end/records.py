@@ -1,4 +1,4 @@
-"""Records: what a traced program is to us, whichever front end traced it."""
+"""Records: a traced program as plain values, independent of the tracer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class TracedValue:
-    """What is known of a tensor before it exists."""
+    """The properties of a tensor that are known without its values."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -29,19 +29,19 @@ class Node:
 
     Attributes:
         name: unique in its program.
-        target: what is called, such as ``aten.linear.default``.
-        args: all arguments by the names of the schema, defaults filled in; tensors are ``Ref``s.
-        given: names of the arguments that the model gave, and whether by keyword only.
-        outputs: of each tensor that it returns.
+        target: the called function, such as ``aten.linear.default``.
+        args: all arguments by the names of the schema, with defaults; tensors are ``Ref``s.
+        given: names of the arguments that the model passed, and whether by keyword only.
+        outputs: the tensors that it returns.
         module: path of the module that called it, ``""`` for the model itself.
         module_type: class of that module.
-        is_pointwise: every output element depends on the input elements at its place only.
+        is_pointwise: every output element depends only on the input elements at its position.
         is_random: it draws random numbers.
-        mutates: arguments that it writes in place.
+        mutates: arguments that it modifies in place.
         is_view: an output may share memory with an input.
         with_grad: gradients are recorded here.
-        is_passed_on: it returns a tensor that it is given, where no gradients are recorded.
-        run: really computes it, on the CPU, from all arguments by name.
+        is_passed_on: it returns one of its arguments itself, where no gradients are recorded.
+        run: computes it on the CPU, from all arguments by name.
     """
 
     name: str
@@ -66,21 +66,21 @@ class Node:
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Its module, for messages."""
         return f"module {self.module!r} ({self.module_type})" if self.module else "the model itself"
 
 
 @dataclass(frozen=True, slots=True)
 class TracedProgram:
-    """A traced model: ``nodes`` compute ``outputs`` from what is named in the other fields.
+    """A traced model: ``nodes`` compute ``outputs`` from the tensors named in the other fields.
 
     Attributes:
         inputs: arguments of the model, in their order.
-        parameters: names of arguments that stand for a parameter -> its name in the model.
-        buffers: likewise for buffers.
-        constants: other tensors that tracing found, with their names in the model and values.
-        nodes: in an order that data flow allows.
-        outputs: what the model returns.
+        parameters: for each argument that is a parameter, its name in the model.
+        buffers: the same for buffers.
+        constants: other tensors found by tracing, with their names in the model and their values.
+        nodes: in an order that follows the data flow.
+        outputs: the results of the model.
     """
 
     inputs: tuple[tuple[str, TracedValue], ...]

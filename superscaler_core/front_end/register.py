@@ -1,4 +1,4 @@
-"""Register: a Python function that tracing cannot follow becomes one op with an annotation."""
+"""Register: makes a Python function that cannot be traced into one op with an annotation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.sliding import SlidingWindow
 
 NAMESPACE = "superscaler"
-"""Of the torch ops that stand for registered functions in a traced program."""
+"""Namespace of the torch ops that represent registered functions in a traced program."""
 
 _SCHEMA_TYPES = {"int": "int", "float": "float", "bool": "bool", "str": "str"}
 
@@ -30,11 +30,12 @@ class Registered:
     """A registered function.
 
     Attributes:
-        function: of the tensors, then of attributes by keyword.
+        function: takes the tensors by position, then attributes by keyword.
         annotation: how the dims of its tensors relate.
-        sizes: of loops that the inputs do not say: a number, or the name of an attribute.
-        dtypes: of the outputs; None is the dtype of the first input of floating point.
-        saves, flops: as of ``graph.Op``.
+        sizes: sizes of loops that the inputs do not determine: a number, or the name of an
+            attribute.
+        dtypes: dtypes of the outputs; None is the dtype of the first floating-point input.
+        saves, flops: as in ``graph.Op``.
         attributes: names of the keyword arguments.
     """
 
@@ -48,11 +49,11 @@ class Registered:
 
     @property
     def path(self) -> str:
-        """Where generated code finds it: ``package.module.function``."""
+        """The path by which generated code imports it: ``package.module.function``."""
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     def is_importable(self) -> bool:
-        """Whether another process finds it under its path."""
+        """Whether another process can import it by its path."""
         module, name = self.function.__module__, self.function.__qualname__
         if module == "__main__" or "." in name:
             return False
@@ -60,7 +61,7 @@ class Registered:
         return getattr(found, "__wrapped__", None) is self.function
 
     def sizes_of(self, attributes: Mapping[str, Any]) -> dict[str, int]:
-        """The sizes that shapes of inputs do not say."""
+        """The sizes that shapes of inputs do not determine."""
         return {i: attributes[s] if isinstance(s, str) else s for i, s in self.sizes.items()}
 
     def outputs(
@@ -71,7 +72,7 @@ class Registered:
         Raises:
             AnnotationError: the inputs do not fit the annotation.
         """
-        # Read without outputs, since their shapes are what is asked.
+        # The annotation without outputs, because their shapes are the unknowns.
         inner = Annotation(self.annotation.inputs, (), self.annotation.fixed)
         sizes = inner.sizes([shape for shape, _ in inputs], (), self.sizes_of(attributes))
         default = next((d for _, d in inputs if d.startswith(("float", "bfloat"))), inputs[0][1])
@@ -82,7 +83,7 @@ class Registered:
 
 
 REGISTERED: dict[str, Registered] = {}
-"""By the name of the torch op: ``superscaler.name``."""
+"""Registered functions, by the name of their torch op: ``superscaler.name``."""
 
 
 def register_op(
@@ -93,20 +94,21 @@ def register_op(
     saves: Sequence[int] | None = None,
     flops: float = 1.0,
 ) -> Callable[[AnyFunction], AnyFunction]:
-    """Make a function one op for the capture; called without it, it is the same function.
+    """Make a function one op of captured graphs; outside of capture it is the same function.
 
-    The function takes its tensors by position and everything else by keyword, with annotations
-    ``int``, ``float``, ``bool`` or ``str``. It has to be right on parts: where a loop is neither
-    fixed nor a sum, on any piece of it; where it is marked ``+``, a piece gives a summand of the
-    output. It is a function at the top of a module that every process can import.
+    The function takes its tensors by position and everything else by keyword, annotated as
+    ``int``, ``float``, ``bool`` or ``str``. It must be correct on parts: along a loop that is
+    neither fixed nor a sum, on any piece; along a loop marked ``+``, a piece gives a summand of the
+    output. It must be defined at the top of a module that every process can import.
 
     Args:
-        annotation: of its tensors; see ``Annotation``.
-        sizes: of loops that the inputs do not say: a number, or the keyword argument that says it.
-            Loops that only outputs have are fixed, since a part would not know which piece it is.
-        dtypes: of the outputs, such as ``"int64"``; None is that of the first input of floating
-            point.
-        saves, flops: as of ``graph.Op``.
+        annotation: annotation of its tensors; see ``Annotation``.
+        sizes: sizes of loops that the inputs do not determine: a number, or the name of a keyword
+            argument. Loops that only outputs have must be fixed, because a part would not know
+            which piece it is.
+        dtypes: dtypes of the outputs, such as ``"int64"``; None is that of the first floating-point
+            input.
+        saves, flops: as in ``graph.Op``.
 
     Raises:
         AnnotationError: the annotation does not fit the function.
@@ -195,7 +197,7 @@ def _attributes(function: Callable[..., Any], num_inputs: int) -> dict[str, str]
 
 
 def _torch_op(known: Registered, attributes: Mapping[str, str]) -> Callable[..., Any]:
-    """The torch op that stands for the function while a model is traced."""
+    """The torch op that represents the function while a model is traced."""
     base = re.sub(r"\W", "_", known.path)
     # A module that is loaded again registers its functions again.
     name = next(n for n in _candidates(base) if f"{NAMESPACE}.{n}" not in REGISTERED)

@@ -1,8 +1,8 @@
-"""State: what a model keeps from one call to the next, beside its parameters.
+"""State: values besides parameters that a model keeps from one call to the next.
 
-A counter, a cache, a tensor of the step before: a program has what they were at the capture. Many
-attributes are written before they are read (a loss that another module picks up), or are made by
-the first call for all others. Whether one matters is found by capturing the next call as well.
+For a counter, a cache, or a tensor of the previous step, a program uses the value at the capture.
+Many attributes are harmless: they are written before they are read (a loss that another module
+reads), or the first call computes them once. Capturing a second call shows whether one matters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Place = tuple[str, str]
 
 
 class State:
-    """What the modules of a model hold before a call, and what the call changes of it."""
+    """The attributes of a model's modules before a call, and what the call changes in them."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -46,12 +46,12 @@ class State:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at what the call in here changes.
+        """Record what the call inside this context changes.
 
         Raises:
-            CaptureError: it puts another tensor in the place of a buffer or parameter.
+            CaptureError: the call replaces a buffer or parameter by another tensor.
         """
-        # Tracing undoes what a call changes, so it is looked at as soon as the call ends.
+        # Tracing undoes the changes of a call, so they are recorded as soon as the call ends.
         hooks = [
             self._model.register_forward_pre_hook(self._begin, prepend=True),
             self._model.register_forward_hook(self._look),
@@ -64,14 +64,14 @@ class State:
             self._set(self._before)
 
     def check(self, program: TracedProgram, graph: Graph, again: Callable[[], Graph]) -> None:
-        """Refuse a model of which the next call is another program.
+        """Refuse a model whose next call is another program.
 
         Args:
-            program, graph: of the call that was looked at.
+            program, graph: those of the recorded call.
             again: captures the model.
 
         Raises:
-            CaptureError: it is.
+            CaptureError: the next call is another program.
         """
         is_read = any(name in self.changed for name, _ in program.constants.values())
         self._set(self._after)
@@ -103,11 +103,11 @@ class State:
             return one == two
         if (one.kind, one.shape, one.dtype) != (two.kind, two.shape, two.dtype):
             return False
-        # The next call reads what this one left, which it made of nothing but constants.
+        # The next call reads a value left by this call, which was computed only from constants.
         is_left = two.name in self.changed
         return is_left or torch.equal(graph.constants[one.name], again.constants[two.name])
 
-    # --- what is looked at ----------------------------------------------------------------------
+    # --- recording ------------------------------------------------------------------------------
 
     def _begin(self, *_: Any) -> None:
         self._registered = self._tensors()
@@ -130,7 +130,7 @@ class State:
         return dict([*named, *self._model.named_parameters(remove_duplicate=False)])
 
     def _attributes(self) -> dict[Place, Any]:
-        # Lists and dicts are copied, as a call may change them in place.
+        # Lists and dicts are copied, because a call may change them in place.
         return {
             (path, name): pytree.tree_map(lambda leaf: leaf, value)
             for path, module in self._model.named_modules()
@@ -139,7 +139,7 @@ class State:
         }
 
     def _set(self, values: Mapping[Place, Any]) -> None:
-        """Give attributes that changed these values, tensors of the tracing as zeros."""
+        """Set changed attributes to these values; tensors of the tracing become zeros."""
         for path, name in self._after:
             attributes = vars(self._model.get_submodule(path))
             attributes.pop(name, None)

@@ -1,4 +1,4 @@
-"""Views: which loops the dims before and after a reshape have in common."""
+"""Views: the loops that the dims before and after a reshape have in common."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from superscaler_core.front_end.call import names
 def view_annotation(src: tuple[int, ...], dst: tuple[int, ...]) -> tuple[str, dict[str, int]]:
     """The annotation of a reshape, and the sizes of its loops.
 
-    Both shapes are read from the outermost dim as mixed-radix numbers: a loop of both is named
-    once; where the radices have no common factor, the rest of those dims stays whole.
+    Both shapes are read from the outermost dim as mixed-radix numbers. A loop that both have gets
+    one name; where the radices have no common factor, the remaining dims cannot be cut.
 
     Raises:
-        AnnotationError: the shapes are not of one number of elements, or of none.
+        AnnotationError: the shapes have different numbers of elements, or none.
 
     >>> view_annotation((2, 5, 12), (2, 5, 4, 3))
     ('b s (h d) -> b s h d', {'b': 2, 's': 5, 'h': 4, 'd': 3})
@@ -53,7 +53,7 @@ def view_annotation(src: tuple[int, ...], dst: tuple[int, ...]) -> tuple[str, di
 
 
 def _groups(src: tuple[int, ...], dst: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
-    """Runs of dims, without those of size 1, that hold equally many elements on both sides."""
+    """Groups of dims, without those of size 1, with equal numbers of elements on both sides."""
     total_src = total_dst = 1
     made: list[tuple[list[int], list[int]]] = []
     group: tuple[list[int], list[int]] = ([], [])

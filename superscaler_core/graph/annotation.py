@@ -1,11 +1,11 @@
 """Annotation: how the dims of an op's tensors relate, such as ``m k+, k+ n -> m n``.
 
-An identifier is one loop of the op. It is *spatial* if every output has it, so that pieces of it
-make pieces of the outputs; a *reduction*, marked ``+``, if pieces of it make summands; and *fixed*,
+An identifier names one loop of the op. It is *spatial* if every output has it, so that its pieces
+give pieces of the outputs; a *reduction*, marked ``+``, if its pieces give summands; and *fixed*,
 marked ``^``, if it cannot be cut. ``(h d)`` is one dim made of two loops, the outer first; ``1`` is
 a dim of size 1; ``()`` is a scalar. ``y*2-1+1`` is a dim of an input that is read through a window
-which slides along the loop ``y``; what parts read of it overlaps, and they give back summands of
-its gradient. The form follows nnScaler's dimops, which has no windows.
+that slides along the loop ``y``; the reads of parts overlap, and each part gives a summand of the
+input's gradient. The form follows nnScaler's dimops, which have no windows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from superscaler_core.graph.sliding import SlidingWindow
 Operand = tuple[Dim, ...]
 
 Ranges = Mapping[str, tuple[int, int]]
-"""Half-open ranges of identifiers, in iterations; one that is missing is whole."""
+"""Half-open ranges of identifiers, in iterations; a missing identifier is whole."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Annotation:
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """All identifiers, in the order in which they are first written."""
+        """All identifiers, in the order of their first occurrence."""
         return tuple(dict.fromkeys(i for o in self.operands for dim in o for i in _loops(dim)))
 
     @property
@@ -64,12 +64,12 @@ class Annotation:
 
     @cached_property
     def reductions(self) -> tuple[str, ...]:
-        """Identifiers that some output lacks: pieces of them make summands of it."""
+        """Identifiers that some output lacks: their pieces give summands of it."""
         lacking = {i for out in self.outputs for i in self.ids if i not in _ids_of(out)}
         return tuple(i for i in self.ids if i in lacking and i not in self.fixed)
 
     def is_splittable(self, identifier: str, sizes: Mapping[str, int]) -> bool:
-        """Whether a loop can be cut: it is not fixed, and outermost in every dim that it is in."""
+        """Whether a loop can be cut: it is not fixed, and it is outermost in each of its dims."""
         return identifier not in self.fixed and all(
             all(sizes[outer] == 1 for outer in loops[: loops.index(identifier)])
             for operand in self.operands
@@ -87,10 +87,10 @@ class Annotation:
 
         Args:
             inputs, outputs: shapes.
-            known: sizes that the shapes do not say, such as of ``g`` in ``(g c)``.
+            known: sizes that the shapes do not determine, such as of ``g`` in ``(g c)``.
 
         Raises:
-            AnnotationError: the shapes do not fit, or do not say how large an identifier is.
+            AnnotationError: the shapes do not fit, or do not determine an identifier's size.
         """
         shapes = (*inputs, *outputs)
         self._check_ranks(shapes, len(inputs))
@@ -101,7 +101,7 @@ class Annotation:
             for dim, size in zip(operand, shape, strict=True)
         ]
         dims = [(dim, size) for dim, size in every if not isinstance(dim, SlidingWindow)]
-        # A dim of several identifiers says how large the last unknown one is: few rounds do.
+        # A dim determines its last unknown identifier, so a few rounds suffice.
         progress = True
         while progress:
             progress = False
@@ -140,13 +140,13 @@ class Annotation:
         sizes: Mapping[str, int],
         shape: Sequence[int] | None = None,
     ) -> rv.Box:
-        """What of an operand the iterations in ``ranges`` touch.
+        """The box of an operand that the iterations in ``ranges`` touch.
 
         Args:
-            operand: one of this annotation's.
+            operand: an operand of this annotation.
             ranges: iterations.
-            sizes: of all identifiers.
-            shape: of the operand's tensor; only where windows slide it is asked for.
+            sizes: sizes of all identifiers.
+            shape: shape of the operand's tensor; needed only for windows.
 
         Raises:
             AnnotationError: the region is not one box: an inner loop of a dim is cut.
@@ -164,7 +164,7 @@ class Annotation:
     def overhang(
         self, operand: Operand, ranges: Ranges, sizes: Mapping[str, int], shape: Sequence[int]
     ) -> tuple[tuple[int, int], ...]:
-        """How far iterations reach over the ends of every dim: what an op has to pad there."""
+        """How far windows reach over the ends of every dim; an op must pad this many elements."""
         found = []
         for dim, size in zip(operand, shape, strict=True):
             if isinstance(dim, SlidingWindow):
@@ -210,7 +210,7 @@ class Annotation:
 
     @classmethod
     def parse(cls, text: str) -> Annotation:
-        """Read the text that ``str`` writes; a mark may be left out after it was given once.
+        """Read the text that ``str`` writes; a mark is needed only once per identifier.
 
         Raises:
             AnnotationError: the text is malformed, or a loop that an output lacks has no mark.
@@ -251,7 +251,7 @@ def _check_marks(made: Annotation, marks: Mapping[str, set[str]], text: str) -> 
 def _bounds(
     dim: Loops, ranges: Ranges, sizes: Mapping[str, int], annotation: Annotation
 ) -> tuple[int, int]:
-    """The run of indices of one dim: outer loops stand still, then one is cut, the rest whole."""
+    """The index range of one dim: outer loops have one iteration, then one is cut, others whole."""
     lo, extent, is_cut = 0, 1, False
     for identifier in dim:
         size = sizes[identifier]
@@ -262,20 +262,20 @@ def _bounds(
                 f"[{start}, {stop}); only the outermost can."
             )
         lo, extent = lo * size + start, extent * (stop - start)
-        # Of a loop with several iterations here, all loops inside must be whole.
+        # If a loop has several iterations here, all loops inside it must be whole.
         is_cut = is_cut or stop - start != 1
     return lo, lo + extent
 
 
 @cache
 def tiling_loops(operand: Operand) -> frozenset[str]:
-    """The loops whose pieces are disjoint in an operand: all that it has, but for overlaps."""
+    """The loops whose pieces are disjoint in an operand: all its loops except windows."""
     windows = _windows((operand,))
     return _ids_of(operand) | {window.loop for window in windows if not window.overlap}
 
 
 def _loops(dim: Dim) -> Loops:
-    """The loops that index a dim; a window's is one of another operand."""
+    """The loops that index a dim; the loop of a window indexes other operands."""
     return () if isinstance(dim, SlidingWindow) else dim
 
 

@@ -1,4 +1,4 @@
-"""GraphBuilder: what a front end makes a graph with, op by op."""
+"""GraphBuilder: builds a graph op by op, for a front end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 @dataclass
 class GraphBuilder:
-    """Makes a graph op by op; what a front end calls."""
+    """Builds a graph op by op, for a front end."""
 
     name: str
     _ops: list[Op] = field(default_factory=list)
@@ -40,7 +40,7 @@ class GraphBuilder:
         return made
 
     def alias(self, name: str, of: str) -> None:
-        """Another name of a parameter: a tied weight."""
+        """Add another name for a parameter: a tied weight."""
         self._aliases[name] = of
 
     def constant(self, name: str, value: Any, shape: Sequence[int], dtype: str) -> PTensor:
@@ -50,7 +50,7 @@ class GraphBuilder:
         return made
 
     def note(self, text: str) -> None:
-        """Say what the graph computes differently from the model."""
+        """Note a difference between what the graph computes and what the model computes."""
         self._notes += [text] if text not in self._notes else []
 
     def op(
@@ -72,16 +72,16 @@ class GraphBuilder:
 
         Args:
             kind: what it computes.
-            annotation: of its tensors.
+            annotation: annotation of its tensors.
             inputs: tensors of this graph.
-            outputs: shape and dtype of each.
-            code: as of ``Op``.
+            outputs: shape and dtype of each output.
+            code: as in ``Op``.
             module: path of its module.
-            saves: as of ``Op``; all inputs that are no parameters if None.
-            flops: as of ``Op``.
+            saves: as in ``Op``; all inputs that are not parameters if None.
+            flops: as in ``Op``.
             differentiable: whether gradients flow through it, if an input has one.
-            sizes: of identifiers that the shapes do not say.
-            imports: as of ``Op``.
+            sizes: sizes of identifiers that the shapes do not determine.
+            imports: as in ``Op``.
 
         Raises:
             AnnotationError: the shapes do not fit the annotation.
@@ -117,15 +117,15 @@ class GraphBuilder:
     def build(
         self, loss: PTensor, recycled: Mapping[PTensor, PTensor] | None = None, **state: Any
     ) -> Graph:
-        """The graph whose result is ``loss``, without ops that nobody reads.
+        """The graph whose result is ``loss``, without ops whose results are unused.
 
         Args:
             loss: a scalar.
-            recycled: as of ``Graph``.
+            recycled: as in ``Graph``.
             state: ``weights``, ``buffers`` and ``folded`` of ``Graph``.
 
         Raises:
-            PlanError: the loss is no scalar, or what is recycled does not fit.
+            PlanError: the loss is not a scalar, or a recycled value does not fit its input.
         """
         recycled = recycled or {}
         if loss.shape:

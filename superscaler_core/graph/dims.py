@@ -1,8 +1,8 @@
-"""Dims: which dims of a model's tensors are one dim, such as the batch, or the heads of a layer.
+"""Dims: which dims of a model's tensors belong together, such as the batch, or a layer's heads.
 
-An op ties dims together: those that one identifier indexes. Followed through the whole graph this
-names every loop of every op by what it means: all that carries the batch, all that carries the
-features between two linears. GSPMD propagates splits along these ties; here a plan asks for them.
+An op ties the dims that share an identifier. Followed through the whole graph, the ties give every
+loop of every op a meaning: all loops over the batch, or over the features between two linears.
+GSPMD propagates splits along these ties; here a plan looks them up.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Dims:
         return found
 
     def of_params(self, *patterns: tuple[str, int]) -> frozenset[DimClass]:
-        """Classes of parameter dims: every pattern is a name with wildcards and a dim.
+        """Classes of parameter dims: each pattern is a name with wildcards, and a dim.
 
         Raises:
-            PlanError: a pattern fits no parameter.
+            PlanError: a pattern matches no parameter.
         """
         from fnmatch import fnmatchcase
 
@@ -74,7 +74,7 @@ class Dims:
         return self.of(self.graph.inputs[0].name, 0)
 
     def of_tensor(self, tensor: PTensor) -> tuple[DimClass, ...]:
-        """The classes of a tensor's dims of more than one element, each once."""
+        """The distinct classes of a tensor's dims with more than one element."""
         nodes = ((tensor.name, dim) for dim in range(len(tensor.shape)))
         return tuple(dict.fromkeys(self._classes[n] for n in nodes if n in self._classes))
 
@@ -83,7 +83,7 @@ class Dims:
         return self._classes[op.index, identifier]
 
     def sizes(self, of: DimClass) -> Mapping[int, Op]:
-        """The sizes of the loops of a class that can be cut, each with the first op that has it."""
+        """The sizes of a class' loops that can be cut, each with the first op that has the size."""
         return self._sizes.get(of, {})
 
     def ids(self, op: Op, of: DimClass) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Dims:
 
     @cached_property
     def _loops(self) -> tuple[Mapping[DimClass, tuple[str, ...]], ...]:
-        """The loops of every op that can be cut, by class."""
+        """For each op its loops that can be cut, by class."""
         found: list[dict[DimClass, tuple[str, ...]]] = []
         for op in self.graph.ops:
             by_class: dict[DimClass, tuple[str, ...]] = {}
@@ -133,11 +133,12 @@ class Dims:
             tensors = (*op.inputs, *op.outputs)
             for tensor, operand in zip(tensors, op.annotation.operands, strict=True):
                 for dim, ids in enumerate(operand):
-                    # To cut a dim is to cut its outermost loop, or that of its window.
+                    # Cutting a dim means cutting its outermost loop, or the loop of its window.
                     loops = (ids.loop,) if isinstance(ids, SlidingWindow) else ids
                     outer = next((i for i in loops if op.sizes[i] > 1), None)
                     if outer is not None:
-                        # Earlier nodes stay roots, so that a class is named after its first dim.
+                        # The earlier node stays the root, so that a class is named after its first
+                        # dim.
                         first, then = root((tensor.name, dim)), root((op.index, outer))
                         parents[then] = first
         names: dict[Node, DimClass] = {}

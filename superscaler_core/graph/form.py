@@ -1,7 +1,7 @@
-"""Form: what two ops have in common that compute the same on tensors of equal shapes.
+"""Form: a key that is equal for ops that compute the same on tensors of equal shapes.
 
-The layers of a model repeat. What follows from an op's form alone (the boxes of its parts, what
-they cost) is found once, and shared by all ops of that form.
+The layers of a model repeat. Results that depend only on an op's form (boxes of its parts, costs)
+are computed once, and shared by all ops of the form.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Piece = tuple[str, int, int]
 """Iterations ``[lo, hi)`` of one loop."""
 
 MAX_FORMS = 1 << 12
-"""Forms that are remembered. A model has tens: ops of a kind and shape share one."""
+"""Bound on cached forms. A model has tens of them: ops of equal kind and shape share one."""
 
 MAX_PART_FORMS = 1 << 16
-"""Pieces of ops that are remembered: tens of forms, with hundreds of ways to cut each."""
+"""Bound on cached pieces of ops: tens of forms, with hundreds of ways to cut each."""
 
 
 _CUT = "\0"
-"""Around names in the text of a call: no code has it."""
+"""Delimits names in the text of a call; no code contains it."""
 
 
 class TensorForm(NamedTuple):
@@ -42,10 +42,10 @@ class TensorForm(NamedTuple):
 
 @dataclass(frozen=True)
 class OpForm:
-    """An op without its name, its place and its tensors; the attributes are those of ``Op``.
+    """An op without its name, position and tensors; the attributes are those of ``Op``.
 
     Laws (tests/superscaler_core/graph/test_form.py): equal layers of a model have equal forms;
-    equal forms are one object, as long as it is remembered.
+    equal forms are one object while they are cached.
     """
 
     kind: str
@@ -67,7 +67,7 @@ class OpForm:
         return OpForm.of, tuple(getattr(self, name) for name in names)
 
     def part(self, pieces: tuple[Piece, ...]) -> PartForm:
-        """What a part with these pieces reads and writes."""
+        """The form of a part with these pieces."""
         return _part_form(self, pieces)
 
     @cached_property
@@ -77,7 +77,7 @@ class OpForm:
 
     @cached_property
     def trained(self) -> tuple[int, ...]:
-        """Which inputs are parameters with a gradient."""
+        """The positions of inputs that are trained parameters."""
         pairs = enumerate(self.inputs)
         return tuple(i for i, form in pairs if form.kind == PARAMETER and form.requires_grad)
 
@@ -102,11 +102,11 @@ def _interned(form: OpForm) -> OpForm:
 
 @dataclass(frozen=True)
 class PartForm:
-    """The pieces of an op of some form, and what follows from them.
+    """The pieces of an op of some form, and derived values.
 
     Attributes:
         op: the form of the op.
-        pieces: as of ``Part``.
+        pieces: as in ``Part``.
     """
 
     op: OpForm
@@ -131,17 +131,17 @@ class PartForm:
 
     @cached_property
     def inputs(self) -> tuple[tuple[rv.Box, Summand], ...]:
-        """Of every input what is read, and the summand of the gradient that is given back."""
+        """For each input the box that is read, and the summand of the gradient that it gives."""
         return self._views(self.op.annotation.inputs, self.op.inputs)
 
     @cached_property
     def outputs(self) -> tuple[tuple[rv.Box, Summand], ...]:
-        """Of every output what is written, and which summand of it."""
+        """For each output the box that is written, and its summand."""
         return self._views(self.op.annotation.outputs, self.op.outputs)
 
     @cached_property
     def overhangs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """How far its windows reach over the ends of every dim of every input."""
+        """How far its windows reach over the ends of each dim of each input."""
         op = self.op
         return tuple(
             op.annotation.overhang(operand, self.ranges, op.sizes_of, form.shape)
@@ -150,7 +150,7 @@ class PartForm:
 
     @cached_property
     def call(self) -> tuple[str, ...]:
-        """The expression that computes the outputs, cut where operands and the seed are named.
+        """The expression for the outputs, split at the names of operands and of the seed.
 
         Every second piece is such a name: ``x0``, ``x1``, ... or ``seed``.
         """
@@ -158,7 +158,7 @@ class PartForm:
 
     @cached_property
     def call_with_bias(self) -> tuple[str, ...]:
-        """The same of a call that takes a ``bias`` as well, which is another such name."""
+        """The same for a call that also takes a ``bias``, which is a further name."""
         assert isinstance(self.op.computes, Invocation), "others take no argument more"
         return self._cut(self.op.computes.adding("bias", "{bias}"))
 
@@ -180,7 +180,7 @@ class PartForm:
         op, found = self.op, []
         for operand, form in zip(operands, forms, strict=True):
             box = op.annotation.box(operand, self.ranges, op.sizes_of, form.shape)
-            # Where windows overlap, parts give back summands of one gradient.
+            # Where windows overlap, the parts give summands of one gradient.
             tiling = tiling_loops(operand)
             found.append((box, tuple(p for p in self.pieces if p[0] not in tiling)))
         return tuple(found)

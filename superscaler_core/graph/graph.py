@@ -15,33 +15,33 @@ from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 UPDATE = "update"
-"""ActionKind of the op that applies an optimizer to one parameter."""
+"""Kind of the op that applies an optimizer to one parameter."""
 
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One operator; it is itself, so two are equal only if they are one.
+    """One operator; ops are compared by identity.
 
     Attributes:
-        index: its place in the graph's order, which data flow allows.
+        index: its position in the graph's order, which follows the data flow.
         name: unique in its graph, such as ``layers.0.attn.q:linear``.
         kind: what it computes, such as ``linear``.
         module: path of the module that it comes from.
         annotation: how the dims of its tensors relate.
-        sizes: of every identifier, in iterations.
+        sizes: size of every identifier, in iterations.
         inputs, outputs: its tensors.
-        computes: the Python expression that computes it on local shards, with fields (below); a
-            record where it is a call that may get an argument more.
-        saves: which operands autograd keeps for the backward: numbers of inputs, then of outputs.
+        computes: the Python expression that computes it on local shards, with the fields below; a
+            record if it is a call that may get a further argument.
+        saves: operands that autograd keeps for the backward: numbers of inputs, then of outputs.
         flops: floating-point operations of one iteration of all loops, forward.
-        imports: modules whose functions the code calls, besides those that are always there.
-        copy_of: the op of the model that this is another copy of (``side_by_side``); None if it is
-            one itself.
+        imports: modules whose functions the code calls, besides those that are always imported.
+        copy_of: the op of the model that this op is a copy of (``side_by_side``); None if it is an
+            original.
 
-    It may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``, ...
-    (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far windows
-    reach over both ends of dim 2 of an input), ``{size[k]}`` and ``{start[k]}`` (iterations of loop
-    k here, and the first) and ``{seed}`` (a number of this op's own).
+    The expression may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``,
+    ... (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far
+    windows reach over both ends of dim 2 of an input), ``{size[k]}`` and ``{start[k]}`` (the number
+    of local iterations of loop k, and the first), and ``{seed}`` (a number of this op's own).
     """
 
     index: int
@@ -60,12 +60,12 @@ class Op:
 
     @property
     def seed(self) -> int:
-        """A number of its own, the same of all its copies; its random numbers depend on it."""
+        """A number of this op, the same for all its copies, for its random numbers."""
         return (self.copy_of or self).index
 
     @cached_property
     def form(self) -> OpForm:
-        """What it has in common with the same op of other layers."""
+        """Its form, which it shares with the same op of other layers."""
         inputs, outputs = (
             tuple(TensorForm(t.shape, t.dtype, t.kind, t.requires_grad) for t in side)
             for side in (self.inputs, self.outputs)

@@ -1,4 +1,4 @@
-"""Rules: for every ATen op that we know, what it is in a graph."""
+"""Rules: for every supported ATen op, how it is represented in a graph."""
 
 from superscaler_core.front_end.rules import (  # noqa: F401 - each adds its rules to the table
     attention,

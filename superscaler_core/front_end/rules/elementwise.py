@@ -1,6 +1,7 @@
-"""Ops of which every output element depends on the input elements at its place: no loop is bound.
+"""Ops whose output elements depend only on the input elements at their position: all loops are
+free.
 
-Which they are is told by the traced program; the tables here only make their code readable and say
+The traced program tells which ops these are; the tables here only make their code readable, and say
 what autograd keeps.
 """
 
@@ -13,7 +14,7 @@ from superscaler_core.front_end.call import Call, names, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
-# The first template that has a field for every argument that is given is taken.
+# The first template with a field for every given argument is used.
 _TEMPLATES: dict[str, tuple[str, ...]] = {
     "aten.add.Tensor": ("{self} + {other}", "{self} + {alpha} * {other}"),
     "aten.sub.Tensor": ("{self} - {other}", "{self} - {alpha} * {other}"),
@@ -52,7 +53,7 @@ _SAVES_NOTHING = {"add", "sub", "rsub", "neg", "floor", "ceil", "round", "sign",
 _SAVES_RESULT = {"relu", "sigmoid", "tanh", "exp", "sqrt", "rsqrt", "reciprocal"}
 _SAVES_MASK = {"where", "masked_fill"}
 
-# Pointwise too, though the tag is missing.
+# Pointwise ops that torch does not tag as such.
 _UNTAGGED = ("aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar",
              "aten.log_sigmoid.default", "aten.hardswish.default", "aten.selu.default",
              "aten.celu.default", "aten.clamp.Tensor", "aten.square.default")  # fmt: skip
@@ -108,7 +109,7 @@ def _saves(call: Call, inputs: Sequence[PTensor]) -> Sequence[int]:
 
 @rule("aten.to", "aten._to_copy", "aten.type_as")
 def to(call: Call) -> PTensor:
-    """A type conversion; to another device is where plans say, so it is nothing here."""
+    """A type conversion. A move to another device does nothing, because plans choose devices."""
     x: PTensor = call["self"]
     dtype = call.node.outputs[0].dtype
     if dtype == x.dtype:
@@ -119,7 +120,7 @@ def to(call: Call) -> PTensor:
 
 @rule("aten.contiguous", "aten.clone", "aten.alias", "aten.positive")
 def identity(call: Call) -> PTensor:
-    """What changes memory but no value is nothing in a graph."""
+    """An op that changes memory but no value does nothing in a graph."""
     x: PTensor = call["self"]
     return x
 
@@ -132,7 +133,7 @@ def detach(call: Call) -> PTensor:
 
 @rule("aten.dropout")
 def dropout(call: Call) -> PTensor:
-    """Random by the element's place in the whole tensor: the same on every part and every rerun."""
+    """Random by the element's position in the whole tensor: the same on every part and rerun."""
     (x,) = call.tensors
     if not call["train"] or call["p"] == 0:
         return x
@@ -140,6 +141,6 @@ def dropout(call: Call) -> PTensor:
     return call.op(
         "dropout", f"{dims} -> {dims}", (x,),
         f"ops.dropout({{x0}}, {call['p']}, {{seed}}, lo={{in0.lo}}, shape={x.shape})",
-        # The mask that it keeps is as large as its result, of one byte an element.
+        # The saved mask has the size of the result, with one byte per element.
         saves=(1,),
     )  # fmt: skip

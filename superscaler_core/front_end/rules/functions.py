@@ -1,4 +1,4 @@
-"""Calls of a ``torch.autograd.Function``: one op each, whose loops nobody knows and nobody cuts."""
+"""Calls of a ``torch.autograd.Function``: one op each, whose loops are unknown and never cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from superscaler_core.graph.tensor import PTensor
 
 @rule(TARGET)
 def function(call: Call) -> Sequence[PTensor]:
-    """Every device that needs its result computes all of it: its gradient may be no sum."""
+    """Every device that needs its result computes all of it, as its gradient may not be a sum."""
     called: FunctionCall = call["number"]
     if not called.is_importable():
         raise call.error(
@@ -28,7 +28,7 @@ def function(call: Call) -> Sequence[PTensor]:
     code = f"{called.path}.apply({', '.join(words)})"
     if called.returns_tuple and len(outputs) == 1:
         code += "[0]"
-    # Dims of one place and size are written as one loop: a few operations for each element.
+    # Dims of equal position and size share a loop: a few operations for each element.
     loops = {(i, size) for side in shapes for shape in side for i, size in enumerate(shape)}
     size = max(prod(shape) for side in shapes for shape in side)
     return call.op_of_many(

@@ -1,6 +1,6 @@
 """Images: convolutions, pools and interpolation; windows slide along height and width.
 
-Where padding is wider than a window, or a size is not that of the windows, dims stay whole.
+If the padding is wider than a window, or a size does not match the windows, dims stay whole.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from superscaler_core.graph.tensor import PTensor
 
 @dataclass(frozen=True)
 class _Windows:
-    """How windows lie in the spatial dims of an image; numbers are of one dim each.
+    """The windows in the spatial dims of an image; each field has one number per dim.
 
     Attributes:
-        sizes, counts: of the image, and of windows.
+        sizes, counts: sizes of the image, and numbers of windows.
         reach: rows that a window spans.
-        stride: between two windows.
+        stride: distance between two windows.
         before: rows of padding before the image.
     """
 
@@ -39,7 +39,7 @@ class _Windows:
         return len(self.sizes)
 
     def dims(self) -> list[str] | None:
-        """The image's dims as windows along ``y0``, ...; None if one is no window of its size."""
+        """The image's dims as windows along ``y0``, ...; None if one does not match its size."""
         rows = zip(self.sizes, self.counts, self.reach, self.stride, self.before, strict=True)
         made = []
         for i, (size, count, reach, stride, before) in enumerate(rows):
@@ -52,13 +52,13 @@ class _Windows:
         return made
 
     def overhang(self, lead: int) -> str:
-        """Code of how far windows reach over the ends, behind ``lead`` other dims."""
+        """Code of how far windows reach over the ends, after ``lead`` other dims."""
         return f"[{', '.join(f'{{pad0[{lead + i}]}}' for i in range(len(self)))}]"
 
 
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
 def convolution(call: Call) -> PTensor:
-    """Input channels are a sum, by groups if there are some; the bias is an op of its own."""
+    """Input channels are summed, by groups if there are several; the bias is an op of its own."""
     x, weight = call["input"], call["weight"]
     rank = len(x.shape) - 2
     if len(weight.shape) != len(x.shape):
@@ -97,7 +97,7 @@ def _convolved(call: Call, rank: int) -> tuple[_Windows, list[int]]:
     reach = [d * (k - 1) + 1 for k, d in sizes]
     padding = call["padding"]
     if isinstance(padding, str):
-        # The odd row of an even kernel is padded behind.
+        # The odd row of an even kernel is padded at the end.
         before = [(r - 1) // 2 * (padding == "same") for r in reach]
     else:
         before = _each(padding, rank)
@@ -121,7 +121,7 @@ def pooled(call: Call) -> PTensor:
     is_max = call.kind.startswith("max")
     lead = names(len(x.shape) - rank)
     image = windows.dims()
-    # The last mean of ceil_mode may be over less than a window; integers have no minus infinity.
+    # With ceil_mode the last mean may have fewer elements; integers have no minus infinity.
     is_exact = (is_max or _are_whole(windows)) and x.dtype.startswith(("float", "bfloat"))
     if image is None or not is_exact:
         return _whole(call)
@@ -139,7 +139,7 @@ def pooled(call: Call) -> PTensor:
 
 
 def _are_whole(windows: _Windows) -> bool:
-    """Whether the last windows end in the image or in its padding, as all do without ceil_mode."""
+    """Whether the last windows end in the image or its padding, as always without ceil_mode."""
     rows = zip(windows.sizes, windows.counts, windows.reach, windows.stride, windows.before,
                strict=True)  # fmt: skip
     return all((c - 1) * s - p + r <= size + p for size, c, r, s, p in rows)
@@ -147,7 +147,7 @@ def _are_whole(windows: _Windows) -> bool:
 
 @rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d")
 def adaptive(call: Call) -> PTensor:
-    """To one pixel it is a mean, whose parts add up."""
+    """Pooling to one pixel is a mean, which is a sum of the parts' shares."""
     (x,) = call.tensors
     rank = int(call.kind[-2])
     if prod(call.shape[-rank:]) != 1:
@@ -164,11 +164,11 @@ def adaptive(call: Call) -> PTensor:
 
 @rule("aten.upsample_nearest2d")
 def repeated(call: Call) -> PTensor:
-    """By a power of two every pixel is repeated, however the image is cut."""
+    """For a power of two every pixel is repeated, however the image is cut."""
     (x,) = call.tensors
     factors = [out // size for out, size in zip(call.shape[2:], x.shape[2:], strict=True)]
     is_whole = call.shape[2:] == tuple(f * n for f, n in zip(factors, x.shape[2:], strict=True))
-    # Other factors are not exact in float32, in which torch divides by them.
+    # Other factors are not exact in float32, and torch divides by them.
     is_exact = is_whole and all(f & (f - 1) == 0 for f in factors)
     if not is_exact or (call.get("scale_factors") or factors) != factors:
         return _whole(call)
@@ -185,7 +185,7 @@ def interpolated(call: Call) -> PTensor:
 
 
 def _whole(call: Call) -> PTensor:
-    """What keeps height and width whole."""
+    """An op whose height and width stay whole."""
     x = next(iter(call.tensors))
     spatial = 1 if call.kind.endswith("1d") else 2
     dims = names(len(x.shape) - spatial)
@@ -198,6 +198,6 @@ def _whole(call: Call) -> PTensor:
 
 
 def _each(value: Any, rank: int) -> list[int]:
-    """A number of every spatial dim, as torch takes them: one for all, or a list."""
+    """One number for each spatial dim, from torch's form: one number for all, or a list."""
     given = [value] if isinstance(value, int) else list(value)
     return given * rank if len(given) == 1 else given

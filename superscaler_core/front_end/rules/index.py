@@ -1,4 +1,4 @@
-"""Looking up by numbers: the dim that numbers point into stays whole."""
+"""Indexing: the dim that indices point into stays whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def one_hot(call: Call) -> PTensor:
 
 @rule("aten.gather")
 def gather(call: Call) -> PTensor:
-    """Free in the other dims where both tensors go along; else those are whole too."""
+    """Dims in which both tensors have equal sizes can be cut; other dims stay whole."""
     x, index = call["self"], call["index"]
     dims = names(len(x.shape))
     dim = dim_of(call["dim"], len(dims))
@@ -40,7 +40,7 @@ def scatter(call: Call) -> PTensor:
     dims = names(len(x.shape))
     dim = dim_of(call["dim"], len(dims))
     shapes = [t.shape for t in (x, index, src) if t is not None]
-    # Where sizes differ, which elements are touched depends on where they are.
+    # Where sizes differ, the position decides which elements are touched.
     whole = {i for i in range(len(dims)) if i == dim or len({s[i] for s in shapes}) > 1}
     inputs = [t for t in (x, index, src) if t is not None]
     operands = [
@@ -56,7 +56,7 @@ def scatter(call: Call) -> PTensor:
 
 @rule("aten.index_select", "aten.index.Tensor")
 def index_select(call: Call) -> PTensor:
-    """``x[:, numbers]``; of several tensors of numbers there is no rule."""
+    """``x[:, numbers]``; indexing with several tensors has no rule."""
     x = call["self"]
     if "dim" in call.args:
         dim, numbers = dim_of(call["dim"], len(x.shape)), call["index"]

@@ -1,6 +1,6 @@
-"""Matrix products: every loop of them can be cut; a bias is an op of its own.
+"""Matrix products: every loop can be cut; a bias is an op of its own.
 
-A bias inside the product would be added once by every part of the reduction loop.
+If the bias were part of the product, every part of the reduction loop would add it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def linear(call: Call) -> PTensor:
 
 
 def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
-    """Add a vector along one dim of ``x``; a matrix or scalar is added as broadcasting says."""
+    """Add a vector along one dim of ``x``; a matrix or scalar is broadcast."""
     rank = len(x.shape)
     dims = names(rank)
     if len(bias.shape) != 1 or dim == -1:
@@ -53,7 +53,7 @@ def matmul(call: Call) -> PTensor:
 
 
 def product(call: Call, x: PTensor, y: PTensor) -> PTensor:
-    """``x @ y``, batch dims broadcast."""
+    """``x @ y``, with broadcast batch dims."""
     rows = ["m"] if len(x.shape) > 1 else []
     columns = ["n"] if len(y.shape) > 1 else []
     batch = names(max(len(x.shape), len(y.shape), 2) - 2)
@@ -68,7 +68,7 @@ def product(call: Call, x: PTensor, y: PTensor) -> PTensor:
 
 
 def _batch(batch: list[str], mine: tuple[int, ...], other: tuple[int, ...]) -> list[str]:
-    """My batch dims, those that broadcast against the other's as ``1``."""
+    """The batch dims of one operand; those that broadcast are ``1``."""
     padded = (1,) * (len(mine) - len(other)) + other
     against = padded[len(padded) - len(mine) :] if mine else ()
     dims = batch[len(batch) - len(mine) :]
@@ -103,7 +103,7 @@ def einsum(call: Call) -> PTensor:
 
 @rule("aten.embedding")
 def embedding(call: Call) -> PTensor:
-    """Rows by number: parts of the rows give zero for the numbers they have not, and add up."""
+    """Look up rows; a part of the rows gives zero for rows that it lacks, and parts are summed."""
     rows, ids = call["weight"], call["indices"]
     if call["scale_grad_by_freq"] or call["sparse"]:
         raise call.error("scale_grad_by_freq and sparse are not supported.")
@@ -113,6 +113,6 @@ def embedding(call: Call) -> PTensor:
     return call.op(
         "embedding", f"{dims}, v+ w -> {where}w", (ids, rows),
         f"ops.embedding({{x0}}, {{x1}}, first={{start[v]}}, num_rows={rows.shape[0]}{padding})",
-        # Nothing is computed for a row that is not looked up.
+        # Rows that are not looked up cost nothing.
         flops=1.0 / rows.shape[0],
     )  # fmt: skip

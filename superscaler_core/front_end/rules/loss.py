@@ -1,4 +1,4 @@
-"""Losses: the mean over the elements here counts by its share of all, so that parts add up."""
+"""Losses: a local mean is scaled by its share of all elements, so that parts are summed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _REDUCTIONS = ("none", "mean", "sum")
 def cross_entropy(call: Call) -> PTensor:
     """Cross entropy of scores by class; the classes stay whole.
 
-    Whether a label is torch's default of -100, "ignore", is not known yet: the mean is over all
-    labels, and one of -100 is an error when it runs. Any other ``ignore_index`` is counted.
+    Whether a label is torch's default of -100, "ignore", is unknown at capture. The mean is over
+    all labels, and a label of -100 is an error at run time. Other values of ``ignore_index`` count.
     """
     scores, labels = call["self"], call["target"]
     if call["weight"] is not None:
