@@ -1,7 +1,7 @@
-"""Functions: a ``torch.autograd.Function`` is one op, which runs its own forward and backward.
+"""Functions: a ``torch.autograd.Function`` is one op that runs its own forward and backward.
 
-Tracing looks through the forward of a ``Function`` and takes the derivative of that; its backward
-would be lost. So while a model is traced, ``Function.apply`` is a torch op that names the call.
+Tracing would look into the forward of a ``Function`` and differentiate that, and so lose the
+backward. Therefore, during tracing, ``Function.apply`` is a torch op that names the call.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.utils.checkpoint import CheckpointFunction
 from superscaler_core.errors import CaptureError
 
 TARGET = "superscaler.autograd_function"
-"""The torch op that stands for a call of a ``Function`` in a traced program."""
+"""The torch op that represents a call of a ``Function`` in a traced program."""
 
 _LITERALS = (bool, int, float, str, torch.dtype, type(None))
 
 _TENSOR = object()
-"""Stands for a tensor among the arguments of a call."""
+"""Represents a tensor among the arguments of a call."""
 
 
 class FunctionCall:
@@ -34,8 +34,8 @@ class FunctionCall:
 
     Args:
         function: a subclass of ``torch.autograd.Function``.
-        apply: of it, as torch has it.
-        args: of the call.
+        apply: its ``apply``, as torch defines it.
+        args: the arguments of the call.
 
     Raises:
         CaptureError: an argument is neither a tensor nor a number or text.
@@ -55,21 +55,21 @@ class FunctionCall:
 
     @property
     def name(self) -> str:
-        """Of the class."""
+        """The name of the class."""
         return self._function.__name__
 
     @property
     def module(self) -> str:
-        """Where the class is."""
+        """The module of the class."""
         return self._function.__module__
 
     @property
     def path(self) -> str:
-        """Where generated code finds it: ``package.module.Class``."""
+        """The path by which generated code imports it: ``package.module.Class``."""
         return f"{self.module}.{self._function.__qualname__}"
 
     def is_importable(self) -> bool:
-        """Whether another process finds it under its path."""
+        """Whether another process can import it by its path."""
         if self.module == "__main__":
             return False
         found: Any = importlib.import_module(self.module)
@@ -78,7 +78,7 @@ class FunctionCall:
         return found is self._function
 
     def texts(self, tensors: Sequence[str], literal: Callable[[Any], str]) -> list[str]:
-        """Its arguments as Python text, given those of its tensors."""
+        """Its arguments as Python text, given the texts of its tensors."""
         left = iter(tensors)
         return [next(left) if arg is _TENSOR else literal(arg) for arg in self._args]
 
@@ -90,7 +90,8 @@ class FunctionCall:
         """Call it without gradients.
 
         Raises:
-            CaptureError: it does what an op cannot: draw random numbers, write what it is given.
+            CaptureError: it does what an op cannot: it draws random numbers or modifies an
+                argument.
         """
         left, before = iter(tensors), [t._version for t in tensors]
         _here.runs = True

@@ -33,7 +33,7 @@ def find_blocks(
     experts: Modules | None = None,
     embedding: str = "",
 ) -> Blocks:
-    """The parts of a model, found by its structure where nothing is said.
+    """The parts of a model; those that are not given are found by its structure.
 
     Args:
         graph: of the model, or its dims if they are known.
@@ -48,7 +48,7 @@ def find_blocks(
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The parts of one model; each is looked for when it is first asked for.
+    """The parts of one model; each is searched at its first use.
 
     Laws (tests/superscaler_core/graph/test_blocks.py): the groups of ``groups`` are all ops, in
     order; a model under other names has the same parts, op by op; where structure does not say what
@@ -104,19 +104,19 @@ class Blocks:
 
     @property
     def behind(self) -> OpGroup:
-        """The ops behind all blocks."""
+        """The ops after all blocks."""
         return self.graph.ops[self.all[-1][-1].index + 1 :]
 
     # --- what a block consists of ---------------------------------------------------------------
 
     @cached_property
     def attention(self) -> tuple[OpGroup, ...]:
-        """Of each block the ops between the linear maps around its attentions; ``()`` if none."""
+        """For each block, the ops between the linear maps around its attentions; ``()`` if none."""
         return tuple(map(self._attention, self.all))
 
     @cached_property
     def mlp(self) -> tuple[OpGroup, ...]:
-        """Of each block what has inner features and attends to nothing, such as its MLP."""
+        """For each block, the ops with inner features outside attention, such as its MLP."""
         return tuple(map(self._mlp, self.all))
 
     def _mlp(self, block: OpGroup) -> OpGroup:
@@ -137,7 +137,7 @@ class Blocks:
         return tuple(op for op in block if op in found)
 
     def _attends(self, op: Op, inside: set[Op]) -> bool:
-        """Whether it is an attention, or the softmax of one: of products of what is computed."""
+        """Whether an op is an attention, or the softmax of one, over products of activations."""
         if op.kind == "attention":
             return True
         before = self._near(op, inside, self._makers) if op.kind == "softmax" else ()
@@ -167,7 +167,7 @@ class Blocks:
 
     @cached_property
     def inner(self) -> tuple[DimClass, ...]:
-        """The inner features of all blocks: what a linear map makes and the next one sums over.
+        """The inner features of all blocks: dims that one linear map makes and the next sums over.
 
         Heads, and the features of MLPs. Where one map makes queries, keys and values, or a gate and
         what it opens, they begin behind it: the map is whole on every device. Of three maps in a
@@ -192,7 +192,7 @@ class Blocks:
 
     @cached_property
     def width(self) -> tuple[DimClass, ...]:
-        """The features of the hidden state: the other dims of matrices that make inner features."""
+        """The features of the hidden state: the other dims of matrices with inner features."""
         inner = set(self.inner)
         found: set[DimClass] = set()
         for op in (op for op in self.graph.ops if is_map(op) and inner & self._made(op)):
@@ -201,13 +201,13 @@ class Blocks:
         return self._in_order(found)
 
     def _in_order(self, dims: Iterable[DimClass]) -> tuple[DimClass, ...]:
-        """By the first op that has each, whatever parameters are called."""
+        """Sorted by the first op that has each, independent of parameter names."""
         ops = {dim: self.dims.sizes(dim).values() for dim in dims}
         return tuple(sorted(ops, key=lambda dim: (min(map(_index, ops[dim]), default=0), dim)))
 
     @property
     def _units(self) -> Sequence[OpGroup]:
-        """Blocks, or pairs of those that are one linear map each."""
+        """The blocks, or pairs of blocks if each is a single linear map."""
         if any(sum(map(is_map, ops)) > 1 for ops in self.all):
             return self.all
         pairs = [self.all[i : i + 2] for i in range(0, len(self.all), 2)]
@@ -226,7 +226,7 @@ class Blocks:
         return found
 
     def _of_pieces(self, unit: OpGroup) -> set[DimClass]:
-        """The dims of pieces of results, such as of queries, keys and values that one map makes.
+        """The dims of pieces of results, such as of queries, keys and values made by one map.
 
         They have dims of their own, which no map makes: heads, which attentions can be cut along,
         or the features of a gate and of what it opens.
@@ -241,7 +241,7 @@ class Blocks:
         )
 
     def _stream(self, unit: OpGroup) -> set[DimClass]:
-        """The dims of what enters or leaves a block, and those that some op of it cannot cut."""
+        """The dims of a block's inputs and results, and those that some op of it cannot cut."""
         inside = set(unit)
         made = {tensor for op in unit for tensor in op.outputs}
         left = {t for t in made if any(op not in inside for op, _ in self.graph.readers.get(t, ()))}
@@ -261,13 +261,13 @@ class Blocks:
         }
 
     def _made(self, op: Op) -> set[DimClass]:
-        """The dims of a linear map's parameters that its result has and what it reads has not."""
+        """The dims of a linear map's parameters that its result has and its input lacks."""
         return self._of_parameters(op).difference(
             self._summed(op), *(self.dims.of_tensor(t) for t in op.inputs if t.kind != PARAMETER)
         )
 
     def _numbers(self, op: Op) -> set[DimClass]:
-        """The dims of a linear map's parameters that what it reads has too, and that stay."""
+        """The dims of a linear map's parameters that its input and its result have."""
         return self._of_parameters(op) - self._summed(op) - self._made(op)
 
     def _of_parameters(self, op: Op) -> set[DimClass]:
@@ -314,7 +314,7 @@ class Blocks:
 
     @cached_property
     def _integers(self) -> set[PTensor]:
-        """Integer inputs, and what moves alone make of them."""
+        """Integer inputs, and the results of ops that only move their elements."""
         found = {tensor for tensor in self.graph.inputs if "int" in tensor.dtype}
         for op in self.graph.ops:
             if found.intersection(op.inputs) and not op.parameters:
@@ -323,7 +323,7 @@ class Blocks:
 
     @cached_property
     def head(self) -> OpGroup:
-        """The last linear map behind the blocks, which gives each word a score; ``()`` if none.
+        """The last linear map after the blocks, which scores each word; ``()`` if none.
 
         Where the model looks words up, it has as many results as there are words.
         """
@@ -336,14 +336,14 @@ class Blocks:
 
     @cached_property
     def words(self) -> tuple[DimClass, ...]:
-        """The words, in the embedding and in the head, of whichever there is."""
+        """The dims of words in the embedding and in the head, if they exist."""
         tables = [] if self._embedding is None else [self._embedding]
         tables += [tensor for op in self.head for tensor in op.parameters if len(tensor.shape) == 2]
         return tuple(dict.fromkeys(self.dims.of(tensor.name, 0) for tensor in tables))
 
     @cached_property
     def scored(self) -> int:
-        """The index of the last op that gives each word a score; the number of ops if none does."""
+        """The index of the last op that scores each word; the number of ops if there is none."""
         found = [
             op.index
             for op in self.graph.ops
@@ -354,7 +354,7 @@ class Blocks:
 
     @cached_property
     def tokens(self) -> tuple[DimClass, ...]:
-        """The dims of tokens: dim 1 of the inputs, such as of a source and of a target.
+        """The dims of tokens: dim 1 of the inputs, for example of a source and a target.
 
         Raises:
             PlanError: few ops have one of them, so they are no sequences.
@@ -375,7 +375,7 @@ class Blocks:
 
     @cached_property
     def experts(self) -> OpGroup:
-        """The ops of all experts: from a linear map with a matrix for each of them to the last.
+        """The ops of all experts: from the first to the last linear map with a matrix per expert.
 
         Raises:
             PlanError: there are none.
@@ -412,7 +412,7 @@ class Blocks:
 
 
 def _is_piece(op: Op) -> bool:
-    """Whether it only takes a piece out of a tensor; who reads that may cut it, as it is there."""
+    """Whether an op only takes a piece out of a tensor; readers of the piece may cut it."""
     sizes = [prod(t.shape) for t in (*op.inputs, *op.outputs)]
     return op.flops == 0 and not op.parameters and len(sizes) == 2 and sizes[1] < sizes[0]
 

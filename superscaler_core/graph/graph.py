@@ -100,27 +100,27 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A captured model: one microbatch's way from inputs to a scalar loss.
+    """A captured model: the computation of one microbatch, from inputs to a scalar loss.
 
     Laws (tests/superscaler_core/graph/test_graph.py): an op reads only inputs, parameters,
     constants and what ops before it write; every activation is written by one op.
 
     Attributes:
-        name: of the model.
-        ops: forward ops in an order that data flow allows.
-        inputs: what a microbatch consists of, by position of the model's arguments.
-        parameters: by the names of the model's ``state_dict``; a tied weight has one.
+        name: name of the model.
+        ops: forward ops in an order that follows the data flow.
+        inputs: the inputs of a microbatch, by position of the model's arguments.
+        parameters: by the names of the model's ``state_dict``; a tied weight has one entry.
         aliases: other names of tied weights: name -> name in ``parameters``.
         constants: values that depend on no input, by name.
         loss: the scalar.
-        notes: what the capture changed in the model's meaning, for people; usually empty.
-        recycled: inputs that nobody gives: each with the activation that it is in the next turn of
-            the same microbatch, and zeros in the first.
-        weights: the captured model's own parameters, no copies of them, by the names of
-            ``parameters``; empty if the graph is of no model, or of one on the meta device.
-        buffers: what else is in the model's ``state_dict``, by name, as it was at the capture.
-        folded: the buffers of which constants were computed, so that they cannot change any more.
-        more_losses: those of further copies of the model (``side_by_side``).
+        notes: differences between the graph and the model, for people; usually empty.
+        recycled: inputs that the caller does not give: each with the activation that it is in the
+            next turn of the same microbatch; it is zero in the first turn.
+        weights: the captured model's own parameters, not copies, by the names of ``parameters``;
+            empty if the graph has no model, or its model is on the meta device.
+        buffers: other entries of the model's ``state_dict``, by name, as at the capture.
+        folded: the buffers from which constants were computed, so that they can no longer change.
+        more_losses: the losses of further copies of the model (``side_by_side``).
     """
 
     name: str
@@ -139,12 +139,12 @@ class Graph:
 
     @property
     def losses(self) -> tuple[PTensor, ...]:
-        """The scalars of all copies of the model: a microbatch has one of them."""
+        """The losses of all copies of the model; each microbatch has one of them."""
         return self.loss, *self.more_losses
 
     @property
     def batch_inputs(self) -> tuple[PTensor, ...]:
-        """What is given for every microbatch: all inputs but those that are recycled."""
+        """The inputs that the caller gives for every microbatch: all but recycled ones."""
         return tuple(t for t in self.inputs if t not in self.recycled)
 
     @cached_property
@@ -162,7 +162,7 @@ class Graph:
 
     @cached_property
     def readers(self) -> Mapping[PTensor, tuple[tuple[Op, int], ...]]:
-        """Who reads a tensor, and as which of its inputs."""
+        """The ops that read a tensor, and as which of their inputs."""
         found: dict[PTensor, list[tuple[Op, int]]] = {}
         for op in self.ops:
             for position, tensor in enumerate(op.inputs):
@@ -172,7 +172,7 @@ class Graph:
     def ops_in(self, *patterns: str) -> tuple[Op, ...]:
         """Ops of modules whose path fits a pattern, such as ``layers.*.attn`` or ``*.experts``.
 
-        What is inside a module that fits is meant too.
+        Ops of modules inside a matching module are included.
         """
         return tuple(op for op in self.ops if is_in(op.module, patterns))
 
@@ -180,7 +180,7 @@ class Graph:
         """A parameter by any of its names.
 
         Raises:
-            PlanError: there is none; the message names the nearest.
+            PlanError: there is no such parameter; the message names similar ones.
         """
         found = self.parameters.get(self.aliases.get(name, name))
         if found is None:
@@ -195,7 +195,7 @@ class Graph:
 
 
 def is_in(module: str, patterns: Iterable[str]) -> bool:
-    """Whether a module path fits one of the patterns, or is inside a module that does."""
+    """Whether a module path matches one of the patterns, or is inside a matching module."""
     names = module.split(".")
     paths = [".".join(names[: i + 1]) for i in range(len(names))]
     return any(fnmatchcase(path, pattern) for pattern in patterns for path in paths)

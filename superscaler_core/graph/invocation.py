@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What an op computes, where that is one call whose arguments somebody may still add to.
+    """The call that an op computes, if it is a single call to which arguments can be added.
 
     Law (tests/superscaler_core/graph/test_invocation.py): the text with a keyword added is the call
-    with one argument more.
+    with that further argument.
 
     Attributes:
         function: such as ``F.linear``.
         args: texts of its arguments, which may have the fields of ``Op.code``.
-        keywords: names of others, each with a text.
+        keywords: names and texts of keyword arguments.
 
     >>> str(Invocation("F.linear", ("{x0}", "{x1}")).adding("bias", "{bias}"))
     'F.linear({x0}, {x1}, bias={bias})'
@@ -26,7 +26,7 @@ class Invocation:
     keywords: tuple[tuple[str, str], ...] = ()
 
     def adding(self, name: str, text: str) -> Invocation:
-        """The same call with one keyword argument more."""
+        """The same call with a further keyword argument."""
         return replace(self, keywords=(*self.keywords, (name, text)))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Modules: parts of a model by the paths of its modules, as a value."""
+"""Modules: parts of a model, chosen by patterns of module paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from superscaler_core.graph.graph import Graph, Op, is_in
 class Modules:
     """Modules whose path fits a pattern with wildcards, such as ``Modules("layers.*")``.
 
-    Says by value what ``find_blocks`` cannot find, or finds otherwise than is meant.
+    Tells ``find_blocks`` the parts that it does not find, or that it should find differently.
 
     >>> Modules("layers.*.msa_*", "layers.*.outer").patterns
     ('layers.*.msa_*', 'layers.*.outer')
@@ -24,15 +24,15 @@ class Modules:
         object.__setattr__(self, "patterns", patterns)
 
     def __contains__(self, op: Op) -> bool:
-        """Whether an op is in such a module, or in a module inside of one."""
+        """Whether an op is in a matching module, or in a module inside one."""
         return is_in(op.module, self.patterns)
 
     def ops(self, graph: Graph) -> tuple[Op, ...]:
-        """The ops in such modules."""
+        """The ops in matching modules."""
         return tuple(op for op in graph.ops if op in self)
 
     def instances(self, graph: Graph) -> tuple[tuple[Op, ...], ...]:
-        """The ops of each such module by itself, in order of the first op."""
+        """The ops of each matching module, in order of the first op."""
         found: dict[str, list[Op]] = {}
         for op in self.ops(graph):
             path = next(path for path in paths(op.module) if is_in(path, self.patterns))
@@ -44,6 +44,6 @@ class Modules:
 
 
 def paths(module: str) -> Iterable[str]:
-    """The paths of a module and of those around it, the outermost first."""
+    """The paths of a module and of the modules around it, the outermost first."""
     names = module.split(".")
     return [".".join(names[: i + 1]) for i in range(len(names))]

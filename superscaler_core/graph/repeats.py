@@ -1,8 +1,8 @@
-"""Repeats: where a model repeats itself, by what its ops compute; names mean nothing here.
+"""Repeats: finds repeated structure in a model by what its ops compute; names are not used.
 
-Modules that lie beside each other and compute nearly the same are blocks. A model without such
-modules is searched for the longest run of ops that repeats with a period. Both are heuristics:
-what they find is a proposal that ``find_blocks(graph, Modules(...))`` overrules.
+Sibling modules that compute nearly the same are blocks. In a model without such modules, the
+longest run of ops that repeats with a period is searched. Both are heuristics: their result is a
+proposal that ``find_blocks(graph, Modules(...))`` overrides.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def loops_of(operand: Sequence[object]) -> set[str]:
 def starts_of_blocks(graph: Graph) -> tuple[Op, ...]:
     """The first op of every block, and at the end the last op of the last one; empty if none.
 
-    What holds less than half of the model's linear maps is no repetition of the model.
+    Repetitions with less than half of the model's linear maps do not count.
     """
     num_maps = sum(map(is_map, graph.ops))
     for search in (_starts_by_modules, _starts_by_period):
@@ -56,12 +56,12 @@ def starts_of_blocks(graph: Graph) -> tuple[Op, ...]:
     return ()
 
 
-# --- modules beside each other ------------------------------------------------------------------
+# --- sibling modules ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Family:
-    """Modules beside each other that compute nearly the same, in order.
+    """Sibling modules that compute nearly the same, in order.
 
     Attributes:
         members: the ops of each.
@@ -80,13 +80,13 @@ class _Family:
 
     @property
     def is_row(self) -> bool:
-        """Whether each reads what the one before it makes, unlike experts beside each other."""
+        """Whether each reads a result of the one before it, unlike experts in parallel."""
         made = [{tensor for op in ops for tensor in op.outputs} for ops in self.members]
         read = [{tensor for op in ops for tensor in op.inputs} for ops in self.members]
         return all(a & b for a, b in zip(made, read[1:], strict=False))
 
     def is_like(self, other: _Family) -> bool:
-        """Whether some member of both is alike."""
+        """Whether some members of both compute nearly the same."""
         signatures = [_signature(ops) for ops in other.members]
         return any(_is_alike(_signature(ops), s) for ops in self.members for s in signatures)
 
@@ -123,7 +123,7 @@ def _has_blocks(family: _Family, lists: Sequence[_Family]) -> bool:
 
 
 def _families(graph: Graph) -> Iterator[_Family]:
-    """Modules beside each other that are alike; one alone if it is the only one of a list."""
+    """Sibling modules that are alike; a single module if it is the only member of a list."""
     inside: dict[str, list[Op]] = {}
     for op in graph.ops:
         for path in paths(op.module) if op.module else ():
@@ -170,7 +170,7 @@ def _is_alike(one: Signature, other: Signature) -> bool:
 
 @dataclass(frozen=True, order=True)
 class _Run:
-    """``count`` times ``period`` ops from ``start`` on, and perhaps some of the next time."""
+    """``count`` repetitions of ``period`` ops from ``start`` on, perhaps with a partial one."""
 
     covered: int
     count: int
@@ -223,13 +223,13 @@ def _runs(row: Sequence[int], maps: Sequence[bool], lo: int, hi: int, least: int
 
 
 def _border(ops: Sequence[Op], run: _Run) -> int:
-    """Where the first period begins: of all places that repeat as often, where least crosses."""
+    """Where the first period begins: where the fewest bytes cross from one period to the next."""
     slack = run.covered - run.count * run.period
     return min(range(run.start, run.start + slack + 1), key=lambda i: (_crossing(ops, i), i))
 
 
 def _crossing(ops: Sequence[Op], at: int) -> int:
-    """Bytes of inputs and activations that ops from ``at`` on read and do not make."""
+    """Bytes of inputs and activations that ops from ``at`` on read from earlier ops."""
     made = {tensor for op in ops[at:] for tensor in op.outputs}
     read = {t for op in ops[at:] for t in op.inputs if t.kind in (ACTIVATION, INPUT)}
     return sum(tensor.num_bytes for tensor in read - made)

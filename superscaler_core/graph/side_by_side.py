@@ -1,4 +1,4 @@
-"""Side by side: a model several times over the same weights, for microbatches that go apart."""
+"""Side by side: several copies of a model with shared weights, for microbatches on other routes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def copy_name(name: str, copy: int) -> str:
 
 
 def side_by_side(graph: Graph, num: int) -> Graph:
-    """``num`` copies of a graph that share parameters, constants and what a batch gives.
+    """``num`` copies of a graph that share parameters, constants and the inputs of the batch.
 
     Copy 0 is the graph's own ops; its ops come first, then those of copy 1, and so on.
 

@@ -17,8 +17,8 @@ _PARTS = re.compile(r"([A-Za-z_][A-Za-z0-9_.]*)(?:\*(\d+))?(?:-(\d+)\+(\d+))?")
 class SlidingWindow:
     """Iteration ``y`` reads the indices from ``y * stride + first`` to ``y * stride + last``.
 
-    Windows reach over the ends of the tensor, where the op pads. What lies between two windows
-    is read with the first of them, and what is behind the last one with the last.
+    Windows reach over the ends of the tensor, where the op pads. Indices between two windows are
+    read with the first of them, and indices after the last window with the last.
 
     Laws (tests/superscaler_core/graph/test_sliding.py): ``SlidingWindow.parse(str(x)) == x``; runs
     of iterations that tile the loop read runs of indices that cover the dim, and tile it if
@@ -43,7 +43,7 @@ class SlidingWindow:
 
     @property
     def overlap(self) -> int:
-        """How many indices two windows next to each other have in common."""
+        """Number of indices that two neighbouring windows have in common."""
         return max(0, self.last - self.first + 1 - self.stride)
 
     def reads(self, start: int, stop: int, *, of: int, size: int) -> tuple[int, int]:
@@ -64,9 +64,10 @@ class SlidingWindow:
         return max(0, before), max(0, after)
 
     def fits(self, of: int, size: int) -> bool:
-        """Whether ``of`` windows lie in the dim: the last one begins in it, one more would not end.
+        """Whether ``of`` windows fit the dim: the last begins in it, and one more would end
+        outside.
 
-        So each reads something, and what is left over is less than a stride.
+        So each window reads something, and the remainder is less than a stride.
         """
         return (of - 1) * self.stride + self.first < size <= of * self.stride + self.last
 
@@ -81,7 +82,7 @@ class SlidingWindow:
         """Read the text that ``str`` writes.
 
         Raises:
-            AnnotationError: it is no window.
+            AnnotationError: the text is not a window.
         """
         found = _PARTS.fullmatch(text)
         if found is None or found[0] == found[1]:

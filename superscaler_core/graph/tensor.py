@@ -36,7 +36,7 @@ class PTensor:
 
     @property
     def box(self) -> rv.Box:
-        """All of it."""
+        """The box of the whole tensor."""
         return rv.Box.of_shape(self.shape)
 
     @property
@@ -53,18 +53,18 @@ class PTensor:
 
 
 Summand = tuple[tuple[str, int, int], ...]
-"""Which pieces of the loops that a tensor lacks were summed: ``(identifier, lo, hi)`` each."""
+"""The pieces of the summed loops, which the tensor lacks: ``(identifier, lo, hi)`` each."""
 
 
 @dataclass(frozen=True, slots=True)
 class VTensor:
-    """What one part of an op reads or writes of a pTensor: the mask of the paper.
+    """The box of a pTensor that a part of an op reads or writes: the mask of the paper.
 
     Attributes:
         tensor: the pTensor.
-        box: region of it.
-        summand: of what is written, which share of the sum over the reduction loops it is; of what
-            is read, which share of the gradient this part gives back. ``()`` is all of it.
+        box: a region of it.
+        summand: for a write, the part's share of the sum over the reduction loops; for a read, the
+            part's share of the gradient. ``()`` is all of it.
     """
 
     tensor: PTensor

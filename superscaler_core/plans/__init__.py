@@ -1,8 +1,8 @@
-"""sPrograms: functions that fill a plan; a file each, by the names people use for them.
+"""sPrograms: functions that fill a plan, one file per plan, with their usual names.
 
 An sProgram takes a ``Plan`` and decides, by ``op_trans``, ``op_assign`` and ``op_order``, what its
-devices do; further arguments are its *knobs*, values with a default. What several of them are made
-of is in ``pieces``.
+devices do. Further arguments are its options, values with a default. Code that several plans share
+is in ``pieces``.
 """
 
 from superscaler_core.plans.table import PLANS

@@ -1,4 +1,4 @@
-"""Gradient accumulation: several microbatches a step, one after another."""
+"""Gradient accumulation: several microbatches per step, one after another."""
 
 from __future__ import annotations
 

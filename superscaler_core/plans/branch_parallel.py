@@ -1,4 +1,4 @@
-"""Branch parallel: branches of a block that do not wait for each other, on devices of their own."""
+"""Branch parallel: independent branches of a block run on different devices."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ EVOFORMER = (
     Modules("layers.*.msa_*"),
     Modules("layers.*.outer", "layers.*.tri_*", "layers.*.pair_transition"),
 )
-"""Alignment and pairs. They run at once if the outer product is at a block's end."""
+"""Alignment and pairs; they are independent if the outer product is at a block's end."""
 
 
 def branch_parallel(plan: Plan, *, branches: Sequence[Modules] = EVOFORMER) -> None:
-    """Put every branch of the blocks on as many devices, which share the batch.
+    """Put every branch of the blocks on its own group of devices; a group shares the batch.
 
-    A microbatch sends what one branch reads of another: of an Evoformer's block the pairs one way
-    and the alignment the other, and their gradients back. Memory a device: weights and activations
-    of its branch.
+    A microbatch sends the tensors that one branch reads from another: in an Evoformer's block the
+    pairs one way and the alignment the other, and their gradients back. Memory per device: weights
+    and activations of its branch.
 
     Args:
         plan: to fill.
-        branches: the modules of each. Other ops join the branch that reads them, else that they
+        branches: the modules of each branch. An op outside of them joins the branch that reads it,
+            or else the branch that it reads.
             read.
 
     Raises:
@@ -67,9 +68,9 @@ def _branch_of(graph: Graph, branches: Sequence[Modules]) -> Mapping[Op, int]:
 
 
 def _join(op: Op, others: Sequence[Op], found: dict[Op, int]) -> None:
-    """Put an op that is in no branch into that of its last neighbour that is in one.
+    """Put an op outside all branches into the branch of its last neighbour that has one.
 
-    The last reader of what blocks add to is the one that adds; those before it only look.
+    The last reader of the residual stream is the op that adds to it; earlier readers only read.
     """
     branch = next((found[other] for other in reversed(others) if other in found), None)
     if branch is not None:

@@ -1,4 +1,4 @@
-"""Chimera: two pipelines in opposite directions, so that one works while the other would wait."""
+"""Chimera: two pipelines in opposite directions; each fills the idle time of the other."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def chimera(
 ) -> None:
     """Send half of the microbatches down ``pp`` groups of devices, and half of them up.
 
-    A microbatch sends the hidden state from stage to stage, and its gradient back; once a step the
-    gradients of every stage are summed over its two groups. Memory a group: 2/pp of the weights;
-    activations of pp/2 + 1 (the ends) to pp (the middle) microbatches of a stage.
+    A microbatch sends the hidden state from stage to stage, and its gradient back; once per step
+    the gradients of every stage are summed over its two groups. Memory per group: 2/pp of the
+    weights; activations of pp/2 + 1 (first and last group) to pp (middle) microbatches of a stage.
 
     Args:
         plan: to fill.

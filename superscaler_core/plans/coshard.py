@@ -1,4 +1,4 @@
-"""Co-shard: heads and features are cut, and the parts stay on one device, one after another."""
+"""Co-shard: heads and features are cut, but the parts run one after another on one device."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ def coshard(
     keep: Keep = Keep.EVERYTHING,
     sizes: Sequence[int] = (),
 ) -> None:
-    """Cut attention and MLP into ``tp * parts``, ``parts`` of them on each of ``tp`` devices.
+    """Cut attention and MLP into ``tp * parts`` parts, with ``parts`` of them per device.
 
-    A device runs its parts one after another, each from the first linear map to the last, and what
-    they make adds up. It sends what it sends without co-shard. Of an attention or MLP what enters
-    its norm alone is kept: its backward makes the norm again, and each part when it comes to it.
-    Memory a device: of the inner activations of these blocks, such as the matrix of attention,
-    those of one part; the input of every attention and MLP.
+    A device runs its parts one after another, each from the first linear map to the last, and sums
+    their results. Its communication is the same as without co-shard. Only the input of an
+    attention's or MLP's norm is kept: the backward recomputes the norm, and then each part in its
+    turn. Memory per device: the inner activations of these blocks, such as the attention matrix,
+    of one part; the input of every attention and MLP.
 
     Args:
-        plan: to fill; one whose ops have devices is gone on with, and its parts are cut where they
-            are.
-        parts: of every attention and every MLP on a device.
-        blocks: numbers of the blocks that are cut so, such as ``range(4)``, or ``Modules`` in them;
-            all if None.
-        tp, pp, microbatches, keep, sizes: as of ``hybrid``; the grid is of new plans alone.
+        plan: to fill. If its ops have devices already, their parts are cut on those devices.
+        parts: parts of every attention and every MLP per device.
+        blocks: numbers of the blocks to cut, such as ``range(4)``, or ``Modules`` in them; all if
+            None.
+        tp, pp, microbatches, keep, sizes: as in ``hybrid``; used only for a new plan.
 
     Raises:
         PlanError: as of ``hybrid``; heads or features cannot be cut into ``tp * parts``.

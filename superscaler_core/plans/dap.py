@@ -1,4 +1,4 @@
-"""Dynamic axial parallelism: every module of an Evoformer is cut along what it does not mix."""
+"""Dynamic axial parallelism: every module of an Evoformer is cut along a dim it does not mix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def dap(
     zero1: bool = False,
     keep: Keep = Keep.EVERYTHING,
 ) -> None:
-    """Cut rows or columns of alignment and pairs, whichever a module treats alike.
+    """Cut alignment and pairs along rows or columns, whichever a module treats independently.
 
     A block has 6 all-to-alls forward, where rows become columns or back (2 of the alignment, 4 of
     the pairs), and 6 all-gathers, of 3 operands of products and 3 biases; backward 6 all-to-alls

@@ -1,4 +1,4 @@
-"""GPipe: a stage a device, all forwards before all backwards."""
+"""GPipe: one stage per device, all forwards before all backwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from superscaler_core.schedules import gpipe as order
 
 
 def gpipe(plan: Plan, *, microbatches: int = 8, sizes: Sequence[int] = ()) -> None:
-    """Put as many blocks on every device, and run all forwards before all backwards.
+    """Put equally many blocks on every device, and run all forwards before all backwards.
 
     A microbatch sends the hidden state from stage to stage, and its gradient back. Memory a
     device: 1/D of the weights; of its stage the activations of all microbatches.

@@ -1,4 +1,4 @@
-"""Hybrid: data, tensor and pipeline parallel at once, with what saves memory besides."""
+"""Hybrid: data, tensor and pipeline parallel at once, with options that save memory."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def hybrid(
 ) -> None:
     """Stages of blocks on ``pp`` groups of devices, each a grid of batch times inner features.
 
-    Devices are numbered with the tensor parallel ones innermost, and stages outermost. What is
-    communicated, and what memory it takes, is that of the plans that it is made of.
+    Tensor parallel devices have consecutive numbers, and stages are the outermost axis.
+    Communication and memory are those of the combined plans.
 
     Args:
         plan: to fill.
@@ -59,7 +59,7 @@ def hybrid(
     )  # fmt: skip
     if zero1:
         shard_storage(plan)
-    # Behind what looks at whole parts, such as who stores what.
+    # After all decisions that need whole parts, such as storage.
     add_coshard(plan, parts=coshard, blocks=coshard_blocks)
     if coshard == 1 or keep_coshard is None:
         plan.keep(keep)

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several stages a device, so that it waits less for the first and the last."""
+"""Interleaved 1F1B: several stages per device, which shortens the idle time at both ends."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from superscaler_core.plans.pieces.words import words
 def megatron(plan: Plan, *, vocabulary: bool = False) -> None:
     """Cut every block between its linear maps, the first by rows and the second by columns.
 
-    What has no inner features, such as a norm, is replicated. A microbatch all-reduces the hidden
-    state twice a layer forward and twice backward. Memory a device: 1/N of the weights of the
-    blocks, all of the others.
+    Ops without inner features, such as a norm, are replicated. A microbatch all-reduces the hidden
+    state twice per layer forward and twice backward. Memory per device: 1/N of the weights of the
+    blocks, all other weights.
 
     Args:
         plan: to fill.

@@ -9,9 +9,9 @@ from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
 def megatron_sp(plan: Plan, *, vocabulary: bool = False) -> None:
     """Cut the inner features as ``megatron`` does, and all other ops along the sequence.
 
-    A microbatch gathers the hidden state and reduces and scatters it, twice a layer forward and
-    twice backward: the volume of ``megatron``. Memory a device: as of ``megatron``, and 1/N of all
-    activations.
+    A microbatch all-gathers and reduce-scatters the hidden state, twice per layer forward and
+    twice backward: the volume of ``megatron``. Memory per device: as in ``megatron``, with 1/N of
+    all activations.
 
     Args:
         plan: to fill.

@@ -1,4 +1,4 @@
-"""1F1B: a stage a device, forward and backward in turn."""
+"""1F1B: one stage per device, alternating forward and backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from superscaler_core.schedules import one_f_one_b as order
 
 
 def one_f_one_b(plan: Plan, *, microbatches: int = 8, sizes: Sequence[int] = ()) -> None:
-    """Put as many blocks on every device, and run a backward as soon as there is one.
+    """Put equally many blocks on every device, and run a backward as soon as one is ready.
 
     A microbatch sends the hidden state from stage to stage, and its gradient back. Memory a
     device: 1/D of the weights; on stage s activations of at most D - s microbatches.

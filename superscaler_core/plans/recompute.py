@@ -1,4 +1,4 @@
-"""Recompute: data parallel that keeps of every block only its input."""
+"""Recompute: data parallel that keeps only the input of every block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from superscaler_core.plans.data_parallel import data_parallel
 
 
 def recompute(plan: Plan) -> None:
-    """Compute the forward of every block again in its backward.
+    """Recompute the forward of every block in its backward.
 
     A step moves what ``data_parallel`` moves. Memory a device: as of ``data_parallel``, but the
     activations are those between blocks and the inner ones of one block.

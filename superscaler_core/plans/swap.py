@@ -7,12 +7,12 @@ from superscaler_core.plans.data_parallel import data_parallel
 
 
 def swap(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
-    """Let what every block keeps for its backward wait in host memory.
+    """Move the values that every block keeps for its backward to host memory.
 
-    Devices send each other what they send under ``data_parallel``; besides, what a block keeps goes
-    to the host in its forward, and comes back while the block after it runs backward. That costs no
-    time if it takes no longer than what is computed between. Memory a device: as of
-    ``data_parallel``, but the activations are those of two blocks.
+    Communication between devices is that of ``data_parallel``. In addition, the kept values of a
+    block are copied to the host in its forward, and back while the next block runs its backward.
+    The copies cost no time if they take no longer than the computing in between. Memory per device:
+    as in ``data_parallel``, with the activations of two blocks.
 
     Args:
         plan: to fill.

@@ -1,4 +1,4 @@
-"""ZeRO 3 with offload: devices have the weights of one block, and hosts have the rest."""
+"""ZeRO-3 with offload: devices hold the weights of one block, and hosts hold the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from superscaler_core.plans.zero3 import zero3
 
 
 def zero3_offload(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
-    """Let every device store its share of all that ``zero3`` cuts on its host.
+    """Store every device's share of all that ``zero3`` cuts on its host.
 
     A step moves what ``zero3`` moves; besides, for every microbatch each device takes 1/N of the
     weights from its host twice, and 1/N of the gradients to it once. Memory a device: the weights

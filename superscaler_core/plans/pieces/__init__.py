@@ -1,1 +1,1 @@
-"""Pieces: what several sPrograms are made of, an idea a file."""
+"""Pieces: code that several sPrograms share, one idea per file."""
