@@ -1,4 +1,4 @@
-"""Part: a piece of an op's work, which one device does; masks and code follow from its loops."""
+"""Part: a piece of an op's work on one device; its boxes and code follow from its loops."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Part", "Piece"]
 
 @dataclass(frozen=True)
 class Part:
-    """The iterations ``pieces`` of an op, all of every loop that is not named there.
+    """The iterations ``pieces`` of an op; loops that are not listed there are whole.
 
     Laws (tests/superscaler_core/plan/test_op_trans.py, models/test_models.py): the boxes and
     summands of a part are those of its iterations; parts whose iterations tile the op's write every
     element once, with every summand.
 
     Attributes:
-        op: what it is a part of.
+        op: the op that it is a part of.
         pieces: sorted by identifier.
-        replica: parts with the same pieces do the same work; this tells them apart.
+        replica: its number among parts with the same pieces, which do the same work.
     """
 
     op: Op
@@ -33,7 +33,7 @@ class Part:
 
     @cached_property
     def form(self) -> PartForm:
-        """What it has in common with the same pieces of ops of the same form."""
+        """The form that it shares with equal pieces of ops of the same form."""
         return self.op.form.part(self.pieces)
 
     @property
@@ -47,13 +47,13 @@ class Part:
 
     @cached_property
     def inputs(self) -> tuple[VTensor, ...]:
-        """What it reads; the summand is of the gradient that it gives back."""
+        """The boxes that it reads; the summand is that of the gradient that it gives."""
         pairs = zip(self.op.inputs, self.form.inputs, strict=True)
         return tuple(VTensor(tensor, *view) for tensor, view in pairs)
 
     @cached_property
     def outputs(self) -> tuple[VTensor, ...]:
-        """What it writes."""
+        """The boxes that it writes."""
         pairs = zip(self.op.outputs, self.form.outputs, strict=True)
         return tuple(VTensor(tensor, *view) for tensor, view in pairs)
 
@@ -65,7 +65,7 @@ class Part:
     def call(self, names: Sequence[str], seed: str = "0", bias: str | None = None) -> str:
         """The expression that computes its outputs, given the expressions of its inputs.
 
-        Of a product it may be given a bias too, which is an argument of its call then.
+        A product may also be given a bias, as an argument of its call.
         """
         given = {f"x{i}": name for i, name in enumerate(names)} | {"seed": seed}
         pieces = self.form.call
