@@ -87,7 +87,7 @@ class Annotation:
 
         Args:
             inputs, outputs: shapes.
-            known: sizes that the shapes do not determine, such as of ``g`` in ``(g c)``.
+            known: sizes that the shapes do not determine, such as in ``g`` in ``(g c)``.
 
         Raises:
             AnnotationError: the shapes do not fit, or do not determine an identifier's size.

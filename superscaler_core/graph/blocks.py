@@ -56,7 +56,7 @@ class Blocks:
 
     Attributes:
         dims: of the graph.
-        said, said_features, said_experts, said_embedding: as of ``find_blocks``.
+        said, said_features, said_experts, said_embedding: as in ``find_blocks``.
     """
 
     dims: Dims
@@ -280,7 +280,7 @@ class Blocks:
         """The ops that look up inputs of the model in the embedding.
 
         Raises:
-            PlanError: as of ``embedding``.
+            PlanError: as in ``embedding``.
         """
         readers = self.graph.readers.get(self.embedding, ())
         return tuple(op for op, _ in readers if not is_map(op))

@@ -22,7 +22,7 @@ class MoEConfig:
     """Sizes of a mixture-of-experts transformer.
 
     Attributes:
-        vocabulary, sequence, layers, width, heads: as of ``GPTConfig``.
+        vocabulary, sequence, layers, width, heads: as in ``GPTConfig``.
         experts: number of experts of a layer.
         top: experts of a token, 1 (Switch) or 2 (GShard).
         capacity_factor: places of an expert over those of an even spread.
@@ -156,7 +156,7 @@ class MoETransformer(nn.Module):
         self.apply(initialize)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """As of ``GPT.forward``, plus ``balance`` times the balance of all expert layers."""
+        """As in ``GPT.forward``, plus ``balance`` times the balance of all expert layers."""
         x = self.embed(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         balances = []
         for layer in self.layers:

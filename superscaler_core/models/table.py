@@ -20,7 +20,7 @@ class Model:
         config: class of its sizes, with ``presets()``.
         build: from the sizes to a module whose ``forward`` returns the loss.
         example_inputs: from the sizes, a batch and a generator to arguments of ``forward``.
-        recycled: the last of these, if results of ``forward`` are fed back; as of ``capture``.
+        recycled: the last of these, if results of ``forward`` are fed back; as in ``capture``.
     """
 
     config: Any
@@ -72,7 +72,7 @@ def build(name: str, preset: str = "tiny", **sizes: Any) -> nn.Module:
     """A model by name, on torch's default device (such as ``with torch.device("meta")``).
 
     Raises:
-        ValueError: as of ``config_of``.
+        ValueError: as in ``config_of``.
     """
     config = config_of(name, preset, **sizes)
     return MODELS[name].build(config)
@@ -84,7 +84,7 @@ def example_inputs(
     """Random arguments of a model's ``forward``, the same for the same seed.
 
     Raises:
-        ValueError: as of ``config_of``.
+        ValueError: as in ``config_of``.
     """
     config = config_of(name, preset, **sizes)
     generator = torch.Generator().manual_seed(seed)

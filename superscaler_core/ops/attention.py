@@ -34,9 +34,9 @@ def attention(
         k, v: ``[..., keys, width]``.
         mask: added to the scores, or true where a key may be seen.
         first: number of the first query here; with ``is_causal`` a query sees no later key.
-        is_causal, scale, enable_gqa: as of ``scaled_dot_product_attention``.
+        is_causal, scale, enable_gqa: as in ``scaled_dot_product_attention``.
         p: dropout probability of the weights, by their places in the whole ``shape``.
-        seed, lo, shape: as of ``dropout``, of the weights ``[..., queries, keys]``.
+        seed, lo, shape: as in ``dropout``, of the weights ``[..., queries, keys]``.
     """
     if is_causal:
         # Later keys would only be masked away.

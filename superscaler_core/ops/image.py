@@ -32,7 +32,7 @@ def conv(
         x: ``[n, channels, *piece]``.
         weight: ``[out, channels / groups, *kernel]``.
         overhang: see ``Overhang``.
-        stride, dilation, groups, bias: as of ``torch.nn.functional.conv2d``.
+        stride, dilation, groups, bias: as in ``torch.nn.functional.conv2d``.
 
     Returns:
         ``[n, out, *windows]``.
@@ -53,7 +53,7 @@ def max_pool(
 
     Args:
         x: ``[..., *piece]``, with one or two dims before the piece.
-        kernel, stride, dilation: as of ``torch.nn.functional.max_pool2d``.
+        kernel, stride, dilation: as in ``torch.nn.functional.max_pool2d``.
         overhang: see ``Overhang``.
     """
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
@@ -72,7 +72,7 @@ def avg_pool(
 
     Args:
         x: ``[..., *piece]``, with one or two dims before the piece.
-        kernel, stride: as of ``torch.nn.functional.avg_pool2d``.
+        kernel, stride: as in ``torch.nn.functional.avg_pool2d``.
         overhang: see ``Overhang``.
         counts_padding: whether those zeros count in a mean.
         divisor: of the sum over a window, instead of what counts.

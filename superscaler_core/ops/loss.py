@@ -16,7 +16,7 @@ def cross_entropy(
         scores: ``[n, classes, ...]``, or ``[classes]``.
         labels: ``[n, ...]`` of class numbers, or probabilities shaped as the scores.
         num_labels: of the whole microbatch.
-        label_smoothing: as of ``torch.nn.functional.cross_entropy``.
+        label_smoothing: as in ``torch.nn.functional.cross_entropy``.
 
     Raises:
         ValueError: a label is -100, torch's default for "ignore": ``num_labels`` counts it. On a

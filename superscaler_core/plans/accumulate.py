@@ -10,7 +10,7 @@ from superscaler_core.schedules import one_f_one_b
 def accumulate(plan: Plan, *, microbatches: int = 4) -> None:
     """Data parallel that adds up the gradients of microbatches on every device.
 
-    A step all-reduces the gradients once, after the last microbatch. Memory a device: as of
+    A step all-reduces the gradients once, after the last microbatch. Memory per device: as of
     ``data_parallel`` with the activations of one microbatch.
 
     Args:

@@ -31,7 +31,7 @@ def chimera(
         tp: devices of a group that share a stage's inner features; the batch is cut among the rest.
         microbatches: of a step, a multiple of ``pp``; that if 0.
         zero1: cut master weights and states among all devices that read them, of both groups.
-        sizes: blocks of every stage, as of ``stages_of_blocks``.
+        sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Raises:
         PlanError: ``tp * pp`` does not divide the devices.

@@ -38,7 +38,7 @@ def coshard(
         tp, pp, microbatches, keep, sizes: as in ``hybrid``; used only for a new plan.
 
     Raises:
-        PlanError: as of ``hybrid``; heads or features cannot be cut into ``tp * parts``.
+        PlanError: as in ``hybrid``; heads or features cannot be cut into ``tp * parts``.
 
     Source: the SuperScaler paper.
     """

@@ -22,7 +22,7 @@ def dap(
 
     A block has 6 all-to-alls forward, where rows become columns or back (2 of the alignment, 4 of
     the pairs), and 6 all-gathers, of 3 operands of products and 3 biases; backward 6 all-to-alls
-    and 6 reduce-scatters. A step all-reduces the gradients of weights. Memory a device: all
+    and 6 reduce-scatters. A step all-reduces the gradients of weights. Memory per device: all
     weights, 1/N of the activations but for what is gathered.
 
     Args:

@@ -26,19 +26,19 @@ def dap_pipeline(
     """Stages of blocks on ``pp`` groups of devices, which share rows and columns as ``dap`` does.
 
     A microbatch has the all-to-alls and all-gathers of ``dap`` in every block, and sends alignment
-    and pairs from stage to stage, cut, and their gradients back. Memory a device: weights of its
-    blocks; activations as of ``one_f_one_b``, cut as those of ``dap``.
+    and pairs from stage to stage, cut, and their gradients back. Memory per device: weights of its
+    blocks; activations as in ``one_f_one_b``, cut as those of ``dap``.
 
     Args:
         plan: to fill.
         pp: stages.
         dp: groups of a stage's devices among which the batch is cut.
         microbatches: of a step, each as large as what was captured.
-        modules, zero1, keep: as of ``dap``.
-        sizes: blocks of every stage, as of ``stages_of_blocks``.
+        modules, zero1, keep: as in ``dap``.
+        sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Raises:
-        PlanError: ``pp * dp`` does not divide the devices, or as of ``dap``.
+        PlanError: ``pp * dp`` does not divide the devices, or as in ``dap``.
     """
     num = shares(plan, pp=pp, dp=dp) * dp
     for stage in stages_of_blocks(plan, pp, sizes):

@@ -9,7 +9,7 @@ from superscaler_core.plans.pieces.along import along
 def data_parallel(plan: Plan) -> None:
     """Cut every op along the batch; ops without a batch are replicated.
 
-    A step all-reduces the gradients, once. Memory a device: all weights, gradients and states;
+    A step all-reduces the gradients, once. Memory per device: all weights, gradients and states;
     1/N of the activations.
 
     Source: algorithm 1 of the SuperScaler paper.

@@ -13,7 +13,7 @@ def expert_parallel(plan: Plan, *, ep: int = 0) -> None:
     """Cut the experts' ops by expert, and all others along the batch.
 
     A microbatch has two all-to-alls forward and two backward in every layer of experts; a step
-    all-reduces the gradients of other weights. Memory a device: 1/``ep`` of the experts' weights,
+    all-reduces the gradients of other weights. Memory per device: 1/``ep`` of the experts' weights,
     all of the others; 1/N of the activations.
 
     Args:

@@ -12,13 +12,13 @@ from superscaler_core.schedules import gpipe as order
 def gpipe(plan: Plan, *, microbatches: int = 8, sizes: Sequence[int] = ()) -> None:
     """Put equally many blocks on every device, and run all forwards before all backwards.
 
-    A microbatch sends the hidden state from stage to stage, and its gradient back. Memory a
+    A microbatch sends the hidden state from stage to stage, and its gradient back. Memory per
     device: 1/D of the weights; of its stage the activations of all microbatches.
 
     Args:
         plan: to fill.
         microbatches: of a step, each as large as what was captured.
-        sizes: blocks of every stage, as of ``stages_of_blocks``.
+        sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Source: Huang et al., GPipe, 2019.
     """

@@ -34,21 +34,21 @@ def hybrid(
 
     Args:
         plan: to fill.
-        tp: devices that share a stage's inner features, as of ``megatron``.
+        tp: devices that share a stage's inner features, as in ``megatron``.
         pp: groups of devices that have a stage each (``chunks`` stages); the batch is cut among
             the ``len(devices) / (tp * pp)`` that are left.
         microbatches: of a step, each as large as what was captured.
-        chunks: stages a group of devices, as of ``interleaved``.
+        chunks: stages a group of devices, as in ``interleaved``.
         sequence: cut what is between tensor parallel maps along the sequence.
-        vocabulary: as of ``megatron``.
+        vocabulary: as in ``megatron``.
         zero1: cut master weights and states along the data parallel devices.
         keep: what of the blocks stays for the backward.
         coshard: parts of every attention and MLP that a device runs one after another, as of
             ``coshard``, which keeps the input of each attention and MLP.
-        coshard_blocks: the blocks with such parts, as of ``coshard``.
+        coshard_blocks: the blocks with such parts, as in ``coshard``.
         keep_coshard: what of those blocks stays besides; as ``keep`` if None. By ``BLOCK_INPUTS``
             they keep their input alone, and compute attention three times, not twice.
-        sizes: blocks of every stage, as of ``stages_of_blocks``.
+        sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Raises:
         PlanError: ``tp * pp`` does not divide the devices.

@@ -25,7 +25,7 @@ def interlaced(
     stages of blocks. A microbatch gathers what is looked up on the group behind it, ``tp`` times
     the hidden state in all, and scatters its gradient, once the hidden state. Else it communicates
     as under ``megatron`` and ``one_f_one_b``; an encoder's result goes to all stages of a decoder.
-    Memory a device: 1/N of the embedding; of the blocks as under ``one_f_one_b``.
+    Memory per device: 1/N of the embedding; of the blocks as under ``one_f_one_b``.
 
     Args:
         plan: to fill.

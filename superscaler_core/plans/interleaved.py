@@ -15,14 +15,14 @@ def interleaved(
     """Deal stages of blocks out to the devices in turn, ``chunks`` to each.
 
     A microbatch sends the hidden state ``chunks`` times as often as under ``one_f_one_b``, and
-    devices are idle for 1/``chunks`` as long. Memory a device: 1/D of the weights; activations
+    devices are idle for 1/``chunks`` as long. Memory per device: 1/D of the weights; activations
     of 1 + (D - 1)/(D * ``chunks``) times what 1F1B holds on its first stage.
 
     Args:
         plan: to fill.
         microbatches: of a step, each as large as what was captured.
         chunks: stages a device.
-        sizes: blocks of every stage, as of ``stages_of_blocks``.
+        sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Source: Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021.
     """

@@ -15,7 +15,7 @@ def megatron_sp(plan: Plan, *, vocabulary: bool = False) -> None:
 
     Args:
         plan: to fill.
-        vocabulary: as of ``megatron``.
+        vocabulary: as in ``megatron``.
 
     Source: Korthikanti et al., Reducing activation recomputation in large transformer models, 2022.
     """

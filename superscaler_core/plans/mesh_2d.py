@@ -13,7 +13,7 @@ def mesh_2d(plan: Plan, *, x: int = 0, y: int = 0, sequence: bool = False) -> No
     Words of an embedding and a head count as inner features. What has no dim to cut along a side
     of the mesh is cut along the batch there: a norm, which needs the whole width, along ``y``; what
     is between the maps along ``x``. So a linear map gathers its input along one side and reduces
-    and scatters its output along the other. Memory a device: 1/(x * y) of the matrices of blocks,
+    and scatters its output along the other. Memory per device: 1/(x * y) of the matrices of blocks,
     of embedding and head, and of the activations.
 
     Args:

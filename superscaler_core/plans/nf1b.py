@@ -27,7 +27,7 @@ def nf1b(
     """Run ``recycle`` turns without gradient between the forwards and backwards of 1F1B.
 
     A microbatch is sent from stage to stage ``recycle + 1`` times, what the last stage makes of it
-    to the first ``recycle`` times, and its gradient back once. Memory a device: as of
+    to the first ``recycle`` times, and its gradient back once. Memory per device: as of
     ``dap_pipeline``; turns without gradient keep nothing.
 
     Args:
@@ -36,8 +36,8 @@ def nf1b(
         pp: stages; as many as devices if 0.
         dp: groups of a stage's devices among which the batch is cut; in a group ``dap`` cuts.
         microbatches: of a step, each as large as what was captured; as many as stages at least.
-        modules, zero1, keep: as of ``dap``.
-        sizes: blocks of every stage, as of ``stages_of_blocks``.
+        modules, zero1, keep: as in ``dap``.
+        sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Raises:
         PlanError: ``pp * dp`` does not divide the devices, or the model recycles nothing.

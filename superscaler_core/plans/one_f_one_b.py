@@ -12,13 +12,13 @@ from superscaler_core.schedules import one_f_one_b as order
 def one_f_one_b(plan: Plan, *, microbatches: int = 8, sizes: Sequence[int] = ()) -> None:
     """Put equally many blocks on every device, and run a backward as soon as one is ready.
 
-    A microbatch sends the hidden state from stage to stage, and its gradient back. Memory a
+    A microbatch sends the hidden state from stage to stage, and its gradient back. Memory per
     device: 1/D of the weights; on stage s activations of at most D - s microbatches.
 
     Args:
         plan: to fill.
         microbatches: of a step, each as large as what was captured.
-        sizes: blocks of every stage, as of ``stages_of_blocks``.
+        sizes: blocks of every stage, as in ``stages_of_blocks``.
 
     Source: Narayanan et al., PipeDream, 2019 (with a flush after every step).
     """

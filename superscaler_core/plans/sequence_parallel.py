@@ -10,7 +10,7 @@ def sequence_parallel(plan: Plan) -> None:
     """Cut every op along the sequence, attention along its queries.
 
     A microbatch gathers keys and values in every layer, and reduces and scatters their gradients;
-    a step all-reduces the gradients of weights. Memory a device: all weights, 1/N of the
+    a step all-reduces the gradients of weights. Memory per device: all weights, 1/N of the
     activations but for keys and values.
     """
     # What mixes the tokens of a sequence, such as a gate's places, is cut along the batch.

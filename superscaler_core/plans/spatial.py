@@ -16,7 +16,7 @@ def spatial(plan: Plan, *, rows: int = 0, columns: int = 1) -> None:
     and columns of neighbouring tiles that windows reach into, and on the way back their gradients.
     Sums of batch norms are all-reduced, and once a step the gradients of weights. An op of no
     image, or of one that has less rows than tiles, is cut along the batch, or replicated where that
-    is too small. Memory a device: all weights, 1/N of the activations, and halos.
+    is too small. Memory per device: all weights, 1/N of the activations, and halos.
 
     Args:
         plan: to fill.

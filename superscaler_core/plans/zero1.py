@@ -11,7 +11,7 @@ def zero1(plan: Plan) -> None:
     """Data parallel whose optimizer updates 1/N of every parameter on each device.
 
     A step reduces and scatters the gradients, and gathers the weights: together the volume of one
-    all-reduce. Memory a device: all weights and gradients, 1/N of master weights and states.
+    all-reduce. Memory per device: all weights and gradients, 1/N of master weights and states.
 
     Source: Rajbhandari et al., ZeRO, 2019.
     """

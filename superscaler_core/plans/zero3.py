@@ -10,7 +10,7 @@ def zero3(plan: Plan) -> None:
     """ZeRO 2 that also gathers the weights of a block for its forward, and again for its backward.
 
     A microbatch gathers all weights twice, and reduces and scatters all gradients: 1.5 times the
-    volume of an all-reduce. Memory a device: 1/N of everything, and the weights and gradients of
+    volume of an all-reduce. Memory per device: 1/N of everything, and the weights and gradients of
     one block.
 
     Source: Rajbhandari et al., ZeRO, 2019.

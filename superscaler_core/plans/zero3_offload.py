@@ -10,7 +10,7 @@ def zero3_offload(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
     """Store every device's share of all that ``zero3`` cuts on its host.
 
     A step moves what ``zero3`` moves; besides, for every microbatch each device takes 1/N of the
-    weights from its host twice, and 1/N of the gradients to it once. Memory a device: the weights
+    weights from its host twice, and 1/N of the gradients to it once. Memory per device: the weights
     and gradients of one block.
 
     Args:

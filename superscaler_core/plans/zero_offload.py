@@ -10,7 +10,7 @@ def zero_offload(plan: Plan, *, keep: Keep = Keep.EVERYTHING) -> None:
     """Store every device's share of states, gradients and master weights on its host.
 
     A step moves what ``zero2`` moves; besides, every device takes 1/N of the gradients to the host
-    and 1/N of the weights from it. Memory a device: all weights, the gradients of one block.
+    and 1/N of the weights from it. Memory per device: all weights, the gradients of one block.
 
     Args:
         plan: to fill.

@@ -31,7 +31,7 @@ def spread(plan: Plan, ops: Iterable[Op], devices: Sequence[Device], *axes: Axis
     """Cut or replicate ops along every axis of a grid of devices, the last axis innermost.
 
     Raises:
-        PlanError: as of ``along``.
+        PlanError: as in ``along``.
     """
     for op in ops:
         for axis in axes:

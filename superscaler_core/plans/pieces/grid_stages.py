@@ -30,8 +30,8 @@ def grid_stages(
         pp: groups of devices, each of which has ``chunks`` stages.
         microbatches: of a step.
         chunks: stages of a group, dealt out in turn.
-        sequence, vocabulary: as of ``tensor_parallel``.
-        sizes: as of ``stages_of_blocks``.
+        sequence, vocabulary: as in ``tensor_parallel``.
+        sizes: as in ``stages_of_blocks``.
 
     Raises:
         PlanError: ``tp * pp`` does not divide the devices.
