@@ -103,9 +103,9 @@ class FunctionCall:
         self.returns_tuple = isinstance(result, tuple)
         found = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(t, Tensor) for t in found):
-            raise self._error("returns what is no tensor")
+            raise self._error("returns a value that is not a tensor")
         if [t._version for t in tensors] != before:
-            raise self._error("writes in place what it is given")
+            raise self._error("modifies an argument in place")
         return found
 
     def _error(self, why: str) -> CaptureError:

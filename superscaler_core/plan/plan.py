@@ -105,7 +105,7 @@ class Plan(Savings):
         op = what if isinstance(what, Op) else what.op
         now = self.parts(op)
         if isinstance(what, Part) and what not in now:
-            raise PlanError(f"op_trans of {what}: it was transformed before; use its parts.")
+            raise PlanError(f"op_trans of {what}: it was already transformed; use its parts.")
         made = {part: how(part) for part in (now if isinstance(what, Op) else (what,))}
         for part in made:
             self._devices.pop(part, None)
@@ -237,7 +237,7 @@ class Plan(Savings):
             self.schedule, self.placement = first, then
             return
         if then is None or isinstance(then, Placement):
-            raise PlanError(f"op_order of {first}: say before what it runs.")
+            raise PlanError(f"op_order of {first}: give the op or part that runs after it.")
         self._orders.append((first, then))
 
     def _check_workers(self, schedule: Schedule, placement: Placement | None) -> None:
@@ -434,7 +434,7 @@ class Plan(Savings):
                 f"is about {self.graph.name} on {list(self.devices)}."
             )
         if self.decisions != Decisions(self.graph.name, self.devices):
-            raise PlanError("decide: the plan says something already; make a new one for these.")
+            raise PlanError("decide: the plan has decisions already; use a new plan.")
         for name, placed in decisions.parts.items():
             op = self._op(name)
             self._splits.pop(op.index, None)

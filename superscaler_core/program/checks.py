@@ -70,7 +70,7 @@ class _Device:
         elif instruction.phase is Phase.WAIT:
             begun = self._started.pop(key, None)
             if begun is None:
-                raise PlanError(f"{self._now}: nobody has started it.")
+                raise PlanError(f"{self._now}: it was not started.")
             self._need(begun.devices == instruction.devices, f"it was started as {begun}.")
         if kind is Verb.IN and instruction.phase is not Phase.START:
             self._away.remove((name, microbatch))
@@ -81,24 +81,24 @@ class _Device:
         if kind in _READS:
             maker = "I" if kind is Verb.BACKWARD_WEIGHTS else "forward"
             is_kept = (_READS[kind], *here) in self._kept
-            self._need(is_kept, f"it needs what no {maker} has kept.")
+            self._need(is_kept, f"no {maker} has kept the values that it needs.")
             is_here = here not in self._away or _READS[kind] is not Verb.BACKWARD
-            self._need(is_here, "what was kept is in host memory.")
+            self._need(is_here, "the kept values are in host memory.")
         if kind in _TAKES:
             self._kept.remove((_TAKES[kind], *here))
         if kind in _KEEPS:
             key = _KEEPS[kind], *here
-            self._need(key not in self._kept, "it keeps what is kept already.")
+            self._need(key not in self._kept, "its values are kept already.")
             self._kept.add(key)
         match kind:
             case Verb.OUT:
                 self._away.add(here)
             case Verb.IN:
-                self._need(here in self._away, "nothing of it is in host memory.")
+                self._need(here in self._away, "none of its values are in host memory.")
                 is_there = (Verb.OUT, *here) not in self._started
                 self._need(is_there, "it is still on its way to host memory.")
             case Verb.GATHER:
-                self._need(name not in self._gathered, "these weights are there already.")
+                self._need(name not in self._gathered, "these weights are gathered already.")
                 self._gathered.add(name)
             case Verb.RELEASE | Verb.REDUCE:
                 is_there = (Verb.GATHER, name, -1) not in self._started
@@ -114,7 +114,7 @@ class _Device:
     def end(self) -> None:
         """Check that nothing is left at the end of the step."""
         for instruction in self._started.values():
-            raise PlanError(f"device {self._device}: nobody waits for {instruction}.")
+            raise PlanError(f"device {self._device}: no instruction waits for {instruction}.")
         for kind, name, microbatch in sorted(self._kept):
             raise PlanError(
                 f"device {self._device}: no {kind} {name} of microbatch {microbatch} is run."

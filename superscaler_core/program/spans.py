@@ -42,7 +42,7 @@ def spans_of(plan: Plan, items: Sequence[Item]) -> Mapping[Item, int]:
                 )
             if isinstance(item, Compute) and plan.swap_group(item.part):
                 raise PlanError(
-                    f"rerun and swap of {item.part}: nothing of it is kept, so nothing can wait on "
+                    f"rerun and swap of {item.part}: no value of it is kept, so none can wait on "
                     "the host; use one of them."
                 )
             found[item] = number

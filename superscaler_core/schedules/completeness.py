@@ -36,7 +36,9 @@ def check_complete(
             cell = cells.setdefault((action.stage, action.microbatch), {})
             workers = cell.setdefault(action, [])
             if worker in workers:
-                raise ScheduleError(f"{what}: worker {worker} runs {action} twice; once is right.")
+                raise ScheduleError(
+                    f"{what}: worker {worker} runs {action} twice; it has to run once."
+                )
             workers.append(worker)
     _check_nothing_missing(what, num_stages, num_microbatches, cells)
     _check_same_workers(what, cells)
@@ -113,6 +115,6 @@ def _check_turns(what: str, cells: Cells) -> None:
         if turns != expected:
             raise ScheduleError(
                 f"{what}: microbatch {microbatch} runs without gradient {len(expected)} times at "
-                f"stage {first} and {len(turns)} times at stage {stage}; all stages run it as "
-                "often."
+                f"stage {first} and {len(turns)} times at stage {stage}; all stages have to "
+                "run it equally often."
             )

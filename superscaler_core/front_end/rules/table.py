@@ -44,7 +44,7 @@ def rule_of(call: Call) -> Rule:
         found = RULES["pointwise"]
     if found is None:
         raise call.error(
-            "there is no rule that says how it splits; put what calls it into a function under "
+            "there is no rule that says how it splits; put its caller into a function under "
             '@register_op("..."), or add one with superscaler_core.front_end.rules.rule.'
         )
     return found

@@ -110,7 +110,7 @@ def test_names_may_have_spaces() -> None:
 def test_decisions_about_something_else_are_refused() -> None:
     plan = Case("megatron", 2).compiled().plan
     decisions = plan.decisions
-    with pytest.raises(PlanError, match="the plan says something already"):
+    with pytest.raises(PlanError, match="the plan has decisions already"):
         plan.decide(decisions)
     with pytest.raises(PlanError, match=r"about GPT on devices \[0, 1\]: .* on \[0, 1, 2\]"):
         ss.Plan(plan.graph, range(3)).decide(decisions)

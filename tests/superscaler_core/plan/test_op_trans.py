@@ -107,7 +107,7 @@ def test_op_trans_of_one_part_leaves_the_others() -> None:
     first, second = plan.op_trans(plan.graph.ops[0], ss.split("b", 2))
     new = plan.op_trans(second, ss.split("n", 2))
     assert plan.parts(plan.graph.ops[0]) == (first, *new)
-    with pytest.raises(ss.PlanError, match="was transformed before; use its parts"):
+    with pytest.raises(ss.PlanError, match="was already transformed; use its parts"):
         plan.op_trans(second, ss.split("n", 2))
 
 

@@ -126,7 +126,7 @@ def without(program: StepProgram, phase: Phase) -> StepProgram:
 
 @pytest.mark.parametrize(
     "phase, words",
-    [(Phase.START, "nobody has started it"), (Phase.WAIT, "under way|on their way|waits for")],
+    [(Phase.START, "it was not started"), (Phase.WAIT, "under way|on their way|waits for")],
 )
 def test_a_start_without_its_wait_is_refused(phase: Phase, words: str) -> None:
     with pytest.raises(PlanError, match=words):

@@ -229,10 +229,10 @@ def changed(
     "kind, is_twice, words",
     [
         (Verb.FORWARD, False, "needs what no forward has kept"),
-        (Verb.FORWARD, True, "keeps what is kept already"),
+        (Verb.FORWARD, True, "its values are kept already"),
         (Verb.BACKWARD, False, "no B stage0_segment"),
         (Verb.GATHER, False, "were not gathered"),
-        (Verb.RELEASE, False, "are there already"),
+        (Verb.RELEASE, False, "are gathered already"),
     ],
 )
 def test_a_program_that_cannot_run_is_refused(kind: Verb, is_twice: bool, words: str) -> None:
@@ -244,11 +244,11 @@ def test_a_program_that_cannot_run_is_refused(kind: Verb, is_twice: bool, words:
     "kind, phase, is_twice, words",
     [
         (Verb.OUT, Phase.START, True, "it is under way already"),
-        (Verb.OUT, Phase.START, False, "nobody has started it"),
+        (Verb.OUT, Phase.START, False, "it was not started"),
         (Verb.OUT, Phase.WAIT, False, "it is still on its way to host memory"),
-        (Verb.IN, Phase.WAIT, False, "what was kept is in host memory"),
+        (Verb.IN, Phase.WAIT, False, "the kept values are in host memory"),
         (Verb.IN, Phase.START, True, "it is under way already"),
-        (Verb.FORWARD, Phase.WHOLE, False, "it needs what no forward has kept"),
+        (Verb.FORWARD, Phase.WHOLE, False, "no forward has kept the values that it needs"),
     ],
 )
 def test_what_left_for_host_memory_is_back_before_it_is_read(
@@ -263,7 +263,9 @@ def test_what_did_not_leave_does_not_come_back() -> None:
     blocks = {
         key: tuple(i for i in block if i.kind is not Verb.OUT) for key, block in made.blocks.items()
     }
-    with pytest.raises(PlanError, match=r"in stage0_segment.*nothing of it is in host memory"):
+    with pytest.raises(
+        PlanError, match=r"in stage0_segment.*none of its values are in host memory"
+    ):
         replace(made, blocks=blocks).check()
 
 

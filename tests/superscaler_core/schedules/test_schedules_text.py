@@ -86,7 +86,7 @@ def test_parse_rejects_other_schedules(text: str, match: str) -> None:
     "rows, match",
     [
         (["0F0 0B0", "1F0"], "own: no worker runs 1B0; every microbatch has one F and one B"),
-        (["0F0 0B0", "1F0 1F0 1B0"], "own: worker 1 runs 1F0 twice; once is right"),
+        (["0F0 0B0", "1F0 1F0 1B0"], "own: worker 1 runs 1F0 twice; it has to run once"),
         (["0F0 0B0", "1F0 1B0 2F0"], "2F0 is not .*: stages are 0 to 1, microbatches 0 to 0"),
         (["0F0 0B0", "1F0 1B0 1F1"], "1F1 is not one of its actions"),
         (["0F0 0B0", "1F0 1B0", ""], "own: worker 2 runs nothing; leave it out"),
