@@ -228,7 +228,7 @@ def changed(
 @pytest.mark.parametrize(
     "kind, is_twice, words",
     [
-        (Verb.FORWARD, False, "needs what no forward has kept"),
+        (Verb.FORWARD, False, "no forward has kept the values that it needs"),
         (Verb.FORWARD, True, "its values are kept already"),
         (Verb.BACKWARD, False, "no B stage0_segment"),
         (Verb.GATHER, False, "were not gathered"),
