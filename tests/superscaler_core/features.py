@@ -202,7 +202,9 @@ FEATURES: dict[str, Feature] = {
         lambda b, h: h * functions.Sign.apply(torch.arange(6.0).double() - 2)
     ),
     "noisy function": Feature(lambda b, h: functions.Noisy.apply(h), refused="Noisy draws random"),
-    "writing function": Feature(lambda b, h: functions.Writes.apply(h), refused="Writes modifies an argument in place"),
+    "writing function": Feature(
+        lambda b, h: functions.Writes.apply(h), refused="Writes modifies an argument in place"
+    ),
     "function of a function": Feature(
         lambda b, h: functions.Calls.apply(h, torch.sin), refused="Calls takes a builtin"
     ),
