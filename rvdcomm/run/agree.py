@@ -72,16 +72,26 @@ GRACE_SECS = 1.0
 """What a store that still answers needs beyond the group's timeout."""
 
 
-def exchange_posts(world: Group, members: Members, post: Post, what: str) -> dict[int, Post]:
-    """Every member's post, by rank; collective over ``members``; ``what`` names it in errors.
+def exchange_posts(
+    world: Group, members: Members, post: Post, what: str, *, num_timeouts: int = 1
+) -> dict[int, Post]:
+    """Every member's post, by rank; collective over ``members``.
+
+    Args:
+        world, members: who agrees.
+        post: of this rank.
+        what: names the agreement in errors.
+        num_timeouts: how many of the group's timeouts to wait. More than one where members may come
+            from an agreement among fewer ranks: if that fails, it has to fail first, so that all
+            ranks name its cause and not the ranks that waited in it.
 
     Raises:
-        CommError: a member did not post within the group's timeout, is dead, gave up, is in
-            another call, or posted what cannot be read. The group cannot be used any more.
+        CommError: a member did not post in time, is dead, gave up, is in another call, or posted
+            what cannot be read. The group cannot be used any more.
     """
     world.check()
     try:
-        return _Agreement(world, members, what).posts(post)
+        return _Agreement(world, members, what, num_timeouts).posts(post)
     except BaseException as error:
         world.fail(error)
         raise
@@ -189,9 +199,9 @@ def bounded(function: Callable[[], _Result], timeout_secs: float) -> _Result:
 class _Agreement:
     """One meeting of some members of a group in the store."""
 
-    def __init__(self, world: Group, members: Members, what: str) -> None:
+    def __init__(self, world: Group, members: Members, what: str, num_timeouts: int = 1) -> None:
         self.world, self.members, self.what = world, members, what
-        self.timeout_secs = world.timeout.total_seconds()
+        self.timeout_secs = num_timeouts * world.timeout.total_seconds()
         self.deadline = time.monotonic() + self.timeout_secs
         self.prefix = f"rvdcomm/posts/{world.name}/{ranges_text(members)}"
 

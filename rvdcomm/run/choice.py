@@ -146,7 +146,9 @@ def _may_run(
         CommError: it did, and nothing else than ``peer`` will do.
     """
     refusal = next(filter(None, (_refusal(program, world) for program in programs)), "")
-    posts = exchange_posts(world, members, {"refusal": refusal}, "sharing memory")
+    # An island whose member dies waits for one and a half timeouts: half for the links.
+    post = {"refusal": refusal}
+    posts = exchange_posts(world, members, post, "sharing memory", num_timeouts=2)
     refusals = [post["refusal"] for post in posts.values() if post["refusal"]]
     if refusals and executor == "peer":
         raise CommError(f"executor 'peer': {refusals[0]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -79,3 +80,23 @@ def test_a_rank_that_gives_up_before_it_posts_is_an_error() -> None:
     with pytest.raises(rv.CommError, match="rank 1 gave up"):
         exchange_posts(pair, (0, 1), {"bytes": 1}, "call")
     assert len(pair.failed_with) == 1
+
+
+@pytest.mark.parametrize("num_timeouts", [1, 50])
+def test_an_agreement_may_outlast_one_that_its_members_come_from(num_timeouts: int) -> None:
+    class Late(PairOfRanks):
+        """Rank 1 posts after more than one timeout."""
+
+        def watch(self, members: tuple[int, ...], what: str, is_done: Callable[[], bool]) -> None:
+            if time.monotonic() - start > 0.3:
+                self.store.set("first/0/1", json.dumps({"bytes": 2}))
+
+    start = time.monotonic()
+    late = Late(posts_first=False, timeout=timedelta(seconds=0.2))
+    if num_timeouts == 1:
+        with pytest.raises(rv.CommError, match=r"ranks \[1\] did not join within 0.2 s"):
+            exchange_posts(late, (0, 1), {"bytes": 1}, "call")
+    else:
+        assert (
+            len(exchange_posts(late, (0, 1), {"bytes": 1}, "call", num_timeouts=num_timeouts)) == 2
+        )
