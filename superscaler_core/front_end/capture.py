@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from superscaler_core.collector import paused_collector
-from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.convert import graph_of
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
+from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.front_end.state import State
 from superscaler_core.graph.graph import Graph
@@ -21,7 +20,8 @@ from superscaler_core.graph.graph import Graph
 @paused_collector()
 def capture(
     model: nn.Module,
-    inputs: Sequence[Any] | Mapping[str, Any],
+    args: Sequence[Any] | Mapping[str, Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     *,
     name: str | None = None,
     recycled: Mapping[str, int] | None = None,
@@ -33,9 +33,11 @@ def capture(
     ignores, is an error when the graph runs (``ops.cross_entropy``).
 
     Args:
-        model: its ``forward`` returns a scalar loss; no buffer may change in it.
-        inputs: example arguments, by position or by name; only shapes and dtypes matter. Sizes are
-            those of one microbatch and stay as they are.
+        model: its ``forward`` returns a scalar loss, alone, first in a tuple, or by the name
+            ``loss`` (``output.loss`` or ``output["loss"]``); no buffer may change in it.
+        args, kwargs: example arguments, by position and by name (``args`` may be a mapping too);
+            of tensors only shapes and dtypes matter. Sizes are those of one microbatch and stay as
+            they are. Caches that only generation uses are switched off.
         name: of the graph; the class of the model if None.
         recycled: arguments that are a result of the turn before, zeros in the first: name ->
             which result, counted from 1. ``forward`` then returns ``(loss, result 1, ...)``, and a
@@ -61,13 +63,12 @@ def capture(
     """
     title = name or type(model).__name__
     check_model(model)
-    args = _by_position(model, inputs)
-    device = next((p.device for p in model.parameters()), None)
-    # Tracing takes one tensor given twice for one input: every argument is a copy of its own.
-    copies = [a.detach().to(device, copy=True) if isinstance(a, Tensor) else a for a in args]
+    named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
+    placed = () if isinstance(args, Mapping) else args
+    called = ModelCall.of(model, placed, named, max((recycled or {}).values(), default=0))
 
     def call() -> tuple[TracedProgram, Graph]:
-        program = trace(model, copies)
+        program = trace(model, called)
         return program, graph_of(program, model, title, recycled or {})
 
     state = State(model)
@@ -76,20 +77,3 @@ def capture(
     if state.changed:
         state.check(program, graph, lambda: call()[1])
     return graph
-
-
-def _by_position(model: nn.Module, inputs: Sequence[Any] | Mapping[str, Any]) -> tuple[Any, ...]:
-    if not isinstance(inputs, Mapping):
-        return tuple(inputs)
-    try:
-        bound = inspect.signature(model.forward).bind(**inputs)
-    except TypeError as error:
-        raise CaptureError(
-            f"{type(model).__name__}.forward does not take {', '.join(inputs)}: {error}."
-        ) from None
-    if bound.kwargs:
-        raise CaptureError(
-            f"{type(model).__name__}.forward takes {', '.join(bound.kwargs)} by keyword only; "
-            "arguments have to be positional."
-        )
-    return bound.args

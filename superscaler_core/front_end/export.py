@@ -18,24 +18,25 @@ from torch.export.graph_signature import InputKind
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.effects import watched
 from superscaler_core.front_end.functions import TARGET, FunctionCall, functions_as_ops
+from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 
 # Checks that export inserts; they compute nothing.
 _CHECKS = ("aten._assert_tensor_metadata.default",)
 
 
-def trace(model: nn.Module, inputs: Sequence[Any]) -> TracedProgram:
+def trace(model: nn.Module, call: ModelCall) -> TracedProgram:
     """Trace a forward pass; nothing is computed, so meta tensors suffice.
 
     Raises:
         CaptureError: tracing cannot follow the model.
     """
     with functions_as_ops() as calls:
-        exported = _exported(model, inputs)
+        exported = _exported(model, call)
     return _Reader(exported, calls).program()
 
 
-def _exported(model: nn.Module, inputs: Sequence[Any]) -> Any:
+def _exported(model: nn.Module, call: ModelCall) -> Any:
     if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         raise CaptureError(
             f"{type(model).__name__} is captured under torch.autocast, whose casts are not traced; "
@@ -50,9 +51,10 @@ def _exported(model: nn.Module, inputs: Sequence[Any]) -> Any:
             watched(refused, hints),
             torch.enable_grad(),
             _no_stack_traces(),
+            call.returning_loss(model),
         ):
             warnings.simplefilter("ignore")
-            exported = torch.export.export(model, tuple(inputs), strict=False)
+            exported = torch.export.export(model, call.args, call.kwargs, strict=False)
     except Exception as error:
         raise CaptureError(_why(model, error, [*refused, *hints])) from error
     if refused:

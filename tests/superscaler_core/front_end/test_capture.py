@@ -1,13 +1,17 @@
 """Capture: names, tied weights, constants, modes, and errors that say what to do."""
 
+from types import SimpleNamespace
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from superscaler_core.errors import CaptureError, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.export import trace
+from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.records import Ref
 from superscaler_core.models import build, config_of, example_inputs
 from superscaler_core.run.evaluate import evaluate
@@ -38,6 +42,10 @@ class Inner(nn.Module):
         return self.layer(x).sum()
 
 
+def traced(model, *args):
+    return trace(model, ModelCall.of(model, args, {}))
+
+
 def same_as_eager(model, inputs):
     graph = capture(model, inputs)
     parameters = dict(model.named_parameters())
@@ -51,11 +59,50 @@ def same_as_eager(model, inputs):
     return graph
 
 
+class Form(NamedTuple):
+    loss: Tensor | None
+    scores: Tensor
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        lambda loss, x: (loss, x),
+        lambda loss, x: [loss, x],
+        lambda loss, x: {"scores": x, "loss": loss},
+        lambda loss, x: Form(scores=x, loss=loss),
+        lambda loss, x: SimpleNamespace(scores=x, loss=loss),
+    ],
+)
+def test_the_loss_is_found_in_what_a_model_returns(output):
+    model = Net(lambda net, x: output(net.line(x).sum(), x))
+    alone = Net(lambda net, x: net.line(x).sum())
+    assert str(capture(model, (X,))) == str(capture(alone, (X,)))
+
+
+def test_arguments_may_be_given_by_keyword_alone():
+    class ByName(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(6, 6).double()
+
+        def forward(self, x, *, scale, flip=False, use_cache=True, **others):
+            assert not use_cache
+            return {"loss": ((-x if flip else x) * scale + self.line(x) * others["shift"]).sum()}
+
+    given = {"shift": X + 1, "flip": True, "scale": X, "x": X}
+    graph = capture(ByName(), kwargs=given)
+    assert [t.name for t in graph.inputs] == ["x", "scale", "shift"]
+    assert str(capture(ByName(), given)) == str(graph)
+    with pytest.raises(CaptureError, match=r"ByName.forward does not take x: .* 'scale'"):
+        capture(ByName(), {"x": X})
+
+
 # --- the adapter ------------------------------------------------------------------------------
 
 
 def test_trace_gives_plain_records():
-    program = trace(Inner(nn.Linear(6, 3)), (torch.ones(2, 6),))
+    program = traced(Inner(nn.Linear(6, 3)), torch.ones(2, 6))
     linear, total = program.nodes
     assert [name for name, _ in program.inputs] == ["x"]
     assert list(program.parameters.values()) == ["layer.weight", "layer.bias"]
@@ -69,7 +116,7 @@ def test_trace_gives_plain_records():
 
 
 def test_trace_fills_defaults_in_the_order_of_the_schema():
-    (node, *_) = trace(Inner(nn.Dropout(0.3)), (torch.ones(2),)).nodes
+    (node, *_) = traced(Inner(nn.Dropout(0.3)), torch.ones(2)).nodes
     assert node.is_random
     assert list(node.args.items()) == [("input", Ref("x")), ("p", 0.3), ("train", True)]
     assert dict(node.given) == {"input": False, "p": False, "train": False}
@@ -79,7 +126,7 @@ def test_trace_runs_a_node_on_the_cpu():
     def body(net, x):
         return (net.line(x) + torch.ones(6, device=x.device)).sum()
 
-    program = trace(Net(body).to("meta"), (X.to("meta"),))
+    program = traced(Net(body).to("meta"), X.to("meta"))
     (ones,) = (n for n in program.nodes if n.target.startswith("aten.ones"))
     (value,) = ones.run(ones.args)
     assert value.device.type == "cpu"
@@ -289,7 +336,7 @@ COUNT = {"count": torch.zeros(())}
         (Net(counts, **COUNT), "changes buffer 'count' in the forward pass"),
         (Net(counts_in_a_view, **COUNT), "changes buffer 'count' in the forward pass"),
         (Net(lambda net, x: net.line(x[x[:, 0].nonzero()[:, 0]]).sum()), "depends on values"),
-        (Net(lambda net, x: (net.line(x).sum(), x.sum())), "returns 2 tensors; .* the loss alone"),
+        (Net(lambda net, x: {"scores": net.line(x).sum()}), "dict without a loss; .* given labels"),
         (Net(lambda net, x: net.line(x).view(24).mul_(2).sum()), "writes in place what other"),
         (Net(writes_behind_a_view), "writes in place what other"),
         (Net(lambda net, x: net.line(x * 1).sum() + x.mul_(2).sum()), "writes input 'x' in place"),
