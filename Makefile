@@ -51,6 +51,8 @@ $(VENV)/.installed: pyproject.toml setup.py CMakeLists.txt constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo 'Installing what rvdcomm needs, and building its extension: with nvcc that takes some minutes.'
 	$(BIN)/python -m pip install -c constraints.txt -e '.[test,plot]'
+	@# In a folder of their own: transformers would take a torchvision for CUDA and fail on it.
+	$(PIP_INSTALL) --no-deps --target $(VENV)/timm timm torchvision
 	@touch $@
 
 # The tools alone: to install rvdcomm once more would build its extension once more.
