@@ -10,6 +10,7 @@ from pathlib import Path
 import rvdcomm as rv
 from superscaler_core.codegen import rank_files
 from superscaler_core.collector import paused_collector
+from superscaler_core.errors import PlanError
 from superscaler_core.memory import DeviceMemory, check_memory, memory_of
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.program.materialized import Materialized, materialize
@@ -76,7 +77,16 @@ class Compiled:
             weights: whether to write the captured model's parameters too, with their present
                 values, so that trainers start from them; each rank reads its part. A model on the
                 meta device has no values to write.
+
+        Raises:
+            PlanError: a buffer that the model reads was on the meta device, so it has no value.
         """
+        if self.plan.graph.valueless:
+            raise PlanError(
+                f"{self.plan.graph.name} was captured without values of its buffers "
+                f"{', '.join(sorted(self.plan.graph.valueless))}, which are on the meta device: it "
+                "can be planned and simulated. To run it, build those modules on the CPU."
+            )
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         # A rank file left over from a program with more ranks would be taken for a part of this

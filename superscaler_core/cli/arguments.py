@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from textwrap import fill
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import rvdcomm as rv
 from superscaler_core.cli.command import USER_ERRORS, UsageError
@@ -32,8 +32,10 @@ def _names(title: str, names: Iterable[str], more: str) -> str:
     return fill(text, 98, initial_indent=f"{title:<8}", subsequent_indent=" " * 8)
 
 
+_RETURNS = "which returns (module, example_inputs), a tuple or dict of inputs; may take 'batch'"
+
 NAMES = f"""\
-{_names("MODEL", MODELS, "which returns (module, example_inputs) and may take 'batch'")}
+{_names("MODEL", MODELS, _RETURNS)}
 {_names("PLAN", PLANS, "which takes the plan; or FILE.plan, which 'plan --decisions' wrote")}
 """
 
@@ -143,13 +145,13 @@ class AskedProgram:
 
     Attributes:
         plan: the plan, filled by the sProgram.
-        model: the captured model.
+        made: the captured model, with the inputs of the capture.
         make: builds the model and its inputs for a batch size.
         recycled: names of the recycled inputs, as in ``models.Model``.
     """
 
     plan: Plan
-    model: nn.Module
+    made: Made
     make: Callable[[int], Made]
     recycled: Mapping[str, int]
 
@@ -158,14 +160,16 @@ class AskedProgram:
         """The graph of the model."""
         return self.plan.graph
 
-    def batch(self, size: int) -> list[Tensor]:
-        """Inputs of ``size`` samples; examples are repeated if they come in one size only."""
-        _, inputs = self.make(size)
-        given = inputs[: len(inputs) - len(self.recycled)]
-        return [
-            x.repeat(-(-size // len(x)), *[1] * (x.dim() - 1))[:size] if x.shape else x
-            for x in given
-        ]
+    def batch(self, size: int) -> dict[str, Tensor]:
+        """Inputs of ``size`` samples by name; examples are repeated if they come in one size."""
+        made = self.make(size)
+        names = [t.name for t in self.graph.inputs]
+        given = dict(zip(names, made.args, strict=False)) | dict(made.kwargs)
+        return {
+            name: x.repeat(-(-size // len(x)), *[1] * (x.dim() - 1))[:size] if x.shape else x
+            for name, x in given.items()
+            if isinstance(x, Tensor) and name not in self.recycled
+        }
 
 
 def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0) -> AskedProgram:
@@ -187,13 +191,14 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     def make(batch: int) -> Made:
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)
-            model, inputs = _called(model_from, batch, **sizes)
-        return _cast(model.train(), inputs, args.dtype)
+            made: Made = _called(model_from, batch, **sizes)
+        made.model.train()
+        return made if args.dtype is None else made.to(getattr(torch, args.dtype))
 
     with phase(f"build {model_from.name}"):
-        model, inputs = make(args.microbatch)
+        made = make(args.microbatch)
     with phase("capture"):
-        graph = capture(model, inputs, recycled=model_from.recycled)
+        graph = capture(made.model, made.args, made.kwargs, recycled=model_from.recycled)
     plan = Plan(graph, range(args.devices))
     with phase(f"apply {plan_from.name}"):
         _called(plan_from, plan, **knobs)
@@ -201,15 +206,7 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         plan.overlap = Overlap(args.overlap, reductions=True, bucket_bytes=args.bucket)
     if args.overlap_moves:
         plan.overlap = replace(plan.overlap, moves=True)
-    return AskedProgram(plan, model, make, model_from.recycled)
-
-
-def _cast(model: nn.Module, inputs: Sequence[Tensor], dtype: str | None) -> Made:
-    """Cast a model and its inputs to another floating-point dtype."""
-    if dtype is None:
-        return model, inputs
-    to: torch.dtype = getattr(torch, dtype)
-    return model.to(to), [x.to(to) if x.is_floating_point() else x for x in inputs]
+    return AskedProgram(plan, made, make, model_from.recycled)
 
 
 def _called(source: Source, *args: Any, **named: Any) -> Any:

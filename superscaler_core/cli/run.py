@@ -37,7 +37,7 @@ def _run(args: argparse.Namespace) -> int:
     args.devices = args.devices or world or 1
     program = program_of(args, device="cpu", seed=args.seed)
     batch = program.batch(args.microbatch * program.plan.num_microbatches)
-    state = {name: value.clone() for name, value in program.model.state_dict().items()}
+    state = {name: value.clone() for name, value in program.made.model.state_dict().items()}
     training = Training(state, batch, args.steps, args.optimizer, args.lr)
     with tempfile.TemporaryDirectory() as folder:
         with phase("compile"):
@@ -98,7 +98,7 @@ def _compared(
     with phase("train on a single device"):
         expected, by = on_single_device(
             training,
-            program.model,
+            program.made,
             program.plan,
             program.recycled,
             seed=args.seed,

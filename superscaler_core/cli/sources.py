@@ -11,7 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from superscaler_core.cli import options
 from superscaler_core.cli.command import UsageError
@@ -22,8 +24,46 @@ from superscaler_core.plans import PLANS
 DECISIONS_SUFFIX = ".plan"
 """Suffix of files that ``superscaler plan --decisions`` writes."""
 
-Made = tuple[nn.Module, Sequence[Tensor]]
-"""A model, with example inputs of one microbatch."""
+
+@dataclass(frozen=True)
+class Made:
+    """A model, with example inputs of one microbatch.
+
+    Attributes:
+        model: to be captured.
+        args, kwargs: arguments of its forward, by position and by name.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], made: Any) -> Made:
+        """What a user's function returned.
+
+        Raises:
+            UsageError: it is no model with inputs.
+        """
+        if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+            model, inputs = made
+            if isinstance(inputs, Mapping):
+                return cls(model, (), inputs)
+            if isinstance(inputs, Sequence):
+                return cls(model, tuple(inputs))
+        raise UsageError(
+            f"{function.__name__} returned {type(made).__name__}; a model's function returns "
+            "(module, example_inputs), the inputs as a tuple, or as a dict by name."
+        )
+
+    def to(self, dtype: torch.dtype) -> Made:
+        """The same in another floating-point dtype."""
+
+        def cast(leaf: Any) -> Any:
+            is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+            return leaf.to(dtype) if is_float else leaf
+
+        return Made(self.model.to(dtype), *pytree.tree_map(cast, (self.args, dict(self.kwargs))))
 
 
 @dataclass(frozen=True)
@@ -63,12 +103,10 @@ def model_source(name: str, preset: str | None) -> Source:
     config = config_of(name, preset or "tiny")
 
     def make(batch: int, **settings: Any) -> Made:
-        import torch
-
         made = config_of(name, preset or "tiny", **settings)
         with torch.device("cpu"):
             inputs = MODELS[name].example_inputs(made, batch, torch.Generator().manual_seed(0))
-        return MODELS[name].build(made), inputs
+        return Made(MODELS[name].build(made), tuple(inputs))
 
     return Source(name, vars(config), make, MODELS[name].recycled)
 
@@ -192,6 +230,9 @@ def _run(path: Path, text: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     # Registered under its own name, so that generated code can call the functions it registers.
     sys.modules[path.stem] = module
+    # As for a script, modules beside it can be imported.
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -204,13 +245,7 @@ def _caller(function: Callable[..., Any]) -> Callable[..., Made]:
     takes_batch = "batch" in inspect.signature(function).parameters
 
     def make(batch: int, **settings: Any) -> Made:
-        made: Made = function(**({"batch": batch} if takes_batch else {}), **settings)
-        if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
-            raise UsageError(
-                f"{function.__name__} returned {type(made).__name__}; a model's function returns "
-                "(module, example_inputs)."
-            )
-        return made
+        return Made.of(function, function(**({"batch": batch} if takes_batch else {}), **settings))
 
     return make
 

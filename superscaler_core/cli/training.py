@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from superscaler_core.cli.sources import Made
 from superscaler_core.compiled import compile
+from superscaler_core.front_end.model_call import loss_of
 from superscaler_core.models.recycling import last_turn
 from superscaler_core.plan import Plan
 from superscaler_core.run.threads import run_threads
@@ -33,7 +35,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Opti
 class Trains(Protocol):
     """What the training loop needs: a ``Trainer``, or a model on a single device."""
 
-    def step(self, *batch: Tensor) -> Tensor:
+    def step(self, **batch: Tensor) -> Tensor:
         """Run forward and backward of a global batch; return the loss."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -52,21 +54,21 @@ class Training:
 
     Attributes:
         state: whole initial parameters.
-        batch: inputs of every step.
+        batch: inputs of every step, by name.
         num_steps: number of steps.
         optimizer: one of ``OPTIMIZERS``.
         lr: learning rate.
     """
 
     state: State
-    batch: Sequence[Tensor]
+    batch: Mapping[str, Tensor]
     num_steps: int
     optimizer: str
     lr: float
 
     def to(self, device: torch.device) -> Training:
         """The same training, with its batch on a device."""
-        return replace(self, batch=[x.to(device) for x in self.batch])
+        return replace(self, batch={name: x.to(device) for name, x in self.batch.items()})
 
     def __call__(self, trains: Trains) -> Trained:
         """Train."""
@@ -74,7 +76,7 @@ class Training:
         optimizer = OPTIMIZERS[self.optimizer](trains.parameters(), self.lr)
         losses = []
         for _ in range(self.num_steps):
-            losses.append(trains.step(*self.batch).item())
+            losses.append(trains.step(**self.batch).item())
             optimizer.step()
             optimizer.zero_grad()
         state = trains.state_dict()
@@ -119,50 +121,57 @@ class Eager:
     """The eager model, with gradient accumulation over microbatches.
 
     Attributes:
-        model: the trained model.
+        made: the trained model, with example arguments.
         plan: the plan it is compared with; gives the numbers of microbatches and turns.
         recycled: names of the recycled inputs, as in ``models.Model``.
     """
 
-    model: nn.Module
+    made: Made
     plan: Plan
     recycled: Mapping[str, int]
 
-    def step(self, *batch: Tensor) -> Tensor:
+    def step(self, **batch: Tensor) -> Tensor:
         """Run forward and backward of every microbatch."""
         num, total = self.plan.num_microbatches, torch.zeros(())
-        graph = self.plan.graph
-        first = [
-            torch.zeros(t.shape, dtype=getattr(torch, t.dtype), device=batch[0].device)
-            for t in graph.inputs
-            if t in graph.recycled
-        ]
-        for inputs in zip(*(x.chunk(num) if x.shape else [x] * num for x in batch), strict=True):
-            loss = self._loss([*inputs, *first]) / num
+        device = next(iter(batch.values())).device
+        first = {
+            t.name: torch.zeros(t.shape, dtype=getattr(torch, t.dtype), device=device)
+            for t in self.plan.graph.inputs
+            if t in self.plan.graph.recycled
+        }
+        for inputs in zip(*(x.chunk(num) if x.shape else [x] * num for x in batch.values()),
+                          strict=True):  # fmt: skip
+            loss = self._loss({**dict(zip(batch, inputs, strict=True)), **first}) / num
             torch.autograd.backward(loss)
             total = total + loss.detach()
         return total
 
-    def _loss(self, inputs: Sequence[Tensor]) -> Tensor:
-        return last_turn(self.model, inputs, self.recycled, _turns(self.plan))
+    def _loss(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        # The first inputs of a graph are the arguments by position.
+        names = [t.name for t in self.plan.graph.inputs]
+        args = [inputs[name] for name in names[: len(self.made.args)]]
+        kwargs = {**self.made.kwargs, **{n: inputs[n] for n in names[len(self.made.args) :]}}
+        if self.recycled:
+            return last_turn(self.made.model, args, self.recycled, _turns(self.plan))
+        return loss_of(self.made.model, self.made.model(*args, **kwargs))
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The parameters of the model."""
-        return self.model.parameters()
+        return self.made.model.parameters()
 
     def load_state_dict(self, state: State) -> object:
         """Load parameters into the model."""
-        return self.model.load_state_dict(state)
+        return self.made.model.load_state_dict(state)
 
     def state_dict(self) -> State:
         """The parameters of the model, without buffers."""
-        state = self.model.state_dict()
+        state = self.made.model.state_dict()
         return {name: state[name] for name in self.plan.graph.parameters}
 
 
 def on_single_device(
     training: Training,
-    model: nn.Module,
+    made: Made,
     plan: Plan,
     recycled: Mapping[str, int],
     *,
@@ -177,7 +186,7 @@ def on_single_device(
     graph = plan.graph
     is_random = any("{seed}" in op.code for op in graph.ops)
     if not is_random and master_dtype is None:
-        return training(Eager(model, plan, recycled)), "the eager model"
+        return training(Eager(made, plan, recycled)), "the eager model"
     single = Plan(graph, [0])
     for op in graph.ops:
         single.op_assign(op, 0)

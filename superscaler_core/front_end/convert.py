@@ -54,6 +54,8 @@ class _Conversion:
         shared: refs whose memory others, as views, may see.
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
         folded: those of them of which a constant was computed.
+        without_value: constants on the meta device, with the names of those kept that they need.
+        valueless: those of the names that the graph reads.
     """
 
     def __init__(self, program: TracedProgram, model: nn.Module, name: str) -> None:
@@ -63,6 +65,8 @@ class _Conversion:
         self.constants: dict[tuple[Ref, int], PTensor] = {}
         self.kept: dict[str, Tensor] = {}
         self.folded: set[str] = set()
+        self.without_value: dict[Ref, tuple[str, ...]] = {}
+        self.valueless: set[str] = set()
         self.memory: dict[Ref, Ref] = {}
         self.shared: set[Ref] = set()
 
@@ -80,6 +84,7 @@ class _Conversion:
             weights=self._weights(),
             buffers=self._buffers(),
             folded=frozenset(self.folded),
+            valueless=frozenset(self.valueless),
         )
 
     def _weights(self) -> dict[str, Tensor]:
@@ -123,6 +128,8 @@ class _Conversion:
                     "parameter: make it an nn.Parameter that is registered, or detach it."
                 )
             self.kept[name] = self.values[Ref(place)] = value.detach().clone()
+            if value.is_meta:
+                self.without_value[Ref(place)] = (name,)
         check_apart(dict(self.model.named_parameters()), dict(self.program.constants.values()))
 
     def _convert(self, node: Node) -> None:
@@ -159,6 +166,10 @@ class _Conversion:
         self.folded |= {name for name, value in self.kept.items() if any(value is r for r in read)}
         before = {name: value._version for name, value in self.kept.items()}
         results = node.run(args)
+        unknown = {n for r in _refs(node.args.values()) for n in self.without_value.get(r, ())}
+        if unknown:
+            refs = (Ref(node.name, i) for i in range(len(results)))
+            self.without_value |= dict.fromkeys(refs, tuple(sorted(unknown)))
         for name, value in self.kept.items():
             if value._version != before[name]:
                 raise self._mutates(node, name)
@@ -233,12 +244,6 @@ class _Conversion:
         # One that is written in place after it was read is another constant from then on.
         key = (ref, value._version)
         if key not in self.constants:
-            if value.is_meta:
-                raise CaptureError(
-                    f"{node.target} in {node.place} reads a constant that is on the meta device; "
-                    "give the model's buffers values before it is captured: "
-                    f"{', '.join(n for n, b in self.kept.items() if b.is_meta)}."
-                )
             dtype = str(value.dtype).removeprefix("torch.")
             name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
             if ref.name in self.program.constants:
@@ -247,6 +252,8 @@ class _Conversion:
             self.constants[key] = made
             if made.name != name:
                 self.folded.add(name)
+            if value.is_meta:
+                self.valueless.update(self.without_value[ref])
         return self.constants[key]
 
     def _filled(self, value: Any, known: Mapping[Ref, Any]) -> Any:

@@ -243,19 +243,34 @@ def _is_passed_on(node: fx.Node) -> bool:
 
 
 class _Runner:
-    """Computes an ATen op on the CPU from all its arguments by name."""
+    """Computes an ATen op on the CPU, or without values, from all its arguments by name."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
 
     def __call__(self, args: Mapping[str, Any]) -> tuple[Any, ...]:
-        values = {n: "cpu" if isinstance(v, torch.device) else v for n, v in args.items()}
+        # A constant without a value makes others without one.
+        place = "meta" if any(isinstance(v, Tensor) and v.is_meta for v in _leaves(args)) else "cpu"
+        values = {n: _placed(v, place) for n, v in args.items()}
         schema = self.target._schema.arguments
         positional = [values[a.name] for a in schema if not a.kwarg_only]
         keywords = {a.name: values[a.name] for a in schema if a.kwarg_only}
         with torch.no_grad():
             result = self.target(*positional, **keywords)
         return tuple(result) if isinstance(result, list | tuple) else (result,)
+
+
+def _leaves(args: Mapping[str, Any]) -> Iterator[Any]:
+    for value in args.values():
+        yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def _placed(value: Any, place: str) -> Any:
+    if isinstance(value, list | tuple):
+        return [_placed(v, place) for v in value]
+    if isinstance(value, torch.device):
+        return place
+    return value.to(place) if isinstance(value, Tensor) and place == "meta" else value
 
 
 def _value(fake: Tensor) -> TracedValue:

@@ -83,10 +83,15 @@ class ModelCall:
     def _kept(self, model: nn.Module, output: Any) -> tuple[Any, ...]:
         if self.num_results:
             return tuple(output) if isinstance(output, tuple | list) else (output,)
-        return (_loss(model, output),)
+        return (loss_of(model, output),)
 
 
-def _loss(model: nn.Module, output: Any) -> Tensor:
+def loss_of(model: nn.Module, output: Any) -> Tensor:
+    """The loss in what a model returned.
+
+    Raises:
+        CaptureError: there is none.
+    """
     for form, found in _FORMS.items():
         if isinstance(output, form):
             loss = found(output)

@@ -120,6 +120,7 @@ class Graph:
             empty if the graph has no model, or its model is on the meta device.
         buffers: other entries of the model's ``state_dict``, by name, as at the capture.
         folded: the buffers from which constants were computed, so that they can no longer change.
+        valueless: buffers on the meta device that the graph needs: it can be planned, and not run.
         more_losses: the losses of further copies of the model (``side_by_side``).
     """
 
@@ -135,6 +136,7 @@ class Graph:
     weights: Mapping[str, Any] = field(default_factory=dict)
     buffers: Mapping[str, Any] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
+    valueless: frozenset[str] = frozenset()
     more_losses: tuple[PTensor, ...] = ()
 
     @property

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import torch
@@ -416,3 +417,30 @@ def test_processes_and_devices_have_to_be_as_many(
     assert "--devices 2, but torchrun started 4 processes" in said.err
     said = Said(["run", "mlp", "zero1", "--threads"], capsys)
     assert "leave it out under torchrun" in said.err
+
+
+def test_a_model_with_inputs_by_name_and_a_module_beside_its_file(tmp_path, capsys):
+    (tmp_path / "beside_mine.py").write_text("WIDTH = 6\n")
+    (tmp_path / "named_mine.py").write_text(
+        dedent("""
+        import torch
+        from beside_mine import WIDTH
+
+        class Named(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.line = torch.nn.Linear(WIDTH, WIDTH)
+
+            def forward(self, x, *, weights=None, square=False):
+                y = self.line(x) * weights
+                return {"loss": (y * y if square else y).mean(), "scores": y}
+
+        def make(batch):
+            x = torch.ones(batch, WIDTH)
+            return Named(), {"weights": 2 * x, "x": x, "square": True}
+        """)
+    )
+    words = [f"{tmp_path / 'named_mine.py'}:make", "data_parallel", "--devices", "2"]
+    assert "Named:" in Said(["plan", *words], capsys).out
+    said = Said(["run", *words, "--threads", "--check", "--dtype", "float64"], capsys)
+    assert "same  as the eager model to 1e-10" in said.out

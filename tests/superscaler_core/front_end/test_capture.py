@@ -8,12 +8,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from superscaler_core.compiled import compile
 from superscaler_core.errors import CaptureError, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.export import trace
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.records import Ref
 from superscaler_core.models import build, config_of, example_inputs
+from superscaler_core.plan import Plan
+from superscaler_core.plans import PLANS
 from superscaler_core.run.evaluate import evaluate
 
 X = torch.randn(4, 6, dtype=torch.float64)
@@ -356,10 +359,19 @@ def test_loss_that_is_no_scalar_is_an_error():
         capture(Net(lambda net, x: net.line(x)), (X,))
 
 
-def test_buffer_without_a_value_is_an_error_that_names_it():
-    model = Net(lambda net, x: (net.line(x) * net.ramp).sum(), ramp=torch.ones(6)).to("meta")
-    with pytest.raises(CaptureError, match=r"reads a constant that is on the meta device.* ramp"):
-        capture(model, (X,))
+def test_a_buffer_without_a_value_is_planned_and_not_run(tmp_path):
+    def body(net, x):
+        return (net.line(x) * net.ramp + (net.ramp.cos().outer(net.ramp) @ net.ones).T).sum()
+
+    model = Net(body, ramp=torch.ones(6), unread=torch.ones(2), ones=torch.ones(6, 1)).double()
+    graph = capture(Net(body, **dict(model.to("meta").named_buffers())).to("meta"), (X,))
+    assert graph.valueless == {"ramp", "ones"}
+    plan = Plan(graph, range(2))
+    PLANS["data_parallel"](plan)
+    compiled = compile(plan)
+    assert compiled.summary()
+    with pytest.raises(PlanError, match=r"without values of its buffers ones, ramp, .* the CPU"):
+        compiled.save(tmp_path)
 
 
 def test_inputs_and_model_are_not_changed():
