@@ -20,6 +20,7 @@ from superscaler_core.graph.part import Part, Piece
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
 from superscaler_core.plan.keep import Keep
+from superscaler_core.plan.members import check_member
 from superscaler_core.plan.op_split import OpSplit
 from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 from superscaler_core.plan.overlap import NO_OVERLAP, Overlap
@@ -102,6 +103,7 @@ class Plan(Savings):
         Raises:
             PlanError: the op cannot be cut that way, or the part was already replaced.
         """
+        check_member(self.graph, "op_trans", what)
         op = what if isinstance(what, Op) else what.op
         now = self.parts(op)
         if isinstance(what, Part) and what not in now:
@@ -131,13 +133,13 @@ class Plan(Savings):
         Raises:
             PlanError: the numbers of parts and devices differ, or the plan has no such device.
         """
-        parts = (
-            self.parts(what)
-            if isinstance(what, Op)
-            else (what,)
-            if isinstance(what, Part)
-            else tuple(what)
-        )
+        if isinstance(what, Op | Part):
+            check_member(self.graph, "op_assign", what)
+            parts = self.parts(what) if isinstance(what, Op) else (what,)
+        else:
+            parts = tuple(what)
+            for part in parts:
+                check_member(self.graph, "op_assign", part)
         devices = (device,) * len(parts) if isinstance(device, int) else tuple(device)
         if len(devices) != len(parts):
             raise PlanError(
@@ -221,15 +223,15 @@ class Plan(Savings):
         """
         if isinstance(first, Schedule):
             if isinstance(then, Op | Part):
-                raise PlanError(f"op_order by {first.name}: a schedule runs before no {then}.")
+                raise PlanError(f"schedule {first.name}: it orders stages, not {then}.")
             if first.num_stages != self.num_stages:
                 raise PlanError(
-                    f"op_order by {first.name} of {first.num_stages} stages: the plan has "
+                    f"schedule {first.name} of {first.num_stages} stages: the plan has "
                     f"{self.num_stages}; cut it by pipeline(...) before."
                 )
             if first.num_turns and not self.graph.recycled:
                 raise PlanError(
-                    f"op_order by {first.name}: it has forwards without gradient ('f'), and "
+                    f"schedule {first.name}: it has forwards without gradient ('f'), and "
                     f"{self.graph.name} recycles nothing that they would make; capture it with "
                     "recycled={input: number of the output}."
                 )
@@ -238,6 +240,8 @@ class Plan(Savings):
             return
         if then is None or isinstance(then, Placement):
             raise PlanError(f"op_order of {first}: give the op or part that runs after it.")
+        check_member(self.graph, "op_order", first)
+        check_member(self.graph, "op_order", then)
         self._orders.append((first, then))
 
     def _check_workers(self, schedule: Schedule, placement: Placement | None) -> None:
@@ -245,13 +249,13 @@ class Plan(Savings):
             return
         if len(placement.workers) != schedule.num_workers:
             raise PlanError(
-                f"op_order by {schedule.name} of {schedule.num_workers} workers: placement "
+                f"schedule {schedule.name} of {schedule.num_workers} workers: placement "
                 f"{placement} is of {len(placement.workers)}."
             )
         unknown = sorted({d for own in placement.workers for d in own}.difference(self.devices))
         if unknown:
             raise PlanError(
-                f"op_order by {schedule.name}: placement {placement} has devices {unknown}; the "
+                f"schedule {schedule.name}: placement {placement} has devices {unknown}; the "
                 f"plan has {list(self.devices)}."
             )
 

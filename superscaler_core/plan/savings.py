@@ -10,6 +10,7 @@ from itertools import count
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.part import Part
+from superscaler_core.plan.members import members
 
 
 class Groups:
@@ -71,7 +72,7 @@ class Savings:
         nothing is sent twice.
         """
         for group in groups:
-            self._recomputed.add(group)
+            self._recomputed.add(members(self.graph, "recompute", group))
 
     def recompute_group(self, part: Part) -> int:
         """The number of the group with which a part is recomputed; 0 if it is not."""
@@ -88,7 +89,7 @@ class Savings:
         ``gather_weights`` is extended to the whole window.
         """
         for group in groups:
-            self._rerun.add(group)
+            self._rerun.add(members(self.graph, "rerun", group))
 
     def rerun_group(self, op: Op) -> int:
         """The number of the group with which an op is rerun; 0 if it is not."""
@@ -105,7 +106,7 @@ class Savings:
             PlanError: a group has no ops.
         """
         for group in groups:
-            ops = tuple(group)
+            ops = members(self.graph, "swap", group)
             if not ops:
                 raise PlanError("swap of a group without ops: give groups of ops, or none.")
             self._swapped.add(ops)
@@ -170,11 +171,16 @@ class Savings:
         This happens in the forward and again in the backward, where the gradients are also reduced:
         ZeRO-3.
         """
-        self._windows += [Window(tuple(group), gathers=True) for group in groups]
+        self._windows += [self._window("gather_weights", group) for group in groups]
 
     def reduce_grads(self, *groups: Iterable[Op]) -> None:
         """Reduce the gradients of a group's weights as soon as its backward is done: ZeRO-2."""
-        self._windows += [Window(tuple(group), gathers=False) for group in groups]
+        self._windows += [self._window("reduce_grads", group) for group in groups]
+
+    def _window(self, asked: str, group: Iterable[Op]) -> Window:
+        found = members(self.graph, asked, group)
+        return Window(tuple(what.op if isinstance(what, Part) else what for what in found),
+                      gathers=asked == "gather_weights")  # fmt: skip
 
     @property
     def windows(self) -> tuple[Window, ...]:

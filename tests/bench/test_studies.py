@@ -177,7 +177,7 @@ def test_what_cannot_be_cut_so_finely_is_tried_in_fewer_parts(
     found = list(outcomes(TINY, 1, system_of(replace(way, ladders=((two, four, eight),)))))
     assert [o.way.knobs["coshard"] for o in found] == [2, 8, 4]
     assert [o.lacks_memory for o in found] == [True, False, False]
-    assert "cut it into a divisor of 4" in found[1].problem
+    assert "it can be cut into 1, 2, 4" in found[1].problem
     assert not found[2].problem
 
 

@@ -64,8 +64,9 @@ def _check(plan: Plan, dim: DimClass, num: int) -> None:
     if num <= grain and (len(sizes) == 1 or grain % num == 0):
         return
     counts = " and ".join(f"{size} in {op.name}" for size, op in sorted(sizes.items()))
-    right = f"at most {grain}" if len(sizes) == 1 else f"a divisor of {grain}"
+    degrees = [n for n in range(1, grain + 1) if grain % n == 0]
+    right = f"at most {grain}" if len(sizes) == 1 else ", ".join(map(str, degrees))
     raise PlanError(
-        f"{plan.graph.name} cut along {dim} into {num}: it has {counts}; cut it into {right}, or "
-        "make it larger."
+        f"{plan.graph.name}: dim {dim.dim} of {dim.tensor} cannot be cut into {num} parts: its "
+        f"size is {counts}, so it can be cut into {right}."
     )

@@ -141,8 +141,32 @@ def test_stages_tile_the_ops() -> None:
 
 def test_a_schedule_has_as_many_stages_as_the_plan() -> None:
     plan = on_one(ss.Plan(two_linears(), range(2)))
-    with pytest.raises(ss.PlanError, match="op_order by gpipe of 3 stages: the plan has 1"):
+    with pytest.raises(ss.PlanError, match="schedule gpipe of 3 stages: the plan has 1"):
         plan.op_order(ss.SCHEDULES["gpipe"](3, 2))
     recycled = ss.Schedule.parse("again stages=1 microbatches=1\nworker 0: 0f0 0F0 0B0")
-    with pytest.raises(ss.PlanError, match="op_order by again: it has forwards without gradient"):
+    with pytest.raises(ss.PlanError, match="schedule again: it has forwards without gradient"):
         plan.op_order(recycled)
+
+
+def test_decisions_are_about_groups_of_ops_of_the_plans_own_graph() -> None:
+    plan, other = (ss.Plan(two_linears(), range(2)) for _ in range(2))
+    (mine, *_), (theirs, *_) = plan.graph.ops, other.graph.ops
+    groups = (plan.recompute, plan.rerun, plan.swap, plan.gather_weights, plan.reduce_grads)
+    for decide in groups:
+        name = decide.__name__
+        with pytest.raises(ss.PlanError, match=f"{name} of 'a': give groups, each a list of ops"):
+            decide("a")
+        with pytest.raises(ss.PlanError, match=f"{name} of Op.*: give groups"):
+            decide(mine)
+        with pytest.raises(ss.PlanError, match=f"{name} of 'a': it is no op; give ops of"):
+            decide(["a"])
+        with pytest.raises(ss.PlanError, match=f"{name} of .* an op of another graph"):
+            decide([mine, theirs])
+    for ask in (
+        lambda: plan.op_trans(theirs, ss.split("b", 2)),
+        lambda: plan.op_assign(theirs, 0),
+        lambda: plan.op_assign(other.parts(theirs), 0),
+        lambda: plan.op_order(mine, theirs),
+    ):
+        with pytest.raises(ss.PlanError, match=r"op_\w+ of .* an op of another graph"):
+            ask()

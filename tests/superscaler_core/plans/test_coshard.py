@@ -175,11 +175,11 @@ def test_measured_memory_of_inner_activations_is_divided_by_the_parts(
         (Case("coshard", 1, {"parts": 0}), "0 parts on a device: it takes 1 or more"),
         (
             Case("coshard", 1, {"parts": 3}),
-            r"q\.weight\.0 into 3: it has 4 in .* and 16 in .*; cut it into a divisor of 4",
+            r"dim 0 of .*q\.weight .* into 3 parts: .* 4 in .* and 16 in .* into 1, 2, 4\.",
         ),
         (
             Case("coshard", 2, {"parts": 4, "tp": 2}, model="swin"),
-            r"attn\.offset\.0 into 8: it has 4 in .*; cut it into a divisor of 4",
+            r"dim 0 of .*attn\.offset .* into 8 parts: its size is 4 in .* into 1, 2, 4\.",
         ),
         (
             Case("coshard", 1, {"blocks": range(3)}),
