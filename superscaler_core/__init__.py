@@ -13,6 +13,7 @@ from superscaler_core.errors import (
     CaptureError,
     CoverageError,
     DeviceMemoryError,
+    OpaqueWarning,
     OrderError,
     PlanError,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "Modules",
     "Op",
     "OpSplit",
+    "OpaqueWarning",
     "OrderError",
     "Overlap",
     "PTensor",

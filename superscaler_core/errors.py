@@ -25,3 +25,7 @@ class OrderError(PlanError):
 
 class DeviceMemoryError(PlanError):
     """A device needs more memory than it has."""
+
+
+class OpaqueWarning(UserWarning):
+    """Some ops of a model are opaque: right under every plan, and split by none."""

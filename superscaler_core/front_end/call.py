@@ -20,6 +20,10 @@ _KEPT_ANYWAY = (PARAMETER, CONSTANT)
 _NAMES = ("b", "s", "h", "d", "e", "f", "g", "i")
 
 
+class NoRuleError(Exception):
+    """No rule covers a call."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One traced call, whose tensors are those of the graph.
@@ -95,11 +99,12 @@ class Call:
         differentiable: bool = True,
         sizes: Mapping[str, int] | None = None,
         imports: Sequence[str] = (),
+        hint: str = "",
     ) -> tuple[PTensor, ...]:
         """Add an op with several results; otherwise like ``op``."""
         for dtype in (*(t.dtype for t in inputs), *(dtype for _, dtype in outputs)):
             if dtype not in ITEM_BYTES:
-                raise self.error(
+                raise self.refusal(
                     f"tensors of {dtype} are not supported; use {', '.join(ITEM_BYTES)}."
                 )
         grad = differentiable and any(t.requires_grad for t in inputs)
@@ -113,7 +118,7 @@ class Call:
         return self.builder.op(
             kind, annotation, inputs, outputs, code,
             module=self.node.module, saves=kept if grad else (), flops=flops, differentiable=grad,
-            sizes=sizes, imports=imports,
+            sizes=sizes, imports=imports, hint=hint,
         )  # fmt: skip
 
     def without_grad(self, x: PTensor) -> PTensor:
@@ -141,10 +146,17 @@ class Call:
                 words.append(f"{name}=" * by_name + literal(value, inputs))
         return f"torch.ops.{self.node.target}({', '.join(words)})"
 
-    def error(self, why: str) -> CaptureError:
+    def error(self, why: str) -> NoRuleError:
+        """The error to raise if a rule does not cover the call, which then is an opaque op."""
+        return NoRuleError(self._message(why))
+
+    def refusal(self, why: str) -> CaptureError:
         """The error to raise if the call cannot be a part of a graph."""
+        return CaptureError(self._message(why))
+
+    def _message(self, why: str) -> str:
         shapes = ", ".join(map(str, self.tensors)) or "no tensor"
-        return CaptureError(f"{self.node.target} in {self.node.place}, of {shapes}: {why}")
+        return f"{self.node.target} in {self.node.place}, of {shapes}: {why}"
 
 
 def literal(value: Any, inputs: Sequence[PTensor]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from superscaler_core.collector import paused_collector
+from superscaler_core.errors import OpaqueWarning
 from superscaler_core.front_end.convert import graph_of
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
@@ -15,6 +17,7 @@ from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.front_end.state import State
 from superscaler_core.graph.graph import Graph
+from superscaler_core.graph.opaque import opaque_notes
 
 
 @paused_collector()
@@ -76,4 +79,10 @@ def capture(
         program, graph = call()
     if state.changed:
         state.check(program, graph, lambda: call()[1])
+    if notes := opaque_notes(graph):
+        head = (
+            f"{title}: every device that needs these computes all of them, as no rule splits them:"
+        )
+        # The frames of this function and of its decorator are not the caller's.
+        warnings.warn("\n  ".join([head, *notes]), OpaqueWarning, stacklevel=3)
     return graph

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
-from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.call import Call, NoRuleError
 from superscaler_core.front_end.records import Node, Ref, TracedProgram
-from superscaler_core.front_end.rules import rule_of
+from superscaler_core.front_end.rules import opaque, rule_of
 from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
@@ -184,8 +184,8 @@ class _Conversion:
         call = Call(node, args, self.builder)
         try:
             result = rule_of(call)(call)
-        except AnnotationError as error:
-            raise call.error(str(error)) from None
+        except (NoRuleError, AnnotationError):
+            result = opaque(call)
         results = (result,) if isinstance(result, PTensor) else tuple(result)
         if not node.with_grad and not node.is_passed_on:
             # What a rule returns as it was given is another tensor in torch, without gradient.

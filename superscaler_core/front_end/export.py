@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -121,11 +123,7 @@ class _Reader:
             if node.op != "call_function":
                 continue
             if node.target is operator.getitem:
-                base = self.refs[node.args[0].name]
-                made = (
-                    base[node.args[1]] if isinstance(base, list) else Ref(base.name, node.args[1])
-                )
-                self.refs[node.name] = made
+                self.refs[node.name] = self.refs[node.args[0].name][node.args[1]]
             elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
                 is_on, body, *args = node.args
                 yield from self._inlined(module, node, body, args, bool(is_on))
@@ -159,7 +157,7 @@ class _Reader:
         self.refs |= {p.name: self._read(a) for p, a in zip(places, args, strict=True)}
         prefix = f"{node.name}."
         for made in self._nodes(inner, with_grad):
-            self.refs[made.name] = Ref(prefix + made.name)
+            self.refs[made.name] = _renamed(self.refs[made.name], prefix)
             yield Node(
                 **{f: getattr(made, f) for f in made.__slots__} | {"name": prefix + made.name}
             )
@@ -176,7 +174,9 @@ class _Reader:
             a.name: self._read(given[a.name]) if a.name in given else a.default_value
             for a in schema
         }
-        self.refs[node.name] = Ref(node.name)
+        made = node.meta["val"]
+        returns_list = isinstance(made, list | tuple)
+        self.refs[node.name] = _refs_of(node.name, made) if returns_list else Ref(node.name)
         path, kind = _module(node)
         mutates = tuple(a.name for a in schema if a.alias_info and a.alias_info.is_write)
         run: Runner = _Runner(target)
@@ -196,6 +196,7 @@ class _Reader:
             mutates=mutates,
             # The results of a Function may be views of its arguments.
             is_view=is_function or any(r.alias_info for r in target._schema.returns),
+            returns_list=returns_list,
             with_grad=with_grad,
             is_passed_on=not (with_grad or mutates or is_function) and _is_passed_on(node),
             run=run,
@@ -203,16 +204,17 @@ class _Reader:
 
     def _outputs(self, node: fx.Node) -> tuple[TracedValue, ...]:
         fakes = node.meta["val"]
-        tensors = [
-            t
-            for t in (fakes if isinstance(fakes, list | tuple) else [fakes])
-            if isinstance(t, Tensor)
+        made = fakes if isinstance(fakes, list | tuple) else [fakes]
+        tensors = [t for t in made if isinstance(t, Tensor)]
+        numbers = [
+            *(x for x in made if not isinstance(x, Tensor)),
+            *(n for t in tensors for n in t.shape),
         ]
-        if any(not isinstance(size, int) for t in tensors for size in t.shape):
+        if any(isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) for n in numbers):
             path, kind = _module(node)
             raise CaptureError(
-                f"{node.target} in module {path!r} ({kind}) makes a tensor whose shape depends on "
-                "values; put what calls it, up to fixed shapes, into a function under @register_op."
+                f"{node.target} in module {path!r} ({kind}) makes a number or a shape that depends "
+                "on values; put what calls it into a function under @register_op."
             )
         return tuple(map(_value, tensors))
 
@@ -222,6 +224,18 @@ class _Reader:
         if isinstance(value, list | tuple):
             return [self._read(v) for v in value]
         return value
+
+
+def _refs_of(name: str, values: Sequence[Any]) -> list[Any]:
+    """A ref for every tensor of a result; other values are what they are."""
+    number = itertools.count()
+    return [Ref(name, next(number)) if isinstance(v, Tensor) else v for v in values]
+
+
+def _renamed(made: Any, prefix: str) -> Any:
+    if isinstance(made, list):
+        return [_renamed(ref, prefix) for ref in made]
+    return replace(made, name=prefix + made.name) if isinstance(made, Ref) else made
 
 
 Runner = Callable[[Mapping[str, Any]], tuple[Any, ...]]
@@ -257,7 +271,8 @@ class _Runner:
         keywords = {a.name: values[a.name] for a in schema if a.kwarg_only}
         with torch.no_grad():
             result = self.target(*positional, **keywords)
-        return tuple(result) if isinstance(result, list | tuple) else (result,)
+        found = result if isinstance(result, list | tuple) else (result,)
+        return tuple(x for x in found if isinstance(x, Tensor))
 
 
 def _leaves(args: Mapping[str, Any]) -> Iterator[Any]:

@@ -39,6 +39,8 @@ class Node:
         is_random: it draws random numbers.
         mutates: arguments that it modifies in place.
         is_view: an output may share memory with an input.
+        returns_list: it returns a list or a tuple, maybe of one tensor, or with values that are
+            no tensors.
         with_grad: gradients are recorded here.
         is_passed_on: it returns one of its arguments itself, where no gradients are recorded.
         run: computes it on the CPU, from all arguments by name.
@@ -55,6 +57,7 @@ class Node:
     is_random: bool
     mutates: tuple[str, ...]
     is_view: bool
+    returns_list: bool
     with_grad: bool
     is_passed_on: bool
     run: Callable[[Mapping[str, Any]], tuple[Any, ...]]

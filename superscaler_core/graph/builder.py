@@ -67,6 +67,7 @@ class GraphBuilder:
         differentiable: bool = True,
         sizes: Mapping[str, int] | None = None,
         imports: Sequence[str] = (),
+        hint: str = "",
     ) -> tuple[PTensor, ...]:
         """Add an op and return its outputs.
 
@@ -81,7 +82,7 @@ class GraphBuilder:
             flops: as in ``Op``.
             differentiable: whether gradients flow through it, if an input has one.
             sizes: sizes of identifiers that the shapes do not determine.
-            imports: as in ``Op``.
+            imports, hint: as in ``Op``.
 
         Raises:
             AnnotationError: the shapes do not fit the annotation.
@@ -110,6 +111,7 @@ class GraphBuilder:
             Op(
                 len(self._ops), name, kind, module, made, found,
                 tuple(inputs), results, code, tuple(saves), flops, tuple(imports),
+                hint=hint,
             )
         )  # fmt: skip
         return results

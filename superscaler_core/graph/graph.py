@@ -37,6 +37,8 @@ class Op:
         imports: modules whose functions the code calls, besides those that are always imported.
         copy_of: the op of the model that this op is a copy of (``side_by_side``); None if it is an
             original.
+        hint: how to make it splittable, if nothing says how its dims relate (an *opaque* op, of
+            which every device that needs a result computes all); empty for other ops.
 
     The expression may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``,
     ... (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far
@@ -57,6 +59,7 @@ class Op:
     flops: float
     imports: tuple[str, ...] = ()
     copy_of: Op | None = None
+    hint: str = ""
 
     @property
     def seed(self) -> int:
@@ -148,6 +151,11 @@ class Graph:
     def batch_inputs(self) -> tuple[PTensor, ...]:
         """The inputs that the caller gives for every microbatch: all but recycled ones."""
         return tuple(t for t in self.inputs if t not in self.recycled)
+
+    @property
+    def opaque(self) -> tuple[Op, ...]:
+        """The ops that no plan can split, because nothing says how their dims relate."""
+        return tuple(op for op in self.ops if op.hint)
 
     @cached_property
     def updates(self) -> Mapping[str, Op]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import rvdcomm as rv
+from superscaler_core.graph.opaque import opaque_notes
 from superscaler_core.memory.memory import DeviceMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.events import schedule_of
@@ -35,6 +36,7 @@ class Report:
         memory: the memory of every device.
         level_names: levels of the topology, from the innermost.
         notes: differences between what the plan computes and what the model computes.
+        opaque: the ops that no plan can split, a line for each kind.
     """
 
     title: str
@@ -42,6 +44,7 @@ class Report:
     memory: Mapping[Device, DeviceMemory]
     level_names: tuple[str, ...]
     notes: tuple[str, ...]
+    opaque: tuple[str, ...] = ()
 
     @property
     def level_bytes(self) -> dict[str, int]:
@@ -74,6 +77,7 @@ class Report:
                 f"sends     {self._levels_text()} a step",
                 f"memory    {total} at most, on device {worst}; most of it {most}, {share}",
                 *(f"note      {note}" for note in self.notes),
+                *(f"opaque    {line}" for line in self.opaque),
             ]
         )
 
@@ -139,6 +143,7 @@ def report_of(
         memory,
         _level_names(topology),
         tuple(plan.notes),
+        tuple(opaque_notes(plan.graph)),
     )
 
 

@@ -208,6 +208,25 @@ FEATURES: dict[str, Feature] = {
     "function of a function": Feature(
         lambda b, h: functions.Calls.apply(h, torch.sin), refused="Calls takes a builtin"
     ),
+    # Ops without a rule are opaque.
+    "inverse": Feature(
+        lambda b, h: h @ torch.linalg.inv(b.square),
+        lambda b: setattr(b, "square", nn.Parameter(torch.eye(WIDTH, dtype=DTYPE) * 3)),
+    ),
+    "several results": Feature(lambda b, h: sum(torch.linalg.qr(h[:WIDTH]))[:1] + h),
+    "places beside values": Feature(
+        lambda b, h: h * torch.mode(h)[0][:, None] + torch.mode(h)[1][:, None]
+    ),
+    "list of results": Feature(lambda b, h: torch.meshgrid(h[:, 0], h[0], indexing="ij")[1] * h),
+    "list of one": Feature(lambda b, h: torch.meshgrid(h[:, 0], indexing="ij")[0][:, None] + h),
+    "list of tensors": Feature(lambda b, h: torch.block_diag(h[:4, :3], h[4:, 3:])),
+    "index of several": Feature(lambda b, h: h[[1, 0], [2, 5]].sum() * h),
+    "index of some dims": Feature(lambda b, h: h[:, None][:, [0, 0, 0], [0, 3, 1]].repeat(1, 2)),
+    "op of a library": Feature(lambda b, h: functions.tripled(h, [b.other(h), h], 0.5)),
+    "opaque without gradient": Feature(lambda b, h: h * no_grad(torch.linalg.qr, h)[0]),
+    "random op without a rule": Feature(
+        lambda b, h: F.rrelu(h, training=True), refused="it draws random numbers"
+    ),
     # Hooks.
     "tensor hook": Feature(hooked, refused="registers a hook on a tensor.*torch.autograd.Function"),
     "caught hook": Feature(hooked_and_caught, refused="registers a hook on a tensor"),
@@ -308,7 +327,6 @@ FEATURES: dict[str, Feature] = {
     "norm of the batch": Feature(
         lambda b, h: b.norm(h[None].transpose(1, 2)).transpose(1, 2)[0],
         lambda b: setattr(b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE)),
-        "instance_norm",
     ),
     "norm in training": Feature(lambda b, h: b.norm(h), norm, "track_running_stats=False"),
     "buffer": Feature(lambda b, h: h * (b.kept + 1), lambda b: buffer(b, 2.0)),

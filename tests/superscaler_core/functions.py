@@ -1,5 +1,6 @@
 """Functions with a backward of their own for tests: in a module that can be imported."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -113,3 +114,25 @@ class Calls(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
+
+
+@torch.library.custom_op("superscaler_tests::tripled", mutates_args=())
+def tripled(x: Tensor, others: Sequence[Tensor], scale: float = 1.0) -> Tensor:
+    """An op of a library, with a list of tensors."""
+    return 3 * scale * x + sum(others)
+
+
+@tripled.register_fake
+def _(x: Tensor, others: Sequence[Tensor], scale: float = 1.0) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _of_tripled(ctx: Any, grad: Tensor) -> Any:
+    return 3 * ctx.scale * grad, [grad] * ctx.num, None
+
+
+def _keep(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.num, ctx.scale = len(inputs[1]), inputs[2]
+
+
+tripled.register_autograd(_of_tripled, setup_context=_keep)

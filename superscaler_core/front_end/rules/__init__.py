@@ -13,6 +13,7 @@ from superscaler_core.front_end.rules import (  # noqa: F401 - each adds its rul
     registered,
     shape,
 )
+from superscaler_core.front_end.rules.opaque import opaque
 from superscaler_core.front_end.rules.table import RULES, rule, rule_of
 
-__all__ = ["RULES", "rule", "rule_of"]
+__all__ = ["RULES", "opaque", "rule", "rule_of"]

@@ -46,7 +46,7 @@ def batch_norm(call: Call) -> PTensor:
     if not call["training"]:
         return _scaled(call, _centered(call, x, call["running_mean"]), call["running_var"])
     if call["running_mean"] is not None:
-        raise call.error(
+        raise call.refusal(
             "running statistics change in the forward pass, which parts of a split batch would do "
             "differently; make the module with track_running_stats=False."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from superscaler_core.errors import AnnotationError
 from superscaler_core.front_end.call import Call, literal
 from superscaler_core.front_end.register import REGISTERED
 from superscaler_core.front_end.rules.table import rule
@@ -14,17 +15,20 @@ from superscaler_core.graph.tensor import PTensor
 def registered(call: Call) -> Sequence[PTensor]:
     known = REGISTERED[call.node.base]
     if not known.is_importable():
-        raise call.error(
+        raise call.refusal(
             f"generated code cannot import {known.path}; define it at the top of a module that is "
             "not the script itself."
         )
     inputs = [v for v in call.args.values() if isinstance(v, PTensor)]
     words = [f"{{x{i}}}" for i in range(len(inputs))]
     words += [f"{name}={literal(call[name], ())}" for name in known.attributes]
-    return call.op_of_many(
-        known.function.__name__, str(known.annotation), inputs,
-        f"{known.path}({', '.join(words)})",
-        [(value.shape, value.dtype) for value in call.node.outputs],
-        saves=known.saves, flops=known.flops, sizes=known.sizes_of(call.args),
-        imports=[known.function.__module__],
-    )  # fmt: skip
+    try:
+        return call.op_of_many(
+            known.function.__name__, str(known.annotation), inputs,
+            f"{known.path}({', '.join(words)})",
+            [(value.shape, value.dtype) for value in call.node.outputs],
+            saves=known.saves, flops=known.flops, sizes=known.sizes_of(call.args),
+            imports=[known.function.__module__],
+        )  # fmt: skip
+    except AnnotationError as error:
+        raise call.refusal(str(error)) from None

@@ -34,7 +34,7 @@ def rule_of(call: Call) -> Rule:
     """The rule of a call.
 
     Raises:
-        CaptureError: there is none.
+        NoRuleError: there is none.
     """
     node = call.node
     found = RULES.get(node.target) or RULES.get(node.base)
@@ -43,8 +43,5 @@ def rule_of(call: Call) -> Rule:
     if found is None and node.is_pointwise and not node.is_random:
         found = RULES["pointwise"]
     if found is None:
-        raise call.error(
-            "there is no rule that says how it splits; put its caller into a function under "
-            '@register_op("..."), or add one with superscaler_core.front_end.rules.rule.'
-        )
+        raise call.error("there is no rule that says how it splits.")
     return found

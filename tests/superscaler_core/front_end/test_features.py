@@ -20,7 +20,10 @@ from tests.superscaler_core.features import DTYPE, FEATURES, WIDTH, Model
 CAPTURED = [name for name, feature in FEATURES.items() if not feature.refused]
 REFUSED = [name for name in FEATURES if name not in CAPTURED]
 NUM_STEPS = 2
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning"),
+]
 BATCH = torch.randn(8, WIDTH, dtype=DTYPE, generator=torch.Generator().manual_seed(5))
 
 

@@ -1,0 +1,77 @@
+"""Opaque ops: calls that no rule covers. They are never cut, and right under every plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from torch._library.custom_ops import OPDEFS
+
+from superscaler_core.front_end.call import Call
+from superscaler_core.graph.annotation import Annotation
+from superscaler_core.graph.opaque import rows_annotation, whole_annotation
+from superscaler_core.graph.tensor import PTensor
+
+
+def opaque(call: Call) -> tuple[PTensor, ...]:
+    """The call as it was traced, as one op.
+
+    Raises:
+        CaptureError: it draws random numbers, which devices would draw differently.
+    """
+    if call.node.is_random:
+        raise call.refusal(
+            "it draws random numbers, and no rule says how devices draw the same; pass them to the "
+            "model as an input, or use dropout."
+        )
+    inputs = list(dict.fromkeys(call.tensors))
+    code = call.fallback(inputs)
+    if call.node.returns_list:
+        one = len(call.node.outputs) == 1
+        code = f"{'next' if one else 'tuple'}(x for x in {code} if torch.is_tensor(x))"
+    return opaque_op(call, call.kind, inputs, code, imports=_imports(call))
+
+
+def opaque_op(
+    call: Call,
+    kind: str,
+    inputs: Sequence[PTensor],
+    code: str,
+    *,
+    imports: Sequence[str] = (),
+    annotation: str = "",
+    flops: float | None = None,
+    hint: str = "",
+) -> tuple[PTensor, ...]:
+    """An op whose gradient autograd computes, from all that it reads and writes.
+
+    Args:
+        call: the call.
+        kind, inputs, code, imports: of the op.
+        annotation: how its dims relate; every dim is fixed if empty, and then the op is opaque.
+        flops: operations of the forward; one for each element of its largest tensor if None.
+        hint: how to make it splittable; a function under ``@register_op`` if empty.
+    """
+    outputs = [(value.shape, value.dtype) for value in call.node.outputs]
+    shapes = [t.shape for t in inputs], [shape for shape, _ in outputs]
+    rows = rows_annotation(inputs, shapes[1])
+    hint = hint or (
+        f'A function that calls it, under @register_op("{rows}"), can be split if its rows are '
+        "independent."
+        if rows
+        else "A function that calls it, under @register_op, can be split as its annotation says."
+    )
+    marked = Annotation.parse(annotation or whole_annotation(*shapes))
+    volume = prod(marked.sizes(*shapes).values())
+    if flops is None:
+        flops = max(prod(shape) for side in shapes for shape in side)
+    return call.op_of_many(
+        kind, str(marked), inputs, code, outputs, saves=range(len(inputs) + len(outputs)),
+        flops=max(flops, 1) / max(volume, 1), imports=imports, hint="" if annotation else hint,
+    )  # fmt: skip
+
+
+def _imports(call: Call) -> list[str]:
+    """The module that defines the op, if that is not torch."""
+    found = OPDEFS.get(call.node.base.replace(".", "::"))
+    return [found._init_fn.__module__] if found is not None else []

@@ -1,0 +1,81 @@
+"""Opaque ops in words: which they are, their share of the time, and how to split them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.tensor import PARAMETER, PTensor
+
+FLOPS_PER_BYTE = 96
+"""Operations in the time of one byte of memory traffic, of an A100 in bfloat16 at the efficiencies
+that ``cost.presets`` assumes: 312e12 * 0.5 / (2039e9 * 0.8)."""
+
+
+def opaque_notes(graph: Graph) -> list[str]:
+    """One line for every kind of opaque op, the largest share of the time first."""
+    total = sum(map(_work, graph.ops))
+    groups: dict[tuple[str, str, str], list[Op]] = {}
+    for op in graph.opaque:
+        place = re.sub(r"(?<![^.])\d+(?![^.])", "*", op.module) or "the model itself"
+        groups.setdefault((op.kind, place, op.hint), []).append(op)
+    shares = {key: sum(map(_work, ops)) / max(total, 1) for key, ops in groups.items()}
+    return [
+        f"{kind} in {place}"
+        + (f", {len(groups[key])} times" if len(groups[key]) > 1 else "")
+        + f": {shares[key]:.0%} of the forward (estimated). {hint}"
+        for key in sorted(groups, key=lambda key: -shares[key])
+        for kind, place, hint in [key]
+    ]
+
+
+def rows_annotation(inputs: Iterable[PTensor], outputs: Sequence[Sequence[int]]) -> str:
+    """The annotation of an op whose rows are independent: the first dim is cut, no other.
+
+    Parameters have no rows. The annotation is empty if no dim would be cut.
+
+    >>> x = PTensor("x", (4, 6), "float32", "input", False)
+    >>> w = PTensor("w", (4, 6), "float32", PARAMETER, True)
+    >>> rows_annotation([x, w], [(4, 3)])
+    'b d1_6^, d0_4^ d1_6^ -> b d1_3^'
+    """
+    rows = next((shape[0] for shape in outputs if shape), None)
+
+    def dims(shape: Sequence[int], has_rows: bool) -> str:
+        words = list(whole_dims(shape))
+        if has_rows and shape and shape[0] == rows:
+            words[0] = "b"
+        return " ".join(words) or "()"
+
+    left = [dims(t.shape, t.kind != PARAMETER) for t in inputs]
+    right = [dims(shape, True) for shape in outputs]
+    is_cut = any(text.startswith("b") for text in left)
+    return f"{', '.join(left)} -> {', '.join(right)}" if is_cut else ""
+
+
+def whole_annotation(inputs: Iterable[Sequence[int]], outputs: Iterable[Sequence[int]]) -> str:
+    """The annotation of an op that is never cut.
+
+    >>> whole_annotation([(4, 6), ()], [(4, 3)])
+    'd0_4^ d1_6^, () -> d0_4^ d1_3^'
+    """
+    left, right = (
+        ", ".join(" ".join(whole_dims(shape)) or "()" for shape in side)
+        for side in (inputs, outputs)
+    )
+    return f"{left} -> {right}"
+
+
+def whole_dims(shape: Sequence[int]) -> Iterable[str]:
+    """Dims of equal position and size share a loop, and each is fixed."""
+    return (f"d{i}_{size}^" for i, size in enumerate(shape))
+
+
+def _work(op: Op) -> float:
+    """Time of an op's forward, in bytes of memory traffic; ops that compute nothing are views."""
+    if not op.flops and not op.hint:
+        return 0.0
+    num_bytes = sum(t.num_bytes for t in (*op.inputs, *op.outputs))
+    return max(num_bytes, op.flops * prod(op.sizes.values()) / FLOPS_PER_BYTE)
