@@ -8,7 +8,13 @@ class AnnotationError(ValueError):
 
 
 class CaptureError(ValueError):
-    """A model cannot be captured: an op has no annotation, or tracing cannot follow it."""
+    """A model cannot be captured: an op has no annotation, or tracing cannot follow it.
+
+    Attributes:
+        node: the name of the traced call that is at fault; empty if it is none.
+    """
+
+    node = ""
 
 
 class PlanError(ValueError):

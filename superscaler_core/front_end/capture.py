@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from superscaler_core.collector import paused_collector
-from superscaler_core.errors import OpaqueWarning
+from superscaler_core.errors import CaptureError, OpaqueWarning
 from superscaler_core.front_end.convert import graph_of
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
@@ -71,8 +71,17 @@ def capture(
     called = ModelCall.of(model, placed, named, max((recycled or {}).values(), default=0))
 
     def call() -> tuple[TracedProgram, Graph]:
-        program = trace(model, called)
-        return program, graph_of(program, model, title, recycled or {})
+        try:
+            program = trace(model, called)
+            return program, graph_of(program, model, title, recycled or {})
+        except CaptureError as error:
+            if not error.node:
+                raise
+            refused = error
+        # If it is the tracing that fails, it does so again, now with the user's line.
+        again = trace(model, called, lines=True)
+        line = next((n.line for n in again.nodes if n.name == refused.node), "")
+        raise CaptureError(f"{refused}{line}")
 
     state = State(model)
     with state.watched():

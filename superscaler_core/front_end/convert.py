@@ -76,7 +76,11 @@ class _Conversion:
         self._add_parameters()
         self._add_constants()
         for node in self.program.nodes:
-            self._convert(node)
+            try:
+                self._convert(node)
+            except CaptureError as error:
+                error.node = node.name
+                raise
         num_outputs = 1 + max(recycled.values(), default=0)
         return self.builder.build(
             self._output(0, num_outputs),

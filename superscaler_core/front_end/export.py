@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import itertools
+import logging
 import operator
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -16,29 +19,36 @@ import torch
 import torch.fx.config
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.effects import watched
 from superscaler_core.front_end.functions import TARGET, FunctionCall, functions_as_ops
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
+from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue, place_of
+from superscaler_core.front_end.user_line import line_of_error, line_of_trace
 
 # Checks that export inserts; they compute nothing.
 _CHECKS = ("aten._assert_tensor_metadata.default",)
 
 
-def trace(model: nn.Module, call: ModelCall) -> TracedProgram:
+def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedProgram:
     """Trace a forward pass; nothing is computed, so meta tensors suffice.
+
+    Args:
+        model: to be traced.
+        call: its arguments.
+        lines: whether to record the user's line behind every node, which costs a tenth of the time.
 
     Raises:
         CaptureError: tracing cannot follow the model.
     """
     with functions_as_ops() as calls:
-        exported = _exported(model, call)
+        exported = _exported(model, call, lines)
     return _Reader(exported, calls).program()
 
 
-def _exported(model: nn.Module, call: ModelCall) -> Any:
+def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
     if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         raise CaptureError(
             f"{type(model).__name__} is captured under torch.autocast, whose casts are not traced; "
@@ -52,23 +62,36 @@ def _exported(model: nn.Module, call: ModelCall) -> Any:
             warnings.catch_warnings(),
             watched(refused, hints),
             torch.enable_grad(),
-            _no_stack_traces(),
+            _stack_traces(lines),
             call.returning_loss(model),
+            _quiet(),
         ):
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
     except Exception as error:
-        raise CaptureError(_why(model, error, [*refused, *hints])) from error
+        raise CaptureError(_why(model, error, [*refused, *hints])) from None
     if refused:
         raise CaptureError(f"{type(model).__name__}: {refused[0]}.")
     return exported
 
 
 @contextmanager
-def _no_stack_traces() -> Iterator[None]:
-    """Trace without source lines of nodes: they are unused, and cost a tenth of the time."""
+def _quiet() -> Iterator[None]:
+    """If tracing fails, torch prints the graph up to there, and warns of its own variables."""
+    logger = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    was_off, logger.disabled = logger.disabled, True
+    try:
+        with redirect_stderr(io.StringIO()) as said:
+            yield
+        sys.stderr.write(said.getvalue())
+    finally:
+        logger.disabled = was_off
+
+
+@contextmanager
+def _stack_traces(are_kept: bool) -> Iterator[None]:
     before = getattr(torch.fx.config, _NO_STACK_TRACES, False)
-    setattr(torch.fx.config, _NO_STACK_TRACES, True)
+    setattr(torch.fx.config, _NO_STACK_TRACES, not are_kept)
     try:
         yield
     finally:
@@ -130,10 +153,10 @@ class _Reader:
             elif node.target is torch.ops.higher_order.wrap_with_autocast:
                 _, _, is_on, _, body, *args = node.args
                 if is_on:
-                    path, kind = _module(node)
-                    raise CaptureError(
-                        f"module {path!r} ({kind}) runs under torch.autocast, whose casts are not "
-                        "traced; cast explicitly (x.to(dtype)), or capture the model in that dtype."
+                    raise _refused(
+                        node,
+                        f"{_where(node)} runs under torch.autocast, whose casts are not traced; "
+                        "cast explicitly (x.to(dtype)), or capture the model in that dtype.",
                     )
                 yield from self._inlined(module, node, body, args, with_grad)
             elif str(node.target) in _CHECKS:
@@ -141,10 +164,10 @@ class _Reader:
             elif isinstance(node.target, torch._ops.OpOverload):
                 yield self._node(node, with_grad)
             else:
-                path, kind = _module(node)
-                raise CaptureError(
-                    f"{node.target} in module {path!r} ({kind}) holds a program of its own, which "
-                    "is not supported; call what it does directly, or put it behind @register_op."
+                raise _refused(
+                    node,
+                    f"{node.target} in {_where(node)} holds a program of its own, which is not "
+                    "supported; call what it does directly, or put it behind @register_op.",
                 )
 
     def _inlined(
@@ -200,6 +223,7 @@ class _Reader:
             with_grad=with_grad,
             is_passed_on=not (with_grad or mutates or is_function) and _is_passed_on(node),
             run=run,
+            line=_line(node),
         )
 
     def _outputs(self, node: fx.Node) -> tuple[TracedValue, ...]:
@@ -211,10 +235,10 @@ class _Reader:
             *(n for t in tensors for n in t.shape),
         ]
         if any(isinstance(n, torch.SymInt | torch.SymFloat | torch.SymBool) for n in numbers):
-            path, kind = _module(node)
-            raise CaptureError(
-                f"{node.target} in module {path!r} ({kind}) makes a number or a shape that depends "
-                "on values; put what calls it into a function under @register_op."
+            raise _refused(
+                node,
+                f"{node.target} in {_where(node)} makes a number or a shape that depends on "
+                "values; put what calls it into a function under @register_op.",
             )
         return tuple(map(_value, tensors))
 
@@ -300,23 +324,42 @@ def _module(node: fx.Node) -> tuple[str, str]:
     return re.sub(r"@\d+", "", path), name.rpartition(".")[2]
 
 
+def _refused(node: fx.Node, why: str) -> CaptureError:
+    error = CaptureError(f"{why}{_line(node)}")
+    error.node = node.name
+    return error
+
+
+def _line(node: fx.Node) -> str:
+    return line_of_trace(node.meta.get("stack_trace") or "")
+
+
+def _where(node: fx.Node) -> str:
+    return place_of(*_module(node))
+
+
 def _why(model: nn.Module, error: Exception, known: Sequence[str]) -> str:
-    """Why tracing failed, and in which module: the last one whose code was running."""
+    """Why tracing failed, in which module (the last one whose code was running), and at which line
+    of the user's.
+    """
     paths = {id(module): path for path, module in model.named_modules()}
     place, at = "the model itself", error.__traceback__
     while at is not None:
         place = _place(model, at, paths) or place
         at = at.tb_next
+    line = line_of_error(error.__traceback__)
     if known or isinstance(error, CaptureError):
-        return f"{place}: {known[0] if known else error}".rstrip(".") + "."
-    reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-    return (
-        f"tracing cannot follow {place}: {type(error).__name__}: {reason.strip()} If what it does "
-        "depends on the values of tensors, put that into a function under @register_op."
-    )
+        return f"{place}: {known[0] if known else error}".rstrip(".") + f".{line}"
+    reason = next((text for text in str(error).splitlines() if text.strip()), repr(error)).strip()
+    if isinstance(error, GuardOnDataDependentSymNode):
+        reason = (
+            "what it does depends on the values of tensors; put that into a function under "
+            "@register_op."
+        )
+    return f"tracing cannot follow {place}: {type(error).__name__}: {reason}{line}"
 
 
 def _place(model: nn.Module, at: TracebackType, paths: Mapping[int, str]) -> str | None:
     running = at.tb_frame.f_locals.get("self")
     path = paths.get(id(running))
-    return f"module {path!r} ({type(running).__name__})" if path else None
+    return place_of(path, type(running).__name__) if path else None

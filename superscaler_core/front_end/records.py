@@ -44,6 +44,7 @@ class Node:
         with_grad: gradients are recorded here.
         is_passed_on: it returns one of its arguments itself, where no gradients are recorded.
         run: computes it on the CPU, from all arguments by name.
+        line: the user's line that calls it, as text; empty if the tracing did not record it.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Node:
     with_grad: bool
     is_passed_on: bool
     run: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    line: str = ""
 
     @property
     def base(self) -> str:
@@ -70,7 +72,12 @@ class Node:
     @property
     def place(self) -> str:
         """Its module, for messages."""
-        return f"module {self.module!r} ({self.module_type})" if self.module else "the model itself"
+        return place_of(self.module, self.module_type)
+
+
+def place_of(path: str, kind: str) -> str:
+    """A module by its path and class, for messages."""
+    return f"module {path!r} ({kind})" if path else "the model itself"
 
 
 @dataclass(frozen=True, slots=True)

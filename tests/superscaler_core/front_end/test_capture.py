@@ -1,5 +1,6 @@
 """Capture: names, tied weights, constants, modes, and errors that say what to do."""
 
+import re
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class Net(nn.Module):
         self.line = nn.Linear(6, 6).double()
         self.body = body
         for name, value in buffers.items():
-            self.register_buffer(name, value)
+            (self.add_module if isinstance(value, nn.Module) else self.register_buffer)(name, value)
 
     def forward(self, x):
         return self.body(self, x)
@@ -381,3 +382,42 @@ def test_inputs_and_model_are_not_changed():
     capture(model, (X,))
     assert torch.equal(X, copy)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+class Branches(nn.Module):
+    def forward(self, y):
+        return y if y.sum() > 0 else -y
+
+
+class Draws(nn.Module):
+    def forward(self, y):
+        return y + torch.randn_like(y)
+
+
+class Counts(nn.Module):
+    def forward(self, y):
+        return y * y.argmax().item()
+
+
+class Wrong(nn.Linear):
+    def forward(self, y):
+        return super().forward(y, y)
+
+
+@pytest.mark.parametrize(
+    ("step", "line"),
+    [
+        (Branches(), "return y if y.sum() > 0 else -y"),
+        (Draws(), "return y + torch.randn_like(y)"),
+        (Counts(), "return y * y.argmax().item()"),
+        (Wrong(6, 6), "return super().forward(y, y)"),
+    ],
+)
+def test_an_error_is_short_and_quotes_the_users_line(step, line, capfd):
+    with pytest.raises(CaptureError, match=re.escape(line)) as caught:
+        capture(Net(lambda net, x: net.step(net.line(x)).sum(), step=step), (X,))
+    assert "(test_capture.py:" in str(caught.value)
+    assert len(str(caught.value)) < 400
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    out, err = capfd.readouterr()
+    assert not out + err
