@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superscaler_core.front_end.call import Call, text
+from superscaler_core.front_end.call import Call, broadcast_to, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -18,11 +18,13 @@ def attention(call: Call) -> PTensor:
         # Query head (g r) reads key head g: cut by groups, each part has its own.
         q_batch[-1], kv_batch[-1] = "(g r)", "g"
     inputs = [q, k, v]
-    operands = [[*q_batch, "l", "e^"], [*kv_batch, "t^", "e^"], [*kv_batch, "t^", "d"]]
+    operands = [text([*q_batch, "l", "e^"]), text([*kv_batch, "t^", "e^"]),
+                text([*kv_batch, "t^", "d"])]  # fmt: skip
     if mask is not None:
         inputs.append(mask)
-        operands.append(_mask_dims(mask, [*q_batch, "l", "t^"], (*q.shape[:-1], k.shape[-2])))
-    annotation = f"{', '.join(map(text, operands))} -> {text([*q_batch, 'l', 'd'])}"
+        scores = [*q_batch, "l", "t^"]
+        operands.append(broadcast_to(mask.shape, scores, (*q.shape[:-1], k.shape[-2])))
+    annotation = f"{', '.join(operands)} -> {text([*q_batch, 'l', 'd'])}"
     # Two products over keys: 2 (e + d) operations where the loops e and d make e * d iterations.
     width, value_width = q.shape[-1], v.shape[-1]
     flops = 2.0 * (1 / width + 1 / value_width) / (2 if call["is_causal"] else 1)
@@ -49,9 +51,3 @@ def _code(call: Call, inputs: list[PTensor]) -> str:
         words += [f"p={call['dropout_p']}", "seed={seed}",
                   "lo=(*{in0.lo}[:-1], 0)", f"shape={shape}"]  # fmt: skip
     return f"ops.attention({', '.join(words)})"
-
-
-def _mask_dims(mask: PTensor, dims: list[str], sizes: tuple[int, ...]) -> list[str]:
-    skipped = len(dims) - len(mask.shape)
-    pairs = zip(dims[skipped:], mask.shape, sizes[skipped:], strict=True)
-    return ["1" if size != wanted else dim for dim, size, wanted in pairs]

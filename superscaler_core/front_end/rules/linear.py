@@ -5,7 +5,7 @@ If the bias were part of the product, every part of the reduction loop would add
 
 from __future__ import annotations
 
-from superscaler_core.front_end.call import Call, names, text
+from superscaler_core.front_end.call import Call, broadcast_to, names, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import PTensor
@@ -28,21 +28,14 @@ def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
     rank = len(x.shape)
     dims = names(rank)
     if len(bias.shape) != 1 or dim == -1:
-        return call.op("add_bias", f"{text(dims)}, {_lined_up(bias, x)} -> {text(dims)}", (x, bias),
+        added = broadcast_to(bias.shape, dims, x.shape)
+        return call.op("add_bias", f"{text(dims)}, {added} -> {text(dims)}", (x, bias),
                        "{x0} + {x1}", shape=x.shape, saves=())  # fmt: skip
     after = ", None" * (rank - 1 - dim % rank)
     return call.op(
         "add_bias", f"{text(dims)}, {dims[dim]} -> {text(dims)}", (x, bias),
         f"{{x0}} + {{x1}}[:{after}]", shape=x.shape, saves=(),
     )  # fmt: skip
-
-
-def _lined_up(tensor: PTensor, out: PTensor) -> str:
-    """The dims of a tensor that broadcasts to ``out``."""
-    dims = names(len(out.shape))[len(out.shape) - len(tensor.shape) :]
-    sizes = out.shape[len(out.shape) - len(tensor.shape) :]
-    pairs = zip(dims, tensor.shape, sizes, strict=True)
-    return text("1" if size != wanted else dim for dim, size, wanted in pairs)
 
 
 @rule("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default",

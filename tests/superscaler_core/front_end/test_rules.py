@@ -1,6 +1,8 @@
 """Every rule: the graph computes what the model does, and so do the parts of every loop."""
 
+import random
 import re
+from math import prod
 
 import pytest
 import torch
@@ -72,6 +74,8 @@ CASES = [
      "torch.ops.aten.elu.default({x0}, 0.5)"),
     ("where", lambda x, y: torch.where(x > y, x, 0.0), (X, Y), "b s h, b s h -> b s h",
      "torch.where({x0}, {x1}, 0.0)"),
+    ("and", lambda x, y: x.masked_fill((x > 0) & (y > 0) | (y < -1), 0.0), (X, ROW),
+     "b s h -> b s h", "{x0} & {x1}"),
     ("masked_fill", lambda x: x.masked_fill(x > 0, float("-inf")).exp(), (X,), "b s h -> b s h",
      '{x0}.masked_fill({x1}, float("-inf"))'),
     ("clamp", lambda x: x.clamp(min=-0.5, max=0.5), (X,), "b s h -> b s h",
@@ -162,6 +166,21 @@ CASES = [
     ("index_select", lambda x, i: x.index_select(1, i), (X, ints(3, 5)), "b s^ h, n0 -> b n0 h",
      "{x0}[:, {x1}]"),
     ("index", lambda x, i: x[i], (X, ints(2, 3, 2)), "b^ s h, n0 n1 -> n0 n1 s h", "{x0}[{x1}]"),
+    ("index by several", lambda x, i, j: x[i, :, j], (X, ints(2, 5, 1), ints(4, 3)),
+     "b^ s h^, n0 1, n1 -> n0 n1 s", "{x0}[{x1}, :, {x2}]"),
+    ("index beside each other", lambda x, i: x[:, i, i[:, None]], (X, ints(3, 5)),
+     "b -> b 1", "{x0}[:, {x1}, {x2}]"),
+    ("index by arange", lambda x: x[torch.arange(2)[:, None, None], torch.arange(3)], (X,),
+     "n0 n2 h -> n0 1 n2 h", "{x0}.permute([0, 1, 2]).reshape({out0.shape})"),
+    ("index by arange of the last dims",
+     lambda x: x[:, torch.arange(3), torch.arange(4)[:, None]], (X,), "b n1 n0 -> b n0 n1",
+     "{x0}.permute([0, 2, 1])"),
+    ("index of each row", lambda x, i: x[torch.arange(2), i], (X, ints(3, 2)),
+     "n0 s^ h, n0 -> n0 h", "{x0}[torch.arange({size[n0]}, device={x0}.device)[:], {x1}]"),
+    ("index by a part of arange", lambda x: x[:, torch.arange(2)], (X,), "b s^ h, n0 -> b n0 h",
+     "{x0}[:, {x1}]"),
+    ("index of a diagonal", lambda x: x[torch.arange(3), torch.arange(3)], (floats(3, 3),),
+     "n0 s^, n0 -> n0", "{x1}]"),
     # norms
     ("layer_norm", lambda x, w, b: F.layer_norm(x, (4,), w, b), (X, ROW, floats(4)),
      "b s h^, h^, h^ -> b s h^", "F.layer_norm({x0}, (4,), weight={x1}, bias={x2}, eps=1e-05)"),
@@ -294,6 +313,42 @@ def test_rule_is_exact_on_the_whole_and_on_parts(name, function, tensors, annota
         grads = [torch.autograd.grad(y, wanted, allow_unused=True) for y in (found, expected)]
         torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-13)
     values = values_of(graph, integers, parameters)
+    for op in graph.ops:
+        check_splits(op, [values[t] for t in op.inputs])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_indexing_is_that_of_torch_for_any_index_tensors(seed):
+    draw = random.Random(seed)
+    shape = [draw.choice((1, 2, 3, 5)) for _ in range(draw.randint(1, 4))]
+    sizes = [draw.choice((1, draw.choice(shape), 4)) for _ in range(draw.randint(1, 3))]
+    chosen = sorted(draw.sample(range(len(shape)), draw.randint(1, len(shape))))
+
+    def numbers(size):
+        """Numbers of a dim: all in order along a dim of the result, or any."""
+        fitting = [i for i, n in enumerate(sizes) if n == size]
+        if fitting and draw.random() < 0.7:
+            form = [1] * len(sizes)
+            form[draw.choice(fitting)] = size
+            return torch.arange(size).reshape(form)
+        form = [n if draw.random() < 0.6 else 1 for n in sizes][draw.randrange(len(sizes)) :]
+        return torch.tensor([draw.randrange(-size, size) for _ in range(prod(form))]).reshape(form)
+
+    tensors = {dim: numbers(shape[dim]) for dim in chosen}
+    fixed = {dim: draw.random() < 0.7 for dim in chosen}
+    given = [t for dim, t in tensors.items() if not fixed[dim]]
+
+    def function(x, *inputs):
+        left = iter(inputs)
+        at = {dim: tensors[dim].clone() if fixed[dim] else next(left) for dim in chosen}
+        return x[tuple(at.get(dim, slice(None)) for dim in range(len(shape)))]
+
+    model = Apply(function, [floats(*shape), *given])
+    graph = capture(model, given)
+    parameters = dict(model.named_parameters())
+    expected, found = model(*given), evaluate(graph, given, parameters)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    values = values_of(graph, given, parameters)
     for op in graph.ops:
         check_splits(op, [values[t] for t in op.inputs])
 
