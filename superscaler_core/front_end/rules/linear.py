@@ -45,8 +45,8 @@ def matmul(call: Call) -> PTensor:
     return product(call, x, y)
 
 
-def product(call: Call, x: PTensor, y: PTensor) -> PTensor:
-    """``x @ y``, with broadcast batch dims."""
+def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
+    """``x @ y`` times a number, with broadcast batch dims."""
     rows = ["m"] if len(x.shape) > 1 else []
     columns = ["n"] if len(y.shape) > 1 else []
     batch = names(max(len(x.shape), len(y.shape), 2) - 2)
@@ -56,7 +56,7 @@ def product(call: Call, x: PTensor, y: PTensor) -> PTensor:
     return call.op(
         "matmul",
         f"{text([*x_batch, *rows, 'k+'])}, {text([*y_batch, 'k+', *columns])} -> {out}",
-        (x, y), "{x0} @ {x1}", flops=2.0,
+        (x, y), "{x0} @ {x1}" if scale == 1 else f"{scale} * ({{x0}} @ {{x1}})", flops=2.0,
     )  # fmt: skip
 
 
@@ -72,9 +72,11 @@ def _batch(batch: list[str], mine: tuple[int, ...], other: tuple[int, ...]) -> l
 @rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
 def added_matmul(call: Call) -> PTensor:
     bias, x, y = (t for t in call.args.values() if isinstance(t, PTensor))
-    if (call["beta"], call["alpha"]) != (1, 1):
-        raise call.error("beta and alpha other than 1 are not supported; scale the operands.")
-    return add_bias(call, product(call, x, y), bias)
+    if call["beta"] != 1:
+        dims = text(names(len(bias.shape)))
+        code = f"{{x0}} * {call['beta']}"
+        bias = call.op("mul", f"{dims} -> {dims}", (bias,), code, shape=bias.shape, saves=())
+    return add_bias(call, product(call, x, y, call["alpha"]), bias)
 
 
 @rule("aten.einsum.default")
