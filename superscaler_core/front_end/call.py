@@ -187,6 +187,17 @@ def text(dims: Iterable[str]) -> str:
     return " ".join(dims) or "()"
 
 
+def broadcast_to(shape: Sequence[int], dims: Sequence[str], sizes: Sequence[int]) -> str:
+    """The operand of a tensor of this shape that broadcasts to dims of these sizes.
+
+    >>> broadcast_to((1, 5), ["b", "s", "h"], (2, 3, 5))
+    '1 h'
+    """
+    skipped = len(dims) - len(shape)
+    pairs = zip(dims[skipped:], shape, sizes[skipped:], strict=True)
+    return text("1" if size != wanted else dim for dim, size, wanted in pairs)
+
+
 def dim_of(dim: int, rank: int) -> int:
     """A dim counted from the front."""
     return dim % max(rank, 1)

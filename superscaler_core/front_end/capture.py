@@ -32,8 +32,8 @@ def capture(
     """Capture a model's forward pass on one microbatch as a graph, which has its gradients.
 
     The model is traced, not run: it may be on the meta device. It is captured in its present mode,
-    ``train()`` or ``eval()``. A mean cross entropy is over all labels: one of -100, which torch
-    ignores, is an error when the graph runs (``ops.cross_entropy``).
+    ``train()`` or ``eval()``. A mean cross entropy is over the labels that are not ignored, as in
+    torch; devices that share a microbatch add up their numbers of labels before its backward.
 
     Args:
         model: its ``forward`` returns a scalar loss, alone, first in a tuple, or by the name

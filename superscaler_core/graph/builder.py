@@ -10,7 +10,7 @@ from superscaler_core.errors import AnnotationError, PlanError
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.invocation import Invocation
-from superscaler_core.graph.tensor import PARAMETER, PTensor
+from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
 
 
 @dataclass
@@ -48,6 +48,10 @@ class GraphBuilder:
         made = PTensor(self._unique(name), tuple(shape), dtype, "constant", False)
         self._constants[made.name] = value
         return made
+
+    def value_of(self, tensor: PTensor) -> Any:
+        """The value of a constant; None of any other tensor."""
+        return self._constants.get(tensor.name) if tensor.kind == CONSTANT else None
 
     def note(self, text: str) -> None:
         """Note a difference between what the graph computes and what the model computes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from superscaler_core.front_end.call import Call, text
+from superscaler_core.front_end.call import Call, broadcast_to, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -10,19 +10,23 @@ from superscaler_core.graph.tensor import PTensor
 @rule("aten.scaled_dot_product_attention")
 def attention(call: Call) -> PTensor:
     q, k, v, mask = (call[name] for name in ("query", "key", "value", "attn_mask"))
-    batch = ["b", "h", "s", "f", "i"][: len(q.shape) - 2]
-    if any(t.shape[:-3] != q.shape[:-3] for t in (k, v)):
-        raise call.error("batch dims that broadcast are not supported; expand them first.")
-    q_batch, kv_batch = list(batch), list(batch)
+    lead, queries, keys = call.shape[:-2], q.shape[-2], k.shape[-2]
+    batch = ["b", "h", "s", "f", "i"][: len(lead)]
+    kv_batch, kv_lead = list(batch), lead
     if call["enable_gqa"]:
         # Query head (g r) reads key head g: cut by groups, each part has its own.
-        q_batch[-1], kv_batch[-1] = "(g r)", "g"
+        batch[-1], kv_batch[-1] = "(g r)", "g"
+        kv_lead = (*lead[:-1], k.shape[-3])
     inputs = [q, k, v]
-    operands = [[*q_batch, "l", "e^"], [*kv_batch, "t^", "e^"], [*kv_batch, "t^", "d"]]
+    operands = [
+        broadcast_to(q.shape, [*batch, "l", "e^"], (*lead, *q.shape[-2:])),
+        broadcast_to(k.shape, [*kv_batch, "t^", "e^"], (*kv_lead, *k.shape[-2:])),
+        broadcast_to(v.shape, [*kv_batch, "t^", "d"], (*kv_lead, *v.shape[-2:])),
+    ]
     if mask is not None:
         inputs.append(mask)
-        operands.append(_mask_dims(mask, [*q_batch, "l", "t^"], (*q.shape[:-1], k.shape[-2])))
-    annotation = f"{', '.join(map(text, operands))} -> {text([*q_batch, 'l', 'd'])}"
+        operands.append(broadcast_to(mask.shape, [*batch, "l", "t^"], (*lead, queries, keys)))
+    annotation = f"{', '.join(operands)} -> {text([*batch, 'l', 'd'])}"
     # Two products over keys: 2 (e + d) operations where the loops e and d make e * d iterations.
     width, value_width = q.shape[-1], v.shape[-1]
     flops = 2.0 * (1 / width + 1 / value_width) / (2 if call["is_causal"] else 1)
@@ -33,7 +37,7 @@ def attention(call: Call) -> PTensor:
 
 
 def _code(call: Call, inputs: list[PTensor]) -> str:
-    q, k = inputs[:2]
+    k = inputs[1]
     words = [f"{{x{i}}}" for i in range(len(inputs))]
     given = {
         name: call[name] for name in ("scale", "enable_gqa") if call[name] not in (None, False)
@@ -45,13 +49,7 @@ def _code(call: Call, inputs: list[PTensor]) -> str:
         words += ["first={start[l]}", "is_causal=True"]
     words += [f"{name}={value}" for name, value in given.items()]
     if call["dropout_p"] > 0:
-        shape = (*q.shape[:-1], k.shape[-2])
+        shape = (*call.shape[:-1], k.shape[-2])
         words += [f"p={call['dropout_p']}", "seed={seed}",
                   "lo=(*{in0.lo}[:-1], 0)", f"shape={shape}"]  # fmt: skip
     return f"ops.attention({', '.join(words)})"
-
-
-def _mask_dims(mask: PTensor, dims: list[str], sizes: tuple[int, ...]) -> list[str]:
-    skipped = len(dims) - len(mask.shape)
-    pairs = zip(dims[skipped:], mask.shape, sizes[skipped:], strict=True)
-    return ["1" if size != wanted else dim for dim, size, wanted in pairs]

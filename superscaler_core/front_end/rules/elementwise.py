@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Formatter
 
-from superscaler_core.front_end.call import Call, names, text
+from superscaler_core.front_end.call import Call, broadcast_to, names, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
+
+_SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+          "__and__": "&", "__or__": "|", "__xor__": "^"}  # fmt: skip
 
 # The first template with a field for every given argument is used.
 _TEMPLATES: dict[str, tuple[str, ...]] = {
@@ -45,7 +48,7 @@ _TEMPLATES: dict[str, tuple[str, ...]] = {
     "aten.hardswish.default": ("F.hardswish({self})",),
 } | {
     f"aten.{name}.{overload}": (f"{{self}} {sign} {{other}}",)
-    for name, sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items()
+    for name, sign in _SIGNS.items()
     for overload in ("Tensor", "Scalar")
 }
 
@@ -56,7 +59,8 @@ _SAVES_MASK = {"where", "masked_fill"}
 # Pointwise ops that torch does not tag as such.
 _UNTAGGED = ("aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar",
              "aten.log_sigmoid.default", "aten.hardswish.default", "aten.selu.default",
-             "aten.celu.default", "aten.clamp.Tensor", "aten.square.default")  # fmt: skip
+             "aten.celu.default", "aten.clamp.Tensor", "aten.square.default",
+             "aten.__and__", "aten.__or__", "aten.__xor__")  # fmt: skip
 
 
 @rule("pointwise", *_UNTAGGED)
@@ -73,12 +77,8 @@ def pointwise(call: Call) -> PTensor:
 def broadcast(inputs: Sequence[PTensor], out: tuple[int, ...]) -> str:
     """The annotation of an op whose inputs broadcast to the output."""
     dims = names(len(out))
-    operands = []
-    for tensor in inputs:
-        skipped = len(out) - len(tensor.shape)
-        pairs = zip(dims[skipped:], tensor.shape, out[skipped:], strict=True)
-        operands.append(text("1" if size != wanted else dim for dim, size, wanted in pairs))
-    return f"{', '.join(operands)} -> {text(dims)}"
+    operands = ", ".join(broadcast_to(t.shape, dims, out) for t in inputs)
+    return f"{operands} -> {text(dims)}"
 
 
 def _code(call: Call, inputs: Sequence[PTensor]) -> str:

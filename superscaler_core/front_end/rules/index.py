@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from superscaler_core.front_end.call import Call, dim_of, fixed, names, text
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from superscaler_core.front_end.call import Call, broadcast_to, dim_of, names, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -55,22 +59,66 @@ def scatter(call: Call) -> PTensor:
 
 
 @rule("aten.index_select", "aten.index.Tensor")
-def index_select(call: Call) -> PTensor:
-    """``x[:, numbers]``; indexing with several tensors has no rule."""
-    x = call["self"]
-    if "dim" in call.args:
-        dim, numbers = dim_of(call["dim"], len(x.shape)), call["index"]
-    else:
-        found = [(i, t) for i, t in enumerate(call["indices"]) if t is not None]
-        if len(found) != 1 or found[0][1].dtype == "bool":
-            raise call.error(
-                "only one tensor of numbers is supported as an index; use gather or where."
-            )
-        dim, numbers = found[0]
-    dims = names(len(x.shape))
-    chosen = [f"n{i}" for i in range(len(numbers.shape))]
-    out = [*dims[:dim], *chosen, *dims[dim + 1 :]]
+def index(call: Call) -> PTensor:
+    """``x[..., numbers, ...]``, with any number of index tensors that broadcast to one shape.
+
+    An index tensor of all numbers of its dim in order, such as ``arange(batch)[:, None]``, changes
+    no element along it: the dim remains a loop, which is cut like any other. If all index tensors
+    are of this kind, the result is a view.
+    """
+    x: PTensor = call["self"]
+    given = {call["dim"]: call["index"]} if "dim" in call.args else dict(enumerate(call["indices"]))
+    at = {dim_of(dim, len(x.shape)): t for dim, t in given.items() if t is not None}
+    rank = max(len(t.shape) for t in at.values())
+    first, last = min(at), max(at)
+    # Where the indexed dims lie apart, their result comes first; so numpy defines it.
+    place = first if last - first + 1 == len(at) else 0
+    chosen = [f"n{i}" for i in range(rank)]
+    wanted = call.shape[place : place + rank]
+    same = _unchanged(call, x, at, wanted)
+    dims = [
+        chosen[same[d]] if d in same else f"{name}^" if d in at else name
+        for d, name in enumerate(names(len(x.shape)))
+    ]
+    kept = [name for d, name in enumerate(dims) if d not in at]
+    out = [*kept[:place], *chosen, *kept[place:]]
+    if len(same) == len(at):
+        order = [*sorted(same, key=lambda d: same[d])]
+        before = [d for d in range(len(dims)) if d not in at]
+        order = [*before[:place], *order, *before[place:]]
+        unit = {f"n{i}" for i in range(rank)} - set(dims)
+        return call.op(
+            "index", f"{text(dims)} -> {text('1' if d in unit else d for d in out)}", (x,),
+            f"{{x0}}.permute({order}).reshape({{out0.shape}})", saves=(), flops=0.0,
+        )  # fmt: skip
+    inputs = [x, *dict.fromkeys(t for d, t in at.items() if d not in same)]
+    operands = [text(dims), *(broadcast_to(t.shape, chosen, wanted) for t in inputs[1:])]
+    words = [":"] * (last + 1)
+    for d, tensor in at.items():
+        words[d] = f"{{x{inputs.index(tensor)}}}" if d not in same else _arange(same[d], rank)
     return call.op(
-        "index", f"{text(fixed(dims, [dim]))}, {text(chosen)} -> {text(out)}", (x, numbers),
-        f"{{x0}}[{':, ' * dim}{{x1}}]", saves=(1,),
+        "index", f"{', '.join(operands)} -> {text(out)}", inputs,
+        f"{{x0}}[{', '.join(words)}]", saves=range(1, len(inputs)),
     )  # fmt: skip
+
+
+def _arange(along: int, rank: int) -> str:
+    """Code of the numbers of a loop's local iterations, along one dim of the index tensors."""
+    form = ", ".join(":" if i == along else "None" for i in range(rank))
+    return f"torch.arange({{size[n{along}]}}, device={{x0}}.device)[{form}]"
+
+
+def _unchanged(
+    call: Call, x: PTensor, at: Mapping[int, PTensor], sizes: Sequence[int]
+) -> dict[int, int]:
+    """The dims of which every number is read once, in order: by which dim of the index tensors."""
+    found: dict[int, int] = {}
+    for dim, tensor in at.items():
+        value, size = call.builder.value_of(tensor), x.shape[dim]
+        lined_up = (1,) * (len(sizes) - len(tensor.shape)) + tensor.shape
+        along = next((i for i, n in enumerate(lined_up) if n == size == sizes[i]), None)
+        if value is None or along is None or along in found.values() or value.numel() != size:
+            continue
+        if torch.equal(value.flatten(), torch.arange(size)):
+            found[dim] = along
+    return found

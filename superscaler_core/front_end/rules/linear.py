@@ -5,7 +5,7 @@ If the bias were part of the product, every part of the reduction loop would add
 
 from __future__ import annotations
 
-from superscaler_core.front_end.call import Call, names, text
+from superscaler_core.front_end.call import Call, broadcast_to, names, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import PTensor
@@ -28,21 +28,14 @@ def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
     rank = len(x.shape)
     dims = names(rank)
     if len(bias.shape) != 1 or dim == -1:
-        return call.op("add_bias", f"{text(dims)}, {_lined_up(bias, x)} -> {text(dims)}", (x, bias),
+        added = broadcast_to(bias.shape, dims, x.shape)
+        return call.op("add_bias", f"{text(dims)}, {added} -> {text(dims)}", (x, bias),
                        "{x0} + {x1}", shape=x.shape, saves=())  # fmt: skip
     after = ", None" * (rank - 1 - dim % rank)
     return call.op(
         "add_bias", f"{text(dims)}, {dims[dim]} -> {text(dims)}", (x, bias),
         f"{{x0}} + {{x1}}[:{after}]", shape=x.shape, saves=(),
     )  # fmt: skip
-
-
-def _lined_up(tensor: PTensor, out: PTensor) -> str:
-    """The dims of a tensor that broadcasts to ``out``."""
-    dims = names(len(out.shape))[len(out.shape) - len(tensor.shape) :]
-    sizes = out.shape[len(out.shape) - len(tensor.shape) :]
-    pairs = zip(dims, tensor.shape, sizes, strict=True)
-    return text("1" if size != wanted else dim for dim, size, wanted in pairs)
 
 
 @rule("aten.matmul.default", "aten.mm.default", "aten.bmm.default", "aten.mv.default",
@@ -52,8 +45,8 @@ def matmul(call: Call) -> PTensor:
     return product(call, x, y)
 
 
-def product(call: Call, x: PTensor, y: PTensor) -> PTensor:
-    """``x @ y``, with broadcast batch dims."""
+def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
+    """``x @ y`` times a number, with broadcast batch dims."""
     rows = ["m"] if len(x.shape) > 1 else []
     columns = ["n"] if len(y.shape) > 1 else []
     batch = names(max(len(x.shape), len(y.shape), 2) - 2)
@@ -63,7 +56,7 @@ def product(call: Call, x: PTensor, y: PTensor) -> PTensor:
     return call.op(
         "matmul",
         f"{text([*x_batch, *rows, 'k+'])}, {text([*y_batch, 'k+', *columns])} -> {out}",
-        (x, y), "{x0} @ {x1}", flops=2.0,
+        (x, y), "{x0} @ {x1}" if scale == 1 else f"{scale} * ({{x0}} @ {{x1}})", flops=2.0,
     )  # fmt: skip
 
 
@@ -79,9 +72,11 @@ def _batch(batch: list[str], mine: tuple[int, ...], other: tuple[int, ...]) -> l
 @rule("aten.addmm.default", "aten.baddbmm.default", "aten.addmv.default")
 def added_matmul(call: Call) -> PTensor:
     bias, x, y = (t for t in call.args.values() if isinstance(t, PTensor))
-    if (call["beta"], call["alpha"]) != (1, 1):
-        raise call.error("beta and alpha other than 1 are not supported; scale the operands.")
-    return add_bias(call, product(call, x, y), bias)
+    if call["beta"] != 1:
+        dims = text(names(len(bias.shape)))
+        code = f"{{x0}} * {call['beta']}"
+        bias = call.op("mul", f"{dims} -> {dims}", (bias,), code, shape=bias.shape, saves=())
+    return add_bias(call, product(call, x, y, call["alpha"]), bias)
 
 
 @rule("aten.einsum.default")

@@ -1,4 +1,4 @@
-"""Losses: a local mean is scaled by its share of all elements, so that parts are summed."""
+"""Losses: each part of a mean divides by the number of all elements, so that parts are summed."""
 
 from __future__ import annotations
 
@@ -13,82 +13,82 @@ _REDUCTIONS = ("none", "mean", "sum")
 
 @rule("aten.cross_entropy_loss")
 def cross_entropy(call: Call) -> PTensor:
-    """Cross entropy of scores by class; the classes stay whole.
-
-    Whether a label is torch's default of -100, "ignore", is unknown at capture. The mean is over
-    all labels, and a label of -100 is an error at run time. Other values of ``ignore_index`` count.
-    """
-    scores, labels = call["self"], call["target"]
-    if call["weight"] is not None:
-        raise call.error("class weights are not supported; weigh the losses of reduction='none'.")
-    rank = len(scores.shape)
-    dims = names(rank - 1)
-    classes = ["v^"] if rank == 1 else [dims[0], "v^", *dims[1:]]
-    is_class = labels.shape != scores.shape or not labels.dtype.startswith(("float", "bfloat"))
-    reduction, smoothing = _REDUCTIONS[call["reduction"]], call["label_smoothing"]
+    """Cross entropy of scores by class; the classes stay whole."""
+    scores, labels, smoothing = call["self"], call["target"], call["label_smoothing"]
     more = f", label_smoothing={smoothing}" if smoothing else ""
-    if call["ignore_index"] != -100 and is_class:
-        return _ignoring(call, classes, dims, more)
-    if reduction == "none":
-        annotation = f"{text(classes)}, {text(dims if is_class else classes)} -> {text(dims)}"
-        return call.op("cross_entropy", annotation, (scores, labels),
-                       f'F.cross_entropy({{x0}}, {{x1}}, reduction="none"{more})')  # fmt: skip
-    code = f"ops.cross_entropy({{x0}}, {{x1}}, num_labels={_num_labels(scores)}{more})"
-    if reduction == "sum":
-        code = f'F.cross_entropy({{x0}}, {{x1}}, reduction="sum"{more})'
-    return _summed(call, classes, dims if is_class else classes, code)
+    if labels.shape == scores.shape and labels.dtype.startswith(("float", "bfloat")):
+        return _of_probabilities(call, more)
+    return _of_labels(call, "cross_entropy", more)
 
 
-def _num_labels(scores: PTensor) -> int:
-    return prod(scores.shape) // scores.shape[1 if len(scores.shape) > 1 else 0]
+@rule("aten.nll_loss_nd", "aten.nll_loss", "aten.nll_loss2d")
+def nll(call: Call) -> PTensor:
+    return _of_labels(call, "nll_loss", "")
 
 
-def _summed(call: Call, classes: list[str], labels: list[str], code: str) -> PTensor:
-    marked = [text(d if d.endswith("^") else f"{d}+" for d in dims) for dims in (classes, labels)]
+def _of_labels(call: Call, kind: str, more: str) -> PTensor:
+    """A loss of class numbers, some of which may be ignored; classes may have weights.
+
+    A mean is over the labels that count, whose number depends on their values. It is an op of its
+    own, a sum over parts, and each part of the loss divides by it.
+    """
+    scores, labels, weight = call["self"], call["target"], call["weight"]
+    classes, dims = _dims(scores)
+    reduction, index = _REDUCTIONS[call["reduction"]], call["ignore_index"]
+    weights = [] if weight is None else [weight]
+    # The gradient of a negative log likelihood does not depend on the scores.
+    saves = range(kind == "nll_loss", 2 + len(weights) + (reduction == "mean"))
+    ignoring = f", ignore_index={index}" if index != -100 else ""
+    if reduction != "mean":
+        is_sum = reduction == "sum"
+        operands = [_text(classes, is_sum), _text(dims, is_sum), *["v^"] * len(weights)]
+        code = f'F.{kind}({_fields(2 + len(weights))}{ignoring}, reduction="{reduction}"{more})'
+        out = "()" if is_sum else text(dims)
+        annotation = f"{', '.join(operands)} -> {out}"
+        return call.op(kind, annotation, (scores, labels, *weights), code, saves=saves)
+    # Half precision has no number for every count.
+    dtype = "float64" if call.node.outputs[0].dtype == "float64" else "float32"
+    count = call.op(
+        "count_labels", f"{', '.join([_text(dims, True), *['v^'] * len(weights)])} -> ()",
+        (labels, *weights),
+        f"ops.count_labels({_fields(1 + len(weights))}, ignore_index={index}, dtype=torch.{dtype})",
+        dtype=dtype, differentiable=False,
+    )  # fmt: skip
+    operands = [_text(classes, True), _text(dims, True), "()", *["v^"] * len(weights)]
     return call.op(
-        "cross_entropy", f"{', '.join(marked)} -> ()", (call["self"], call["target"]), code
+        kind, f"{', '.join(operands)} -> ()", (scores, labels, count, *weights),
+        f"ops.{kind}({_fields(3 + len(weights))}{ignoring}{more})", saves=saves,
+    )  # fmt: skip
+
+
+def _of_probabilities(call: Call, more: str) -> PTensor:
+    """Cross entropy of a probability of every class, of which no label is ignored."""
+    scores, labels, weight = call["self"], call["target"], call["weight"]
+    classes, dims = _dims(scores)
+    reduction = _REDUCTIONS[call["reduction"]]
+    weights = [] if weight is None else [weight]
+    operands = [*[_text(classes, reduction != "none")] * 2, *["v^"] * len(weights)]
+    code = f'F.cross_entropy({_fields(2 + len(weights))}, reduction="{reduction}"{more})'
+    if reduction == "mean":
+        code += f" * {share(dims, prod(scores.shape) // scores.shape[1 if dims else 0])}"
+    out = text(dims) if reduction == "none" else "()"
+    return call.op(
+        "cross_entropy", f"{', '.join(operands)} -> {out}", (scores, labels, *weights), code
     )
 
 
-def _ignoring(call: Call, classes: list[str], dims: list[str], more: str) -> PTensor:
-    """The sum over the labels that count, and their number, each a sum over parts."""
-    index, reduction = call["ignore_index"], _REDUCTIONS[call["reduction"]]
-    more = f", ignore_index={index}{more}"
-    if reduction == "none":
-        return call.op(
-            "cross_entropy", f"{text(classes)}, {text(dims)} -> {text(dims)}",
-            (call["self"], call["target"]),
-            f'F.cross_entropy({{x0}}, {{x1}}, reduction="none"{more})',
-        )  # fmt: skip
-    code = f'F.cross_entropy({{x0}}, {{x1}}, reduction="sum"{more})'
-    total = _summed(call, classes, dims, code)
-    if reduction == "sum":
-        return total
-    count = call.op(
-        "count_labels", f"{text(f'{d}+' for d in dims)} -> ()", (call["target"],),
-        f"ops.count_labels({{x0}}, {index}, torch.{call.node.outputs[0].dtype})",
-    )  # fmt: skip
-    return call.op("div", "(), () -> ()", (total, count), "{x0} / {x1}", saves=(1,))
-
-
-@rule("aten.nll_loss_nd", "aten.nll_loss")
-def nll(call: Call) -> PTensor:
-    if call["weight"] is not None or call["ignore_index"] != -100:
-        raise call.error("weights and ignore_index are not supported; use cross_entropy.")
-    scores, labels = call["self"], call["target"]
+def _dims(scores: PTensor) -> tuple[list[str], list[str]]:
+    """The dims of scores, and those of labels."""
     dims = names(len(scores.shape) - 1)
-    classes = ["v^"] if not dims else [dims[0], "v^", *dims[1:]]
-    reduction = _REDUCTIONS[call["reduction"]]
-    if reduction == "none":
-        annotation = f"{text(classes)}, {text(dims)} -> {text(dims)}"
-        code = 'F.nll_loss({x0}, {x1}, reduction="none")'
-    else:
-        marked = [text(d if d.endswith("^") else f"{d}+" for d in ds) for ds in (classes, dims)]
-        annotation = f"{', '.join(marked)} -> ()"
-        code = f"ops.nll_loss({{x0}}, {{x1}}, num_labels={_num_labels(scores)})"
-        if reduction == "sum":
-            code = 'F.nll_loss({x0}, {x1}, reduction="sum")'
-    return call.op("nll_loss", annotation, (scores, labels), code, saves=(1,))
+    return ["v^"] if not dims else [dims[0], "v^", *dims[1:]], dims
+
+
+def _text(dims: list[str], is_summed: bool) -> str:
+    return text(f"{d}+" if is_summed and not d.endswith("^") else d for d in dims)
+
+
+def _fields(count: int) -> str:
+    return ", ".join(f"{{x{i}}}" for i in range(count))
 
 
 _PAIRED = {

@@ -5,7 +5,16 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from superscaler_core.front_end.call import Call, dim_of, dims_of, fixed, literal, names, text
+from superscaler_core.front_end.call import (
+    Call,
+    broadcast_to,
+    dim_of,
+    dims_of,
+    fixed,
+    literal,
+    names,
+    text,
+)  # fmt: skip
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.front_end.views import view_annotation
 from superscaler_core.graph.tensor import PTensor
@@ -76,12 +85,10 @@ def movedim(call: Call) -> PTensor:
 @rule("aten.expand", "aten.expand_as")
 def expand(call: Call) -> PTensor:
     x: PTensor = call["self"]
-    dims = names(len(call.shape))
-    skipped = len(dims) - len(x.shape)
-    pairs = zip(dims[skipped:], x.shape, call.shape[skipped:], strict=True)
-    source = text("1" if size != wanted else dim for dim, size, wanted in pairs)
     if x.shape == call.shape:
         return x
+    dims = names(len(call.shape))
+    source = broadcast_to(x.shape, dims, call.shape)
     return move(call, f"{source} -> {text(dims)}", (x,), "{x0}.expand({out0.shape})")
 
 

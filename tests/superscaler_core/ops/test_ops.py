@@ -95,15 +95,34 @@ def test_embedding_outside_of_the_table_is_an_error():
         ops.embedding(torch.tensor([7]), torch.randn(7, 4), first=0, num_rows=7)
 
 
-@pytest.mark.parametrize("loss", [ops.cross_entropy, ops.nll_loss])
-def test_labels_that_torch_would_ignore_are_an_error(loss):
-    scores, labels = torch.randn(3, 5), torch.tensor([1, -100, 2])
-    with pytest.raises(ValueError, match="labels of -100 are ignored by default"):
-        loss(scores, labels, num_labels=3)
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 0.5, 0.0, 2.0, 3.0])])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_losses_of_some_labels_add_up_to_the_mean_of_those_that_count(name, weight, dtype):
+    scores, labels = torch.randn(6, 5).to(dtype), torch.tensor([1, -100, 2, -100, -100, 0])
+    weight = None if weight is None else weight.to(dtype)
+    count = ops.count_labels(labels, weight, ignore_index=-100, dtype=torch.float32)
+    pieces = [
+        getattr(ops, name)(scores[a:b], labels[a:b], count, weight)
+        for a, b in [(0, 3), (3, 5), (5, 6)]
+    ]
+    expected = getattr(F, name)(
+        scores.double(), labels, None if weight is None else weight.double()
+    )
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 1e-6
+    torch.testing.assert_close(sum(pieces).double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_sum_of_losses_may_exceed_the_numbers_of_half_precision():
+    scores, labels = torch.zeros(4, 5, dtype=torch.float16), torch.tensor([0, 1, 2, 3])
+    scores[:, 4] = 30000.0
+    count = ops.count_labels(labels, ignore_index=-100, dtype=torch.float32)
+    assert ops.cross_entropy(scores, labels, count) == F.cross_entropy(scores.float(), labels)
 
 
 def test_count_of_labels():
-    found = ops.count_labels(torch.tensor([1, -1, 2, -1]), -1, torch.float64)
+    labels = torch.tensor([1, -1, 2, -1])
+    found = ops.count_labels(labels, ignore_index=-1, dtype=torch.float64)
     assert (found.item(), found.dtype) == (2.0, torch.float64)
 
 
