@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.call import Call, NoRuleError
-from superscaler_core.front_end.records import Node, Ref, TracedProgram
+from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 from superscaler_core.front_end.rules import opaque, rule_of
 from superscaler_core.front_end.shared_memory import check_apart
+from superscaler_core.front_end.storage import Storages
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
@@ -22,10 +23,8 @@ from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
 _LIKE = {
     "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like",
     "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_tensor",
+    "aten.copy", "aten.fill", "aten.zero",
 }  # fmt: skip
-
-# What they return shares no memory with what they read.
-_COPIES = {"aten.clone", "aten.lift_fresh_copy", "aten._to_copy"}
 
 
 def graph_of(
@@ -46,12 +45,10 @@ def graph_of(
 
 
 class _Conversion:
-    """Walks a program.
+    """Walks a program; its values are those of ``Storages``, which asks for them.
 
     Attributes:
-        values: what every ref is now: a pTensor, or a real constant.
-        memory: of the result of an op in place, the ref that it wrote.
-        shared: refs whose memory others, as views, may see.
+        values: what every ref is: a pTensor, or a real constant.
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
         folded: those of them of which a constant was computed.
         without_value: constants on the meta device, with the names of those kept that they need.
@@ -62,13 +59,12 @@ class _Conversion:
         self.program, self.model = program, model
         self.builder = GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}
-        self.constants: dict[tuple[Ref, int], PTensor] = {}
+        self.constants: dict[Ref, PTensor] = {}
         self.kept: dict[str, Tensor] = {}
         self.folded: set[str] = set()
         self.without_value: dict[Ref, tuple[str, ...]] = {}
         self.valueless: set[str] = set()
-        self.memory: dict[Ref, Ref] = {}
-        self.shared: set[Ref] = set()
+        self.storages = Storages(self)
 
     def graph(self, recycled: Mapping[str, int]) -> Graph:
         for name, value in self.program.inputs:
@@ -77,7 +73,7 @@ class _Conversion:
         self._add_constants()
         for node in self.program.nodes:
             try:
-                self._convert(node)
+                self.storages.run(node)
             except CaptureError as error:
                 error.node = node.name
                 raise
@@ -136,7 +132,31 @@ class _Conversion:
                 self.without_value[Ref(place)] = (name,)
         check_apart(dict(self.model.named_parameters()), dict(self.program.constants.values()))
 
-    def _convert(self, node: Node) -> None:
+    # --- what `Storages` asks for -----------------------------------------------------------------
+
+    def describe(self, value: Ref) -> TracedValue:
+        """Shape and dtype of a value."""
+        found = self.values[value]
+        return TracedValue(tuple(found.shape), str(found.dtype).removeprefix("torch."))
+
+    def has_grad(self, value: Ref) -> bool:
+        """Whether a value has a gradient."""
+        return self.values[value].requires_grad
+
+    def check_writable(self, value: Ref, node: Node) -> None:
+        """Refuse a call that writes a tensor of the model, given by its value before."""
+        found = self.values[value]
+        for name, kept in self.kept.items():
+            if kept is found:
+                raise self._changes(node, name)
+        if isinstance(found, PTensor) and found.kind == PARAMETER:
+            raise CaptureError(
+                f"{node.target} in {node.place} writes parameter {found.name!r} in place; use the "
+                "form that returns a new tensor."
+            )
+
+    def add(self, node: Node) -> None:
+        """Compute a call: its constants now, and the rest by ops of the graph."""
         if node.base in _LIKE:
             node = replace(node, args={**node.args, "self": self._stand_in(node.args["self"])})
         refs = list(_refs(node.args.values()))
@@ -144,14 +164,7 @@ class _Conversion:
             results: Sequence[PTensor | Tensor] = self._folded(node)
         else:
             results = self._ruled(node)
-        made = [Ref(node.name, i) for i in range(len(results))]
-        if node.mutates:
-            self.memory[made[0]] = self._written(node)
-        elif node.is_view or (
-            node.base not in _COPIES and _returns_input(results, refs, self.values)
-        ):
-            self.shared.update(self.memory.get(ref, ref) for ref in (*made, *refs))
-        self.values |= dict(zip(made, results, strict=True))
+        self.values |= {Ref(node.name, i): result for i, result in enumerate(results)}
 
     def _stand_in(self, ref: Ref) -> Tensor:
         """A constant of a tensor's shape and dtype that takes no memory."""
@@ -168,21 +181,14 @@ class _Conversion:
         args = {name: self._filled(value, self.values) for name, value in node.args.items()}
         read = [self.values[ref] for ref in _refs(node.args.values())]
         self.folded |= {name for name, value in self.kept.items() if any(value is r for r in read)}
-        before = {name: value._version for name, value in self.kept.items()}
         results = node.run(args)
         unknown = {n for r in _refs(node.args.values()) for n in self.without_value.get(r, ())}
         if unknown:
             refs = (Ref(node.name, i) for i in range(len(results)))
             self.without_value |= dict.fromkeys(refs, tuple(sorted(unknown)))
-        for name, value in self.kept.items():
-            if value._version != before[name]:
-                raise self._mutates(node, name)
         return results
 
     def _ruled(self, node: Node) -> Sequence[PTensor]:
-        target = node.target
-        if node.mutates:
-            node = self._functional(node)
         known = {ref: self._tensor(ref, node) for ref in _refs(node.args.values())}
         args = {name: self._filled(value, known) for name, value in node.args.items()}
         call = Call(node, args, self.builder)
@@ -197,42 +203,9 @@ class _Conversion:
                 call.without_grad(x) if x.requires_grad and x in call.tensors else x
                 for x in results
             )
-        if target != node.target:
-            written = self._written(node)
-            self.values |= {
-                ref: results[0]
-                for ref in self.values
-                if ref == written or self.memory.get(ref) == written
-            }
         return results
 
-    def _written(self, node: Node) -> Ref:
-        """What an op in place writes; of several in a row on one tensor, the first."""
-        ref: Ref = node.args[node.mutates[0]]
-        return self.memory.get(ref, ref)
-
-    def _functional(self, node: Node) -> Node:
-        """The call of the same name that writes a new tensor; later readers get that one."""
-        ref = self._written(node)
-        written = self.values[ref]
-        for name, value in self.kept.items():
-            if value is written:
-                raise self._mutates(node, name)
-        why = ""
-        if isinstance(written, PTensor) and written.kind in (INPUT, PARAMETER):
-            why = f"writes {written.kind} {written.name!r} in place"
-        elif ref in self.shared:
-            why = "writes in place what other tensors share memory with"
-        elif isinstance(written, PTensor) and written.requires_grad and not node.with_grad:
-            why = "writes in place, without gradient, what has one"
-        if why:
-            raise CaptureError(
-                f"{node.target} in {node.place} {why}; use the form that returns a new tensor."
-            )
-        base, _, overload = node.target.rpartition(".")
-        return replace(node, target=f"{base.rstrip('_')}.{overload}")
-
-    def _mutates(self, node: Node, name: str) -> CaptureError:
+    def _changes(self, node: Node, name: str) -> CaptureError:
         kind = "buffer" if name in self.program.buffers.values() else "tensor"
         return CaptureError(
             f"{node.target} in {node.place} changes {kind} {name!r} in the forward pass, which "
@@ -245,20 +218,18 @@ class _Conversion:
         value = self.values[ref]
         if isinstance(value, PTensor):
             return value
-        # One that is written in place after it was read is another constant from then on.
-        key = (ref, value._version)
-        if key not in self.constants:
+        if ref not in self.constants:
             dtype = str(value.dtype).removeprefix("torch.")
             name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
             if ref.name in self.program.constants:
                 name = self.program.constants[ref.name][0]
             made = self.builder.constant(name, value.clone(), value.shape, dtype)
-            self.constants[key] = made
+            self.constants[ref] = made
             if made.name != name:
                 self.folded.add(name)
             if value.is_meta:
                 self.valueless.update(self.without_value[ref])
-        return self.constants[key]
+        return self.constants[ref]
 
     def _filled(self, value: Any, known: Mapping[Ref, Any]) -> Any:
         if isinstance(value, Ref):
@@ -288,17 +259,13 @@ class _Conversion:
                 f"captured returns {wanted}: first the loss, such as a mean over the microbatch, "
                 "then what recycled=... names."
             )
-        found = self.values[self.program.outputs[number]]
+        found = self.values[self.storages.read(self.program.outputs[number])]
         if not isinstance(found, PTensor) or found.kind != "activation":
             raise CaptureError(
                 f"{self.builder.name} returns a value that no op computes from its inputs; "
                 + ("it has to return the loss." if number == 0 else "it cannot be recycled.")
             )
         return found
-
-
-def _returns_input(results: Sequence[Any], refs: Sequence[Ref], values: Mapping[Ref, Any]) -> bool:
-    return any(result is values[ref] for result in results for ref in refs)
 
 
 def _refs(values: Iterable[Any]) -> Iterator[Ref]:

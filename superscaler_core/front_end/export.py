@@ -22,6 +22,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.aten import Runner, value_of
 from superscaler_core.front_end.effects import watched
 from superscaler_core.front_end.functions import TARGET, FunctionCall, functions_as_ops
 from superscaler_core.front_end.model_call import ModelCall
@@ -113,6 +114,8 @@ class _Reader:
     def __init__(self, exported: Any, calls: Sequence[FunctionCall]) -> None:
         self.exported, self.calls = exported, calls
         self.refs: dict[str, Any] = {}
+        modules = (m for m in exported.graph_module.modules() if isinstance(m, fx.GraphModule))
+        self.writes = any(_writes(node) for module in modules for node in module.graph.nodes)
 
     def program(self) -> TracedProgram:
         module: fx.GraphModule = self.exported.graph_module
@@ -122,7 +125,7 @@ class _Reader:
         for name, spec in specs.items():
             named[spec.kind][name] = spec.target or name
         inputs = [
-            (name, _value(found[name].meta["val"]))
+            (name, value_of(found[name].meta["val"]))
             for name in named[InputKind.USER_INPUT]
             if isinstance(found[name].meta["val"], Tensor)
         ]
@@ -201,8 +204,8 @@ class _Reader:
         returns_list = isinstance(made, list | tuple)
         self.refs[node.name] = _refs_of(node.name, made) if returns_list else Ref(node.name)
         path, kind = _module(node)
-        mutates = tuple(a.name for a in schema if a.alias_info and a.alias_info.is_write)
-        run: Runner = _Runner(target)
+        run: Callable[[Mapping[str, Any]], tuple[Any, ...]] = Runner(target)
+        writes = _writes(node)
         if is_function := str(target.name()) == TARGET.replace(".", "::"):
             called = args["number"] = self.calls[args["number"]]
             run = called.by_name
@@ -216,20 +219,27 @@ class _Reader:
             module_type=kind,
             is_pointwise=torch.Tag.pointwise in target.tags,
             is_random=torch.Tag.nondeterministic_seeded in target.tags,
-            mutates=mutates,
-            # The results of a Function may be views of its arguments.
-            is_view=is_function or any(r.alias_info for r in target._schema.returns),
+            writes=writes,
+            shares=self._shares(node),
             returns_list=returns_list,
             with_grad=with_grad,
-            is_passed_on=not (with_grad or mutates or is_function) and _is_passed_on(node),
+            is_passed_on=not (with_grad or writes or is_function) and _is_passed_on(node),
             run=run,
             line=_line(node),
         )
 
+    def _shares(self, node: fx.Node) -> tuple[Ref | None, ...]:
+        # What copies a constant is traced as the constant itself.
+        if not self.writes or str(node.target) == "aten.lift_fresh_copy.default":
+            return (None,) * len(_tensors(node))
+        held = {t.untyped_storage()._cdata: n for n in node.all_input_nodes for t in _tensors(n)}
+        nodes = (held.get(t.untyped_storage()._cdata) for t in _tensors(node))
+        return tuple(self.refs[n.name] if n else None for n in nodes)
+
     def _outputs(self, node: fx.Node) -> tuple[TracedValue, ...]:
         fakes = node.meta["val"]
         made = fakes if isinstance(fakes, list | tuple) else [fakes]
-        tensors = [t for t in made if isinstance(t, Tensor)]
+        tensors = _tensors(node)
         numbers = [
             *(x for x in made if not isinstance(x, Tensor)),
             *(n for t in tensors for n in t.shape),
@@ -240,7 +250,7 @@ class _Reader:
                 f"{node.target} in {_where(node)} makes a number or a shape that depends on "
                 "values; put what calls it into a function under @register_op.",
             )
-        return tuple(map(_value, tensors))
+        return tuple(map(value_of, tensors))
 
     def _read(self, value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -262,7 +272,24 @@ def _renamed(made: Any, prefix: str) -> Any:
     return replace(made, name=prefix + made.name) if isinstance(made, Ref) else made
 
 
-Runner = Callable[[Mapping[str, Any]], tuple[Any, ...]]
+def _tensors(node: fx.Node) -> list[Tensor]:
+    """What a node returns."""
+    fakes = node.meta.get("val")
+    found = fakes if isinstance(fakes, list | tuple) else [fakes]
+    return [t for t in found if isinstance(t, Tensor)]
+
+
+def _writes(node: fx.Node) -> dict[str, int]:
+    """The arguments that a node modifies in place, and which of its results each is; -1: none."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return {}
+    schema = node.target._schema
+    returned = [a.alias_info and a.alias_info.before_set for a in schema.returns]
+    return {
+        a.name: returned.index(sets) if (sets := a.alias_info.before_set) in returned else -1
+        for a in schema.arguments
+        if a.alias_info and a.alias_info.is_write
+    }
 
 
 def _is_passed_on(node: fx.Node) -> bool:
@@ -278,42 +305,6 @@ def _is_passed_on(node: fx.Node) -> bool:
     with torch.no_grad():
         result = node.target(*args, **keywords)  # type: ignore[operator]
     return any(result is tensor for tensor in given)
-
-
-class _Runner:
-    """Computes an ATen op on the CPU, or without values, from all its arguments by name."""
-
-    def __init__(self, target: Any) -> None:
-        self.target = target
-
-    def __call__(self, args: Mapping[str, Any]) -> tuple[Any, ...]:
-        # A constant without a value makes others without one.
-        place = "meta" if any(isinstance(v, Tensor) and v.is_meta for v in _leaves(args)) else "cpu"
-        values = {n: _placed(v, place) for n, v in args.items()}
-        schema = self.target._schema.arguments
-        positional = [values[a.name] for a in schema if not a.kwarg_only]
-        keywords = {a.name: values[a.name] for a in schema if a.kwarg_only}
-        with torch.no_grad():
-            result = self.target(*positional, **keywords)
-        found = result if isinstance(result, list | tuple) else (result,)
-        return tuple(x for x in found if isinstance(x, Tensor))
-
-
-def _leaves(args: Mapping[str, Any]) -> Iterator[Any]:
-    for value in args.values():
-        yield from value if isinstance(value, list | tuple) else (value,)
-
-
-def _placed(value: Any, place: str) -> Any:
-    if isinstance(value, list | tuple):
-        return [_placed(v, place) for v in value]
-    if isinstance(value, torch.device):
-        return place
-    return value.to(place) if isinstance(value, Tensor) and place == "meta" else value
-
-
-def _value(fake: Tensor) -> TracedValue:
-    return TracedValue(tuple(fake.shape), str(fake.dtype).removeprefix("torch."))
 
 
 def _module(node: fx.Node) -> tuple[str, str]:

@@ -37,8 +37,10 @@ class Node:
         module_type: class of that module.
         is_pointwise: every output element depends only on the input elements at its position.
         is_random: it draws random numbers.
-        mutates: arguments that it modifies in place.
-        is_view: an output may share memory with an input.
+        writes: arguments that it modifies in place, each with the number of the output that is its
+            new value.
+        shares: for each output, the argument whose memory it shares; None if it has its own. Known
+            only in programs in which something is modified in place.
         returns_list: it returns a list or a tuple, maybe of one tensor, or with values that are
             no tensors.
         with_grad: gradients are recorded here.
@@ -56,8 +58,8 @@ class Node:
     module_type: str
     is_pointwise: bool
     is_random: bool
-    mutates: tuple[str, ...]
-    is_view: bool
+    writes: Mapping[str, int]
+    shares: tuple[Ref | None, ...]
     returns_list: bool
     with_grad: bool
     is_passed_on: bool

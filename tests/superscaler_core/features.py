@@ -163,6 +163,13 @@ def running_mean(block: Any, h: Tensor) -> Tensor:
     return h - block.kept
 
 
+def pieces_in_place(block: Any, h: Tensor) -> Tensor:
+    made = torch.zeros(*h.shape[:-1], 2 * WIDTH, dtype=DTYPE)
+    made[:, WIDTH:] = h
+    made[:, :3] += block.other(h)[:, ::2]
+    return made.view(len(h), 2, WIDTH).sum(1)
+
+
 def buffer(block: Any, value: float = 0.0) -> None:
     block.register_buffer("kept", torch.full((WIDTH,), value, dtype=DTYPE))
 
@@ -364,5 +371,9 @@ FEATURES: dict[str, Feature] = {
     ),
     "cast": Feature(lambda b, h: h + (h * 4).to(torch.int32).to(h.dtype) + h.float().double()),
     "in place": Feature(lambda b, h: h.mul_(2).relu_()),
-    "view in place": Feature(lambda b, h: h.view(-1).mul_(2).view(h.shape), refused="share memory"),
+    "view in place": Feature(lambda b, h: h.view(-1).mul_(2).view(h.shape)),
+    "pieces in place": Feature(pieces_in_place),
+    "view in place without gradient": Feature(
+        lambda b, h: h + no_grad(h[:, 0].mul_, 2)[:, None], refused="without gradient, what has one"
+    ),
 }  # fmt: skip

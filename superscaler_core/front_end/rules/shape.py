@@ -84,12 +84,19 @@ def movedim(call: Call) -> PTensor:
 
 @rule("aten.expand", "aten.expand_as")
 def expand(call: Call) -> PTensor:
-    x: PTensor = call["self"]
+    return expanded(call, call["self"])
+
+
+def expanded(call: Call, x: PTensor) -> PTensor:
+    """The same for every index of the dims that it lacks or whose size is 1."""
     if x.shape == call.shape:
         return x
     dims = names(len(call.shape))
     source = broadcast_to(x.shape, dims, call.shape)
-    return move(call, f"{source} -> {text(dims)}", (x,), "{x0}.expand({out0.shape})")
+    return call.op(
+        "expand", f"{source} -> {text(dims)}", (x,), "{x0}.expand({out0.shape})",
+        dtype=x.dtype, saves=(), flops=0.0,
+    )  # fmt: skip
 
 
 @rule("aten.broadcast_tensors")
@@ -119,6 +126,40 @@ def slice_(call: Call) -> PTensor:
     start, stop, step = slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])
     index = ", ".join([":"] * dim + [f"{start}:{stop}" + (f":{step}" if step != 1 else "")])
     return _along(call, x, dim, f"{{x0}}[{index}]")
+
+
+@rule("aten.copy", "aten.fill.Tensor")
+def copy(call: Call) -> PTensor:
+    """What is assigned, in the shape and dtype of what it is assigned to."""
+    x: PTensor = call["src"] if "src" in call.args else call["value"]
+    out = call.node.outputs[0]
+    if x.dtype != out.dtype:
+        dims = text(names(len(x.shape)))
+        code = f"{{x0}}.to(torch.{out.dtype})"
+        x = call.op("to", f"{dims} -> {dims}", (x,), code, shape=x.shape, saves=())
+    return expanded(call, x)
+
+
+@rule("aten.slice_scatter")
+def slice_scatter(call: Call) -> PTensor:
+    """A tensor some of whose indices of one dim are those of another; that dim stays whole."""
+    x, src = call["self"], call["src"]
+    if src.shape == x.shape:
+        return src  # type: ignore[no-any-return]
+    dim = dim_of(call["dim"], len(x.shape))
+    dims = names(len(x.shape))
+    whole, piece = (text([*dims[:dim], d, *dims[dim + 1 :]]) for d in (f"{dims[dim]}^", "o^"))
+    return move(call, f"{whole}, {piece} -> {whole}", (x, src), call.fallback((x, src)))
+
+
+@rule("aten.select_scatter")
+def select_scatter(call: Call) -> PTensor:
+    x, src = call["self"], call["src"]
+    dim = dim_of(call["dim"], len(x.shape))
+    dims = names(len(x.shape))
+    whole = text(fixed(dims, [dim]))
+    row = text([*dims[:dim], *dims[dim + 1 :]])
+    return move(call, f"{whole}, {row} -> {whole}", (x, src), call.fallback((x, src)))
 
 
 @rule("aten.narrow.default")

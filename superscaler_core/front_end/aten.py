@@ -1,0 +1,96 @@
+"""ATen ops by name: calls of them as records, with what torch says of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from superscaler_core.front_end.records import Node, TracedValue
+
+
+def overload(target: str) -> OpOverload | None:
+    """The op of a name such as ``aten.add.Tensor``; None if there is none."""
+    namespace, name, which = target.split(".")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    return getattr(packet, which, None)
+
+
+def arguments(target: str) -> list[str]:
+    """Names of an op's arguments."""
+    op = overload(target)
+    assert op is not None, target
+    return [a.name for a in op._schema.arguments]
+
+
+def call(
+    like: Node, name: str, target: str, args: Mapping[str, Any], *outputs: TracedValue
+) -> Node:
+    """Another call in the place of ``like``, of an op that writes nothing in place.
+
+    Args:
+        like: a call of the same module.
+        name: unique in the program.
+        target: the op.
+        args: its arguments by name; others have their defaults.
+        outputs: what it returns.
+    """
+    op = overload(target)
+    assert op is not None, target
+    schema = op._schema.arguments
+    return replace(
+        like,
+        name=name,
+        target=target,
+        args={a.name: args.get(a.name, a.default_value) for a in schema},
+        given=tuple((a.name, a.kwarg_only) for a in schema if a.name in args),
+        outputs=outputs,
+        is_pointwise=torch.Tag.pointwise in op.tags,
+        is_random=torch.Tag.nondeterministic_seeded in op.tags,
+        writes={},
+        shares=(None,) * len(outputs),
+        returns_list=False,
+        is_passed_on=False,
+        run=Runner(op),
+    )
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Computes an op on the CPU, or without values, from all its arguments by name."""
+
+    op: Any
+
+    def __call__(self, args: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        # A constant without a value makes others without one.
+        place = "meta" if any(isinstance(v, Tensor) and v.is_meta for v in _leaves(args)) else "cpu"
+        values = {n: _placed(v, place) for n, v in args.items()}
+        schema: Sequence[Any] = self.op._schema.arguments
+        positional = [values[a.name] for a in schema if not a.kwarg_only]
+        keywords = {a.name: values[a.name] for a in schema if a.kwarg_only}
+        with torch.no_grad():
+            result = self.op(*positional, **keywords)
+        found = result if isinstance(result, list | tuple) else (result,)
+        return tuple(x for x in found if isinstance(x, Tensor))
+
+
+def _leaves(args: Mapping[str, Any]) -> Iterator[Any]:
+    for value in args.values():
+        yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def _placed(value: Any, place: str) -> Any:
+    if isinstance(value, list | tuple):
+        return [_placed(v, place) for v in value]
+    if isinstance(value, torch.device):
+        return place
+    return value.to(place) if isinstance(value, Tensor) and place == "meta" else value
+
+
+def value_of(tensor: Tensor) -> TracedValue:
+    """Shape and dtype of a tensor."""
+    return TracedValue(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

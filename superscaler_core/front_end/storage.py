@@ -1,0 +1,364 @@
+"""Storages: writes in place as new values, since the tensors of a graph never change.
+
+After ``y = x[0]; y.mul_(2)`` a read of ``x`` gives another value than before. A walk through a
+traced program therefore gives each *place* (memory of its own, or a view of it) its present value:
+
+- a write is a call that returns a new value, which is put into what the place is a view of:
+  ``select_scatter(x, y * 2, 0, 0)``;
+- a view is computed again when it is read after such a write.
+
+torch has a pass for this too (``ExportedProgram.run_decompositions``). It is not used, because it
+traces the program again without its blocks of ``no_grad`` and ``autocast``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+
+from superscaler_core.errors import CaptureError
+from superscaler_core.front_end import aten
+from superscaler_core.front_end.functions import TARGET as FUNCTION
+from superscaler_core.front_end.records import Node, Ref, TracedValue
+
+
+class Computes(Protocol):
+    """What computes the calls of a program, and knows the values so far."""
+
+    def add(self, node: Node) -> None:
+        """Compute a call that writes nothing in place."""
+
+    def describe(self, value: Ref) -> TracedValue:
+        """Shape and dtype of a value."""
+
+    def has_grad(self, value: Ref) -> bool:
+        """Whether a value has a gradient."""
+
+    def check_writable(self, value: Ref, node: Node) -> None:
+        """Refuse a call that writes memory whose first value may not change."""
+
+
+@dataclass(frozen=True)
+class StorageView:
+    """A place that is a part of another, or the same memory in another shape.
+
+    Attributes:
+        base: what it is a view of.
+        call: the call that made it, as text.
+        index: which of its results.
+        node: the call.
+    """
+
+    base: Place
+    call: str
+    index: int
+    node: Node = field(compare=False, repr=False)
+
+    @property
+    def cuts_grad(self) -> bool:
+        """Whether gradients do not flow from the view to its base."""
+        node = self.node
+        return node.base == "aten.detach" or not (node.with_grad or node.is_passed_on)
+
+
+Place = Ref | StorageView
+"""A ref is memory of its own, by the call or argument that it comes from."""
+
+
+class Storages:
+    """The places of a program, and their values at the point which the walk has reached.
+
+    Laws (tests/superscaler_core/front_end/test_storage.py): the calls that ``run`` passes on write
+    nothing in place, and give every read the value, and the gradient, that torch gives it.
+
+    Attributes:
+        values: gets the calls.
+        places: of refs that are not memory of their own.
+        known: each place's value, and the number of writes to its memory before.
+        num_writes: to memory, by its own place.
+        unsure: memory that calls of functions may share with others.
+    """
+
+    def __init__(self, values: Computes) -> None:
+        self.values = values
+        self.places: dict[Ref, Place] = {}
+        self.known: dict[Place, tuple[int, Ref]] = {}
+        self.num_writes: Counter[Ref] = Counter()
+        self.unsure: set[Ref] = set()
+        self._num_calls = 0
+
+    def run(self, node: Node) -> None:
+        """Go on by one call of the program."""
+        if node.target == FUNCTION:
+            refs = [*_refs(node.args), *(Ref(node.name, i) for i in range(len(node.outputs)))]
+            self.unsure |= {_root(self.place(ref)) for ref in refs}
+        if node.writes:
+            self._write(node)
+            return
+        made = [Ref(node.name, i) for i in range(len(node.outputs))]
+        for i, (ref, base) in enumerate(zip(made, node.shares, strict=True)):
+            if base is not None:
+                self.places[ref] = StorageView(self.place(base), _text(node), i, node)
+        if not made or not all(self._is_known(ref) for ref in made):
+            self.values.add(replace(node, args=self._read(node.args)))
+            for ref in made:
+                place = self.place(ref)
+                self.known[place] = (self.num_writes[_root(place)], ref)
+
+    def place(self, ref: Ref) -> Place:
+        """Where a tensor of the program is."""
+        return self.places.get(ref, ref)
+
+    def read(self, ref: Ref) -> Ref:
+        """The present value of a tensor of the program."""
+        return self._value(self.place(ref))
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _is_known(self, ref: Ref) -> bool:
+        place = self.place(ref)
+        found = self.known.get(place)
+        return found is not None and found[0] == self.num_writes[_root(place)]
+
+    def _value(self, place: Place) -> Ref:
+        count, value = self.known.get(place, (0, place))
+        if isinstance(place, StorageView) and count != self.num_writes[_root(place)]:
+            node = place.node
+            again = replace(node, name=self._name(node), args=self._read(node.args))
+            self.values.add(again)
+            value = Ref(again.name, place.index)
+            self.known[place] = (self.num_writes[_root(place)], value)
+        assert isinstance(value, Ref)
+        return value
+
+    def _read(self, args: Any) -> Any:
+        if isinstance(args, Ref):
+            return self.read(args)
+        if isinstance(args, Mapping):
+            return {name: self._read(value) for name, value in args.items()}
+        return [self._read(v) for v in args] if isinstance(args, list | tuple) else args
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def _write(self, node: Node) -> None:
+        args, target = self._read(node.args), _without_writes(node)
+        if -1 in node.writes.values() or aten.overload(target) is None:
+            raise _error(node, "has no form that returns a new tensor")
+        for name, number in node.writes.items():
+            self.places[Ref(node.name, number)] = self.place(node.args[name])
+        if node.base == "aten.copy_" and args["self"] == args["src"]:
+            return  # as in y[0] += 1, which first adds in place, and then assigns the sum to y[0]
+        # Both forms have the same arguments, but some by other names.
+        named = zip(aten.arguments(target), args.items(), strict=True)
+        passed = {name for name, _ in node.given}
+        given = {name: value for name, (before, value) in named if before in passed}
+        self.values.add(aten.call(node, node.name, target, given, *self._outputs(target, given)))
+        for name, number in node.writes.items():
+            self._put(self.place(node.args[name]), Ref(node.name, number), node)
+
+    def _outputs(self, target: str, args: Mapping[str, Any]) -> list[TracedValue]:
+        """What an op returns; its dtype may be wider than that of the memory that gets it."""
+
+        def on_meta(value: Any) -> Any:
+            if isinstance(value, Ref):
+                made = self.values.describe(value)
+                return torch.empty(made.shape, dtype=getattr(torch, made.dtype), device="meta")
+            return [on_meta(v) for v in value] if isinstance(value, list) else value
+
+        op: Any = aten.overload(target)
+        return [aten.value_of(op(**{name: on_meta(value) for name, value in args.items()}))]
+
+    def _put(self, place: Place, new: Ref, node: Node) -> None:
+        """Make a value that of a place, and put it into all that the place is a view of."""
+        root = _root(place)
+        self._check(place, new, node)
+        made = {place: self._cast(new, self._value(place), node)}
+        while isinstance(place, StorageView):
+            made[place.base] = self._put_back(place, made[place], node)
+            place = place.base
+        self.num_writes[root] += 1
+        self.known |= {at: (self.num_writes[root], value) for at, value in made.items()}
+
+    def _check(self, place: Place, new: Ref, node: Node) -> None:
+        root = _root(place)
+        views = list(_views(place))
+        self.values.check_writable(root, node)
+        if root in self.unsure or any(view.node.base not in _PUT_BACK for view in views):
+            raise _error(node, "writes in place what other tensors share memory with")
+        had_grad = self.values.has_grad(self._value(root))
+        is_cut = any(view.cuts_grad for view in views)
+        if had_grad and (is_cut or not node.with_grad):
+            raise _error(node, "writes in place, without gradient, what has one")
+        if is_cut and self.values.has_grad(new):
+            raise _error(node, "writes in place, with a gradient, what was detached")
+
+    def _cast(self, new: Ref, old: Ref, node: Node) -> Ref:
+        """The new value in the dtype of the memory, which a call with wider operands lacks."""
+        found, wanted = self.values.describe(new), self.values.describe(old)
+        if found.dtype == wanted.dtype:
+            return new
+        args = {"self": new, "dtype": getattr(torch, wanted.dtype)}
+        return self._call(node, "aten._to_copy.default", args, wanted)
+
+    def _put_back(self, view: StorageView, value: Ref, node: Node) -> Ref:
+        old = self._value(view.base)
+        base = self.values.describe(old)
+        target, args = _PUT_BACK[view.node.base](view, base)
+        if not target:
+            return value
+        if target.endswith("_scatter.default"):
+            args = {"self": old, "src": value, **args}
+        else:
+            args = {"self": value, **args}
+        return self._call(node, target, args, base)
+
+    def _call(self, like: Node, target: str, args: Mapping[str, Any], made: TracedValue) -> Ref:
+        # What is written without gradient has none anyway.
+        node = aten.call(replace(like, with_grad=True), self._name(like), target, args, made)
+        self.values.add(node)
+        return Ref(node.name)
+
+    def _name(self, node: Node) -> str:
+        self._num_calls += 1
+        return f"{node.name}@{self._num_calls}"
+
+
+# --- what puts a view back into its base --------------------------------------------------------
+
+Back = tuple[str, Mapping[str, Any]]
+"""The op and its arguments, besides tensors; no op if the view is the base itself."""
+
+
+def _slice(view: StorageView, base: TracedValue) -> Back:
+    args = view.node.args
+    keys = ("dim", "start", "end", "step")
+    return "aten.slice_scatter.default", {key: args[key] for key in keys}
+
+
+def _narrow(view: StorageView, base: TracedValue) -> Back:
+    start = view.node.args["start"] % base.shape[view.node.args["dim"]]
+    return _span(view, base, start)
+
+
+def _piece(view: StorageView, base: TracedValue) -> Back:
+    dim = view.node.args["dim"]
+    starts = accumulate((out.shape[dim] for out in view.node.outputs), initial=0)
+    return _span(view, base, list(starts)[view.index])
+
+
+def _span(view: StorageView, base: TracedValue, start: int) -> Back:
+    dim = view.node.args["dim"]
+    end = start + view.node.outputs[view.index].shape[dim]
+    return "aten.slice_scatter.default", {"dim": dim, "start": start, "end": end}
+
+
+def _selected(view: StorageView, base: TracedValue) -> Back:
+    args = view.node.args
+    return "aten.select_scatter.default", {"dim": args["dim"], "index": args["index"]}
+
+
+def _unbound(view: StorageView, base: TracedValue) -> Back:
+    return "aten.select_scatter.default", {"dim": view.node.args["dim"], "index": view.index}
+
+
+def _diagonal(view: StorageView, base: TracedValue) -> Back:
+    args = view.node.args
+    keys = ("offset", "dim1", "dim2")
+    return "aten.diagonal_scatter.default", {key: args[key] for key in keys}
+
+
+def _reshaped(view: StorageView, base: TracedValue) -> Back:
+    return "aten.reshape.default", {"shape": list(base.shape)}
+
+
+def _permuted(view: StorageView, base: TracedValue) -> Back:
+    order = [dim % len(base.shape) for dim in view.node.args["dims"]]
+    return "aten.permute.default", {"dims": [order.index(i) for i in range(len(order))]}
+
+
+def _same_again(view: StorageView, base: TracedValue) -> Back:
+    args = view.node.args
+    return view.node.target, {name: args[name] for name, _ in view.node.given if name != "self"}
+
+
+def _moved_back(view: StorageView, base: TracedValue) -> Back:
+    args = view.node.args
+    return view.node.target, {"source": args["destination"], "destination": args["source"]}
+
+
+def _nothing(view: StorageView, base: TracedValue) -> Back:
+    return "", {}
+
+
+_PUT_BACK: Mapping[str, Callable[[StorageView, TracedValue], Back]] = {
+    f"aten.{name}": how
+    for how, names in {
+        _slice: ("slice",),
+        _narrow: ("narrow",),
+        _piece: ("split", "split_with_sizes", "chunk", "tensor_split"),
+        _selected: ("select",),
+        _unbound: ("unbind",),
+        _diagonal: ("diagonal",),
+        _reshaped: (
+            *("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"),
+            *("view_as", "reshape_as"),
+        ),
+        _permuted: ("permute",),
+        _same_again: ("transpose", "t", "mT", "numpy_T", "swapaxes", "swapdims"),
+        _moved_back: ("movedim", "moveaxis"),
+        _nothing: ("detach", "alias", "contiguous", "to", "type_as", "positive", "dropout"),
+    }.items()
+    for name in names
+}
+"""By the op of a view: the op that makes a value of its base from one of the view."""
+
+
+def _without_writes(node: Node) -> str:
+    """The op that computes the same and writes nothing: ``aten.add`` of ``aten.add_``."""
+    base, _, which = node.target.rpartition(".")
+    return f"{_RENAMED.get(base, base.removesuffix('_'))}.{which}"
+
+
+_RENAMED = {f"aten.__i{name}__": f"aten.bitwise_{name}" for name in ("and", "or", "xor")} | {
+    "aten.detach_": "aten.detach"
+}
+"""Ops in place that are not named by a line at their end."""
+
+
+def _root(place: Place) -> Ref:
+    while isinstance(place, StorageView):
+        place = place.base
+    return place
+
+
+def _views(place: Place) -> Iterator[StorageView]:
+    while isinstance(place, StorageView):
+        yield place
+        place = place.base
+
+
+def _text(node: Node) -> str:
+    """A call without the tensor that it is a view of, which ``StorageView`` has as a place."""
+    args = {k: v for k, v in node.args.items() if not isinstance(v, Ref)}
+    return f"{node.target} {args} {node.outputs} {node.with_grad} {node.is_passed_on}"
+
+
+def _refs(value: Any) -> Iterator[Ref]:
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _refs(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _refs(inner)
+
+
+def _error(node: Node, why: str) -> CaptureError:
+    return CaptureError(
+        f"{node.target} in {node.place} {why}; use the form that returns a new tensor."
+    )
