@@ -178,7 +178,8 @@ class _Indexed:
 
     @classmethod
     def of(cls, call: Call, x: PTensor, tensors: Mapping[int, PTensor]) -> _Indexed:
-        sizes = torch.broadcast_shapes(*(t.shape for t in tensors.values()))
+        shapes = (t.shape for t in tensors.values())
+        sizes = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
         first, last = min(tensors), max(tensors)
         # Where the indexed dims lie apart, their result comes first; so numpy defines it.
         place = first if last - first + 1 == len(tensors) else 0
