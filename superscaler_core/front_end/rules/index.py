@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 
-from superscaler_core.front_end.call import Call, broadcast_to, dim_of, fixed, names, text
+from superscaler_core.front_end.call import (
+    Call,
+    broadcast_to,
+    dim_of,
+    fixed,
+    literal,
+    names,
+    text,
+)
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -60,6 +68,23 @@ def scatter(call: Call) -> PTensor:
     )  # fmt: skip
 
 
+@rule("aten.index_add", "aten.index_copy", "aten.index_reduce", "aten.index_fill")
+def indexed_rows(call: Call) -> PTensor:
+    """Rows of one dim are written, by their numbers; other dims are cut freely."""
+    x, index = call["self"], call["index"]
+    dims = names(len(x.shape))
+    dim = dim_of(call["dim"], len(dims))
+    inputs, operands = [x, index], [text(fixed(dims, [dim])), text(["n^"] * len(index.shape))]
+    rows = call.get("source") if "source" in call.args else call.get("value")
+    if isinstance(rows, PTensor):
+        inputs.append(rows)
+        operands.append(text([*dims[:dim], "n^", *dims[dim + 1 :]][: len(rows.shape)]))
+    return call.op(
+        call.kind, f"{', '.join(operands)} -> {operands[0]}", inputs, call.fallback(inputs),
+        saves=range(1, len(inputs)),
+    )  # fmt: skip
+
+
 @rule("aten.index_select", "aten.index.Tensor")
 def index(call: Call) -> PTensor:
     """``x[..., numbers, ...]``, with any number of index tensors that broadcast to one shape.
@@ -70,42 +95,116 @@ def index(call: Call) -> PTensor:
     """
     x: PTensor = call["self"]
     given = {call["dim"]: call["index"]} if "dim" in call.args else dict(enumerate(call["indices"]))
-    at = {dim_of(dim, len(x.shape)): t for dim, t in given.items() if t is not None}
-    rank = max(len(t.shape) for t in at.values())
-    place = _place(at)
-    chosen = [f"n{i}" for i in range(rank)]
-    wanted = call.shape[place : place + rank]
-    same = _unchanged(call, x, at, wanted)
-    dims = [
-        chosen[same[d]] if d in same else f"{name}^" if d in at else name
-        for d, name in enumerate(names(len(x.shape)))
-    ]
-    kept = [name for d, name in enumerate(dims) if d not in at]
-    out = [*kept[:place], *chosen, *kept[place:]]
-    if len(same) == len(at):
-        order = [*sorted(same, key=lambda d: same[d])]
-        before = [d for d in range(len(dims)) if d not in at]
-        order = [*before[:place], *order, *before[place:]]
-        unit = {f"n{i}" for i in range(rank)} - set(dims)
+    at = _Indexed.of(call, x, {dim_of(d, len(x.shape)): t for d, t in given.items() if t})
+    if len(at.same) == len(at.tensors):
+        order = [*sorted(at.same, key=lambda d: at.same[d])]
+        before = [d for d in range(len(x.shape)) if d not in at.tensors]
+        order = [*before[: at.place], *order, *before[at.place :]]
+        out = text(d if d in at.dims or d not in at.chosen else "1" for d in at.out)
         return call.op(
-            "index", f"{text(dims)} -> {text('1' if d in unit else d for d in out)}", (x,),
+            "index", f"{text(at.dims)} -> {out}", (x,),
             f"{{x0}}.permute({order}).reshape({{out0.shape}})", saves=(), flops=0.0,
         )  # fmt: skip
-    inputs = [x, *dict.fromkeys(t for d, t in at.items() if d not in same)]
-    operands = [text(dims), *(broadcast_to(t.shape, chosen, wanted) for t in inputs[1:])]
-    words = [":"] * (max(at) + 1)
-    for d, tensor in at.items():
-        words[d] = f"{{x{inputs.index(tensor)}}}" if d not in same else _arange(same[d], rank)
+    inputs = [x, *dict.fromkeys(t for d, t in at.tensors.items() if d not in at.same)]
+    operands = [text(at.dims), *(broadcast_to(t.shape, at.chosen, at.sizes) for t in inputs[1:])]
+    words = [word or ":" for word in at.words(inputs)]
     return call.op(
-        "index", f"{', '.join(operands)} -> {text(out)}", inputs,
+        "index", f"{', '.join(operands)} -> {text(at.out)}", inputs,
         f"{{x0}}[{', '.join(words)}]", saves=range(1, len(inputs)),
     )  # fmt: skip
 
 
-def _arange(along: int, rank: int) -> str:
-    """Code of the numbers of a loop's local iterations, along one dim of the index tensors."""
-    form = ", ".join(":" if i == along else "None" for i in range(rank))
-    return f"torch.arange({{size[n{along}]}}, device={{x0}}.device)[{form}]"
+@rule("aten.index_put", "aten._unsafe_index_put")
+def index_put(call: Call) -> PTensor:
+    """``x[..., numbers, ...] = values``: of numbers that may be the same, all are needed."""
+    x, values = call["self"], call["values"]
+    given = {d: t for d, t in enumerate(call["indices"]) if t is not None}
+    if any(t.dtype in ("bool", "uint8") for t in given.values()):
+        return _masked_put(call, x, given, values)
+    at = _Indexed.of(call, x, given)
+    free = {at.chosen[i] for i in at.same.values()}
+    marked = {d: d if d in free else f"{d}^" for d in at.chosen}
+    chosen, out = ([marked.get(d, d) for d in dims] for dims in (at.chosen, at.out))
+    of_loop = {**dict(zip(at.dims, x.shape, strict=True)),
+               **dict(zip(at.chosen, at.sizes, strict=True))}  # fmt: skip
+    inputs = [x, *dict.fromkeys(t for d, t in at.tensors.items() if d not in at.same), values]
+    operands = [
+        text(at.dims), *(broadcast_to(t.shape, chosen, at.sizes) for t in inputs[1:-1]),
+        broadcast_to(values.shape, out, [of_loop[d] for d in at.out]),
+    ]  # fmt: skip
+    words = ", ".join(str(word or None) for word in at.words(inputs[:-1]))
+    more = ", True" if call["accumulate"] else ""
+    return call.op(
+        "index_put", f"{', '.join(operands)} -> {operands[0]}", inputs,
+        f"torch.ops.aten.index_put({{x0}}, [{words}], {{x{len(inputs) - 1}}}{more})",
+        saves=range(1, len(inputs) - 1),
+    )  # fmt: skip
+
+
+def _masked_put(call: Call, x: PTensor, at: Mapping[int, PTensor], values: PTensor) -> PTensor:
+    """``x[mask] = value``, where the value does not depend on the place."""
+    mask = at.get(0)
+    if len(at) != 1 or mask is None or prod(values.shape) != 1 or call["accumulate"]:
+        raise call.error("a mask as an index may only be given one value; use where.")
+    dims = text(names(len(x.shape)))
+    of_mask = text(names(len(x.shape))[: len(mask.shape)])
+    after = ", None" * (len(x.shape) - len(mask.shape))
+    return call.op(
+        "where", f"{dims}, {of_mask}, {text('1' for _ in values.shape)} -> {dims}",
+        (x, mask, values), f"torch.where({{x1}}{f'[...{after}]' if after else ''}, {{x2}}, {{x0}})",
+        saves=(1,),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Indexed:
+    """The dims of ``x[..., numbers, ...]``.
+
+    Attributes:
+        tensors: of numbers, by the dim of x.
+        same: dims of which every number is read once, in order: by which dim of the numbers.
+        sizes, chosen: of the dims of all numbers together, and their names.
+        place: of these dims in the result.
+        dims, out: of x and of the result.
+    """
+
+    tensors: Mapping[int, PTensor]
+    same: Mapping[int, int]
+    sizes: Sequence[int]
+    chosen: Sequence[str]
+    place: int
+    dims: Sequence[str]
+    out: Sequence[str]
+
+    @classmethod
+    def of(cls, call: Call, x: PTensor, tensors: Mapping[int, PTensor]) -> _Indexed:
+        shapes = (t.shape for t in tensors.values())
+        sizes = tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+        first, last = min(tensors), max(tensors)
+        # Where the indexed dims lie apart, their result comes first; so numpy defines it.
+        place = first if last - first + 1 == len(tensors) else 0
+        chosen = [f"n{i}" for i in range(len(sizes))]
+        same = _unchanged(call, x, tensors, sizes)
+        dims = [
+            chosen[same[d]] if d in same else f"{name}^" if d in tensors else name
+            for d, name in enumerate(names(len(x.shape)))
+        ]
+        kept = [name for d, name in enumerate(dims) if d not in tensors]
+        out = [*kept[:place], *chosen, *kept[place:]]
+        return cls(tensors, same, sizes, chosen, place, dims, out)
+
+    def words(self, inputs: Sequence[PTensor]) -> list[str]:
+        """Code of the numbers of each dim up to the last that has some; empty if it has none."""
+        words = [""] * (max(self.tensors) + 1)
+        for d, tensor in self.tensors.items():
+            is_same = d in self.same
+            words[d] = self._arange(self.same[d]) if is_same else literal(tensor, inputs)
+        return words
+
+    def _arange(self, along: int) -> str:
+        """Code of the numbers of a loop's local iterations, along one dim of the numbers."""
+        form = ", ".join(":" if i == along else "None" for i in range(len(self.sizes)))
+        return f"torch.arange({{size[n{along}]}}, device={{x0}}.device)[{form}]"
 
 
 def _unchanged(
@@ -122,70 +221,3 @@ def _unchanged(
         if torch.equal(value.flatten(), torch.arange(size)):
             found[dim] = along
     return found
-
-
-@rule("aten.index_put", "aten._unsafe_index_put")
-def index_put(call: Call) -> PTensor:
-    """``x[:, numbers] = values``: what is written has to be whole, as places may be the same."""
-    x, values = call["self"], call["values"]
-    at = {d: t for d, t in enumerate(call["indices"]) if t is not None}
-    if any(t.dtype in ("bool", "uint8") for t in at.values()):
-        return _masked_put(call, x, call["indices"], values)
-    sizes = torch.broadcast_shapes(*(t.shape for t in at.values()))  # type: ignore[no-untyped-call]
-    chosen = [f"n{i}^" for i in range(len(sizes))]
-    dims, place = names(len(x.shape)), _place(at)
-    source = text(fixed(dims, at))
-
-    def put_together(rest: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-        return [*rest[:place], *new, *rest[place:]]
-
-    kept = [d for d in range(len(dims)) if d not in at]
-    out = put_together([dims[d] for d in kept], chosen)
-    shape = put_together([x.shape[d] for d in kept], sizes)
-    operands = [source, *(broadcast_to(t.shape, chosen, sizes) for t in at.values()),
-                broadcast_to(values.shape, out, shape)]  # fmt: skip
-    inputs = [x, *at.values(), values]
-    return call.op(
-        "index_put", f"{', '.join(operands)} -> {source}", inputs, call.fallback(inputs),
-        saves=range(1, len(inputs) - 1),
-    )  # fmt: skip
-
-
-def _place(at: Mapping[int, PTensor]) -> int:
-    """Where the dims of index tensors are in the result: first if those indexed lie apart."""
-    first, last = min(at), max(at)
-    return first if last - first + 1 == len(at) else 0
-
-
-def _masked_put(
-    call: Call, x: PTensor, indices: Sequence[PTensor | None], values: PTensor
-) -> PTensor:
-    """``x[mask] = value``, where the value does not depend on the place."""
-    mask = indices[0]
-    if len(indices) != 1 or mask is None or prod(values.shape) != 1 or call["accumulate"]:
-        raise call.error("a mask as an index may only be given one value; use where.")
-    dims = names(len(x.shape))
-    after = ", None" * (len(x.shape) - len(mask.shape))
-    of_mask = text(dims[: len(mask.shape)])
-    value = text("1" for _ in values.shape)
-    return call.op(
-        "where", f"{text(dims)}, {of_mask}, {value} -> {text(dims)}", (x, mask, values),
-        f"torch.where({{x1}}{f'[...{after}]' if after else ''}, {{x2}}, {{x0}})", saves=(1,),
-    )  # fmt: skip
-
-
-@rule("aten.index_add", "aten.index_copy", "aten.index_reduce", "aten.index_fill")
-def indexed_rows(call: Call) -> PTensor:
-    """Rows of one dim are written, by their numbers; other dims are cut freely."""
-    x, index = call["self"], call["index"]
-    dims = names(len(x.shape))
-    dim = dim_of(call["dim"], len(dims))
-    inputs, operands = [x, index], [text(fixed(dims, [dim])), text(["n^"] * len(index.shape))]
-    rows = call.get("source") if "source" in call.args else call.get("value")
-    if isinstance(rows, PTensor):
-        inputs.append(rows)
-        operands.append(text([*dims[:dim], "n^", *dims[dim + 1 :]][: len(rows.shape)]))
-    return call.op(
-        call.kind, f"{', '.join(operands)} -> {operands[0]}", inputs, call.fallback(inputs),
-        saves=range(1, len(inputs)),
-    )  # fmt: skip

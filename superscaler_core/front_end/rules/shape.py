@@ -92,9 +92,10 @@ def expanded(call: Call, x: PTensor) -> PTensor:
     if x.shape == call.shape:
         return x
     dims = names(len(call.shape))
+    source = broadcast_to(x.shape, dims, call.shape)
     return call.op(
-        "expand", f"{broadcast_to(x.shape, dims, call.shape)} -> {text(dims)}", (x,),
-        "{x0}.expand({out0.shape})", dtype=x.dtype, saves=(), flops=0.0,
+        "expand", f"{source} -> {text(dims)}", (x,), "{x0}.expand({out0.shape})",
+        dtype=x.dtype, saves=(), flops=0.0,
     )  # fmt: skip
 
 
