@@ -69,6 +69,15 @@ class Rank(SegmentRunner):
         scalar = rv.Box((), ())
         self._way_of_loss = Way(transport, self.tables.loss, scalar, scalar)
 
+    @property
+    def draws(self) -> tuple[int, int]:
+        """The seed of dropout and the number of steps so far: masks follow from these two."""
+        return self._seed, self._num_steps
+
+    @draws.setter
+    def draws(self, value: tuple[int, int]) -> None:
+        self._seed, self._num_steps = value
+
     # --- a step ---------------------------------------------------------------------------------
 
     def step(self, batch: Mapping[str, Tensor]) -> Tensor:

@@ -34,6 +34,29 @@ def wait_for_all(tables: Tables, transport: Transport) -> None:
     sum_of_all(torch.zeros(()), tables, transport)
 
 
+def texts_of_all(text: str, tables: Tables, transport: Transport) -> list[str]:
+    """Every rank's text, on every rank, in the order of ``ranks_of``; collective."""
+    ranks, data = ranks_of(tables), bytearray(text.encode())
+    if len(ranks) == 1:
+        return [text]
+    names = ",".join(map(str, ranks))
+
+    def gathered(row: Tensor) -> Tensor:
+        form = f"shape({len(ranks)},{row.shape[1]}) ranks({names})"
+        src, dst = f"R(1)V(1)D({len(ranks)},1) {form}", f"R({len(ranks)})V(1)D(1,1) {form}"
+        leg = Leg("[]", src, dst, str(row.dtype).removeprefix("torch."))
+        found = transport.call(leg).move(row)
+        assert found is not None
+        return found
+
+    lengths = gathered(torch.tensor([[len(data)]]))[:, 0].tolist()
+    # Widths are powers of two, so that few transitions are planned.
+    row = torch.zeros(1, 1 << max(lengths).bit_length(), dtype=torch.uint8)
+    row[0, : len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+    texts = zip(gathered(row), lengths, strict=True)
+    return [row[:length].numpy().tobytes().decode() for row, length in texts]
+
+
 def norm_of_grads(grads: dict[str, Tensor], tables: Tables, transport: Transport) -> Tensor:
     """The 2-norm of all gradients of the model, every element counted once; collective.
 

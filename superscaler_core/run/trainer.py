@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,12 @@ from torch import Tensor, nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
-from superscaler_core.run import checkpoint
+from superscaler_core.run import training_state
+from superscaler_core.run.checkpoint import FORMATS, StoredModel
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.together import norm_of_grads
+from superscaler_core.run.training_state import Resumed, Run, Saved
 from superscaler_core.run.transport import Transport
 
 
@@ -41,6 +43,8 @@ class Trainer:
         self._rank, self._transport = rank, transport
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         """The optimizers that ``update_with`` made, by the first parameter of each."""
+        self._makes_optimizers = False
+        self._resumed: Resumed | None = None
 
     @property
     def rank(self) -> int:
@@ -89,11 +93,13 @@ class Trainer:
         def update(names: Sequence[str]) -> None:
             stored = self._rank.weights.stored
             if names[0] not in self.optimizers:
-                self.optimizers[names[0]] = make([stored[name] for name in names])
+                made = self.optimizers[names[0]] = make([stored[name] for name in names])
+                if self._resumed is not None:
+                    self._resumed.into(made, stored)
             self.optimizers[names[0]].step()
             self.optimizers[names[0]].zero_grad()
 
-        self._rank.updates = update
+        self._rank.updates, self._makes_optimizers = update, True
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale gradients so that their norm over the whole model is at most ``max_norm``.
@@ -179,25 +185,91 @@ class Trainer:
             with torch.no_grad():
                 self._rank.weights.stored[name].copy_(whole[entry.index])
 
-    def save(self, folder: str | Path) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        step: int | None = None,
+        extra: Any = None,
+        format: str = FORMATS[0],
+    ) -> None:
         """Write a checkpoint, each rank its own boxes; ``rvdcomm reshard`` converts its layouts.
+
+        With any of the options, and if the program updates weights, the checkpoint also has the
+        state of the run: that of the optimizer, of the scheduler and of the scaler, ``step``,
+        ``extra``, the random state of every rank, and that of dropout. A process that dies in the
+        midst of it leaves a folder that cannot be loaded, and that a later save completes.
 
         Args:
             folder: a new folder that all ranks share.
+            optimizer: over ``parameters()``, or several; element by element, as Adam.
+            scheduler: of learning rates, or several.
+            scaler: of ``grad_scaler``.
+            step: the number of steps that were taken.
+            extra: a plain value: numbers, texts, lists, dicts, small tensors.
+            format: "safetensors", or "dcp" for the files of ``torch.distributed.checkpoint``.
 
         Raises:
-            PlanError: a parameter is stored in boxes that form no layout.
+            PlanError: a parameter is stored in boxes that form no layout, or a state cannot be
+                saved; the message names it.
             CheckpointError: the folder holds a checkpoint already.
         """
-        checkpoint.save(folder, self._rank.tables, self._rank.weights.stored, self._transport)
+        run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
+        training_state.save(folder, self._model, run, format)
 
-    def load(self, folder: str | Path) -> None:
+    def load(
+        self,
+        folder: str | Path,
+        *,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+    ) -> Saved:
         """Read this rank's boxes from a checkpoint with any layouts, or from a single device.
 
+        With an optimizer, or after ``update_with``, the run is resumed: on another plan and another
+        number of ranks it goes on as it would have without a break. Without, only parameters and
+        buffers are read.
+
+        Args:
+            folder: what ``save`` wrote, or ``save_run``; any checkpoint of the model if there is no
+                run to be resumed.
+            optimizer, scheduler, scaler: as given to ``save``; each takes its state.
+
+        Returns:
+            The ``step`` and ``extra`` that were saved with the run.
+
         Raises:
-            CheckpointError: a parameter is missing or has another shape.
+            CheckpointError: a parameter or a buffer is missing or has another shape.
+            PlanError: the checkpoint has no state of the run, or one of another optimizer or other
+                groups; or a buffer differs from the value from which the capture computed
+                constants.
         """
-        checkpoint.load(folder, self._rank.tables, self._rank.weights.stored)
+        run = self._run(optimizer, scheduler, scaler=scaler)
+        resume = self._makes_optimizers or not run.is_empty
+        resumed = training_state.load(folder, self._model, run, resume=resume)
+        if resume:
+            self._resumed = resumed
+            self._rank.draws = resumed.dropout or self._rank.draws
+        return resumed.saved
+
+    def _run(self, optimizer: Any, scheduler: Any, **fields: Any) -> Run:
+        if self._makes_optimizers and optimizer is None:
+            optimizer = self.optimizers
+        rank = self._rank
+        return Run.of(optimizer, scheduler, device=rank.device, dropout=rank.draws, **fields)
+
+    @property
+    def _model(self) -> StoredModel:
+        tables = self._rank.tables
+        buffers = {name: self._rank.constant(name) for name in tables.buffers}
+        faults = self._rank.buffer_faults
+        return StoredModel.of_program(
+            tables, self._rank.weights.stored, buffers, faults, self._transport
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers, whole, on every rank, by their single-device names."""
