@@ -286,7 +286,8 @@ def latest(folder: str | Path) -> Path | None:
     steps = {}
     for path in Path(folder).iterdir() if Path(folder).is_dir() else ():
         try:
-            state = _state(path) if path.is_dir() else None
+            is_named = path.is_dir() and not path.name.startswith(".")
+            state = _state(path) if is_named else None
         except rv.CheckpointError:
             continue
         if state is not None and state["step"] is not None:
