@@ -14,11 +14,17 @@ from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
 from superscaler_core.run import training_state
 from superscaler_core.run.checkpoint import FORMATS, StoredModel
+from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.rank import Rank
-from superscaler_core.run.together import norm_of_grads
+from superscaler_core.run.together import norm_of_grads, sum_of_all
 from superscaler_core.run.training_state import Resumed, Run, Saved
 from superscaler_core.run.transport import Transport
+
+_SCALED_UPDATES = (
+    "a step that updates weights itself (update_with) cannot skip an update whose scaled gradients "
+    "overflow: step an optimizer after trainer.step, or compute in bfloat16, which needs no scaler."
+)
 
 
 class IncompatibleKeys(NamedTuple):
@@ -88,7 +94,12 @@ class Trainer:
         Args:
             make: creates an optimizer of the parameters of one update, for example of a stage. It
                 is called at the first update. Gradients are freed after each update.
+
+        Raises:
+            PlanError: gradients are scaled by a ``grad_scaler``.
         """
+        if self._rank.grad_scale is not None:
+            raise PlanError(_SCALED_UPDATES)
 
         def update(names: Sequence[str]) -> None:
             stored = self._rank.weights.stored
@@ -101,19 +112,66 @@ class Trainer:
 
         self._rank.updates, self._makes_optimizers = update, True
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
         """Scale gradients so that their norm over the whole model is at most ``max_norm``.
+
+        Args:
+            max_norm: the largest norm.
+            norm_type: p of the p-norm, above zero; may be infinite.
+            error_if_nonfinite: whether a norm that is infinite or NaN is an error.
+            foreach: whether to scale by the grouped kernels of torch; where they are fast if None.
 
         Returns:
             The norm before, the same on all ranks, as ``torch.nn.utils.clip_grad_norm_``.
+
+        Raises:
+            RuntimeError: the norm is not finite, and that is an error; on all ranks.
         """
+        if not norm_type > 0:
+            raise ValueError(f"clip_grad_norm_ takes a norm_type above zero, got {norm_type}.")
         stored = self._rank.weights.stored
         grads = {name: w.grad for name, w in stored.items() if w.grad is not None}
-        norm = norm_of_grads(grads, self._rank.tables, self._transport)
-        scale = float(max_norm / (norm + 1e-6))
-        for grad in grads.values() if scale < 1 else ():
-            grad.mul_(scale)
+        norm = norm_of_grads(grads, norm_type, self._rank.tables, self._transport)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"the norm of order {norm_type} of all gradients is {norm.item()}; to clip anyway, "
+                "pass error_if_nonfinite=False."
+            )
+        nn.utils.clip_grads_with_norm_(stored.values(), max_norm, norm, foreach)
         return norm
+
+    def grad_scaler(self, **options: Any) -> GradScaler:
+        """A gradient scaler: from now on, steps leave gradients that are scaled by it.
+
+        Use it as ``torch.amp.GradScaler``, without ``scaler.scale``: a step scales the loss for its
+        backward, and returns it unscaled. ``unscale_`` and ``step`` are collective, for a gradient
+        that overflows on one rank is skipped by all ranks.
+
+        >>> # scaler = trainer.grad_scaler()
+        >>> # loss = trainer.step(tokens, targets)
+        >>> # scaler.unscale_(optimizer); trainer.clip_grad_norm_(1.0)
+        >>> # scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+
+        Args:
+            options: those of ``torch.amp.GradScaler``, except the device.
+
+        Raises:
+            PlanError: steps update weights themselves.
+        """
+        if self._makes_optimizers:
+            raise PlanError(_SCALED_UPDATES)
+        tables, transport = self._rank.tables, self._transport
+        scaler = GradScaler(
+            self._rank.device, lambda value: sum_of_all(value, tables, transport), **options
+        )
+        self._rank.grad_scale = scaler.get_scale
+        return scaler
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The boxes of parameters that this rank stores, by their single-device names."""

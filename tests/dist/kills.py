@@ -92,6 +92,7 @@ class Trial:
         """
         saves.mkdir()
         world = GlooWorld(CASES[self.before].num_devices)
+        world.run(abs)
         killer = threading.Thread(target=self._kill, args=(world, saves), daemon=True)
         killer.start()
         args = (self.before, program, saves, self.form)
@@ -107,9 +108,7 @@ class Trial:
 
     def _kill(self, world: GlooWorld, saves: Path) -> None:
         progress = saves / PROGRESS
-        while self.step and (not progress.exists() or progress.read_text() < str(self.step)):
-            time.sleep(0.001)
-        while len(world._processes) < world.num_ranks:
+        while self.step and not (progress.exists() and progress.read_text() >= str(self.step)):
             time.sleep(0.001)
         time.sleep(self.delay_secs)
         for process in world._processes:
