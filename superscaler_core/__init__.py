@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from superscaler_core.run.load import load
     from superscaler_core.run.threads import run_threads
     from superscaler_core.run.trainer import Trainer
+    from superscaler_core.run.training_state import latest, load_run, save_run
     from superscaler_core.simulator import DeviceProfile, simulate
 
 _LAZY = {
@@ -56,9 +57,12 @@ _LAZY = {
     "LiveBytes": "superscaler_core.run.live_bytes",
     "Trainer": "superscaler_core.run.trainer",
     "capture": "superscaler_core.front_end",
+    "latest": "superscaler_core.run.training_state",
     "load": "superscaler_core.run.load",
+    "load_run": "superscaler_core.run.training_state",
     "register_op": "superscaler_core.front_end.register",
     "run_threads": "superscaler_core.run.threads",
+    "save_run": "superscaler_core.run.training_state",
     "simulate": "superscaler_core.simulator",
 }
 """Public names whose modules need torch or are slow to import; each is imported on first use."""
@@ -103,11 +107,14 @@ __all__ = [
     "compile",
     "cost",
     "find_blocks",
+    "latest",
     "load",
+    "load_run",
     "pieces",
     "register_op",
     "replicate",
     "run_threads",
+    "save_run",
     "simulate",
     "split",
 ]

@@ -97,7 +97,8 @@ class Compiled:
             (path / f"rank_{device}.py").write_text(text)
         graph = self.plan.graph
         save_constants(path, {**graph.constants, **graph.buffers})
-        save_weights(path / WEIGHTS, graph.weights if weights else {})
+        has_values = weights and graph.weights
+        save_weights(path / WEIGHTS, {**graph.weights, **graph.buffers} if has_values else {})
         (path / TOPOLOGY).unlink(missing_ok=True)
         if self.materialized.topology is not None:
             self.materialized.topology.save(path / TOPOLOGY)

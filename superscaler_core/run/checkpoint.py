@@ -1,76 +1,190 @@
-"""Checkpoints of a program: every rank writes and reads its own boxes, by single-device names."""
+"""Checkpoints: every rank writes and reads its own boxes of a model, by single-device names."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import rvdcomm as rv
-from rvdcomm.checkpoint import commit_shards, load_shards, save_shards
+from rvdcomm.checkpoint import commit_shards, load_shards, reshard, save_shards
 from superscaler_core.errors import PlanError
 from superscaler_core.run.tables import Tables
-from superscaler_core.run.together import ranks_of, wait_for_all
+from superscaler_core.run.together import ranks_of, texts_of_all
 from superscaler_core.run.transport import Transport
 
+FORMATS = ("safetensors", "dcp")
+"""Forms of a checkpoint's files: those of ``rvdcomm.checkpoint.save_shards``, and those of
+``torch.distributed.checkpoint``."""
 
-def save(
-    folder: str | Path, tables: Tables, stored: Mapping[str, Tensor], transport: Transport
-) -> None:
-    """Write what all ranks store to one checkpoint; collective over the program's ranks.
+Home = tuple[rv.Layout, tuple[slice, ...] | None]
+"""A layout, and the index of this rank's box in its shard, if the box is only a part of it."""
 
-    Raises:
-        PlanError: a parameter is stored in boxes that form no layout.
-        CheckpointError: the folder holds a checkpoint already.
+
+@dataclass(frozen=True)
+class StoredModel:
+    """What one rank stores of a model, and where all ranks store it.
+
+    Attributes:
+        rank: this rank.
+        ranks: all ranks.
+        stored: this rank's boxes of parameters, by name.
+        buffers: whole, the same on all ranks.
+        homes: for every parameter, the layout in which it is read.
+        texts_of_all: gives every rank's text to every rank; collective.
+        buffer_faults: reasons why buffers cannot take these values.
     """
-    layouts = _layouts(tables)
-    save_shards(folder, dict(stored), layouts, tables.rank)
-    ranks = ranks_of(tables)
-    wait_for_all(tables, transport)
-    if tables.rank == ranks[0]:
-        commit_shards(folder, [r for r in ranks if any(r in layout for layout in layouts.values())])
-    wait_for_all(tables, transport)
+
+    rank: int
+    ranks: tuple[int, ...]
+    stored: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    homes: Mapping[str, Home]
+    texts_of_all: Callable[[str], list[str]]
+    buffer_faults: Callable[[Mapping[str, Tensor]], list[str]] = lambda _: []
+
+    @classmethod
+    def of_program(
+        cls,
+        tables: Tables,
+        stored: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        buffer_faults: Callable[[Mapping[str, Tensor]], list[str]],
+        transport: Transport,
+    ) -> StoredModel:
+        """The model of a program's rank."""
+        homes: dict[str, Home] = {}
+        for name, entry in tables.parameters.items():
+            if len(entry.whole) == 1:
+                homes[name] = entry.whole[0].layouts[0], None
+            else:
+                # The boxes form no layout: the parameter is read whole and the box is cut out.
+                index = entry.index if entry.box is not None else ()
+                homes[name] = on_rank(tables.rank, entry.shape), index
+        texts = lambda text: texts_of_all(text, tables, transport)  # noqa: E731
+        return cls(tables.rank, ranks_of(tables), stored, buffers, homes, texts, buffer_faults)
+
+    @classmethod
+    def alone(cls, model: nn.Module) -> StoredModel:
+        """A model on a single device, which is rank 0 of one."""
+        parameters = dict(model.named_parameters())
+        tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        buffers = {name: value for name, value in model.state_dict().items() if name not in tied}
+        homes: dict[str, Home] = {n: (on_rank(0, p.shape), None) for n, p in parameters.items()}
+        return cls(0, (0,), parameters, buffers, homes, lambda text: [text])
+
+    @property
+    def written(self) -> dict[str, rv.Layout]:
+        """For every parameter, the layout in which it is written: each box by one rank.
+
+        Replicas take turns, so that each writes an equal share of the model.
+
+        Raises:
+            PlanError: a parameter is stored in boxes that form no layout.
+        """
+        found = {}
+        for number, (name, (layout, index)) in enumerate(self.homes.items()):
+            if index is not None:
+                raise PlanError(
+                    f"{name} is stored in boxes that form no layout: use state_dict() and "
+                    "load_state_dict(), or give plan.update(...) parts of one split."
+                )
+            size = len(layout.ranks) // layout.rvd.r
+            start = number % layout.rvd.r * size
+            found[name] = rv.Layout(
+                layout.shape, replace(layout.rvd, r=1), layout.ranks[start : start + size],
+                layout.cuts,
+            )  # fmt: skip
+        return found
+
+    def read(
+        self, folder: Path, names: Mapping[str, str], buffers: Iterable[str] = ()
+    ) -> dict[str, Tensor]:
+        """Read this rank's boxes from a checkpoint with any layouts.
+
+        Args:
+            folder: the checkpoint.
+            names: of tensors in it, each with the parameter in whose layout it is read.
+            buffers: names of buffers, which are read whole.
+
+        Raises:
+            CheckpointError: a tensor is missing or has another shape.
+        """
+        layouts = {name: self.homes[parameter][0] for name, parameter in names.items()}
+        layouts |= {name: on_rank(self.rank, self.buffers[name].shape) for name in buffers}
+        found = load_shards(folder, layouts, self.rank)
+        for name, parameter in names.items():
+            index = self.homes[parameter][1]
+            if index is not None and name in found:
+                found[name] = found[name][index]
+        return {n: t for n, t in found.items() if n not in names or names[n] in self.stored}
+
+
+def write(
+    folder: Path,
+    model: StoredModel,
+    tensors: Mapping[str, Tensor],
+    layouts: Mapping[str, rv.Layout],
+    save_id: str,
+    form: str,
+) -> None:
+    """Write one checkpoint, which is complete or cannot be read; collective.
+
+    Args:
+        folder: which all ranks share.
+        model: tells the ranks.
+        tensors: this rank's shards by name; those that another rank writes are left out.
+        layouts: of all tensors, the same on all ranks.
+        save_id: a text that all ranks have for this save alone.
+        form: one of ``FORMATS``.
+    """
+    rank, first = model.rank, model.rank == model.ranks[0]
+    writers = sorted({r for layout in layouts.values() for r in layout.ranks})
+    shards = folder if form == "safetensors" else _beside(folder, "shards")
+    if rank in writers:
+        mine = {name: tensors[name] for name, layout in layouts.items() if rank in layout}
+        save_shards(shards, mine, layouts, rank, save_id=save_id)
+    model.texts_of_all("")  # returns when every rank has written
+    if first:
+        commit_shards(shards, writers)
+        if form == "dcp":
+            made = _beside(folder, "dcp")
+            reshard(shards, made, to="dcp")
+            made.rename(folder)
+            shutil.rmtree(shards)
+    model.texts_of_all("")
+
+
+def clear_left_over(folder: Path) -> None:
+    """Remove what a save in the form of DCP that did not end has left beside ``folder``."""
+    for what in ("shards", "dcp"):
+        shutil.rmtree(_beside(folder, what), ignore_errors=True)
+
+
+def _beside(folder: Path, what: str) -> Path:
+    return folder.with_name(f".{folder.name}.{what}")
 
 
 def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Replace the parameters saved in ``folder`` by these whole parameters; by none if empty."""
     shutil.rmtree(folder, ignore_errors=True)
     if weights:
-        save_shards(folder, dict(weights), {n: _whole(t.shape, 0) for n, t in weights.items()}, 0)
+        save_shards(folder, dict(weights), {n: on_rank(0, t.shape) for n, t in weights.items()}, 0)
         commit_shards(folder, [0])
 
 
-def load(folder: str | Path, tables: Tables, stored: Mapping[str, Tensor]) -> None:
-    """Read this rank's boxes from a checkpoint with any layouts, or from a single device."""
-    parameters = tables.parameters
-    # If the boxes form no layout, the parameter is read whole and the box is cut out.
-    cut = {n for n, entry in parameters.items() if len(entry.whole) != 1 and entry.box is not None}
-    layouts = {
-        name: _whole(entry.shape, tables.rank) if name in cut else entry.whole[0].layouts[0]
-        for name, entry in parameters.items()
-        if name in cut or len(entry.whole) == 1
-    }
-    with torch.no_grad():
-        for name, shard in load_shards(folder, layouts, tables.rank).items():
-            stored[name].copy_(shard[parameters[name].index] if name in cut else shard)
-
-
-def _whole(shape: Sequence[int], rank: int) -> rv.Layout:
+def on_rank(rank: int, shape: Sequence[int]) -> rv.Layout:
+    """The layout of a tensor that is whole on one rank."""
     counts = ",".join("1" for _ in shape)
     return rv.Layout(tuple(shape), f"R(1)V(1)D({counts})", ranks=[rank])
 
 
-def _layouts(tables: Tables) -> dict[str, rv.Layout]:
-    """The layout in which every parameter is stored, as all ranks know it."""
-    found = {}
-    for name, entry in tables.parameters.items():
-        if len(entry.whole) != 1:
-            raise PlanError(
-                f"{name} is stored in boxes that form no layout ({len(entry.whole)} regions): use "
-                "state_dict() and load_state_dict(), or give plan.update(...) parts of one split."
-            )
-        found[name] = entry.whole[0].layouts[0]
-    return found
+def copy_into(stored: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Give stored tensors the values that were read for them."""
+    with torch.no_grad():
+        for name, value in found.items():
+            stored[name].copy_(value)

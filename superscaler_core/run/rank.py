@@ -60,7 +60,9 @@ class Rank(SegmentRunner):
         self._seed, self._num_steps = seed, 0
         loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
         share = 1.0 / self.tables.num_microbatches
-        self.loss_grad = torch.tensor(share, dtype=loss_dtype, device=device)
+        self._loss_share = torch.tensor(share, dtype=loss_dtype, device=device)
+        self.loss_grad = self._loss_share
+        self.grad_scale: Callable[[], float] | None = None
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
         self._total = torch.zeros((), dtype=loss_dtype, device=device)
@@ -68,6 +70,15 @@ class Rank(SegmentRunner):
         self.updates: Callable[[Sequence[str]], object] = lambda _: None
         scalar = rv.Box((), ())
         self._way_of_loss = Way(transport, self.tables.loss, scalar, scalar)
+
+    @property
+    def draws(self) -> tuple[int, int]:
+        """The seed of dropout and the number of steps so far: masks follow from these two."""
+        return self._seed, self._num_steps
+
+    @draws.setter
+    def draws(self, value: tuple[int, int]) -> None:
+        self._seed, self._num_steps = value
 
     # --- a step ---------------------------------------------------------------------------------
 
@@ -81,6 +92,8 @@ class Rank(SegmentRunner):
         self.weights.check_given()
         self._batch = batch
         self._loss = None
+        if self.grad_scale is not None:
+            self.loss_grad = self._loss_share * self.grad_scale()
         self._num_steps += 1
         try:
             self._step(self)
@@ -234,7 +247,7 @@ class Rank(SegmentRunner):
         """Add a part of a microbatch's loss."""
         if not self._with_grad:
             return
-        share = loss * self.loss_grad
+        share = loss * self._loss_share
         self._loss = share if self._loss is None else self._loss + share
 
     # --- edges ----------------------------------------------------------------------------------

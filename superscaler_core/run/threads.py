@@ -42,11 +42,11 @@ def run_threads(
     """
     board = Board(timeout_secs)
     results: dict[int, T] = {}
-    constants = load_constants(Path(folder))
 
     def serve(rank: int) -> None:
         try:
             transport = ThreadTransport(rank, board)
+            constants = load_constants(Path(folder))  # its own: loading a state writes to them
             made = Rank(module_of(folder, rank), transport, constants, **options)
             results[rank] = work(started(Trainer(made, transport), folder))
         except BaseException as error:

@@ -34,21 +34,57 @@ def wait_for_all(tables: Tables, transport: Transport) -> None:
     sum_of_all(torch.zeros(()), tables, transport)
 
 
-def norm_of_grads(grads: dict[str, Tensor], tables: Tables, transport: Transport) -> Tensor:
-    """The 2-norm of all gradients of the model, every element counted once; collective.
+def rows_of_all(row: Tensor, tables: Tables, transport: Transport) -> Tensor:
+    """Every rank's row, ``[elements]``, as rows in the order of ``ranks_of``; collective."""
+    ranks = ranks_of(tables)
+    if len(ranks) == 1:
+        return row[None]
+    form = f"shape({len(ranks)},{len(row)}) ranks({','.join(map(str, ranks))})"
+    src, dst = f"R(1)V(1)D({len(ranks)},1) {form}", f"R({len(ranks)})V(1)D(1,1) {form}"
+    leg = Leg("[]", src, dst, str(row.dtype).removeprefix("torch."))
+    found = transport.call(leg).move(row[None])
+    assert found is not None
+    return found
+
+
+def texts_of_all(text: str, tables: Tables, transport: Transport) -> list[str]:
+    """Every rank's text, on every rank, in the order of ``ranks_of``; collective."""
+    data = text.encode()
+    lengths = rows_of_all(torch.tensor([len(data)]), tables, transport)[:, 0].tolist()
+    # Widths are powers of two, so that few transitions are planned.
+    row = torch.zeros(1 << max(lengths).bit_length(), dtype=torch.uint8)
+    row[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+    rows = rows_of_all(row, tables, transport)
+    return [
+        row[:length].numpy().tobytes().decode() for row, length in zip(rows, lengths, strict=True)
+    ]
+
+
+def norm_of_grads(
+    grads: dict[str, Tensor], norm_type: float, tables: Tables, transport: Transport
+) -> Tensor:
+    """The p-norm of all gradients of the model, every element counted once; collective.
 
     Args:
         grads: gradients of the parameters that this rank stores, by name.
+        norm_type: p, above zero; may be infinite.
         tables: tell which rank counts a box that several ranks store.
-        transport: computes the sum.
+        transport: brings all ranks' parts together.
     """
-    squares = torch.zeros((), dtype=torch.float64)
-    for name, grad in grads.items():
-        for leg in tables.parameters[name].whole:
-            src = leg.layouts[0]
-            if tables.rank in src and src.cell(tables.rank).replica == 0:
-                squares += _piece(name, grad, leg, tables).double().square().sum().cpu()
-    return sum_of_all(squares, tables, transport).sqrt()
+    pieces = [
+        _piece(name, grad, leg, tables).double()
+        for name, grad in grads.items()
+        for leg in tables.parameters[name].whole
+        if tables.rank in leg.layouts[0] and leg.layouts[0].cell(tables.rank).replica == 0
+    ]
+    norms = [_norm(piece, norm_type).cpu() for piece in pieces if piece.numel()]
+    here = _norm(torch.stack([torch.zeros((), dtype=torch.float64), *norms]), norm_type)
+    return _norm(rows_of_all(here[None], tables, transport), norm_type)
+
+
+def _norm(values: Tensor, norm_type: float) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(values, norm_type)
+    return found
 
 
 def _piece(name: str, grad: Tensor, leg: Leg, tables: Tables) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,19 @@ from torch import Tensor, nn
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
-from superscaler_core.run import checkpoint
+from superscaler_core.run import training_state
+from superscaler_core.run.checkpoint import FORMATS, StoredModel
+from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.rank import Rank
-from superscaler_core.run.together import norm_of_grads
+from superscaler_core.run.together import norm_of_grads, sum_of_all
+from superscaler_core.run.training_state import Resumed, Run, Saved
 from superscaler_core.run.transport import Transport
+
+_SCALED_UPDATES = (
+    "a step that updates weights itself (update_with) cannot skip an update whose scaled gradients "
+    "overflow: step an optimizer after trainer.step, or compute in bfloat16, which needs no scaler."
+)
 
 
 class IncompatibleKeys(NamedTuple):
@@ -41,6 +49,8 @@ class Trainer:
         self._rank, self._transport = rank, transport
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         """The optimizers that ``update_with`` made, by the first parameter of each."""
+        self._makes_optimizers = False
+        self._resumed: Resumed | None = None
 
     @property
     def rank(self) -> int:
@@ -84,30 +94,84 @@ class Trainer:
         Args:
             make: creates an optimizer of the parameters of one update, for example of a stage. It
                 is called at the first update. Gradients are freed after each update.
+
+        Raises:
+            PlanError: gradients are scaled by a ``grad_scaler``.
         """
+        if self._rank.grad_scale is not None:
+            raise PlanError(_SCALED_UPDATES)
 
         def update(names: Sequence[str]) -> None:
             stored = self._rank.weights.stored
             if names[0] not in self.optimizers:
-                self.optimizers[names[0]] = make([stored[name] for name in names])
+                made = self.optimizers[names[0]] = make([stored[name] for name in names])
+                if self._resumed is not None:
+                    self._resumed.into(made, stored)
             self.optimizers[names[0]].step()
             self.optimizers[names[0]].zero_grad()
 
-        self._rank.updates = update
+        self._rank.updates, self._makes_optimizers = update, True
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
         """Scale gradients so that their norm over the whole model is at most ``max_norm``.
+
+        Args:
+            max_norm: the largest norm.
+            norm_type: p of the p-norm, above zero; may be infinite.
+            error_if_nonfinite: whether a norm that is infinite or NaN is an error.
+            foreach: whether to scale by the grouped kernels of torch; where they are fast if None.
 
         Returns:
             The norm before, the same on all ranks, as ``torch.nn.utils.clip_grad_norm_``.
+
+        Raises:
+            RuntimeError: the norm is not finite, and that is an error; on all ranks.
         """
+        if not norm_type > 0:
+            raise ValueError(f"clip_grad_norm_ takes a norm_type above zero, got {norm_type}.")
         stored = self._rank.weights.stored
         grads = {name: w.grad for name, w in stored.items() if w.grad is not None}
-        norm = norm_of_grads(grads, self._rank.tables, self._transport)
-        scale = float(max_norm / (norm + 1e-6))
-        for grad in grads.values() if scale < 1 else ():
-            grad.mul_(scale)
+        norm = norm_of_grads(grads, norm_type, self._rank.tables, self._transport)
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"the norm of order {norm_type} of all gradients is {norm.item()}; to clip anyway, "
+                "pass error_if_nonfinite=False."
+            )
+        nn.utils.clip_grads_with_norm_(stored.values(), max_norm, norm, foreach)
         return norm
+
+    def grad_scaler(self, **options: Any) -> GradScaler:
+        """A gradient scaler: from now on, steps leave gradients that are scaled by it.
+
+        Use it as ``torch.amp.GradScaler``, without ``scaler.scale``: a step scales the loss for its
+        backward, and returns it unscaled. ``unscale_`` and ``step`` are collective, for a gradient
+        that overflows on one rank is skipped by all ranks.
+
+        >>> # scaler = trainer.grad_scaler()
+        >>> # loss = trainer.step(tokens, targets)
+        >>> # scaler.unscale_(optimizer); trainer.clip_grad_norm_(1.0)
+        >>> # scaler.step(optimizer); scaler.update(); optimizer.zero_grad()
+
+        Args:
+            options: those of ``torch.amp.GradScaler``, except the device.
+
+        Raises:
+            PlanError: steps update weights themselves.
+        """
+        if self._makes_optimizers:
+            raise PlanError(_SCALED_UPDATES)
+        tables, transport = self._rank.tables, self._transport
+        scaler = GradScaler(
+            self._rank.device, lambda value: sum_of_all(value, tables, transport), **options
+        )
+        self._rank.grad_scale = scaler.get_scale
+        return scaler
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The boxes of parameters that this rank stores, by their single-device names."""
@@ -179,25 +243,91 @@ class Trainer:
             with torch.no_grad():
                 self._rank.weights.stored[name].copy_(whole[entry.index])
 
-    def save(self, folder: str | Path) -> None:
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        step: int | None = None,
+        extra: Any = None,
+        format: str = FORMATS[0],
+    ) -> None:
         """Write a checkpoint, each rank its own boxes; ``rvdcomm reshard`` converts its layouts.
+
+        With any of the options, and if the program updates weights, the checkpoint also has the
+        state of the run: that of the optimizer, of the scheduler and of the scaler, ``step``,
+        ``extra``, the random state of every rank, and that of dropout. A process that dies in the
+        midst of it leaves a folder that cannot be loaded, and that a later save completes.
 
         Args:
             folder: a new folder that all ranks share.
+            optimizer: over ``parameters()``, or several; element by element, as Adam.
+            scheduler: of learning rates, or several.
+            scaler: of ``grad_scaler``.
+            step: the number of steps that were taken.
+            extra: a plain value: numbers, texts, lists, dicts, small tensors.
+            format: "safetensors", or "dcp" for the files of ``torch.distributed.checkpoint``.
 
         Raises:
-            PlanError: a parameter is stored in boxes that form no layout.
+            PlanError: a parameter is stored in boxes that form no layout, or a state cannot be
+                saved; the message names it.
             CheckpointError: the folder holds a checkpoint already.
         """
-        checkpoint.save(folder, self._rank.tables, self._rank.weights.stored, self._transport)
+        run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
+        training_state.save(folder, self._model, run, format)
 
-    def load(self, folder: str | Path) -> None:
+    def load(
+        self,
+        folder: str | Path,
+        *,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+    ) -> Saved:
         """Read this rank's boxes from a checkpoint with any layouts, or from a single device.
 
+        With an optimizer, or after ``update_with``, the run is resumed: on another plan and another
+        number of ranks it goes on as it would have without a break. Without, only parameters and
+        buffers are read.
+
+        Args:
+            folder: what ``save`` wrote, or ``save_run``; any checkpoint of the model if there is no
+                run to be resumed.
+            optimizer, scheduler, scaler: as given to ``save``; each takes its state.
+
+        Returns:
+            The ``step`` and ``extra`` that were saved with the run.
+
         Raises:
-            CheckpointError: a parameter is missing or has another shape.
+            CheckpointError: a parameter or a buffer is missing or has another shape.
+            PlanError: the checkpoint has no state of the run, or one of another optimizer or other
+                groups; or a buffer differs from the value from which the capture computed
+                constants.
         """
-        checkpoint.load(folder, self._rank.tables, self._rank.weights.stored)
+        run = self._run(optimizer, scheduler, scaler=scaler)
+        resume = self._makes_optimizers or not run.is_empty
+        resumed = training_state.load(folder, self._model, run, resume=resume)
+        if resume:
+            self._resumed = resumed
+            self._rank.draws = resumed.dropout or self._rank.draws
+        return resumed.saved
+
+    def _run(self, optimizer: Any, scheduler: Any, **fields: Any) -> Run:
+        if self._makes_optimizers and optimizer is None:
+            optimizer = self.optimizers
+        rank = self._rank
+        return Run.of(optimizer, scheduler, device=rank.device, dropout=rank.draws, **fields)
+
+    @property
+    def _model(self) -> StoredModel:
+        tables = self._rank.tables
+        buffers = {name: self._rank.constant(name) for name in tables.buffers}
+        faults = self._rank.buffer_faults
+        return StoredModel.of_program(
+            tables, self._rank.weights.stored, buffers, faults, self._transport
+        )
 
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers, whole, on every rank, by their single-device names."""

@@ -1,0 +1,151 @@
+"""Runs that are killed and resumed: ``python -m tests.dist.kills --times 50`` reports on many.
+
+A trial trains on processes, kills all of them with SIGKILL at a random moment, and resumes under
+another plan, mostly on another number of processes. Its losses must be those of a run without a
+break. Kills come during steps, during saves, and before there is a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import superscaler_core as ss
+from tests.dist.world import GlooWorld
+from tests.superscaler_core.resumed import CASES, Resumable, same_losses
+
+NUM_STEPS = 6
+DROPOUT_SEED = 5
+PROGRESS = "progress"
+"""A file with the number of steps that the first rank has taken."""
+
+
+def programs(folder: Path) -> None:
+    """Compile every case once."""
+    for name, case in CASES.items():
+        case.compiled().save(folder / name)
+
+
+def _drawn(step: int) -> int:
+    """A seed from all generators whose state a checkpoint has."""
+    return int(torch.randint(999, ())) + random.randrange(999) + int(np.random.randint(999))
+
+
+def train(rank: int, name: str, program: Path, saves: Path, form: str) -> dict[int, float]:
+    """Train one rank to the end, from the latest checkpoint in ``saves`` if there is one."""
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(1)
+    run = Resumable(ss.load(program / name, seed=DROPOUT_SEED), CASES[name], _drawn)
+    last = ss.latest(saves)
+    if last is not None:
+        run.load(last)
+    while run.step < NUM_STEPS:
+        run.train(1)
+        if rank == 0:
+            (saves / PROGRESS).write_text(str(run.step))
+        run.save(saves / f"step-{run.step}", format=form)
+    return run.losses
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run that is broken off and resumed.
+
+    Attributes:
+        before, after: names of ``CASES``.
+        step: when the first rank has taken so many steps, all are killed,
+        delay_secs: after so long.
+        form: of the checkpoints.
+    """
+
+    before: str
+    after: str
+    step: int
+    delay_secs: float
+    form: str
+
+    @classmethod
+    def drawn(cls, seed: int) -> Trial:
+        """A trial that depends on the seed alone, but for the moment of the kill."""
+        draw = random.Random(seed)
+        before, after = draw.sample(sorted(CASES), 2)
+        step, delay = draw.randrange(NUM_STEPS), draw.random() * 0.1
+        return cls(before, after, step, delay, draw.choice(["safetensors", "dcp"]))
+
+    def run(self, program: Path, saves: Path, expected: dict[int, float]) -> str:
+        """Break off and resume; returns in what it was killed.
+
+        Raises:
+            AssertionError: losses differ from those expected.
+        """
+        saves.mkdir()
+        world = GlooWorld(CASES[self.before].num_devices)
+        world.run(abs)
+        killer = threading.Thread(target=self._kill, args=(world, saves), daemon=True)
+        killer.start()
+        args = (self.before, program, saves, self.form)
+        world.run(train, *args, dying=range(world.num_ranks))
+        killer.join()
+        last = ss.latest(saves)
+        num_folders = len([path for path in saves.iterdir() if path.is_dir()])
+        found = on_processes(self.after, program, saves, self.form)
+        first = 0 if last is None else int(last.name.removeprefix("step-"))
+        assert all(sorted(losses) == list(range(first, NUM_STEPS)) for losses in found)
+        assert first == NUM_STEPS or all(same_losses(losses, expected) for losses in found)
+        return "a save" if num_folders > first else "a step"
+
+    def _kill(self, world: GlooWorld, saves: Path) -> None:
+        progress = saves / PROGRESS
+        while self.step and not (progress.exists() and progress.read_text() >= str(self.step)):
+            time.sleep(0.001)
+        time.sleep(self.delay_secs)
+        for process in world._processes:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def on_processes(name: str, program: Path, saves: Path, form: str) -> list[dict[int, float]]:
+    """The losses on every rank of a run that nobody breaks off."""
+    saves.mkdir(exist_ok=True)
+    world = GlooWorld(CASES[name].num_devices)
+    try:
+        return world.run(train, name, program, saves, form)
+    finally:
+        world.stop()
+
+
+def main() -> None:
+    """Many trials, one after another."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=50)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        programs(folder / "programs")
+        expected = on_processes("accumulate", folder / "programs", folder / "whole", "safetensors")
+        found: Counter[str] = Counter()
+        for number in range(options.first, options.first + options.times):
+            trial = Trial.drawn(number)
+            killed_in = trial.run(folder / "programs", folder / f"trial-{number}", expected[0])
+            found[killed_in] += 1
+            print(f"{number}: {trial} was killed in {killed_in}; losses are equal", flush=True)
+        print(f"{options.times} runs were killed and resumed with equal losses: {dict(found)}")
+
+
+if __name__ == "__main__":
+    from tests.dist import kills
+
+    kills.main()
