@@ -24,8 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rvdcomm as rv
-from bench.superscaler_predict_worker import TIMEOUT, everyone, measured_move_secs
-from bench.superscaler_train_worker import LEARNING_RATE, MOMENTUM, Method, check_losses
+from bench.superscaler_predict_worker import TIMEOUT, measured_move_secs
+from bench.training_method import Method, check_losses, everyone, mean_losses, slowest
 from rvdcomm.calibration import calibrate
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
@@ -70,11 +70,11 @@ def main(argv: list[str]) -> None:
         else _torchs(config, name, model)
         for name in config["methods"]
     }
-    check_losses({name: _losses(method, batches) for name, method in methods.items()})
+    check_losses({name: mean_losses(method, batches) for name, method in methods.items()})
     samples: dict[str, list[float]] = {name: [] for name in methods}
     for i in range(config["steps"]):
         for name, method in methods.items():
-            samples[name].append(_slowest(method, batches[i % len(batches)]))
+            samples[name].append(slowest(method, batches[i % len(batches)]))
     comm_secs = {
         name: _comm_secs(methods[name], batches, config["steps"])
         for name in programs
@@ -113,7 +113,7 @@ def _ours(config: Mapping[str, Any], name: str, model: GPT, compiled: Compiled) 
     dist.barrier()
     trainer = load(folder)
     trainer.load_state_dict(model.state_dict())
-    return Method(trainer.step, _optimizer(trainer.parameters()))
+    return Method.of(trainer.step, trainer.parameters())
 
 
 def _torchs(config: Mapping[str, Any], name: str, model: GPT) -> Method:
@@ -133,31 +133,10 @@ def _torchs(config: Mapping[str, Any], name: str, model: GPT) -> Method:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    return Method(step, _optimizer(module.parameters()))
-
-
-def _optimizer(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
-
-
-def _losses(method: Method, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
-    """The mean over the ranks of the loss of a step on every batch."""
-    found = []
-    for batch in batches:
-        loss, _, _ = method.train(batch)
-        assert loss is not None
-        values = everyone(loss.item())
-        found.append(sum(values) / len(values))
-    return found
+    return Method.of(step, module.parameters())
 
 
 # --- times --------------------------------------------------------------------------------------
-
-
-def _slowest(method: Method, batch: tuple[Tensor, Tensor]) -> float:
-    dist.barrier()
-    _, secs, _ = method.train(batch)
-    return max(everyone(secs))
 
 
 def _comm_secs(method: Method, batches: list[tuple[Tensor, Tensor]], num_steps: int) -> float:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
+from bench.training_method import everyone
 from rvdcomm.calibration import calibrate
 from superscaler_core.cli.sources import plan_source
 from superscaler_core.compiled import Compiled, compile
@@ -153,13 +154,6 @@ def _predicted(compiled: Compiled, profile: DeviceProfile, topology: rv.Topology
             found.busy_secs[device] - found.optimizer_secs[device] for device in found.devices
         ],
     }
-
-
-def everyone(value: Any) -> list[Any]:
-    """The values of all ranks."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,34 +24,13 @@ from torch import Tensor
 import rvdcomm as rv
 from bench.sockets import sent_bytes
 from bench.torch_parallel import TorchParallel
+from bench.training_method import Method, check_losses, everyone
 from superscaler_core.models.gpt import GPT, GPTConfig, example_inputs
 from superscaler_core.run.load import load
 
 TIMEOUT = timedelta(seconds=300)
 NUM_CHECKED = 3
 """Steps whose losses are compared before anything is timed; they also warm up."""
-
-LOSS_TOLERANCE = 1e-5
-"""Relative: float32 sums in another order."""
-
-LEARNING_RATE, MOMENTUM = 0.1, 0.9
-
-
-@dataclass(frozen=True)
-class Method:
-    """A way to train: a step of forward and backward, and the optimizer of this rank's share."""
-
-    step: Callable[[Tensor, Tensor], Tensor | None]
-    optimizer: torch.optim.Optimizer
-
-    def train(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor | None, float, float]:
-        """A step; the loss if this rank has it, and seconds without and of the optimizer."""
-        start = time.perf_counter()
-        loss = self.step(*batch)
-        middle = time.perf_counter()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return loss, middle - start, time.perf_counter() - middle
 
 
 def main(argv: list[str]) -> None:
@@ -98,7 +76,7 @@ def _method(name: str, config: Mapping[str, Any], grid: Mapping[str, Any], model
     if name == "torch":
         count = config["microbatches"]
         torchs = TorchParallel(model, tp=grid["tp"], pp=grid["pp"], num_microbatches=count)
-        return Method(torchs.step, _optimizer(torchs.module.parameters()))
+        return Method.of(torchs.step, torchs.module.parameters())
     executor = {"ours": "auto", "dist": "dist"}[name]
     os.environ["RVDCOMM_EXECUTOR"] = executor
     trainer = load(grid["folder"], topology=rv.Topology.load(config["topology"]))
@@ -108,11 +86,7 @@ def _method(name: str, config: Mapping[str, Any], grid: Mapping[str, Any], model
         os.environ["RVDCOMM_EXECUTOR"] = executor
         return trainer.step(tokens, targets)
 
-    return Method(step, _optimizer(trainer.parameters()))
-
-
-def _optimizer(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM)
+    return Method.of(step, trainer.parameters())
 
 
 def _losses(method: Method, batches: list[tuple[Tensor, Tensor]]) -> list[float]:
@@ -127,15 +101,6 @@ def _losses(method: Method, batches: list[tuple[Tensor, Tensor]]) -> list[float]
     dist.broadcast(found, last)
     values: list[float] = found.tolist()
     return values
-
-
-def check_losses(losses: Mapping[str, list[float]]) -> None:
-    """All methods train the same model: every loss but the first comes after updates."""
-    (first, expected), *others = losses.items()
-    for name, values in others:
-        for step, (a, b) in enumerate(zip(expected, values, strict=True)):
-            if not abs(a - b) <= LOSS_TOLERANCE * abs(a):
-                raise SystemExit(f"step {step}: the loss of {first} is {a}, of {name} {b}.")
 
 
 def _timed(method: Method, batch: tuple[Tensor, Tensor]) -> dict[str, float]:
@@ -164,9 +129,7 @@ def _tcp_bytes(method: Method, batch: tuple[Tensor, Tensor]) -> list[int]:
     nothing = sent_in(lambda: None)
     mine = sent_in(lambda: method.step(*batch)) - nothing
     method.optimizer.zero_grad()
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
-    return found
+    return everyone(mine)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import superscaler_compile, superscaler_train
+from bench import llama_train, superscaler_compile, superscaler_train
 from bench.sockets import sent_bytes
 from bench.superscaler_compile import PHASES, grid_of, points_of
 from bench.superscaler_train import compiled_gpt, planned_bytes
@@ -124,3 +124,11 @@ def test_methods_train_alike_and_gloo_sends_what_is_planned(
         for sent, by_plan in zip(row["tcp_bytes"]["dist"], row["planned_bytes"], strict=True):
             # What is above is headers: some 50 bytes a message of gloo.
             assert by_plan <= sent <= 1.2 * by_plan + 4096
+
+
+def test_a_row_of_llamas_compares_with_torchs_own_way() -> None:
+    samples = {"zero3": [0.1, 0.2, 0.3], "fsdp2": [0.4, 0.5, 0.3]}
+    result = {"model": llama_train.SIZES, "batch": 3, "rows": [{"ranks": 2, "samples": samples}]}
+    lines = llama_train.table(result).splitlines()
+    assert lines[2].split() == ["2", "zero3", "200", "100", "300", "fsdp2", "2.00"]
+    assert lines[3].split() == ["2", "fsdp2", "400", "300", "500", "-"]

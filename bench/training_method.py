@@ -1,0 +1,78 @@
+"""Training methods that are compared: their steps, their losses, and the time of the slowest rank.
+
+All functions are collective over the world.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+LOSS_TOLERANCE = 1e-5
+"""Relative: float32 sums in another order."""
+
+LEARNING_RATE, MOMENTUM = 0.1, 0.9
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train: a step of forward and backward, and the optimizer of this rank's share."""
+
+    step: Callable[[Tensor, Tensor], Tensor | None]
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def of(
+        cls, step: Callable[[Tensor, Tensor], Tensor | None], parameters: Iterable[nn.Parameter]
+    ) -> Method:
+        """A step, with SGD with momentum of these parameters."""
+        return cls(step, torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM))
+
+    def train(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor | None, float, float]:
+        """A step; the loss if this rank has it, and seconds without and of the optimizer."""
+        start = time.perf_counter()
+        loss = self.step(*batch)
+        middle = time.perf_counter()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss, middle - start, time.perf_counter() - middle
+
+
+def everyone(value: Any) -> list[Any]:
+    """The value of every rank."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def mean_losses(method: Method, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """The mean over the ranks of the loss of a step on every batch."""
+    found = []
+    for batch in batches:
+        loss, _, _ = method.train(batch)
+        assert loss is not None
+        values = everyone(loss.item())
+        found.append(sum(values) / len(values))
+    return found
+
+
+def check_losses(losses: Mapping[str, list[float]]) -> None:
+    """All methods train the same model: every loss but the first comes after updates."""
+    (first, expected), *others = losses.items()
+    for name, values in others:
+        for step, (a, b) in enumerate(zip(expected, values, strict=True)):
+            if not abs(a - b) <= LOSS_TOLERANCE * abs(a):
+                raise SystemExit(f"step {step}: the loss of {first} is {a}, of {name} {b}.")
+
+
+def slowest(method: Method, batch: tuple[Tensor, Tensor]) -> float:
+    """Seconds of a step, without the optimizer, of the slowest rank."""
+    dist.barrier()
+    _, secs, _ = method.train(batch)
+    return max(everyone(secs))
