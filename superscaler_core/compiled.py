@@ -12,6 +12,7 @@ from superscaler_core.codegen import rank_files
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import DeviceMemory, check_memory, memory_of
+from superscaler_core.ops.modules import save_modules
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.program.materialized import Materialized, materialize
 from superscaler_core.program.step_program import StepProgram
@@ -99,6 +100,7 @@ class Compiled:
         save_constants(path, {**graph.constants, **graph.buffers})
         has_values = weights and graph.weights
         save_weights(path / WEIGHTS, {**graph.weights, **graph.buffers} if has_values else {})
+        save_modules(path, {key for op in graph.ops for key in op.modules})
         (path / TOPOLOGY).unlink(missing_ok=True)
         if self.materialized.topology is not None:
             self.materialized.topology.save(path / TOPOLOGY)

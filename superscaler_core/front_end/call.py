@@ -100,6 +100,7 @@ class Call:
         sizes: Mapping[str, int] | None = None,
         imports: Sequence[str] = (),
         hint: str = "",
+        modules: Sequence[str] = (),
     ) -> tuple[PTensor, ...]:
         """Add an op with several results; otherwise like ``op``."""
         for dtype in (*(t.dtype for t in inputs), *(dtype for _, dtype in outputs)):
@@ -118,7 +119,7 @@ class Call:
         return self.builder.op(
             kind, annotation, inputs, outputs, code,
             module=self.node.module, saves=kept if grad else (), flops=flops, differentiable=grad,
-            sizes=sizes, imports=imports, hint=hint,
+            sizes=sizes, imports=imports, hint=hint, modules=modules,
         )  # fmt: skip
 
     def without_grad(self, x: PTensor) -> PTensor:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,9 +22,12 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.aten import Runner, value_of
+from superscaler_core.front_end.calls import TARGET, TracedCall, recorded
 from superscaler_core.front_end.effects import watched
-from superscaler_core.front_end.functions import TARGET, FunctionCall, functions_as_ops
+from superscaler_core.front_end.functions import functions_as_ops
 from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.front_end.modules import ModulesAsOps, UntraceableError
+from superscaler_core.front_end.probe import NotOneOpError
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue, place_of
 from superscaler_core.front_end.user_line import line_of_error, line_of_trace
 
@@ -36,6 +38,8 @@ _CHECKS = ("aten._assert_tensor_metadata.default",)
 def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedProgram:
     """Trace a forward pass; nothing is computed, so meta tensors suffice.
 
+    The innermost module that tracing cannot follow becomes one op.
+
     Args:
         model: to be traced.
         call: its arguments.
@@ -44,9 +48,13 @@ def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedPr
     Raises:
         CaptureError: tracing cannot follow the model.
     """
-    with functions_as_ops() as calls:
-        exported = _exported(model, call, lines)
-    return _Reader(exported, calls).program()
+    ops = ModulesAsOps(model)
+    while True:
+        try:
+            with recorded() as calls, functions_as_ops(), ops.tracing():
+                return _Reader(_exported(model, call, lines), calls).program()
+        except UntraceableError as error:
+            ops.add(error)
 
 
 def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
@@ -70,7 +78,7 @@ def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
     except Exception as error:
-        raise CaptureError(_why(model, error, [*refused, *hints])) from None
+        raise _reason(model, error, [*refused, *hints]) from None
     if refused:
         raise CaptureError(f"{type(model).__name__}: {refused[0]}.")
     return exported
@@ -108,10 +116,10 @@ class _Reader:
 
     Args:
         exported: the program.
-        calls: calls of functions, by their numbers in the program.
+        calls: calls that are one op, by their numbers in the program.
     """
 
-    def __init__(self, exported: Any, calls: Sequence[FunctionCall]) -> None:
+    def __init__(self, exported: Any, calls: Sequence[TracedCall]) -> None:
         self.exported, self.calls = exported, calls
         self.refs: dict[str, Any] = {}
         modules = (m for m in exported.graph_module.modules() if isinstance(m, fx.GraphModule))
@@ -171,6 +179,7 @@ class _Reader:
                     node,
                     f"{node.target} in {_where(node)} holds a program of its own, which is not "
                     "supported; call what it does directly, or put it behind @register_op.",
+                    UntraceableError(_module(node)[0]),
                 )
 
     def _inlined(
@@ -206,7 +215,7 @@ class _Reader:
         path, kind = _module(node)
         run: Callable[[Mapping[str, Any]], tuple[Any, ...]] = Runner(target)
         writes = _writes(node)
-        if is_function := str(target.name()) == TARGET.replace(".", "::"):
+        if is_call := str(target.name()) == TARGET.replace(".", "::"):
             called = args["number"] = self.calls[args["number"]]
             run = called.by_name
         return Node(
@@ -223,7 +232,7 @@ class _Reader:
             shares=self._shares(node),
             returns_list=returns_list,
             with_grad=with_grad,
-            is_passed_on=not (with_grad or writes or is_function) and _is_passed_on(node),
+            is_passed_on=not (with_grad or writes or is_call) and _is_passed_on(node),
             run=run,
             line=_line(node),
         )
@@ -249,6 +258,7 @@ class _Reader:
                 node,
                 f"{node.target} in {_where(node)} makes a number or a shape that depends on "
                 "values; put what calls it into a function under @register_op.",
+                UntraceableError(_module(node)[0]),
             )
         return tuple(map(value_of, tensors))
 
@@ -315,9 +325,9 @@ def _module(node: fx.Node) -> tuple[str, str]:
     return re.sub(r"@\d+", "", path), name.rpartition(".")[2]
 
 
-def _refused(node: fx.Node, why: str) -> CaptureError:
-    error = CaptureError(f"{why}{_line(node)}")
-    error.node = node.name
+def _refused(node: fx.Node, why: str, error: CaptureError | None = None) -> CaptureError:
+    error = error or CaptureError()
+    error.args, error.node = (f"{why}{_line(node)}",), node.name
     return error
 
 
@@ -329,28 +339,27 @@ def _where(node: fx.Node) -> str:
     return place_of(*_module(node))
 
 
-def _why(model: nn.Module, error: Exception, known: Sequence[str]) -> str:
+def _reason(model: nn.Module, error: Exception, known: Sequence[str]) -> CaptureError:
     """Why tracing failed, in which module (the last one whose code was running), and at which line
     of the user's.
     """
     paths = {id(module): path for path, module in model.named_modules()}
-    place, at = "the model itself", error.__traceback__
+    path, at = "", error.__traceback__
     while at is not None:
-        place = _place(model, at, paths) or place
+        path = paths.get(id(at.tb_frame.f_locals.get("self"))) or path
         at = at.tb_next
     line = line_of_error(error.__traceback__)
+    place = place_of(path, type(model.get_submodule(path)).__name__)
+    if isinstance(error, NotOneOpError):
+        why = f"{place} cannot be one op: {error}.{line}"
+        return UntraceableError(error.path, why, is_op=True)
     if known or isinstance(error, CaptureError):
-        return f"{place}: {known[0] if known else error}".rstrip(".") + f".{line}"
+        return CaptureError(f"{place}: {known[0] if known else error}".rstrip(".") + f".{line}")
     reason = next((text for text in str(error).splitlines() if text.strip()), repr(error)).strip()
     if isinstance(error, GuardOnDataDependentSymNode):
         reason = (
             "what it does depends on the values of tensors; put that into a function under "
             "@register_op."
         )
-    return f"tracing cannot follow {place}: {type(error).__name__}: {reason}{line}"
-
-
-def _place(model: nn.Module, at: TracebackType, paths: Mapping[int, str]) -> str | None:
-    running = at.tb_frame.f_locals.get("self")
-    path = paths.get(id(running))
-    return place_of(path, type(running).__name__) if path else None
+    why = f"tracing cannot follow {place}: {type(error).__name__}: {reason}{line}"
+    return UntraceableError(path, why)

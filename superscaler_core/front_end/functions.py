@@ -7,8 +7,7 @@ backward. Therefore, during tracing, ``Function.apply`` is a torch op that names
 from __future__ import annotations
 
 import importlib
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +18,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from superscaler_core.errors import CaptureError
-
-TARGET = "superscaler.autograd_function"
-"""The torch op that represents a call of a ``Function`` in a traced program."""
-
-_LITERALS = (bool, int, float, str, torch.dtype, type(None))
+from superscaler_core.front_end.call import literal
+from superscaler_core.front_end.calls import (
+    TracedCall,
+    called_as_op,
+    is_literal,
+    is_tracing,
+    running,
+)
 
 _TENSOR = object()
 """Represents a tensor among the arguments of a call."""
 
 
-class FunctionCall:
+class FunctionCall(TracedCall):
     """A call of a ``Function`` in a traced model.
 
     Args:
@@ -46,16 +48,16 @@ class FunctionCall:
     ) -> None:
         self._function, self._apply = function, apply
         self._args = [_TENSOR if isinstance(arg, Tensor) else arg for arg in args]
-        self.returns_tuple = False
+        self.imports = [self.module]
+        self._returned: int | None = None
         for arg in self._args:
-            if arg is not _TENSOR and not _is_literal(arg):
+            if arg is not _TENSOR and not is_literal(arg):
                 raise self._error(f"takes a {type(arg).__name__}")
         if _TENSOR not in self._args:
             raise self._error("takes no tensor")
 
     @property
     def name(self) -> str:
-        """The name of the class."""
         return self._function.__name__
 
     @property
@@ -68,23 +70,23 @@ class FunctionCall:
         """The path by which generated code imports it: ``package.module.Class``."""
         return f"{self.module}.{self._function.__qualname__}"
 
-    def is_importable(self) -> bool:
-        """Whether another process can import it by its path."""
-        if self.module == "__main__":
-            return False
-        found: Any = importlib.import_module(self.module)
-        for name in self._function.__qualname__.split("."):
-            found = getattr(found, name, None)
-        return found is self._function
+    def refused(self) -> str:
+        found: Any = None
+        if self.module != "__main__":
+            found = importlib.import_module(self.module)
+            for name in self._function.__qualname__.split("."):
+                found = getattr(found, name, None)
+        if found is self._function:
+            return ""
+        return (
+            f"generated code cannot import {self.path}; define it at the top of a module that is "
+            "not the script itself."
+        )
 
-    def texts(self, tensors: Sequence[str], literal: Callable[[Any], str]) -> list[str]:
-        """Its arguments as Python text, given the texts of its tensors."""
-        left = iter(tensors)
-        return [next(left) if arg is _TENSOR else literal(arg) for arg in self._args]
-
-    def by_name(self, args: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """As ``__call__``, with the arguments of the torch op by name."""
-        return self(args["tensors"])
+    def code(self, words: Sequence[str]) -> str:
+        left = iter(words)
+        texts = [next(left) if arg is _TENSOR else literal(arg, ()) for arg in self._args]
+        return f"{self.path}.apply({', '.join(texts)})" + ("[0]" if self._returned == 1 else "")
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Call it without gradients.
@@ -94,19 +96,20 @@ class FunctionCall:
                 argument.
         """
         left, before = iter(tensors), [t._version for t in tensors]
-        _here.runs = True
-        try:
-            with torch.no_grad(), _Unseeded(self):
-                result = self._apply(*(next(left) if a is _TENSOR else a for a in self._args))
-        finally:
-            _here.runs = False
-        self.returns_tuple = isinstance(result, tuple)
+        with running(), torch.no_grad(), _Unseeded(self):
+            result = self._apply(*(next(left) if a is _TENSOR else a for a in self._args))
+        self._returned = len(result) if isinstance(result, tuple) else None
         found = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(t, Tensor) for t in found):
             raise self._error("returns a value that is not a tensor")
         if [t._version for t in tensors] != before:
             raise self._error("modifies an argument in place")
         return found
+
+    @property
+    def returns_one(self) -> bool:
+        """Whether it returns a tensor, as no tuple."""
+        return self._returned is None
 
     def _error(self, why: str) -> CaptureError:
         return CaptureError(
@@ -128,50 +131,28 @@ class _Unseeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class _Here(threading.local):
-    """What is being traced on a thread.
-
-    Attributes:
-        calls: of functions so far, by the number that is an argument of their torch op.
-        runs: whether a function is being run, so that others that it calls are part of it.
-    """
-
-    calls: list[FunctionCall] | None = None
-    runs = False
-
-
-_here = _Here()
-
-
 @contextmanager
-def functions_as_ops() -> Iterator[list[FunctionCall]]:
-    """While a model is traced on this thread, each call of a ``Function`` is one torch op.
-
-    Yields the calls, by the number that is an argument of the op.
-    """
+def functions_as_ops() -> Iterator[None]:
+    """While a model is traced on this thread, each call of a ``Function`` is one torch op."""
     before = Function.__dict__["apply"]
-    calls = _here.calls = []
 
     def apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
         own = before.__get__(None, cls)
         # What torch makes for the derivative of a torch.library op is inside of that op.
-        is_inside = _here.runs or cls.__module__.startswith("torch._library")
-        if _here.calls is None or is_inside:
+        if not is_tracing() or cls.__module__.startswith("torch._library"):
             return own(*args, **keywords)
         if cls is CheckpointFunction:
             return _checkpointed(*args)
         # What is given by name is no argument that an op could have.
-        _here.calls.append(call := FunctionCall(cls, own, [*args, *filter(None, [keywords])]))
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        results = torch.ops.superscaler.autograd_function(tensors, len(_here.calls) - 1)
-        return tuple(results) if call.returns_tuple else results[0]
+        call = FunctionCall(cls, own, [*args, *filter(None, [keywords])])
+        results = called_as_op(call, [arg for arg in args if isinstance(arg, Tensor)])
+        return results[0] if call.returns_one else tuple(results)
 
     Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
     try:
-        yield calls
+        yield
     finally:
         Function.apply = before  # type: ignore[method-assign]
-        _here.calls = None
 
 
 def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:
@@ -183,19 +164,3 @@ def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:
             "so torch gives the parameters in it none; say use_reentrant=False."
         )
     return run(*args)
-
-
-def _is_literal(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_literal, value))
-    return isinstance(value, _LITERALS)
-
-
-def _shapes_only(tensors: list[Tensor], number: int) -> list[Tensor]:
-    assert _here.calls is not None, "the op is called while a model is traced"
-    return [torch.empty_like(t) for t in _here.calls[number](tensors)]
-
-
-_OP = TARGET.replace(".", "::")
-torch.library.define(_OP, "(Tensor[] tensors, int number) -> Tensor[]")
-torch.library.register_fake(_OP, _shapes_only)

@@ -21,8 +21,9 @@ from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import CONSTANT, PTensor
 
-_OF_TORCH = frozenset(vars(nn.Module()))
-"""Attributes that every module has: parameters, buffers, hooks, its mode."""
+_OF_TORCH = frozenset({*vars(nn.Module()), "forward"})
+"""Attributes that every module has: parameters, buffers, hooks, its mode. The forward of a module
+that is one op is replaced while the model is traced."""
 
 _NUMBERS = (bool, int, float, str)
 

@@ -23,7 +23,7 @@ import torch
 
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end import aten
-from superscaler_core.front_end.functions import TARGET as FUNCTION
+from superscaler_core.front_end.calls import TARGET as CALL
 from superscaler_core.front_end.records import Node, Ref, TracedValue
 
 
@@ -94,7 +94,7 @@ class Storages:
 
     def run(self, node: Node) -> None:
         """Go on by one call of the program."""
-        if node.target == FUNCTION:
+        if node.target == CALL:
             refs = [*_refs(node.args), *(Ref(node.name, i) for i in range(len(node.outputs)))]
             self.unsure |= {_root(self.place(ref)) for ref in refs}
         if node.writes:

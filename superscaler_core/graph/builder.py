@@ -72,6 +72,7 @@ class GraphBuilder:
         sizes: Mapping[str, int] | None = None,
         imports: Sequence[str] = (),
         hint: str = "",
+        modules: Sequence[str] = (),
     ) -> tuple[PTensor, ...]:
         """Add an op and return its outputs.
 
@@ -86,7 +87,7 @@ class GraphBuilder:
             flops: as in ``Op``.
             differentiable: whether gradients flow through it, if an input has one.
             sizes: sizes of identifiers that the shapes do not determine.
-            imports, hint: as in ``Op``.
+            imports, hint, modules: as in ``Op``.
 
         Raises:
             AnnotationError: the shapes do not fit the annotation.
@@ -116,6 +117,7 @@ class GraphBuilder:
                 len(self._ops), name, kind, module, made, found,
                 tuple(inputs), results, code, tuple(saves), flops, tuple(imports),
                 hint=hint,
+                modules=tuple(modules),
             )
         )  # fmt: skip
         return results

@@ -39,6 +39,7 @@ class Op:
             original.
         hint: how to make it splittable, if nothing says how its dims relate (an *opaque* op, of
             which every device that needs a result computes all); empty for other ops.
+        modules: keys of the modules that the code calls (``ops.call_module``).
 
     The expression may use the fields ``{x0}``, ``{x1}``, ... (the inputs), ``{in0}``, ``{out0}``,
     ... (boxes of the operands, with ``.lo``, ``.hi``, ``.shape``), ``{pad0[2]}``, ... (how far
@@ -60,6 +61,7 @@ class Op:
     imports: tuple[str, ...] = ()
     copy_of: Op | None = None
     hint: str = ""
+    modules: tuple[str, ...] = ()
 
     @property
     def seed(self) -> int:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
+from superscaler_core.ops.modules import load_modules
 from superscaler_core.run.constants import TOPOLOGY, WEIGHTS, load_constants
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.trainer import Trainer
@@ -59,12 +60,13 @@ def started(trainer: Trainer, folder: str | Path) -> Trainer:
 
 
 def module_of(folder: str | Path, rank: int) -> ModuleType:
-    """Import the generated file of one rank.
+    """Import the generated file of one rank, and the modules of the model that it calls.
 
     Raises:
         PlanError: the program has no such rank.
     """
     path = Path(folder) / f"rank_{rank}.py"
+    load_modules(Path(folder))
     if not path.exists():
         have = sorted(int(p.stem[5:]) for p in Path(folder).glob("rank_*.py"))
         raise PlanError(

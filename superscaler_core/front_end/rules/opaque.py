@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from torch._library.custom_ops import OPDEFS
 
 from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.calls import hint_of_function
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.opaque import rows_annotation, whole_annotation
 from superscaler_core.graph.tensor import PTensor
@@ -41,33 +42,28 @@ def opaque_op(
     imports: Sequence[str] = (),
     annotation: str = "",
     flops: float | None = None,
-    hint: str = "",
+    hint: Callable[[str], str] = hint_of_function,
+    modules: Sequence[str] = (),
 ) -> tuple[PTensor, ...]:
     """An op whose gradient autograd computes, from all that it reads and writes.
 
     Args:
         call: the call.
-        kind, inputs, code, imports: of the op.
+        kind, inputs, code, imports, modules: of the op.
         annotation: how its dims relate; every dim is fixed if empty, and then the op is opaque.
         flops: operations of the forward; one for each element of its largest tensor if None.
-        hint: how to make it splittable; a function under ``@register_op`` if empty.
+        hint: how to make it splittable, given the annotation if its rows are independent.
     """
     outputs = [(value.shape, value.dtype) for value in call.node.outputs]
     shapes = [t.shape for t in inputs], [shape for shape, _ in outputs]
-    rows = rows_annotation(inputs, shapes[1])
-    hint = hint or (
-        f'A function that calls it, under @register_op("{rows}"), can be split if its rows are '
-        "independent."
-        if rows
-        else "A function that calls it, under @register_op, can be split as its annotation says."
-    )
     marked = Annotation.parse(annotation or whole_annotation(*shapes))
     volume = prod(marked.sizes(*shapes).values())
     if flops is None:
         flops = max(prod(shape) for side in shapes for shape in side)
     return call.op_of_many(
         kind, str(marked), inputs, code, outputs, saves=range(len(inputs) + len(outputs)),
-        flops=max(flops, 1) / max(volume, 1), imports=imports, hint="" if annotation else hint,
+        flops=max(flops, 1) / max(volume, 1), imports=imports,
+        modules=modules, hint="" if annotation else hint(rows_annotation(inputs, shapes[1])),
     )  # fmt: skip
 
 

@@ -1,0 +1,244 @@
+"""Modules as ops: a module that tracing cannot follow, or that is registered, is one op.
+
+During tracing, the forward of such a module is a torch op that names the call. The shapes of its
+results, and what autograd keeps, are found by running the module without its weights' values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.calls import TracedCall, called_as_op, is_literal
+from superscaler_core.front_end.probe import NotOneOpError, Probed, outside_of_tracing, probe
+from superscaler_core.graph.annotation import Annotation
+from superscaler_core.ops.modules import ModuleCall, Slot, enter, skeleton_of, state_of
+
+REGISTERED_MODULES: dict[str, str] = {}
+"""Annotations of modules that are one op, by the path of their class, which may have ``*``."""
+
+KNOWN_MODULES = {"transformers.models.*Experts": "t h^, t k^, t k^ -> t h^"}
+"""The same of libraries: the experts of transformers, of tokens, their experts, and their weights.
+
+A class that fits the path but takes other tensors is traced as any other.
+"""
+
+
+def register_module(module: type[nn.Module] | str, annotation: str) -> None:
+    """Make the modules of a class one op each, which plans split as the annotation says.
+
+    The annotation is that of the tensors which the forward takes and returns; its parameters and
+    buffers follow as whole operands. As for ``register_op``, the forward has to be correct on
+    parts: along a loop that is not fixed (``^``), on any piece. So a module whose rows are
+    independent has the annotation ``"b s^ h^ -> b s^ h^"``.
+
+    Args:
+        module: the class, or its import path, in which ``*`` stands for anything.
+        annotation: see ``Annotation``.
+
+    Raises:
+        AnnotationError: the annotation cannot be read.
+
+    >>> register_module(torch.nn.Bilinear, "b s^, b t^ -> b h^")
+    """
+    Annotation.parse(annotation)
+    path = module if isinstance(module, str) else path_of(module)
+    REGISTERED_MODULES[path] = annotation
+
+
+def path_of(kind: type[nn.Module]) -> str:
+    """The import path of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _annotation_of(module: nn.Module) -> str:
+    path = path_of(type(module))
+    for table in (REGISTERED_MODULES, KNOWN_MODULES):
+        # What is registered last is meant.
+        for pattern, annotation in reversed(table.items()):
+            if fnmatchcase(path, pattern):
+                return annotation
+    return ""
+
+
+class UntraceableError(CaptureError):
+    """Tracing cannot follow a module.
+
+    Args:
+        path: of the module; empty if it is the model itself.
+        why: a sentence for people.
+        is_op: whether it is one op already, and cannot be.
+    """
+
+    def __init__(self, path: str, why: str = "", *, is_op: bool = False) -> None:
+        super().__init__(why)
+        self.path, self.is_op = path, is_op
+
+
+class ModulesAsOps:
+    """Which modules of a model are one op.
+
+    Args:
+        model: the model; registered modules are one op from the beginning.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._why: dict[str, str] = {}
+        for path, module in model.named_modules():
+            if path and not self._is_inside(path) and _annotation_of(module):
+                self._why[path] = "it is registered"
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """While a model is traced in this context, each call of these modules is one torch op."""
+        with ExitStack() as stack:
+            for path in self._why:
+                module = self._model.get_submodule(path)
+                stack.enter_context(patch.object(module, "forward", _Forward(path, module)))
+            yield
+
+    def add(self, error: UntraceableError) -> None:
+        """Make the module where tracing failed one op too, or the one around it.
+
+        Raises:
+            CaptureError: that is the model itself, or a module that is one op failed as it ran.
+        """
+        path, why = error.path, str(error)
+        if path in self._why:
+            why = self._why[path]
+            if not error.is_op:
+                raise CaptureError(why) from None
+            why = f"{why} {error}"
+            path = self._around(path)
+        if not path:
+            refused = CaptureError(why)
+            refused.node = error.node
+            raise refused from None
+        kind = type(self._model.get_submodule(path))
+        # The second time, all modules of its class are meant.
+        has_failed = any(type(self._model.get_submodule(p)) is kind for p in self._why)
+        paths = [p for p, m in self._model.named_modules() if type(m) is kind] if has_failed else []
+        for new in [path, *paths]:
+            if not self._is_inside(new):
+                self._why = {p: w for p, w in self._why.items() if not p.startswith(f"{new}.")}
+                self._why[new] = why
+
+    def _is_inside(self, path: str) -> bool:
+        return any(path == other or path.startswith(f"{other}.") for other in self._why)
+
+    def _around(self, path: str) -> str:
+        """The module whose forward calls this one, which no list of modules does."""
+        while path:
+            path = path.rpartition(".")[0]
+            if type(self._model.get_submodule(path)).forward is not nn.Module.forward:
+                return path
+        return path
+
+
+class _Forward:
+    """The forward of a module while it is traced."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        self._path, self._module, self._forward = path, module, module.forward
+        self._skeleton = skeleton_of(module)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        leaves, form = pytree.tree_flatten((args, keywords))
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        annotation = _annotation_of(self._module)
+        if annotation and len(Annotation.parse(annotation).inputs) != len(given):
+            if path_of(type(self._module)) not in REGISTERED_MODULES:
+                return self._forward(*args, **keywords)
+            raise CaptureError(
+                f"{type(self._module).__name__} takes {len(given)} tensors, and is registered as "
+                f'"{annotation}"; give an operand for each.'
+            )
+        own = state_of(self._module)
+        numbers = count()
+        slots = [Slot(next(numbers)) if isinstance(x, Tensor) else x for x in leaves]
+        placed, named = pytree.tree_unflatten(slots, form)
+        tensors = [*given, *own.values()]
+        try:
+            if bad := [x for x in leaves if not isinstance(x, Tensor) and not is_literal(x)]:
+                raise NotOneOpError(f"it takes a {type(bad[0]).__name__}")
+            made = probe(ModuleCall(self._skeleton, (placed, named), tuple(own), ()), tensors)
+        except NotOneOpError as error:
+            error.path = self._path
+            raise
+        operands = [tuple(x.shape) for x in tensors]
+        with outside_of_tracing():
+            key = enter(made.call)
+        what = OneModule(made, operands, annotation, [key])
+        results = iter(called_as_op(what, tensors))
+        return pytree.tree_map_only(Tensor, lambda x: next(results), made.returned)
+
+
+@dataclass(frozen=True)
+class OneModule(TracedCall):
+    """A call of a module in a traced program.
+
+    Attributes:
+        known: the call.
+        operands: shapes of its tensors.
+        rows: the annotation of its arguments and results, if it is registered.
+        modules: its key.
+    """
+
+    known: Probed
+    operands: Sequence[tuple[int, ...]]
+    rows: str
+    modules: Sequence[str]
+
+    @property
+    def call(self) -> ModuleCall:
+        """The call."""
+        return self.known.call
+
+    @property
+    def name(self) -> str:
+        return type(self.call.skeleton).__name__
+
+    @property
+    def flops(self) -> float | None:
+        return self.known.flops or None
+
+    @property
+    def annotation(self) -> str:
+        if not self.rows:
+            return ""
+        left, right = self.rows.split("->")
+        weights = self.operands[len(self.operands) - len(self.call.names) :]
+        words = (" ".join(f"w{i}_{n}^" for i, n in enumerate(shape)) or "()" for shape in weights)
+        return f"{', '.join([left, *words])} -> {right}"
+
+    def hint(self, rows: str) -> str:
+        left, right = rows.split(" -> ") if rows else ("...", "...")
+        # The operands of its weights are understood.
+        left = ", ".join(left.split(", ")[: len(self.operands) - len(self.call.names)])
+        rows = f"{left} -> {right}"
+        return (
+            f'superscaler_core.register_module({self.name}, "{rows}") makes it splittable, if its '
+            "rows are independent."
+        )
+
+    def code(self, words: Sequence[str]) -> str:
+        shapes = "".join(f"{{out{i}.shape}}, " for i in range(len(self.known.results)))
+        return f'ops.call_module("{self.modules[0]}", ({", ".join(words)},), ({shapes.rstrip()}))'
+
+    def shapes_only(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[0].new_empty(shape, dtype=dtype) for shape, dtype in self.known.results]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return self.call(tensors, [shape for shape, _ in self.known.results])

@@ -1,0 +1,183 @@
+"""Probe: runs a module that cannot be traced, to learn the shapes of its results.
+
+Products of matrices are not computed: their shapes and operations are known without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import flop_registry
+
+from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.calls import is_literal, running
+from superscaler_core.front_end.state import State
+from superscaler_core.ops.modules import ModuleCall, state_of, tensors_of
+
+_WEIGHT = 0.02
+"""The value of all weights: such that most functions of them are finite, and no result is zero."""
+
+
+class NotOneOpError(Exception):
+    """A module cannot be one op, and one around it may be.
+
+    Attributes:
+        path: of the module; who knows it says it.
+    """
+
+    path = ""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What is known of a call.
+
+    Attributes:
+        call: the call, complete.
+        results: shapes and dtypes of its results.
+        returned: what it returned; tensors stand for the results, in order.
+        flops: operations of its products.
+    """
+
+    call: ModuleCall
+    results: list[tuple[tuple[int, ...], torch.dtype]]
+    returned: Any
+    flops: float
+
+
+def probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
+    """Run a call for two values of its arguments.
+
+    Args:
+        call: without what is learned here.
+        tensors: its tensors, of which shapes and dtypes matter.
+
+    Raises:
+        NotOneOpError: its results depend on values in shape, or are no tensors.
+        CaptureError: it does what an op cannot: it draws random numbers, or changes something.
+    """
+    name, num_args = type(call.skeleton).__name__, len(tensors) - len(call.names)
+    state, own = State(call.skeleton), state_of(call.skeleton)
+    found = []
+    with outside_of_tracing():
+        for turn in range(2):
+            given = [
+                *(_argument(x, turn) for x in tensors[: len(tensors) - len(call.names)]),
+                *(_weight(x) for x in own.values()),
+            ]
+            with state.watched():
+                found.append(_run(call, given, num_args))
+    if state.changed:
+        raise CaptureError(
+            f"{name} keeps something from one call to the next in "
+            f"{', '.join(sorted(state.changed))}, which a program does not; return it instead."
+        )
+    first, second = found
+    if first.results != second.results or _rest(first.returned) != _rest(second.returned):
+        raise NotOneOpError("its results have shapes, or numbers, that depend on values")
+    if not all(map(is_literal, _rest(first.returned)[0])):
+        raise NotOneOpError("it returns what is no tensor")
+    return first
+
+
+def _run(call: ModuleCall, given: Sequence[Tensor], num_args: int) -> Probed:
+    versions = [x._version for x in given]
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.enable_grad(), _Kept(keep, lambda tensor: tensor), _Shapes() as shapes:
+        returned = call.run(call.skeleton, given)
+    if [x._version for x in given] != versions:
+        raise CaptureError(
+            f"{type(call.skeleton).__name__} changes what it is given, or a buffer, in place; "
+            "return it instead."
+        )
+    results = tensors_of(returned)
+    for tensor in given:
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    share = sum(kept.values()) / max(sum(x.nbytes for x in given[:num_args]), 1)
+    dtypes = tuple(x.dtype for x in results)
+    made = replace(call, dtypes=dtypes, kept_bytes=share)
+    forms = [(tuple(x.shape), x.dtype) for x in results]
+    return Probed(made, forms, returned, shapes.flops)
+
+
+def _rest(returned: Any) -> tuple[list[Any], Any]:
+    leaves, form = pytree.tree_flatten(returned)
+    return [leaf for leaf in leaves if not isinstance(leaf, Tensor)], form
+
+
+@contextmanager
+def outside_of_tracing() -> Iterator[None]:
+    """Inside this context, torch computes, although a model is being traced."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), running():
+        yield
+
+
+def _argument(like: Tensor, turn: int) -> Tensor:
+    """Numbers of a normal distribution; of integers and truth values zeros, then zeros and ones."""
+    shape = tuple(like.shape)
+    if not all(isinstance(n, int) for n in shape):
+        raise NotOneOpError("the shape of what it takes depends on values")
+    generator = torch.Generator().manual_seed(turn)
+    if not like.is_floating_point():
+        return torch.randint(0, 1 + turn, shape, generator=generator).to(like.dtype)
+    made = torch.randn(shape, generator=generator).to(like.dtype)
+    return made.requires_grad_(like.requires_grad or like.is_floating_point())
+
+
+def _weight(like: Tensor) -> Tensor:
+    """A weight that takes no memory."""
+    made = torch.full((), _WEIGHT).to(like.dtype).expand(tuple(like.shape))
+    is_trained = isinstance(like, nn.Parameter) and like.requires_grad
+    return made.requires_grad_() if is_trained else made
+
+
+class _Kept(saved_tensors_hooks):
+    """Of a class of its own, as a model may not enter these hooks."""
+
+
+class _Shapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of products, whose results are zeros; refuses random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise CaptureError(
+                f"it cannot be traced, and draws random numbers ({func}), which devices would draw "
+                "differently; pass them to the model as an input, or move dropout out of it."
+            )
+        count = flop_registry.get(func._overloadpacket)
+        if count is None or not _is_large(args):
+            result = func(*args, **kwargs)
+        else:
+            on_meta = pytree.tree_map_only(Tensor, lambda x: x.to("meta"), (args, kwargs))
+            result = pytree.tree_map_only(
+                Tensor,
+                lambda x: torch.zeros(x.shape, dtype=x.dtype),
+                func(*on_meta[0], **on_meta[1]),
+            )
+        if count is not None:
+            self.flops += count(*args, **kwargs, out_val=result)
+        return result
+
+
+def _is_large(args: Any) -> bool:
+    return max((prod(x.shape) for x in args if isinstance(x, Tensor)), default=0) > 1 << 16
