@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from superscaler_core.errors import AnnotationError, CaptureError
-from superscaler_core.front_end.call import Call, NoRuleError
+from superscaler_core.front_end.call import Call, NoRuleError, broadcast_to, names, text
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 from superscaler_core.front_end.rules import opaque, rule_of
 from superscaler_core.front_end.shared_memory import check_apart
+from superscaler_core.front_end.small_constants import compact, is_folded, run_small
 from superscaler_core.front_end.storage import Storages
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
@@ -160,8 +161,11 @@ class _Conversion:
         if node.base in _LIKE:
             node = replace(node, args={**node.args, "self": self._stand_in(node.args["self"])})
         refs = list(_refs(node.args.values()))
-        if not any(isinstance(self.values[ref], PTensor) for ref in refs):
-            results: Sequence[PTensor | Tensor] = self._folded(node)
+        read = [self.values[ref] for ref in refs]
+        constants = [value for value in read if isinstance(value, Tensor)]
+        results: Sequence[PTensor | Tensor]
+        if len(constants) == len(read) and is_folded(node, constants):
+            results = self._folded(node)
         else:
             results = self._ruled(node)
         self.values |= {Ref(node.name, i): result for i, result in enumerate(results)}
@@ -181,7 +185,7 @@ class _Conversion:
         args = {name: self._filled(value, self.values) for name, value in node.args.items()}
         read = [self.values[ref] for ref in _refs(node.args.values())]
         self.folded |= {name for name, value in self.kept.items() if any(value is r for r in read)}
-        results = node.run(args)
+        results = run_small(node, args)
         unknown = {n for r in _refs(node.args.values()) for n in self.without_value.get(r, ())}
         if unknown:
             refs = (Ref(node.name, i) for i in range(len(results)))
@@ -223,13 +227,25 @@ class _Conversion:
             name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
             if ref.name in self.program.constants:
                 name = self.program.constants[ref.name][0]
-            made = self.builder.constant(name, value.clone(), value.shape, dtype)
-            self.constants[ref] = made
+            small = compact(value)
+            made = self.builder.constant(name, small.clone(), small.shape, dtype)
+            self.constants[ref] = (
+                made if small.shape == value.shape else self._expanded(made, value, node)
+            )
             if made.name != name:
                 self.folded.add(name)
             if value.is_meta:
                 self.valueless.update(self.without_value[ref])
         return self.constants[ref]
+
+    def _expanded(self, small: PTensor, value: Tensor, node: Node) -> PTensor:
+        dims = names(value.dim())
+        (made,) = self.builder.op(
+            "expand", f"{broadcast_to(small.shape, dims, value.shape)} -> {text(dims)}", (small,),
+            [(value.shape, small.dtype)], "{x0}.expand({out0.shape})", module=node.module,
+            saves=(), flops=0.0, differentiable=False,
+        )  # fmt: skip
+        return made
 
     def _filled(self, value: Any, known: Mapping[Ref, Any]) -> Any:
         if isinstance(value, Ref):

@@ -19,6 +19,7 @@ class GraphBuilder:
 
     name: str
     _ops: list[Op] = field(default_factory=list)
+    _makers: dict[PTensor, Op] = field(default_factory=dict)
     _inputs: list[PTensor] = field(default_factory=list)
     _parameters: dict[str, PTensor] = field(default_factory=dict)
     _aliases: dict[str, str] = field(default_factory=dict)
@@ -52,6 +53,10 @@ class GraphBuilder:
     def value_of(self, tensor: PTensor) -> Any:
         """The value of a constant; None of any other tensor."""
         return self._constants.get(tensor.name) if tensor.kind == CONSTANT else None
+
+    def maker_of(self, tensor: PTensor) -> Op | None:
+        """The op that makes a tensor; None of an input, a parameter or a constant."""
+        return self._makers.get(tensor)
 
     def note(self, text: str) -> None:
         """Note a difference between what the graph computes and what the model computes."""
@@ -120,6 +125,7 @@ class GraphBuilder:
                 modules=tuple(modules),
             )
         )  # fmt: skip
+        self._makers |= dict.fromkeys(results, self._ops[-1])
         return results
 
     def build(

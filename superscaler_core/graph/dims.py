@@ -86,6 +86,10 @@ class Dims:
         """The sizes of a class' loops that can be cut, each with the first op that has the size."""
         return self._sizes.get(of, {})
 
+    def sizes_of_products(self, of: DimClass) -> frozenset[int]:
+        """Those of the sizes that a product has, such as attention: an op that sums over a loop."""
+        return self._sizes_of_products.get(of, frozenset())
+
     def ids(self, op: Op, of: DimClass) -> tuple[str, ...]:
         """Loops of an op that belong to a class and can be cut."""
         return self._loops[op.index].get(of, ())
@@ -108,6 +112,15 @@ class Dims:
         for op, by_class in zip(self.graph.ops, self._loops, strict=True):
             for of, ids in by_class.items():
                 found.setdefault(of, {}).setdefault(op.sizes[ids[0]], op)
+        return found
+
+    @cached_property
+    def _sizes_of_products(self) -> Mapping[DimClass, frozenset[int]]:
+        found: dict[DimClass, frozenset[int]] = {}
+        for op, by_class in zip(self.graph.ops, self._loops, strict=True):
+            if op.annotation.reductions or op.kind == "attention":
+                for of, ids in by_class.items():
+                    found[of] = found.get(of, frozenset()) | {op.sizes[ids[0]]}
         return found
 
     @cached_property

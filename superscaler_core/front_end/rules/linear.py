@@ -7,20 +7,26 @@ from __future__ import annotations
 
 from superscaler_core.front_end.call import Call, broadcast_to, names, text
 from superscaler_core.front_end.rules.table import rule
+from superscaler_core.graph.graph import Op
 from superscaler_core.graph.invocation import Invocation
-from superscaler_core.graph.tensor import PTensor
+from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 
 @rule("aten.linear.default")
 def linear(call: Call) -> PTensor:
-    x, weight, bias = call["input"], call["weight"], call["bias"]
+    bias: PTensor | None = call["bias"]
+    made = _mapped(call, call["input"], call["weight"])
+    return made if bias is None else add_bias(call, made, bias)
+
+
+def _mapped(call: Call, x: PTensor, weight: PTensor) -> PTensor:
+    """``x`` times the transposed weight."""
     lead = text(names(len(x.shape) - 1)) if len(x.shape) > 1 else ""
     out = "n" if len(weight.shape) == 2 else ""
-    made = call.op(
+    return call.op(
         "linear", f"{lead} k+, {out} k+ -> {f'{lead} {out}'.strip() or '()'}", (x, weight),
         Invocation("F.linear", ("{x0}", "{x1}")), flops=2.0,
     )  # fmt: skip
-    return made if bias is None else add_bias(call, made, bias)
 
 
 def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
@@ -47,6 +53,9 @@ def matmul(call: Call) -> PTensor:
 
 def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
     """``x @ y`` times a number, with broadcast batch dims."""
+    maker = call.builder.maker_of(y)
+    if scale == 1 and maker is not None and _transposes_weight(maker):
+        return _mapped(call, x, maker.inputs[0])
     rows = ["m"] if len(x.shape) > 1 else []
     columns = ["n"] if len(y.shape) > 1 else []
     batch = names(max(len(x.shape), len(y.shape), 2) - 2)
@@ -58,6 +67,12 @@ def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
         f"{text([*x_batch, *rows, 'k+'])}, {text([*y_batch, 'k+', *columns])} -> {out}",
         (x, y), "{x0} @ {x1}" if scale == 1 else f"{scale} * ({{x0}} @ {{x1}})", flops=2.0,
     )  # fmt: skip
+
+
+def _transposes_weight(op: Op) -> bool:
+    """Whether an op makes ``weight.T``, so that a product by it is a linear map of the weight."""
+    (dims,), (out,) = op.annotation.inputs[:1], op.annotation.outputs[:1]
+    return op.inputs[0].kind == PARAMETER and len(dims) == 2 and out == dims[::-1] and not op.flops
 
 
 def _batch(batch: list[str], mine: tuple[int, ...], other: tuple[int, ...]) -> list[str]:

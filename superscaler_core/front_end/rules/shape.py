@@ -217,7 +217,10 @@ def _selected(call: Call, x: PTensor, dim: int, index: int) -> PTensor:
 
 @rule("aten.cat")
 def cat(call: Call) -> PTensor:
-    tensors = [x for x in call["tensors"] if prod(x.shape) or len(x.shape) > 1]
+    given: list[PTensor] = call["tensors"]
+    tensors = [x for x in given if prod(x.shape)] or given[:1]
+    if len(tensors) == 1 and tensors[0].shape == call.shape:
+        return tensors[0]
     dim = dim_of(call["dim"], len(call.shape))
     dims = names(len(call.shape))
     pieces = [text([*dims[:dim], f"c{i}^", *dims[dim + 1 :]]) for i in range(len(tensors))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.records import Node
 from superscaler_core.front_end.register import REGISTERED
 from superscaler_core.graph.tensor import PTensor
 
@@ -30,18 +31,27 @@ def rule(*targets: str) -> Callable[[Rule], Rule]:
     return enter
 
 
+def has_rule(node: Node) -> bool:
+    """Whether there is a rule for a call."""
+    return _found(node) is not None
+
+
 def rule_of(call: Call) -> Rule:
     """The rule of a call.
 
     Raises:
         NoRuleError: there is none.
     """
-    node = call.node
-    found = RULES.get(node.target) or RULES.get(node.base)
-    if node.base in REGISTERED:
-        found = RULES["registered"]
-    if found is None and node.is_pointwise and not node.is_random:
-        found = RULES["pointwise"]
+    found = _found(call.node)
     if found is None:
         raise call.error("there is no rule that says how it splits.")
+    return found
+
+
+def _found(node: Node) -> Rule | None:
+    if node.base in REGISTERED:
+        return RULES["registered"]
+    found = RULES.get(node.target) or RULES.get(node.base)
+    if found is None and node.is_pointwise and not node.is_random:
+        return RULES["pointwise"]
     return found

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import gcd
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.dims import DimClass
 from superscaler_core.graph.graph import Op
 from superscaler_core.plan import Axis, Device, Plan
-from superscaler_core.plan.op_trans import Split, Transformation
+from superscaler_core.plan.op_trans import Split, Transformation, pieces
 
 
 def along(plan: Plan, op: Op, num: int, *dims: DimClass) -> Transformation:
     """Cut an op along the first of ``dims`` that it has, or replicate it if it has none.
+
+    Neighbouring devices share a piece where an op that is no product has fewer of them than there
+    are devices: so keys that several query heads read are cut among more devices than key heads.
 
     Raises:
         PlanError: other ops cannot be cut at the same places; the message says into how many
             pieces they can.
     """
     how = plan.along(op, Axis(num, dims))
-    if isinstance(how, Split):
-        dim = plan.dims.of_loop(op, how.identifier)
-        pieces = num * len({part.range(how.identifier) for part in plan.parts(op)})
-        _check(plan, dim, pieces)
+    if not isinstance(how, Split):
+        return how
+    loop = how.identifier
+    dim = plan.dims.of_loop(op, loop)
+    ranges = {part.range(loop) for part in plan.parts(op)}
+    _check(plan, dim, num * len(ranges))
+    size = op.sizes[loop]
+    if size < num and len(ranges) == 1:
+        return pieces(*({loop: (i * size // num, i * size // num + 1)} for i in range(num)))
     return how
 
 
@@ -60,13 +67,22 @@ def shares(plan: Plan, **sides: int) -> int:
 def _check(plan: Plan, dim: DimClass, num: int) -> None:
     sizes = plan.dims.sizes(dim)
     # Loops of one size are cut alike wherever; of several, at multiples of the coarsest grain.
-    grain = gcd(*sizes)
-    if num <= grain and (len(sizes) == 1 or grain % num == 0):
+    if num <= min(sizes) if len(sizes) == 1 else _fits(plan, dim, num):
         return
     counts = " and ".join(f"{size} in {op.name}" for size, op in sorted(sizes.items()))
-    degrees = [n for n in range(1, grain + 1) if grain % n == 0]
-    right = f"at most {grain}" if len(sizes) == 1 else ", ".join(map(str, degrees))
+    degrees = [n for n in range(1, max(sizes) + 1) if _fits(plan, dim, n)]
+    right = f"at most {min(sizes)}" if len(sizes) == 1 else ", ".join(map(str, degrees))
     raise PlanError(
         f"{plan.graph.name}: dim {dim.dim} of {dim.tensor} cannot be cut into {num} parts: its "
         f"size is {counts}, so it can be cut into {right}."
+    )
+
+
+def _fits(plan: Plan, dim: DimClass, num: int) -> bool:
+    """Whether all loops of a dim are cut at the same places, or whole iterations are shared."""
+    whole = plan.dims.sizes_of_products(dim) | (
+        plan.dims.sizes(dim).keys() if dim == plan.dims.batch else set()
+    )
+    return all(
+        size % num == 0 or (num % size == 0 and size not in whole) for size in plan.dims.sizes(dim)
     )

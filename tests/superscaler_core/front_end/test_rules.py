@@ -90,6 +90,8 @@ CASES = [
     ("linear", F.linear, (X, floats(5, 4), floats(5)), "b s k+, n k+ -> b s n",
      "F.linear({x0}, {x1})"),
     ("linear vector", F.linear, (floats(4), floats(5, 4)), "k+, n k+ -> n", "F.linear"),
+    ("matmul by a transposed weight", lambda x, w: x @ w.T, (X, floats(5, 4)),
+     "b s k+, n k+ -> b s n", "F.linear({x0}, {x1})"),
     ("matmul", torch.matmul, (X, floats(4, 5)), "b m k+, k+ n -> b m n", "{x0} @ {x1}"),
     ("matmul batches", torch.matmul, (floats(3, 1, 2, 4), floats(5, 4, 6)),
      "b 1 m k+, s k+ n -> b s m n", "{x0} @ {x1}"),
@@ -434,6 +436,7 @@ def test_random_ops_are_the_same_on_parts_as_on_the_whole(function, tensors):
         (lambda x: F.dropout(x, 0.5, training=False), (2, 3)),
         (lambda x: F.dropout(x, 0.0), (2, 3)),
         (lambda x: x[:, :3], (2, 3)),
+        (lambda x: torch.cat([x, x[:, :0]], 1), (2, 3)),
         (lambda x: x.transpose(0, 0), (2, 3)),
     ],
 )

@@ -1,0 +1,181 @@
+"""The families of transformers that are tested: a tiny model of each, and data for it.
+
+Models have random weights in float64, and four blocks: as many as stages on four devices. Some
+labels are -100, and some sequences are padded, so that parts of a batch count different numbers of
+labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.models.libraries import transformers
+
+WORDS = 32
+IGNORED = -100
+
+Data = Callable[[int, torch.Generator], dict[str, Tensor]]
+"""Makes the tensors of a batch; of its own generator, as ranks on threads draw at once."""
+
+
+# --- data -------------------------------------------------------------------------------------
+
+
+def words(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
+    """Padded sentences, whose labels are the words themselves."""
+    ids = torch.randint(3, WORDS, (batch, 8), generator=draw)
+    mask = torch.ones_like(ids)
+    mask[1::3, 6:] = 0
+    mask[2::3, 5:] = 0
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def hidden_words(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
+    """Sentences of which every second word is to be guessed."""
+    data = words(batch, draw)
+    data["labels"][:, ::2] = IGNORED
+    return data
+
+
+def translation(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
+    """Sentences with shorter ones for labels."""
+    labels = torch.randint(3, WORDS, (batch, 6), generator=draw)
+    labels[2::3, 4:] = IGNORED
+    return {**words(batch, draw), "labels": labels}
+
+
+def speech(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "input_features": torch.randn(batch, 8, 16, generator=draw),
+        "labels": translation(batch, draw)["labels"],
+    }
+
+
+def images(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
+    return {
+        "pixel_values": torch.randn(batch, 3, 32, 32, generator=draw),
+        "labels": torch.randint(3, (batch,), generator=draw),
+    }
+
+
+def captions(batch: int, draw: torch.Generator) -> dict[str, Tensor]:
+    """Images with sentences, each of which ends with the word of the largest number."""
+    data = words(batch, draw)
+    data["input_ids"][:, -1] = 2
+    return {
+        "input_ids": data["input_ids"],
+        "attention_mask": data["attention_mask"],
+        "pixel_values": images(batch, draw)["pixel_values"],
+    }
+
+
+# --- families ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        name: of its configuration and models in transformers, such as ``Llama``.
+        head: what its model class is named after the family.
+        sizes: of the model.
+        data: a batch for it.
+        tolerance: of results against those on one device; 1e-5 where the model casts to float32.
+        options: arguments of its forward that are no tensors.
+    """
+
+    name: str
+    head: str
+    sizes: Mapping[str, Any]
+    data: Data = words
+    tolerance: float = 1e-5
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def model(self) -> nn.Module:
+        """A model with the same random weights every time."""
+        config = getattr(transformers, self.config)(**self.sizes)
+        torch.manual_seed(0)
+        made: nn.Module = getattr(transformers, self.name + self.head)(config)
+        return made.double().train()
+
+    @cached_property
+    def config(self) -> str:
+        """The name of its configuration."""
+        return f"{self.name}TextConfig" if self.name == "Gemma3" else f"{self.name}Config"
+
+    def batch(self, size: int, seed: int) -> dict[str, Tensor]:
+        """The tensors of a batch."""
+        made = self.data(size, torch.Generator().manual_seed(seed))
+        return {k: v.double() if v.is_floating_point() else v for k, v in made.items()}
+
+
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_SMALL = {
+    "vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "max_position_embeddings": 64, **_SPECIAL,
+}  # fmt: skip
+_GROUPED = {**_SMALL, "num_key_value_heads": 2, "head_dim": 4}
+_GPT = {
+    "vocab_size": WORDS, "n_embd": 16, "n_layer": 4, "n_head": 4, "n_positions": 64,
+    "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, **_SPECIAL,
+}  # fmt: skip
+_SEQ2SEQ = {
+    "vocab_size": WORDS, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32, "max_position_embeddings": 64, "dropout": 0.0, **_SPECIAL,
+    "decoder_start_token_id": 2,
+}  # fmt: skip
+_IMAGES = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+
+FAMILIES: Mapping[str, Family] = {
+    "GPT-2": Family("GPT2", "LMHeadModel", _GPT),
+    "GPT-NeoX": Family("GPTNeoX", "ForCausalLM", _SMALL),
+    "GPT-J": Family("GPTJ", "ForCausalLM", {**_GPT, "rotary_dim": 2}),
+    "OPT": Family("OPT", "ForCausalLM",
+                  {**_SMALL, "ffn_dim": 32, "word_embed_proj_dim": 16, "dropout": 0.0}),
+    "Bloom": Family("Bloom", "ForCausalLM", {
+        "vocab_size": WORDS, "hidden_size": 16, "n_layer": 4, "n_head": 4, **_SPECIAL}),
+    "Falcon": Family("Falcon", "ForCausalLM", {**_SMALL, "multi_query": True}),
+    "Llama": Family("Llama", "ForCausalLM", _GROUPED),
+    "Mistral": Family("Mistral", "ForCausalLM", {**_GROUPED, "sliding_window": 4}),
+    "Qwen2": Family("Qwen2", "ForCausalLM", _GROUPED),
+    "Qwen3": Family("Qwen3", "ForCausalLM", _GROUPED),
+    "Gemma 2": Family("Gemma2", "ForCausalLM", {**_GROUPED, "sliding_window": 4}),
+    "Gemma 3": Family("Gemma3", "ForCausalLM", {**_GROUPED, "sliding_window": 4}),
+    "Phi-3": Family("Phi3", "ForCausalLM", _GROUPED),
+    "Mamba": Family("Mamba", "ForCausalLM", {
+        "vocab_size": WORDS, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 4,
+        **_SPECIAL}),
+    "T5": Family("T5", "ForConditionalGeneration", {
+        "vocab_size": WORDS, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4,
+        "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0}, translation),
+    "BART": Family("Bart", "ForConditionalGeneration", _SEQ2SEQ, translation, 1e-9),
+    "mBART": Family("MBart", "ForConditionalGeneration", _SEQ2SEQ, translation, 1e-9),
+    "Whisper": Family("Whisper", "ForConditionalGeneration", {
+        **{k: v for k, v in _SEQ2SEQ.items() if k != "max_position_embeddings"},
+        "num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 64}, speech, 1e-9),
+    "BERT": Family("Bert", "ForMaskedLM", {**_SMALL, **_NO_DROPOUT}, hidden_words, 1e-9),
+    "RoBERTa": Family("Roberta", "ForMaskedLM", {**_SMALL, **_NO_DROPOUT}, hidden_words, 1e-9),
+    "ViT": Family("ViT", "ForImageClassification",
+                  {**_IMAGES, "num_labels": 3, **_NO_DROPOUT}, images, 1e-9),
+    "Swin": Family("Swin", "ForImageClassification", {
+        "image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [4, 4],
+        "window_size": 4, "num_labels": 3, "drop_path_rate": 0.0, **_NO_DROPOUT}, images, 1e-9),
+    "CLIP": Family("CLIP", "Model", {
+        "text_config": {**_SMALL, "num_hidden_layers": 2},
+        "vision_config": {**_IMAGES, "num_hidden_layers": 2}, "projection_dim": 8},
+        captions, 1e-9, {"return_loss": True}),
+}  # fmt: skip
+"""Families by the names that papers give them."""

@@ -1,0 +1,67 @@
+"""Constants of a graph stay small: what is large is computed from them by ops."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+import superscaler_core as ss
+from superscaler_core.run.evaluate import evaluate
+from tests.superscaler_core.parts import check_splits, values_of
+
+NUM_TOKENS = 300
+
+
+class Masked(nn.Module):
+    """A loss of scores behind a mask of tokens by tokens."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.mask, self.weight = mask, nn.Parameter(torch.randn(NUM_TOKENS, 4).double())
+
+    def forward(self, x):
+        scores = x @ self.weight @ self.weight.T
+        return (scores * self.mask(scores)).softmax(-1).square().sum()
+
+
+def causal(scores):
+    places = torch.arange(NUM_TOKENS)
+    return (places[None, :] <= places[:, None]) & (places[None, :] > places[:, None] - 9)
+
+
+def ones(scores):
+    return torch.ones(NUM_TOKENS, NUM_TOKENS, dtype=torch.float64) * 0.5
+
+
+def ones_like(scores):
+    return torch.full_like(scores, 0.5) + torch.zeros_like(scores)
+
+
+def repeated(scores):
+    return torch.arange(NUM_TOKENS).remainder(3)[:, None].expand(-1, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("mask", [causal, ones, ones_like, repeated])
+def test_large_constants_are_computed_from_small_ones(mask):
+    torch.manual_seed(0)
+    model, x = Masked(mask), torch.randn(NUM_TOKENS, NUM_TOKENS).double() / 99
+    graph = ss.capture(model, (x,))
+    assert max(value.untyped_storage().nbytes() for value in graph.constants.values()) <= 2400
+    parameters = dict(model.named_parameters())
+    torch.testing.assert_close(evaluate(graph, (x,), parameters), model(x), rtol=1e-12, atol=0)
+    values = values_of(graph, (x,), parameters)
+    for op in graph.ops:
+        if not any(tensor.requires_grad for tensor in op.inputs):
+            check_splits(op, [values[tensor] for tensor in op.inputs])
+
+
+def test_constants_that_stay_small_are_folded():
+    model = Masked(lambda scores: F.pad(torch.arange(8.0).outer(torch.arange(3.0)), (1, 4)).sum())
+    graph = ss.capture(model, (torch.randn(NUM_TOKENS, NUM_TOKENS).double(),))
+    assert not any(t.kind == "constant" and t.shape for op in graph.ops for t in op.inputs)
+
+
+def test_what_no_rule_covers_is_folded_however_large():
+    model = Masked(lambda scores: torch.vander(torch.arange(1.0, NUM_TOKENS + 1) / 300))
+    graph = ss.capture(model, (torch.randn(NUM_TOKENS, NUM_TOKENS).double(),))
+    assert not graph.opaque
