@@ -66,6 +66,7 @@ class Rank(SegmentRunner):
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
         self._total = torch.zeros((), dtype=loss_dtype, device=device)
+        self.results: Mapping[str, Tensor] = {}
         self._turn: tuple[int, ...] = ()
         self.updates: Callable[[Sequence[str]], object] = lambda _: None
         scalar = rv.Box((), ())
@@ -102,8 +103,21 @@ class Rank(SegmentRunner):
             raise
         self._tape.check_done()
         self.weights.check_done()
+        self.results = self._brought()
         self._carrier.finish()
         return self._total
+
+    def _brought(self) -> dict[str, Tensor]:
+        """The results of a step: of all microbatches, along dim 0; of scalars the mean."""
+        edges: dict[str, list[str]] = {}
+        for edge, name in self.tables.results.items():
+            edges.setdefault(name, []).append(edge)
+        found = {}
+        for name, mine in edges.items():
+            values = [self._carrier.brought(mine, mb) for mb in range(self.tables.num_microbatches)]
+            is_scalar = values[0].dim() == 0
+            found[name] = torch.stack(values).mean(0) if is_scalar else torch.cat(values)
+        return found
 
     def _check(self, batch: Mapping[str, Tensor]) -> None:
         for name, (shape, dtype) in self.tables.inputs.items():
@@ -237,6 +251,11 @@ class Rank(SegmentRunner):
     def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
         """Keep a result for the next turn; does nothing in the last turn, which is trained."""
         if not self._with_grad:
+            self.send(name, mb, shard)
+
+    def result(self, name: str, mb: int, shard: Tensor | None) -> None:
+        """Leave a result of the program for ``carry``; only the last turn has results."""
+        if self._with_grad:
             self.send(name, mb, shard)
 
     def recycled(self, name: str, mb: int) -> Any:
