@@ -35,6 +35,7 @@ class Rank(SegmentRunner):
         dtype: dtype of stored parameters; that of the model if None.
         device: where tensors live.
         host: where tensors live that the program stores on the host or swaps.
+        shares: a rank of another program whose stored parameters and buffers this one uses.
     """
 
     def __init__(
@@ -47,16 +48,21 @@ class Rank(SegmentRunner):
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
         host: Host | None = None,
+        shares: Rank | None = None,
     ) -> None:
         self.tables: Tables = module.TABLES
         host = host or Host(device)
-        self.weights = WeightStore(self.tables, transport, dtype, device, host)
+        stored = None if shares is None else shares.weights.stored
+        self.weights: WeightStore = WeightStore(self.tables, transport, dtype, device, host, stored)
         self.device = torch.device(device)
         super().__init__(Tape(self.tables.recomputed, self.tables.swapped, host))
         self._carrier = Carrier(self.tables, transport, self.device)
         self._step: Callable[[Rank], None] = module.step
         self._transport = transport
         self._constants = {name: value.to(device) for name, value in constants.items()}
+        if shares is not None:
+            assert shares.boxes == self.boxes, "both programs store the same"
+            self._constants |= {name: shares.constant(name) for name in self.tables.buffers}
         self._seed, self._num_steps = seed, 0
         loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
         share = 1.0 / self.tables.num_microbatches
@@ -161,6 +167,11 @@ class Rank(SegmentRunner):
     def constant(self, name: str) -> Tensor:
         """A value of the model that depends on no input."""
         return self._constants[name]
+
+    @property
+    def boxes(self) -> dict[str, str | None]:
+        """The box that this rank stores of every parameter, as a text."""
+        return {name: entry.box for name, entry in self.tables.parameters.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -45,9 +45,9 @@ def words() -> nn.Module:
     return Words().double()
 
 
-def batch(size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def batch(size: int, seed: int = 0, length: int = 6) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(seed)
-    tokens, labels = (torch.randint(WORDS, (size, 6), generator=random) for _ in range(2))
+    tokens, labels = (torch.randint(WORDS, (size, length), generator=random) for _ in range(2))
     return tokens, labels
 
 
