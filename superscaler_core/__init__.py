@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from superscaler_core.cost import CostModel
     from superscaler_core.front_end import capture
     from superscaler_core.front_end.register import register_op
+    from superscaler_core.parallel import Parallel, parallelize
     from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load
     from superscaler_core.run.threads import run_threads
@@ -55,11 +56,13 @@ _LAZY = {
     "CostModel": "superscaler_core.cost",
     "DeviceProfile": "superscaler_core.simulator",
     "LiveBytes": "superscaler_core.run.live_bytes",
+    "Parallel": "superscaler_core.parallel",
     "Trainer": "superscaler_core.run.trainer",
     "capture": "superscaler_core.front_end",
     "latest": "superscaler_core.run.training_state",
     "load": "superscaler_core.run.load",
     "load_run": "superscaler_core.run.training_state",
+    "parallelize": "superscaler_core.parallel",
     "register_op": "superscaler_core.front_end.register",
     "run_threads": "superscaler_core.run.threads",
     "save_run": "superscaler_core.run.training_state",
@@ -93,6 +96,7 @@ __all__ = [
     "OrderError",
     "Overlap",
     "PTensor",
+    "Parallel",
     "Part",
     "Placement",
     "Plan",
@@ -110,6 +114,7 @@ __all__ = [
     "latest",
     "load",
     "load_run",
+    "parallelize",
     "pieces",
     "register_op",
     "replicate",

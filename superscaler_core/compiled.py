@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import rvdcomm as rv
-from superscaler_core.codegen import rank_files
+from superscaler_core.codegen import rank_file, rank_files
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import DeviceMemory, check_memory, memory_of
@@ -69,6 +69,10 @@ class Compiled:
     def files(self) -> Mapping[int, str]:
         """The generated Python text of every rank."""
         return rank_files(self.materialized)
+
+    def file(self, rank: int) -> str:
+        """The generated Python text of one rank."""
+        return rank_file(self.materialized, rank)
 
     def save(self, folder: str | Path, *, weights: bool = True) -> Path:
         """Write ``rank_0.py``, ..., the model's constants and the topology; return the folder.

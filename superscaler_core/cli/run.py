@@ -20,6 +20,7 @@ from superscaler_core.cli.training import Trained, Training, on_single_device
 from superscaler_core.compiled import compile
 from superscaler_core.run.load import load
 from superscaler_core.run.threads import run_threads
+from superscaler_core.run.world import join_world, local_device
 
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 5e-2, "bfloat16": 5e-2}
 """Differences that ``--check`` tolerates, by the coarsest dtype of the loss and the parameters.
@@ -80,11 +81,8 @@ def _trained(folder: Path, training: Training, args: argparse.Namespace, world: 
 @contextmanager
 def _world() -> Iterator[torch.device]:
     """The process group that torchrun asks for, with this rank's device."""
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    device = local_device()
+    join_world(device)
     try:
         yield device
     finally:

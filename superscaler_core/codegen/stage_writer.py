@@ -171,7 +171,8 @@ class StageWriter:
         lines += self._body(ActionKind.FORWARD)
         for edge in self._made.crossing_from(self._stage):
             if self._device in edge.src.shards:
-                which, shard = "send" if edge.recycles is None else "recycle", self._packed(edge)
+                shard = self._packed(edge)
+                which = "result" if edge.result else "recycle" if edge.recycles else "send"
                 lines.append(Statement.call(f'run.{which}("{edge.name}", mb, {shard})', shard))
         return self._function(ActionKind.FORWARD, lines)
 

@@ -24,6 +24,7 @@ def tables_text(
     """The assignment of ``TABLES`` for one device."""
     plan = made.plan
     buffers = {name: name in plan.graph.folded for name in plan.graph.buffers}
+    results = {edge.name: edge.result for edge in made.edges.all if edge.result}
     lines = [
         "TABLES = Tables(",
         f"    rank={device},",
@@ -47,6 +48,7 @@ def tables_text(
         f"    recomputed=frozenset({sorted(recomputed)!r}),",
         *([f"    swapped=frozenset({sorted(swapped)!r}),"] if swapped else []),
         *([f"    buffers={buffers!r},"] if buffers else []),
+        *([f"    results={results!r},"] if results else []),
         ")",
     ]
     return "\n".join(lines)
@@ -77,6 +79,8 @@ def _route(edge: Edge) -> str:
     route = _layouts(edge.forward)
     if edge.recycles is not None:
         route += f", to {edge.recycles.name} of the next turn"
+    if edge.result:
+        route += f", out as {edge.result}"
     if edge.src_stage != edge.dst_stage:
         route = f"stage {edge.src_stage} to {edge.dst_stage}, {route}"
     return route

@@ -28,6 +28,7 @@ def capture(
     *,
     name: str | None = None,
     recycled: Mapping[str, int] | None = None,
+    results: Sequence[str | int] = (),
 ) -> Graph:
     """Capture a model's forward pass on one microbatch as a graph, which has its gradients.
 
@@ -45,6 +46,8 @@ def capture(
         recycled: arguments that are a result of the turn before, zeros in the first: name ->
             which result, counted from 1. ``forward`` then returns ``(loss, result 1, ...)``, and a
             schedule says how many turns without gradient come before the one that is trained.
+        results: what to keep of the output beside the loss: names of keys or fields, or positions
+            in a tuple. A program returns them whole on every rank (``Trainer.results``).
 
     Raises:
         CaptureError: tracing cannot follow the model, an op cannot be part of a graph, or the model
@@ -68,12 +71,16 @@ def capture(
     check_model(model)
     named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
     placed = () if isinstance(args, Mapping) else args
-    called = ModelCall.of(model, placed, named, max((recycled or {}).values(), default=0))
+    num_results = max((recycled or {}).values(), default=0)
+    kept = tuple(dict.fromkeys(results))
+    called = ModelCall.of(model, placed, named, num_results=num_results, results=kept)
+    called = called.copied(model)
 
     def call() -> tuple[TracedProgram, Graph]:
         try:
             program = trace(model, called)
-            return program, graph_of(program, model, title, recycled or {})
+            names = tuple(map(str, kept))
+            return program, graph_of(program, model, title, recycled or {}, names)
         except CaptureError as error:
             if not error.node:
                 raise

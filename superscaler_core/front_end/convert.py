@@ -29,7 +29,11 @@ _LIKE = {
 
 
 def graph_of(
-    program: TracedProgram, model: nn.Module, name: str, recycled: Mapping[str, int]
+    program: TracedProgram,
+    model: nn.Module,
+    name: str,
+    recycled: Mapping[str, int],
+    results: Sequence[str] = (),
 ) -> Graph:
     """Turn a traced program into a graph.
 
@@ -38,11 +42,12 @@ def graph_of(
         model: for its parameters and buffers.
         name: of the graph.
         recycled: inputs, each with the number of the output that it is in the next turn.
+        results: names of the last outputs of the program, which are kept beside the loss.
 
     Raises:
         CaptureError: an op has no rule, or does what cannot be split; the message names it.
     """
-    return _Conversion(program, model, name).graph(recycled)
+    return _Conversion(program, model, name).graph(recycled, results)
 
 
 class _Conversion:
@@ -67,7 +72,7 @@ class _Conversion:
         self.valueless: set[str] = set()
         self.storages = Storages(self)
 
-    def graph(self, recycled: Mapping[str, int]) -> Graph:
+    def graph(self, recycled: Mapping[str, int], results: Sequence[str]) -> Graph:
         for name, value in self.program.inputs:
             self.values[Ref(name)] = self.builder.input(name, value.shape, value.dtype)
         self._add_parameters()
@@ -78,7 +83,8 @@ class _Conversion:
             except CaptureError as error:
                 error.node = node.name
                 raise
-        num_outputs = 1 + max(recycled.values(), default=0)
+        num_own = 1 + max(recycled.values(), default=0)
+        num_outputs = num_own + len(results)
         return self.builder.build(
             self._output(0, num_outputs),
             {self._input(name): self._output(i, num_outputs) for name, i in recycled.items()},
@@ -86,6 +92,10 @@ class _Conversion:
             buffers=self._buffers(),
             folded=frozenset(self.folded),
             valueless=frozenset(self.valueless),
+            results={
+                name: self._output(number, num_outputs)
+                for number, name in enumerate(results, num_own)
+            },
         )
 
     def _weights(self) -> dict[str, Tensor]:
@@ -279,7 +289,7 @@ class _Conversion:
         if not isinstance(found, PTensor) or found.kind != "activation":
             raise CaptureError(
                 f"{self.builder.name} returns a value that no op computes from its inputs; "
-                + ("it has to return the loss." if number == 0 else "it cannot be recycled.")
+                + ("it has to return the loss." if number == 0 else "it cannot be kept.")
             )
         return found
 

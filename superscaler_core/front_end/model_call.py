@@ -1,7 +1,8 @@
 """ModelCall: the arguments with which a model is captured, and what of its output is the loss.
 
 Models return their loss in several forms: alone, first in a tuple, or by the name ``loss`` in a
-mapping or an object with fields. What else they return stays in the model.
+mapping or an object with fields. Of what else they return, a call keeps the results that are asked
+for by name or by position.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,20 +30,27 @@ class ModelCall:
         args, kwargs: arguments of its forward, by position and by name.
         num_results: how many more values are kept beside the loss; a model with such results
             returns a tuple, first the loss.
+        results: further values to keep: keys or fields of the output, or positions in a tuple.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     num_results: int = 0
+    results: tuple[str | int, ...] = ()
 
     @classmethod
     def of(
-        cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], num_results: int = 0
+        cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **kept: Any
     ) -> ModelCall:
-        """The call with copies of these arguments, those by name in the order of the forward.
+        """The call with these arguments, those by name in the order of the forward.
+
+        Args:
+            model: the model.
+            args, kwargs: the arguments.
+            kept: the other attributes.
 
         Raises:
-            CaptureError: the forward does not take them.
+            CaptureError: the forward does not take the arguments.
         """
         signature = inspect.signature(model.forward)
         order = list(signature.parameters)
@@ -58,14 +66,28 @@ class ModelCall:
                 f"{type(model).__name__}.forward does not take {names}: {error}."
             ) from None
         given = dict(sorted(given.items(), key=lambda item: _place(order, item[0])))
+        return cls(tuple(args), given, **kept)
+
+    def copied(self, model: nn.Module) -> ModelCall:
+        """The same call with copies of its tensors, on the device of the model."""
         device = next((p.device for p in model.parameters()), None)
+        # Tracing takes one tensor given twice for one input.
+        return self.map(lambda tensor: tensor.detach().to(device, copy=True))
 
-        def copy(leaf: Any) -> Any:
-            # Tracing takes one tensor given twice for one input.
-            return leaf.detach().to(device, copy=True) if isinstance(leaf, Tensor) else leaf
+    def map(self, change: Callable[[Tensor], Tensor]) -> ModelCall:
+        """The same call with other tensors."""
 
-        copies: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(copy, (tuple(args), given))
-        return cls(*copies, num_results)
+        def changed(leaf: Any) -> Any:
+            return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+        args, kwargs = pytree.tree_map(changed, (self.args, self.kwargs))
+        return replace(self, args=args, kwargs=kwargs)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors among the arguments: the inputs of the graph, in their order."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
 
     @contextmanager
     def returning_loss(self, model: nn.Module) -> Iterator[None]:
@@ -82,8 +104,31 @@ class ModelCall:
 
     def _kept(self, model: nn.Module, output: Any) -> tuple[Any, ...]:
         if self.num_results:
-            return tuple(output) if isinstance(output, tuple | list) else (output,)
-        return (loss_of(model, output),)
+            first = tuple(output) if isinstance(output, tuple | list) else (output,)
+        else:
+            first = (loss_of(model, output),)
+        return (*first, *(_result(model, output, which) for which in self.results))
+
+
+def _result(model: nn.Module, output: Any, which: str | int) -> Tensor:
+    """A result beside the loss."""
+    try:
+        if isinstance(which, int) or isinstance(output, Mapping):
+            found = output[which]
+        else:
+            found = getattr(output, which)
+    except (AttributeError, IndexError, KeyError, TypeError):
+        found = None
+    if isinstance(found, Tensor):
+        return found
+    names = [*output] if isinstance(output, Mapping) else [*getattr(output, "__dict__", ())]
+    if isinstance(output, tuple | list):
+        names = [*getattr(output, "_fields", ()), *map(str, range(len(output)))]
+    has = f"it has {', '.join(map(str, names))}" if names else "it has no names"
+    raise CaptureError(
+        f"{type(model).__name__} returns {type(output).__name__}, which has no tensor {which!r} to "
+        f"keep as a result; {has}."
+    )
 
 
 def loss_of(model: nn.Module, output: Any) -> Tensor:

@@ -129,13 +129,17 @@ class GraphBuilder:
         return results
 
     def build(
-        self, loss: PTensor, recycled: Mapping[PTensor, PTensor] | None = None, **state: Any
+        self,
+        loss: PTensor,
+        recycled: Mapping[PTensor, PTensor] | None = None,
+        results: Mapping[str, PTensor] | None = None,
+        **state: Any,
     ) -> Graph:
         """The graph whose result is ``loss``, without ops whose results are unused.
 
         Args:
             loss: a scalar.
-            recycled: as in ``Graph``.
+            recycled, results: as in ``Graph``.
             state: ``weights``, ``buffers`` and ``folded`` of ``Graph``.
 
         Raises:
@@ -153,7 +157,7 @@ class GraphBuilder:
                     f"{self.name}: {made} of {made.dtype} is recycled as {given} of {given.dtype}; "
                     "shape and dtype have to be the same."
                 )
-        live = {loss, *recycled.values()}
+        live = {loss, *recycled.values(), *(results or {}).values()}
         kept: list[Op] = []
         for op in reversed(self._ops):
             if live.intersection(op.outputs):
@@ -171,6 +175,7 @@ class GraphBuilder:
             loss,
             tuple(self._notes),
             dict(recycled),
+            results=dict(results or {}),
             **state,
         )
 

@@ -127,6 +127,8 @@ class Graph:
         folded: the buffers from which constants were computed, so that they can no longer change.
         valueless: buffers on the meta device that the graph needs: it can be planned, and not run.
         more_losses: the losses of further copies of the model (``side_by_side``).
+        results: activations that a program returns beside the loss, by name.
+        more_results: those of further copies of the model.
     """
 
     name: str
@@ -143,11 +145,21 @@ class Graph:
     folded: frozenset[str] = frozenset()
     valueless: frozenset[str] = frozenset()
     more_losses: tuple[PTensor, ...] = ()
+    results: Mapping[str, PTensor] = field(default_factory=dict)
+    more_results: tuple[tuple[str, PTensor], ...] = ()
 
     @property
     def losses(self) -> tuple[PTensor, ...]:
         """The losses of all copies of the model; each microbatch has one of them."""
         return self.loss, *self.more_losses
+
+    @cached_property
+    def results_of(self) -> Mapping[PTensor, tuple[str, ...]]:
+        """The names of each activation that is a result, over all copies of the model."""
+        found: dict[PTensor, tuple[str, ...]] = {}
+        for name, tensor in (*self.results.items(), *self.more_results):
+            found[tensor] = (*found.get(tensor, ()), name)
+        return found
 
     @property
     def batch_inputs(self) -> tuple[PTensor, ...]:

@@ -47,4 +47,5 @@ def side_by_side(graph: Graph, num: int) -> Graph:
         inputs=(*graph.inputs, *inputs),
         more_losses=tuple(of(graph.loss, copy) for copy in copies),
         recycled={**graph.recycled, **recycled},
+        more_results=tuple((n, of(t, copy)) for copy in copies for n, t in graph.results.items()),
     )

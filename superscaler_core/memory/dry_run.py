@@ -323,6 +323,9 @@ class DryRun(SegmentRunner):
     def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
         self.meter.look()
 
+    def result(self, name: str, mb: int, shard: Tensor | None) -> None:
+        self.meter.look()
+
     def recycled(self, name: str, mb: int) -> Any:
         return self.receive(name, mb)
 

@@ -80,8 +80,10 @@ _RUNS = (
     (ActionKind.TURN,),
     (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.BACKWARD),
     (ActionKind.FORWARD, ActionKind.RECOMPUTE, ActionKind.INPUTS, ActionKind.WEIGHTS),
+    (ActionKind.FORWARD,),
 )
-"""Possible runs of a microbatch at a stage, in order, chosen by the last run of the schedule."""
+"""Possible runs of a microbatch at a stage, in order, chosen by the last run of the schedule. A
+stage has forwards alone if nothing needs a gradient."""
 
 
 class _Footprints:
@@ -128,9 +130,10 @@ class _Footprints:
         dry = DryRun(made, stage, device, self._master)
         names = [_name(step) for step in made.stages[stage].steps[device]]
         found: dict[ActionKind, Footprint] = {}
+        kinds = made.stage_kinds[stage]
         for run in _RUNS:
-            kinds = made.stage_kinds[stage]
-            for kind in run if kinds.issuperset(run[-1:]) else ():
+            is_run = run[-1] in kinds and run[-1] not in found
+            for kind in run if is_run else ():
                 if kind in kinds:
                     is_back = kind.goes_back or kind is ActionKind.WEIGHTS
                     footprint = _footprint(dry, kind, names[::-1] if is_back else names)

@@ -132,6 +132,7 @@ class StageForm:
                 edge.has_grad,
                 edge.src_stage == edge.dst_stage,
                 edge.recycles is None,
+                bool(edge.result),
                 self._legs(edge.forward),
                 self._legs(edge.backward),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain, pairwise, product
@@ -18,6 +18,7 @@ from superscaler_core.graph.dims import DimClass, Dims
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.part import Part, Piece
 from superscaler_core.graph.tensor import PTensor
+from superscaler_core.graph.without_grad import without_grad
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
 from superscaler_core.plan.keep import Keep
 from superscaler_core.plan.members import check_member
@@ -475,6 +476,17 @@ class Plan(Savings):
         return made
 
     __copy__ = copy
+
+    def without_grad(self) -> Plan:
+        """The plan's forward alone: the same decisions about a graph without gradients.
+
+        Parameters are stored as in the plan, so a program of either can read the other's.
+        """
+        made = Plan(without_grad(self.graph), self.devices)
+        said = self.decisions
+        windows = tuple(window for window in said.windows if window[1])
+        made.decide(replace(said, recomputed=(), rerun=(), swapped=(), windows=windows))
+        return made
 
     def _chosen(self, what: Op | Part) -> Chosen:
         if isinstance(what, Op):

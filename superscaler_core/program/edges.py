@@ -33,6 +33,8 @@ class Edge:
             computes the tensor.
         recycles: the input that the tensor becomes in the next turn of its microbatch; None if it
             is read in the turn in which it is written.
+        result: the name under which all devices return the tensor, which is read by no op here;
+            "" if it is no result.
     """
 
     index: int
@@ -44,6 +46,7 @@ class Edge:
     readers: tuple[Reader, ...]
     parent: Edge | None = None
     recycles: PTensor | None = None
+    result: str = ""
 
     @property
     def name(self) -> str:
@@ -69,13 +72,14 @@ class Edge:
 
     @property
     def has_grad(self) -> bool:
-        """Whether a gradient comes back: in turns before the last there is none."""
-        return self.tensor.requires_grad and self.recycles is None
+        """Whether a gradient comes back: not in turns before the last, and not of results."""
+        return self.tensor.requires_grad and self.recycles is None and not self.result
 
     @property
     def crosses(self) -> bool:
-        """Whether the edge leads to another stage or to another turn."""
-        return self.src_stage != self.dst_stage or self.recycles is not None
+        """Whether the edge leads to another stage, to another turn, or out of the program."""
+        is_away = self.recycles is not None or bool(self.result)
+        return self.src_stage != self.dst_stage or is_away
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +115,7 @@ class Edges:
     @property
     def stage_graph(self) -> tuple[tuple[int, int], ...]:
         """Pairs of stages (src, dst): dst reads a result of src in the same turn."""
-        inside = (edge for edge in self.all if edge.crosses and edge.recycles is None)
-        return tuple(sorted({(edge.src_stage, edge.dst_stage) for edge in inside}))
+        return tuple(sorted({(e.src_stage, e.dst_stage) for e in self.all if _is_between(e)}))
 
     def of_stage(self, stage: int) -> tuple[Edge, ...]:
         """The edges inside a stage."""
@@ -140,7 +143,7 @@ def find_edges(plan: Plan) -> Edges:
         made += new
         if shares is not None:
             deferred[op] = shares
-    made += recycling_edges(plan, stage_of, len(made))
+    made += edges_beyond(plan, stage_of, len(made))
     return Edges.of(made, deferred)
 
 
@@ -175,9 +178,16 @@ def edges_of(
     return _edges_of(tensor, stage_of[op.index], src, groups, first), None
 
 
-def recycling_edges(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iterator[Edge]:
-    """Edges, numbered from ``first``, from one turn of a microbatch to the next."""
+def edges_beyond(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iterator[Edge]:
+    """Edges, numbered from ``first``, to the next turn of a microbatch and out of the program."""
     numbers = count(first)
+    yield from _recycling_edges(plan, stage_of, numbers)
+    yield from _result_edges(plan, stage_of, numbers)
+
+
+def _recycling_edges(
+    plan: Plan, stage_of: Mapping[int, int], numbers: Iterator[int]
+) -> Iterator[Edge]:
     for given, tensor in plan.graph.recycled.items():
         op = plan.graph.producer[tensor]
         src = output_side(plan, op, op.outputs.index(tensor))
@@ -190,6 +200,23 @@ def recycling_edges(plan: Plan, stage_of: Mapping[int, int], first: int) -> Iter
                 next(numbers), tensor, stage_of[op.index], stage, src, dst, tuple(readers),
                 recycles=given,
             )  # fmt: skip
+
+
+def _result_edges(
+    plan: Plan, stage_of: Mapping[int, int], numbers: Iterator[int]
+) -> Iterator[Edge]:
+    """The edges that bring each result whole to all devices."""
+    for tensor, names in plan.graph.results_of.items():
+        op = plan.graph.producer[tensor]
+        src = output_side(plan, op, op.outputs.index(tensor))
+        stage, everyone = stage_of[op.index], Side.everyone(plan.devices, tensor.shape)
+        for name in names:
+            yield Edge(next(numbers), tensor, stage, stage, src, everyone, (), result=name)
+
+
+def _is_between(edge: Edge) -> bool:
+    """Whether an edge connects two stages within a turn."""
+    return edge.crosses and edge.recycles is None and not edge.result
 
 
 def _shares(

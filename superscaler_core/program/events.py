@@ -16,6 +16,9 @@ from superscaler_core.schedules import (
     timeline,
 )
 
+_FORWARDS = (ActionKind.TURN, ActionKind.FORWARD)
+"""All that a stage runs if the loss has no gradient."""
+
 
 def schedule_of(plan: Plan) -> Schedule:
     """The plan's schedule; if it has none, one microbatch through all stages."""
@@ -41,15 +44,14 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
     carried: dict[tuple[ActionKind, int], list[Edge]] = {}
     for edge in crossing:
-        # A recycled value goes from one turn to the next, and the last turn is the forward.
-        for kind in (
-            (ActionKind.TURN, ActionKind.FORWARD) if edge.recycles is None else (ActionKind.TURN,)
-        ):
+        for kind in _kinds_before(edge):
             carried.setdefault((kind, edge.src_stage), []).append(edge)
         for kind in (ActionKind.BACKWARD, ActionKind.INPUTS) if edge.backward else ():
             carried.setdefault((kind, edge.dst_stage), []).append(edge)
     timed: list[tuple[tuple[int, ...], Event]] = []
     for scheduled, span in spans.items():
+        if scheduled.kind not in _FORWARDS and not plan.graph.loss.requires_grad:
+            continue
         action = on_its_route(plan, scheduled)
         start, end, mb = int(span.start), int(span.end), action.microbatch
         timed.append(((start, 1, action.stage, mb), action))
@@ -59,6 +61,14 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
                 ((end, 0, int(is_back), edge.index, mb), Carry(edge.name, mb, is_back, edge))
             )
     return tuple(event for _, event in sorted(timed, key=lambda pair: pair[0]))
+
+
+def _kinds_before(edge: Edge) -> tuple[ActionKind, ...]:
+    """The runs of its stage after which an edge carries."""
+    if edge.result:
+        return (ActionKind.FORWARD,)
+    # A recycled value goes from one turn to the next, and the last turn is the forward.
+    return _FORWARDS if edge.recycles is None else (ActionKind.TURN,)
 
 
 def stage_graph(plan: Plan, edges: Edges) -> tuple[tuple[int, int], ...]:

@@ -262,7 +262,7 @@ class Materialized:
         return self.stage_devices[event.stage] if isinstance(event, Action) else event.edge.devices
 
     def crossing_from(self, stage: int) -> tuple[Edge, ...]:
-        """The edges from a stage to other stages."""
+        """The edges from a stage to other stages, and out of the program."""
         return self._crossing[0].get(stage, ())
 
     def crossing_to(self, stage: int) -> tuple[Edge, ...]:
@@ -276,7 +276,8 @@ class Materialized:
         for edge in self.edges.all:
             if edge.crosses:
                 outgoing[edge.src_stage] = (*outgoing.get(edge.src_stage, ()), edge)
-                incoming[edge.dst_stage] = (*incoming.get(edge.dst_stage, ()), edge)
+                if not edge.result:
+                    incoming[edge.dst_stage] = (*incoming.get(edge.dst_stage, ()), edge)
         return outgoing, incoming
 
     @cached_property

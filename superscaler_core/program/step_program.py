@@ -161,7 +161,8 @@ class StepProgram:
         """Refuse a program that cannot run.
 
         Runs: every stage of one route runs each microbatch forward once, and then backward once, as
-        a whole or for inputs and then for weights; it has a block for each such run.
+        a whole or for inputs and then for weights; it has a block for each such run. A program
+        whose blocks are all forward, as nothing needs a gradient, has no backward.
 
         On every device: a backward uses what one forward kept, after it is back from host memory;
         nothing kept is left at the end; gradients of weights come after those of the inputs;
@@ -200,11 +201,10 @@ class StepProgram:
                 if not seen[needed]:
                     raise PlanError(f"{event}: {needed} has to be run before it.")
         forwards = {a for a in seen if isinstance(a, Action) and a.kind is ActionKind.FORWARD}
-        for action in forwards:
-            whole, *halves = (
-                replace(action, kind=kind)
-                for kind in (ActionKind.BACKWARD, ActionKind.INPUTS, ActionKind.WEIGHTS)
-            )
+        # Where nothing needs a gradient, a step has forwards alone.
+        goes_back = any(kind in _BACK for _, kind in self.blocks)
+        for action in forwards if goes_back else ():
+            whole, *halves = (replace(action, kind=kind) for kind in _BACK)
             if not seen[whole] and not any(seen[half] for half in halves):
                 raise PlanError(f"{action} has no {whole} after it.")
             if not seen[whole] and not seen[halves[1]]:
@@ -230,6 +230,8 @@ class StepProgram:
                 if stage // size == routes[0]:
                     raise PlanError(f"no F of microbatch {microbatch} at stage {stage}.")
 
+
+_BACK = (ActionKind.BACKWARD, ActionKind.INPUTS, ActionKind.WEIGHTS)
 
 _BEFORE = {
     ActionKind.BACKWARD: (ActionKind.FORWARD,),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -93,6 +94,13 @@ class Carrier:
     def _zeros(self, box: rv.Box, edge: RankEdge) -> Tensor:
         dtype: torch.dtype = getattr(torch, edge.dtype)
         return torch.zeros(box.shape, dtype=dtype, device=self._device)
+
+    def brought(self, names: Collection[str], mb: int) -> Tensor:
+        """A result of a microbatch: it left the program by one of these edges."""
+        name = next(name for name in names if self._mail["in", name, mb])
+        value = self.receive(name, mb)
+        assert value is not None, "results go to all ranks"
+        return value
 
     # --- between stages and turns ---------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import linecache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,6 +59,21 @@ def started(trainer: Trainer, folder: str | Path) -> Trainer:
     if weights.exists():
         trainer.load(weights)
     return trainer
+
+
+def module_from(text: str, rank: int) -> ModuleType:
+    """Import the generated text of one rank."""
+    name = f"superscaler_program.rank_{rank}"
+    place = f"<{name} {next(_numbers)}>"
+    module = ModuleType(name)
+    # Tracebacks and debuggers look source lines up here.
+    linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
+    exec(compile(text, place, "exec"), module.__dict__)
+    return module
+
+
+_numbers = itertools.count()
+"""Numbers of texts that were imported, so that each has a name of its own."""
 
 
 def module_of(folder: str | Path, rank: int) -> ModuleType:

@@ -35,6 +35,7 @@ class Rank(SegmentRunner):
         dtype: dtype of stored parameters; that of the model if None.
         device: where tensors live.
         host: where tensors live that the program stores on the host or swaps.
+        shares: a rank of another program whose stored parameters and buffers this one uses.
     """
 
     def __init__(
@@ -47,16 +48,21 @@ class Rank(SegmentRunner):
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
         host: Host | None = None,
+        shares: Rank | None = None,
     ) -> None:
         self.tables: Tables = module.TABLES
         host = host or Host(device)
-        self.weights = WeightStore(self.tables, transport, dtype, device, host)
+        stored = None if shares is None else shares.weights.stored
+        self.weights: WeightStore = WeightStore(self.tables, transport, dtype, device, host, stored)
         self.device = torch.device(device)
         super().__init__(Tape(self.tables.recomputed, self.tables.swapped, host))
         self._carrier = Carrier(self.tables, transport, self.device)
         self._step: Callable[[Rank], None] = module.step
         self._transport = transport
         self._constants = {name: value.to(device) for name, value in constants.items()}
+        if shares is not None:
+            assert shares.boxes == self.boxes, "both programs store the same"
+            self._constants |= {name: shares.constant(name) for name in self.tables.buffers}
         self._seed, self._num_steps = seed, 0
         loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
         share = 1.0 / self.tables.num_microbatches
@@ -66,6 +72,7 @@ class Rank(SegmentRunner):
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
         self._total = torch.zeros((), dtype=loss_dtype, device=device)
+        self.results: Mapping[str, Tensor] = {}
         self._turn: tuple[int, ...] = ()
         self.updates: Callable[[Sequence[str]], object] = lambda _: None
         scalar = rv.Box((), ())
@@ -102,8 +109,21 @@ class Rank(SegmentRunner):
             raise
         self._tape.check_done()
         self.weights.check_done()
+        self.results = self._brought()
         self._carrier.finish()
         return self._total
+
+    def _brought(self) -> dict[str, Tensor]:
+        """The results of a step: of all microbatches, along dim 0; of scalars the mean."""
+        edges: dict[str, list[str]] = {}
+        for edge, name in self.tables.results.items():
+            edges.setdefault(name, []).append(edge)
+        found = {}
+        for name, mine in edges.items():
+            values = [self._carrier.brought(mine, mb) for mb in range(self.tables.num_microbatches)]
+            is_scalar = values[0].dim() == 0
+            found[name] = torch.stack(values).mean(0) if is_scalar else torch.cat(values)
+        return found
 
     def _check(self, batch: Mapping[str, Tensor]) -> None:
         for name, (shape, dtype) in self.tables.inputs.items():
@@ -147,6 +167,11 @@ class Rank(SegmentRunner):
     def constant(self, name: str) -> Tensor:
         """A value of the model that depends on no input."""
         return self._constants[name]
+
+    @property
+    def boxes(self) -> dict[str, str | None]:
+        """The box that this rank stores of every parameter, as a text."""
+        return {name: entry.box for name, entry in self.tables.parameters.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -237,6 +262,11 @@ class Rank(SegmentRunner):
     def recycle(self, name: str, mb: int, shard: Tensor | None) -> None:
         """Keep a result for the next turn; does nothing in the last turn, which is trained."""
         if not self._with_grad:
+            self.send(name, mb, shard)
+
+    def result(self, name: str, mb: int, shard: Tensor | None) -> None:
+        """Leave a result of the program for ``carry``; only the last turn has results."""
+        if self._with_grad:
             self.send(name, mb, shard)
 
     def recycled(self, name: str, mb: int) -> Any:

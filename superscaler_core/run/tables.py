@@ -123,7 +123,8 @@ class Tables:
     """The data of a generated file, besides its functions.
 
     The values of ``buffers`` are among the constants. Each entry tells whether the capture computed
-    other constants from the buffer.
+    other constants from the buffer. ``results`` has the edges that bring results out of the
+    program, each with the name of its result.
     """
 
     rank: int
@@ -139,3 +140,4 @@ class Tables:
     recomputed: frozenset[str] = frozenset()
     swapped: frozenset[str] = frozenset()
     buffers: Mapping[str, bool] = field(default_factory=dict)
+    results: Mapping[str, str] = field(default_factory=dict)

@@ -40,15 +40,37 @@ def run_threads(
     Raises:
         Exception: the exception of the first rank that failed.
     """
+
+    def serve(transport: ThreadTransport) -> T:
+        constants = load_constants(Path(folder))  # its own: loading a state writes to them
+        made = Rank(module_of(folder, transport.rank), transport, constants, **options)
+        return work(started(Trainer(made, transport), folder))
+
+    return in_threads(serve, ranks, timeout_secs=timeout_secs)
+
+
+def in_threads(
+    work: Callable[[ThreadTransport], T],
+    ranks: Mapping[int, Any] | range,
+    *,
+    timeout_secs: float = 60.0,
+) -> dict[int, T]:
+    """Call ``work`` on every rank, each in a thread with its transport; return the results.
+
+    Args:
+        work: called on every rank.
+        ranks: the ranks.
+        timeout_secs: a rank that waits longer than this for another rank fails.
+
+    Raises:
+        Exception: the exception of the first rank that failed.
+    """
     board = Board(timeout_secs)
     results: dict[int, T] = {}
 
     def serve(rank: int) -> None:
         try:
-            transport = ThreadTransport(rank, board)
-            constants = load_constants(Path(folder))  # its own: loading a state writes to them
-            made = Rank(module_of(folder, rank), transport, constants, **options)
-            results[rank] = work(started(Trainer(made, transport), folder))
+            results[rank] = work(ThreadTransport(rank, board))
         except BaseException as error:
             board.fail(error)
 

@@ -86,6 +86,15 @@ class Trainer:
             )
         return self._rank.step({**dict(zip(names, batch, strict=False)), **named})
 
+    @property
+    def results(self) -> Mapping[str, Tensor]:
+        """What the model was captured to return beside the loss, of the last step, by name.
+
+        Each is whole on every rank: microbatches follow each other along dim 0, as in the batch. Of
+        a scalar it is the mean over microbatches.
+        """
+        return self._rank.results
+
     def update_with(self, make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]) -> None:
         """Let steps update weights themselves, where the program has an ``update``.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -13,7 +13,7 @@ import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.run.host import Host
 from superscaler_core.run.moves import Brought, Moves, Shard, move_many, start_many
-from superscaler_core.run.tables import Leg, Tables, Weight, box_of
+from superscaler_core.run.tables import Leg, Stored, Tables, Weight, box_of
 from superscaler_core.run.transport import Transport
 
 
@@ -32,6 +32,7 @@ class WeightStore:
         dtype: dtype of stored parameters (master weights); that of the model if None.
         device: where copies live, and stored parameters that are not on the host.
         host: where parameters on the host are stored; as chosen for the device if None.
+        stored: the stored parameters of another program on this rank, which this one uses too.
     """
 
     def __init__(
@@ -41,18 +42,15 @@ class WeightStore:
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
         host: Host | None = None,
+        stored: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self._tables, self._transport, self._dtype = tables, transport, dtype
         self._host = host or Host(device)
-        self.stored: dict[str, nn.Parameter] = {}
-        for name, entry in tables.parameters.items():
-            if entry.box is not None:
-                shape, stored = box_of(entry.box).shape, self._stored_dtype(name)
-                if entry.on_host:
-                    shard = self._host.zeros(shape, stored)
-                else:
-                    shard = torch.zeros(shape, dtype=stored, device=device)
-                self.stored[name] = nn.Parameter(shard, requires_grad=entry.is_trained)
+        self.stored = {
+            name: stored[name] if stored is not None else self._new(name, entry, device)
+            for name, entry in tables.parameters.items()
+            if entry.box is not None
+        }
         self._copies: dict[str, Tensor] = {
             name: self._made(name, weight, device)
             for name, weight in tables.weights.items()
@@ -66,8 +64,19 @@ class WeightStore:
         self._read_here = [n for n in resting if all(x.is_idle for x in tables.weights[n].fetch)]
         self._unwindowed = [n for n, w in tables.weights.items() if not w.windowed]
         self._unreduced = dict.fromkeys(self._unwindowed)
-        for name in set(tables.weights) - set(resting):
-            self.drop([name])
+        self._own = [n for n in resting if not self._is_shared(tables.weights[n])]
+        self._rests = False
+        self.drop(set(tables.weights) - set(resting))
+
+    def _new(self, name: str, entry: Stored, device: torch.device | str) -> nn.Parameter:
+        """A stored parameter without values."""
+        assert entry.box is not None
+        shape, dtype = box_of(entry.box).shape, self._stored_dtype(name)
+        if entry.on_host:
+            shard = self._host.zeros(shape, dtype)
+        else:
+            shard = torch.zeros(shape, dtype=dtype, device=device)
+        return nn.Parameter(shard, requires_grad=entry.is_trained)
 
     def check_given(self) -> None:
         """Refuse to train parameters that have never been given values.
@@ -133,8 +142,16 @@ class WeightStore:
 
     def begin(self) -> None:
         """Refresh the copies that are made from what this rank stores."""
+        if self._rests:
+            self._grow(self._own)
+            self._rests = False
         self._unreduced = dict.fromkeys(self._unwindowed)
         self.fetch(self._read_here)
+
+    def rest(self) -> None:
+        """Free the copies until the next step, while another program runs."""
+        self.drop(self._own)
+        self._rests = True
 
     def gather(self, names: Sequence[str]) -> None:
         """Fill copies that a window drops when it ends."""

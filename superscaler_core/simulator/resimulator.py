@@ -22,7 +22,7 @@ from superscaler_core.known import Known
 from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import stored_by_device
 from superscaler_core.plan import Device, OpSplit, Plan
-from superscaler_core.program.edges import Edge, Edges, edges_of, recycling_edges, stages_by_op
+from superscaler_core.program.edges import Edge, Edges, edges_beyond, edges_of, stages_by_op
 from superscaler_core.program.events import step_events
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.routes import splits_of_copies
@@ -130,13 +130,13 @@ class Resimulator:
         for tensor in moved:
             first = self._numbers[tensor] * EDGES_OF_TENSOR
             edges[tensor] = edges_of(plan, tensor, self._stage_of, first)
-        recycling = () if old is None else old.recycling
-        if graph.recycled and ops:
+        beyond = () if old is None else old.beyond
+        if ops and (graph.recycled or graph.results):
             first = len(self._numbers) * EDGES_OF_TENSOR
-            recycling = tuple(recycling_edges(plan, self._stage_of, first))
+            beyond = tuple(edges_beyond(plan, self._stage_of, first))
         deferred = {graph.producer[t]: s for t in self._numbers if (s := edges[t][1]) is not None}
         ordered = (edge for tensor in self._numbers for edge in edges[tensor][0])
-        all_edges = Edges.of((*ordered, *recycling), deferred)
+        all_edges = Edges.of((*ordered, *beyond), deferred)
         reached = {graph.producer[t] for t in moved} | {*ops, *splits}
         uses = self._uses({} if old is None else old.uses, plan, deferred, reached)
         weights = Weights(
@@ -152,7 +152,7 @@ class Resimulator:
             else old.stages[stage.index]
             for stage in plan.stages
         )
-        return _State(made, edges, recycling, uses, acts)
+        return _State(made, edges, beyond, uses, acts)
 
     def _uses(
         self,
@@ -213,14 +213,14 @@ class _State:
     Attributes:
         made: the plan with its communication.
         edges: the edges of every activation, with gradient shares that may replace them.
-        recycling: edges to the next turn.
+        beyond: edges to the next turn and out of the program.
         uses: by parameter.
         stages: the acts of the stages.
     """
 
     made: Materialized
     edges: Mapping[PTensor, tuple[list[Edge], Mapping[Device, int] | None]]
-    recycling: tuple[Edge, ...]
+    beyond: tuple[Edge, ...]
     uses: Mapping[PTensor, _Uses]
     stages: tuple[KnownStage, ...]
 

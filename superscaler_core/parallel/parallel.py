@@ -1,0 +1,153 @@
+"""Parallel: a model that is trained and evaluated by all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from superscaler_core.compiled import Compiled
+from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.parallel.programs import Programs
+from superscaler_core.run.first_values import take_first_values
+from superscaler_core.run.load import module_from
+from superscaler_core.run.rank import Rank
+from superscaler_core.run.trainer import IncompatibleKeys, Trainer
+from superscaler_core.run.transport import Transport
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation returns if results beside the loss are kept, each whole, by name."""
+
+    loss: Tensor
+    results: Mapping[str, Tensor]
+
+
+class Parallel:
+    """One rank's share of a model; ``parallelize`` makes it.
+
+    A call stands for the same call of the model on a single device: every rank passes the *whole*
+    batch and uses its part, and every rank gets the loss of the whole batch. So what a call does
+    depends neither on the plan nor on the number of ranks. All calls but ``parameters`` and
+    ``named_parameters`` are collective.
+
+    A batch of another shape than the example gets a program of its own when it first comes, which
+    takes as long as the first one; a bounded number of programs is kept. All programs share
+    parameters, gradients and buffers.
+
+    Args:
+        programs: of the model.
+        call: the example.
+        transport: moves tensors between ranks.
+        options: ``seed``, ``dtype`` and ``device`` of ``Rank``.
+    """
+
+    def __init__(
+        self, programs: Programs, call: ModelCall, transport: Transport, **options: Any
+    ) -> None:
+        self._programs, self._transport, self._options = programs, transport, options
+        compiled = programs.first(call)
+        self._first = self._rank(compiled)
+        take_first_values(
+            compiled.plan.graph.weights, self._first.weights.stored, self._first.tables, transport
+        )
+        self._ranks: dict[Compiled, Rank] = {compiled: self._first}
+        self._last = self._first
+        self.trainer = Trainer(self._first, transport)
+        """The trainer of the example's shape, whose parameters all programs share."""
+
+    @property
+    def compiled(self) -> Compiled:
+        """The program of the example's shape: its plan, reports and generated code."""
+        return next(iter(self._ranks))
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run forward and backward of one batch; add to the gradients that optimizers read.
+
+        Several steps before ``optimizer.step()`` accumulate gradients, as in torch.
+
+        Args:
+            args, kwargs: arguments of the model's forward, the same whole batch on every rank.
+
+        Returns:
+            The loss of the whole batch, the same on all ranks: with several microbatches, the mean
+            of theirs.
+        """
+        rank, batch = self._chosen(args, kwargs, trains=True)
+        loss = rank.step(batch)
+        self._first.draws = rank.draws
+        return loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Tensor | Evaluated:
+        """Run the model's forward on one batch in ``eval()`` mode, without gradients.
+
+        Args:
+            args, kwargs: as in ``step``.
+
+        Returns:
+            The loss; with ``results`` of ``parallelize``, the loss and these, whole on all ranks.
+        """
+        rank, batch = self._chosen(args, kwargs, trains=False)
+        loss = rank.step(batch)
+        return Evaluated(loss, rank.results) if rank.results else loss
+
+    def _chosen(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, trains: bool
+    ) -> tuple[Rank, dict[str, Tensor]]:
+        """This rank of the program for a call, ready for a step, and the inputs by name."""
+        call = self._programs.call(args, kwargs)
+        compiled = self._programs.of(call, trains=trains)
+        if compiled not in self._ranks:
+            kept = self._programs.kept
+            self._ranks = {c: rank for c, rank in self._ranks.items() if c in kept}
+            self._ranks[compiled] = self._rank(compiled, shares=self._first)
+        chosen = self._ranks[compiled]
+        if chosen is not self._last:
+            self._last.weights.rest()
+            self._last = chosen
+        chosen.draws = self._first.draws
+        return chosen, dict(zip(chosen.tables.inputs, call.tensors, strict=True))
+
+    def _rank(self, compiled: Compiled, shares: Rank | None = None) -> Rank:
+        graph, rank = compiled.plan.graph, self._transport.rank
+        # Copies, as a training changes buffers, and the model is the caller's.
+        values = {**graph.constants, **{n: b.clone() for n, b in graph.buffers.items()}}
+        module = module_from(compiled.file(rank), rank)
+        return Rank(module, self._transport, values, shares=shares, **self._options)
+
+    # --- parameters -----------------------------------------------------------------------------
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The boxes of parameters that this rank stores, by their single-device names."""
+        return self.trainer.named_parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The same without names, as optimizers expect."""
+        return self.trainer.parameters()
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale gradients so that their norm over the whole model is at most ``max_norm``.
+
+        Returns:
+            The norm before, the same on all ranks.
+        """
+        return self.trainer.clip_grad_norm_(max_norm)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All parameters and buffers, whole, on every rank, by their single-device names."""
+        return self.trainer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
+        """Take this rank's boxes of whole parameters, as ``Trainer.load_state_dict``."""
+        return self.trainer.load_state_dict(state, strict)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Write a checkpoint that any plan and number of ranks can load, as ``Trainer.save``."""
+        self.trainer.save(*args, **kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> Any:
+        """Read a checkpoint of any plan and number of ranks, as ``Trainer.load``."""
+        return self.trainer.load(*args, **kwargs)

@@ -1,0 +1,276 @@
+"""Programs: a program for every shape of batch on which one model is trained or evaluated.
+
+All programs store parameters alike, so that they share them. The first one decides how: it is the
+program of the batch that the user gave as an example.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import rvdcomm as rv
+from superscaler_core.compiled import Compiled, compile
+from superscaler_core.errors import OpaqueWarning, PlanError
+from superscaler_core.front_end import capture
+from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.graph.graph import Graph
+from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.plan import Device, PlacedPart, Plan
+from superscaler_core.program.side import Side
+from superscaler_core.schedules import ScheduleError
+
+MAX_PROGRAMS = 16
+"""Programs that are kept, besides the first; the one that was used longest ago is dropped."""
+
+_log = logging.getLogger("superscaler_core")
+
+
+class Programs:
+    """The programs of one model under one plan, by the shape of the batch.
+
+    A program is made when its shape first comes, the same on all ranks. Where the plan cannot cut
+    a batch (three samples among four devices), the program uses as many microbatches and devices
+    as the plan can use for it, and gives the same loss and gradients.
+
+    Args:
+        model: captured once per shape, in the modes that its modules have now.
+        sprogram: fills the plans.
+        num_devices: of every plan.
+        results: what evaluation keeps beside the loss, as in ``capture``.
+        is_silent: whether it logs for debugging only, because another rank logs the same.
+        options: of ``compile``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sprogram: SProgram,
+        num_devices: int,
+        *,
+        results: Sequence[str | int] = (),
+        is_silent: bool = False,
+        **options: Any,
+    ) -> None:
+        self.model, self.num_devices = model, num_devices
+        self._sprogram, self._results, self._options = sprogram, tuple(results), options
+        self._modes = {name: module.training for name, module in model.named_modules()}
+        self._is_silent = is_silent
+        self._first: Compiled | None = None
+        self._made: OrderedDict[Hashable, Compiled] = OrderedDict()
+        # Ranks that are threads of one process share the programs.
+        self._lock = threading.Lock()
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelCall:
+        """A call of the model."""
+        return ModelCall.of(self.model, args, kwargs)
+
+    def first(self, call: ModelCall) -> Compiled:
+        """The program that trains on the example, which decides where parameters are stored.
+
+        Raises:
+            PlanError: the plan does not fit the model, the batch or the devices.
+        """
+        with self._lock:
+            if self._first is None:
+                self._first = compile(self._plan_of_example(call), **self._options)
+                self._made[shape_of(call), True] = self._first
+            return self._first
+
+    def of(self, call: ModelCall, *, trains: bool) -> Compiled:
+        """The program for a batch of this shape.
+
+        Args:
+            call: the call that a single device would make.
+            trains: whether it trains, or evaluates.
+        """
+        key = shape_of(call), trains
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = self._compiled(call, trains)
+                if len(self._made) > MAX_PROGRAMS:
+                    self._made.popitem(last=False)
+            self._made.move_to_end(key)
+            return self._made[key]
+
+    @contextmanager
+    def _in_mode(self, trains: bool) -> Iterator[None]:
+        """Inside this context the model trains as it did at first, or evaluates."""
+        before = {module: module.training for module in self.model.modules()}
+        for name, module in self.model.named_modules():
+            module.training = trains and self._modes[name]
+        try:
+            yield
+        finally:
+            for module, mode in before.items():
+                module.training = mode
+
+    def _graph(self, call: ModelCall, num_microbatches: int, trains: bool) -> Graph:
+        """The graph of one microbatch."""
+        part = _cut(call, num_microbatches)
+        with self._in_mode(trains), warnings.catch_warnings():
+            if self._first is not None:
+                # What is opaque was said of the example.
+                warnings.simplefilter("ignore", OpaqueWarning)
+            results = () if trains else self._results
+            return capture(self.model, part.args, part.kwargs, results=results)
+
+    @property
+    def kept(self) -> frozenset[Compiled]:
+        """The programs that are kept."""
+        with self._lock:
+            return frozenset([*self._made.values(), *filter(None, [self._first])])
+
+    # --- plans ----------------------------------------------------------------------------------
+
+    def _plan_of_example(self, call: ModelCall) -> Plan:
+        num = self._sprogram.num_microbatches
+        plan = Plan(self._graph(call, num, trains=True), range(self.num_devices))
+        self._sprogram(plan, num)
+        if plan.num_microbatches == num:
+            return plan
+        num = plan.num_microbatches
+        return self._filled(self._graph(call, num, trains=True), self.num_devices, num)
+
+    def _filled(self, graph: Graph, num_devices: int, num_microbatches: int) -> Plan:
+        plan = Plan(graph, range(num_devices))
+        self._sprogram(plan, num_microbatches)
+        if plan.num_microbatches != num_microbatches:
+            raise PlanError(
+                f"{self._sprogram.name} cuts a step into {plan.num_microbatches} microbatches, and "
+                f"this batch can be cut into {num_microbatches}."
+            )
+        return plan
+
+    def _compiled(self, call: ModelCall, trains: bool) -> Compiled:
+        """A program that stores parameters as the first one does."""
+        start = time.perf_counter()
+        fault: Exception | None = None
+        for make in self._candidates(call, trains):
+            try:
+                made = compile(self._at_home(make(), trains), **self._options)
+            except (PlanError, ScheduleError) as error:
+                fault = fault or error
+                continue
+            did = f"{'trains on' if trains else 'evaluates'} {_text(call)}"
+            self._say(logging.INFO, f"a program that {did}: {time.perf_counter() - start:.1f} s")
+            if fault is not None:
+                used = sorted(
+                    {d for op in made.plan.graph.ops for d in made.plan.op_split(op).devices}
+                )
+                self._say(
+                    logging.WARNING, f"a program that {did} uses devices {used} alone: {fault}"
+                )
+            return made
+        assert fault is not None
+        raise fault
+
+    def _say(self, level: int, text: str) -> None:
+        _log.log(logging.DEBUG if self._is_silent else level, "%s", text)
+
+    def _candidates(self, call: ModelCall, trains: bool) -> Iterator[Callable[[], Plan]]:
+        """Plans for a batch, the one that uses most microbatches and devices first."""
+        assert self._first is not None
+        for num in range(self._first.plan.num_microbatches, 0, -1):
+            if _can_cut(call, num):
+                graph = self._graph(call, num, trains)
+                for devices in range(self.num_devices, 0, -1):
+                    yield partial(self._filled, graph, devices, num)
+        yield lambda: _on_one_device(self._graph(call, 1, trains))
+
+    def _at_home(self, plan: Plan, trains: bool) -> Plan:
+        """The same decisions among all devices, with parameters stored as in the first program."""
+        assert self._first is not None
+        said, first = plan.decisions, self._first.plan
+        homes = {
+            plan.update(tensor.name).name: _placed(side)
+            for tensor, side in self._first.materialized.weights.storage.items()
+        }
+        made = Plan(plan.graph, first.devices)
+        made.decide(
+            replace(
+                said,
+                devices=first.devices,
+                parts={**said.parts, **homes},
+                on_host=first.decisions.on_host,
+            )
+        )
+        return made if trains else made.without_grad()
+
+
+def shape_of(call: ModelCall) -> Hashable:
+    """A key that is equal for calls that one program can do: only values of tensors differ."""
+    leaves, form = pytree.tree_flatten((call.args, call.kwargs))
+    return str(form), tuple(
+        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else (type(leaf), leaf)
+        for leaf in leaves
+    )
+
+
+def _text(call: ModelCall) -> str:
+    return ", ".join(str(list(tensor.shape)) for tensor in call.tensors)
+
+
+# --- microbatches -------------------------------------------------------------------------------
+
+
+def _can_cut(call: ModelCall, num_microbatches: int) -> bool:
+    """Whether every tensor has the same number of samples along dim 0, which can be cut."""
+    if num_microbatches == 1:
+        return True
+    sizes = {tensor.shape[0] for tensor in call.tensors if tensor.dim()}
+    return len(sizes) == 1 and sizes.pop() % num_microbatches == 0
+
+
+def _cut(call: ModelCall, num_microbatches: int) -> ModelCall:
+    """The call of the first microbatch.
+
+    Raises:
+        PlanError: the batch cannot be cut.
+    """
+    if not _can_cut(call, num_microbatches):
+        raise PlanError(
+            f"the plan cuts a step into {num_microbatches} microbatches, and the batch has tensors "
+            f"{_text(call)}: every tensor has to have the same number of samples along dim 0, a "
+            f"multiple of {num_microbatches}."
+        )
+    if num_microbatches == 1:
+        return call
+    return call.map(lambda x: x[: len(x) // num_microbatches] if x.dim() else x)
+
+
+# --- decisions ----------------------------------------------------------------------------------
+
+
+def _on_one_device(graph: Graph) -> Plan:
+    plan = Plan(graph, [0])
+    for op in graph.ops:
+        plan.op_assign(op, 0)
+    return plan
+
+
+def _placed(storage: Side) -> tuple[PlacedPart, ...]:
+    """The parts of an optimizer's op by which a parameter is stored like this."""
+    holders: dict[rv.Box, list[Device]] = {}
+    for device, shard in sorted(storage.shards.items()):
+        holders.setdefault(shard.box, []).append(device)
+    return tuple(
+        PlacedPart(
+            tuple((f"d{i}", lo, hi) for i, (lo, hi) in enumerate(zip(box.lo, box.hi, strict=True))),
+            replica,
+            device,
+        )
+        for box, devices in holders.items()
+        for replica, device in enumerate(devices)
+    )

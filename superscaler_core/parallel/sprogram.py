@@ -1,0 +1,83 @@
+"""SProgram: what fills the plans of one model, whatever the shape of its batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Plan
+from superscaler_core.plans import PLANS
+
+_MICROBATCHES = "microbatches"
+"""The knob by which shipped plans take the number of microbatches."""
+
+
+@dataclass(frozen=True)
+class SProgram:
+    """A function that fills a plan, with its knobs.
+
+    Attributes:
+        function: takes the plan, and knobs by name.
+        knobs: values of knobs.
+    """
+
+    function: Callable[..., None]
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, plan: str | Callable[..., None], knobs: Mapping[str, Any] | None = None
+    ) -> SProgram:
+        """A shipped plan by its name, or a function.
+
+        Raises:
+            PlanError: there is no plan of that name, or it takes no such knob.
+        """
+        if isinstance(plan, str) and plan not in PLANS:
+            near = get_close_matches(plan, PLANS, 3)
+            hint = f" Is it {' or '.join(near)}?" if near else ""
+            raise PlanError(f"there is no plan {plan!r}; there are {', '.join(PLANS)}.{hint}")
+        made = cls(PLANS[plan] if isinstance(plan, str) else plan, knobs or {})
+        unknown = [name for name in made.knobs if name not in made._takes and not made._takes_any]
+        if unknown:
+            takes = ", ".join([*made._takes][1:]) or "nothing"
+            raise PlanError(f"{made.name} takes no {', '.join(unknown)}; it takes {takes}.")
+        return made
+
+    @property
+    def name(self) -> str:
+        """Its name, for messages."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+    @property
+    def num_microbatches(self) -> int:
+        """The number of microbatches that it says it will ask for; 1 if it says none."""
+        default = self._takes[_MICROBATCHES].default if self.takes_microbatches else 1
+        return int(self.knobs.get(_MICROBATCHES, default))
+
+    @property
+    def takes_microbatches(self) -> bool:
+        """Whether it can be asked for another number of microbatches."""
+        return _MICROBATCHES in self._takes
+
+    def __call__(self, plan: Plan, num_microbatches: int) -> None:
+        """Fill a plan.
+
+        Args:
+            plan: without decisions.
+            num_microbatches: the number of microbatches, if the function can choose it.
+        """
+        more = {_MICROBATCHES: num_microbatches} if self.takes_microbatches else {}
+        self.function(plan, **{**self.knobs, **more})
+
+    @property
+    def _takes(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function).parameters
+
+    @property
+    def _takes_any(self) -> bool:
+        return any(p.kind is p.VAR_KEYWORD for p in self._takes.values())

@@ -1,0 +1,88 @@
+"""Parallelize: from a model and the name of a plan to an object that trains it, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import rvdcomm as rv
+from superscaler_core.parallel.parallel import Parallel
+from superscaler_core.parallel.programs import Programs
+from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.run.transport import DistTransport
+from superscaler_core.run.world import join_world, local_device
+
+
+def parallelize(
+    model: nn.Module,
+    args: Sequence[Any] | Mapping[str, Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    plan: str | Callable[..., None] = "data_parallel",
+    knobs: Mapping[str, Any] | None = None,
+    results: Sequence[str | int] = (),
+    group: Any = None,
+    topology: rv.Topology | None = None,
+    memory_limit: int | None = None,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Parallel:
+    """Train a model by a plan on all ranks of a process group; collective over the group.
+
+    Each rank gives the same model; it is captured, and each rank keeps its boxes of the parameters.
+    They start with the values that the first rank's model has, so seeds of ranks may differ. The
+    model itself is kept to capture batches of other shapes, and its values are no longer used.
+
+    Args:
+        model: as in ``capture``; on the CPU, a GPU, or the meta device (then ``load`` or
+            ``load_state_dict`` gives it values).
+        args, kwargs: an example of a whole batch of one step, by position and by name (``args`` may
+            be a mapping too); of tensors only shapes and dtypes matter. A plan with microbatches
+            cuts it along dim 0.
+        plan: name of a plan (``docs/plans.md``), or a function that fills a ``Plan``.
+        knobs: options of the plan, by name, such as ``{"tp": 2, "pp": 2}``.
+        results: what ``evaluate`` returns beside the loss, as in ``capture``.
+        group: process group; if None the default group, which is created as torchrun asks if there
+            is none. A process that torchrun did not start trains alone.
+        topology: hosts and links that communication is planned for; one host if None.
+        memory_limit: bytes of memory that each device has; not checked if None.
+        seed: seed of dropout.
+        dtype: dtype of stored parameters; the model's if None. With float32 for a model in bfloat16
+            the optimizer updates master weights.
+        device: where this rank computes; the device of the model if None, or, if that is the meta
+            device, this process's GPU if there is one.
+
+    Returns:
+        An object with ``step``, ``evaluate``, ``parameters``, ``save``, ``load`` and more.
+
+    Raises:
+        CaptureError: the model cannot be captured; the message says what to do.
+        PlanError: the plan does not fit the model, the batch or the number of ranks.
+    """
+    where = torch.device(device) if device is not None else _device_of(model)
+    world = join_world(where, group)
+    sprogram = SProgram.of(plan, knobs)
+    programs = Programs(
+        model,
+        sprogram,
+        world.num_ranks,
+        results=results,
+        is_silent=world.rank > 0,
+        topology=topology,
+        memory_limit=memory_limit,
+        master_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+    )
+    named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
+    call = programs.call(() if isinstance(args, Mapping) else args, named)
+    transport = DistTransport(world.rank, world.group, topology)
+    return Parallel(programs, call, transport, seed=seed, dtype=dtype, device=where)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """The model's device; that of this process if the model is on the meta device."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return local_device() if device.type == "meta" else device

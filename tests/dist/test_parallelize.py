@@ -1,0 +1,78 @@
+"""One call on real processes: what it trains and evaluates is what one device does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import superscaler_core as ss
+from tests.dist.world import Worlds
+from tests.superscaler_core.run.test_results import batch, words
+
+pytestmark = pytest.mark.dist
+
+SIZES = (4, 4, 3, 2)
+Found = tuple[Tensor, dict[str, Tensor], Tensor, Tensor]
+
+
+def named(size: int, seed: int) -> dict[str, Tensor]:
+    tokens, labels = batch(size, seed)
+    return {"tokens": tokens, "labels": labels}
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    # A large eps: gradients that are zero up to rounding do not decide the comparison.
+    return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
+
+
+def trained(rank: int, plan: str, knobs: dict[str, Any]) -> Found:
+    """What one rank finds; models of other ranks than the first start with other values."""
+    model = words()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += rank
+    parallel = ss.parallelize(
+        model, kwargs=named(4, 0), plan=plan, knobs=knobs, results=("logits",)
+    )
+    optimizer = adamw(parallel.parameters())
+    losses = []
+    for step, size in enumerate(SIZES):
+        losses.append(parallel.step(**named(size, step)))
+        optimizer.step()
+        optimizer.zero_grad()
+    loss, results = parallel.evaluate(**named(3, 9))
+    assert isinstance(results, dict)
+    return torch.stack(losses), parallel.state_dict(), loss, results["logits"]
+
+
+def alone() -> Found:
+    """The same on one device."""
+    model = words()
+    optimizer = adamw(model.parameters())
+    losses = []
+    for step, size in enumerate(SIZES):
+        losses.append(model(**named(size, step))["loss"])
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        wanted = model(**named(3, 9))
+    return torch.stack(losses).detach(), dict(model.state_dict()), wanted["loss"], wanted["logits"]
+
+
+@pytest.mark.parametrize(
+    "num_ranks, plan, knobs",
+    [
+        (2, "one_f_one_b", {"microbatches": 4}),
+        (4, "zero3", {}),
+        (4, "hybrid", {"tp": 2, "pp": 2, "microbatches": 2}),
+    ],
+)
+def test_every_rank_finds_what_one_device_finds(
+    worlds: Worlds, num_ranks: int, plan: str, knobs: dict[str, Any]
+) -> None:
+    for found in worlds(num_ranks).run(trained, plan, knobs):
+        torch.testing.assert_close(found, alone(), rtol=0, atol=1e-12)

@@ -1,0 +1,255 @@
+"""Laws of Parallel: every call is that of the model on one device, whatever the batch's shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import superscaler_core as ss
+from superscaler_core.parallel import Evaluated, Programs, SProgram
+from superscaler_core.parallel.programs import MAX_PROGRAMS
+from tests.superscaler_core.parallel.threads import on_threads
+from tests.superscaler_core.run.test_results import batch, words
+
+CLOSE = {"rtol": 0.0, "atol": 1e-12}
+
+
+def named(size: int, seed: int = 0, length: int = 6) -> dict[str, Tensor]:
+    tokens, labels = batch(size, seed, length)
+    return {"tokens": tokens, "labels": labels}
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    # A large eps: gradients that are zero up to rounding do not decide the comparison.
+    return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
+
+
+PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+    "data": ("data_parallel", {}),
+    "tensor": ("megatron", {}),
+    "zero1": ("zero1", {}),
+    "zero3": ("zero3", {}),
+    "accumulate": ("accumulate", {"microbatches": 2}),
+    "pipeline": ("one_f_one_b", {"microbatches": 4}),
+    "routes": ("chimera", {"microbatches": 4}),
+    "hybrid": ("hybrid", {"tp": 2, "microbatches": 2}),
+    "host": ("zero3_offload", {}),
+}
+
+SHAPES = [(8, 6), (8, 6), (3, 6), (8, 5), (4, 6), (1, 6), (6, 6), (3, 6)]
+"""Sizes and lengths of batches, the first as in the example."""
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("case", PLANS)
+def test_batches_of_any_shape_train_as_on_one_device(case: str, num_ranks: int) -> None:
+    plan, knobs = PLANS[case]
+
+    def work(parallel: ss.Parallel) -> tuple[Tensor, dict[str, Tensor], Any]:
+        optimizer = adamw(parallel.parameters())
+        losses = []
+        for step, (size, length) in enumerate(SHAPES):
+            losses.append(parallel.step(**named(size, step, length)))
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.stack(losses), parallel.state_dict(), parallel.evaluate(**named(3, 9))
+
+    found = on_threads(
+        words(), named(*SHAPES[0]), num_ranks, work, plan=plan, knobs=knobs, results=("logits",)
+    )
+    model = words()
+    optimizer = adamw(model.parameters())
+    losses = []
+    for step, (size, length) in enumerate(SHAPES):
+        loss = model(**named(size, step, length))["loss"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    with torch.no_grad():
+        wanted = model(**named(3, 9))
+    for mine, state, evaluated in found.values():
+        torch.testing.assert_close(mine, torch.stack(losses), **CLOSE)
+        torch.testing.assert_close(state, dict(model.state_dict()), **CLOSE)
+        assert isinstance(evaluated, Evaluated)
+        torch.testing.assert_close(evaluated.loss, wanted["loss"], **CLOSE)
+        torch.testing.assert_close(dict(evaluated.results), {"logits": wanted["logits"]}, **CLOSE)
+
+
+def test_the_programs_of_other_shapes_use_the_devices_that_they_can(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    programs = Programs(words(), SProgram.of("data_parallel"), 4)
+    programs.first(programs.call((), named(4)))
+    with caplog.at_level(logging.INFO, "superscaler_core"):
+        made = programs.of(programs.call((), named(3)), trains=True)
+    used = {d for op in made.plan.graph.ops for d in made.plan.op_split(op).devices}
+    assert used == {0, 1, 2}
+    assert "uses devices [0, 1, 2] alone" in caplog.text
+    assert programs.of(programs.call((), named(3, 7)), trains=True) is made
+
+
+def test_a_bounded_number_of_programs_is_kept() -> None:
+    programs = Programs(words(), SProgram.of("data_parallel"), 2)
+    first = programs.first(programs.call((), named(2)))
+    made = [
+        programs.of(programs.call((), named(2, 0, 6 + i)), trains=True)
+        for i in range(MAX_PROGRAMS + 2)
+    ]
+    assert made[0] is first
+    assert programs.kept == {first, *made[-MAX_PROGRAMS:]}
+
+
+class Noisy(nn.Module):
+    """Dropout between two maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 1)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.drop(self.first(x))).square().mean()
+
+
+def noisy() -> nn.Module:
+    torch.manual_seed(1)
+    return Noisy().double()
+
+
+def test_evaluation_has_no_dropout_and_leaves_modes_and_masks_alone() -> None:
+    model, x = noisy(), torch.randn(4, 5, dtype=torch.float64)
+
+    def train(parallel: ss.Parallel, *, evaluates: bool) -> tuple[list[float], list[float]]:
+        losses, evaluated = [], []
+        for _ in range(3):
+            losses.append(parallel.step(x=x).item())
+            if evaluates:
+                loss = parallel.evaluate(x=x)
+                assert isinstance(loss, Tensor)
+                evaluated.append(loss.item())
+        return losses, evaluated
+
+    found = [
+        on_threads(model, {"x": x}, 2, lambda p, e=e: train(p, evaluates=e))[0]  # type: ignore[misc]
+        for e in (False, True)
+    ]
+    assert all(module.training for module in model.modules())
+    assert found[0][0] == found[1][0]
+    assert len(set(found[0][0])) == 3
+    assert found[1][1] == pytest.approx([noisy().eval()(x).item()] * 3, rel=1e-12)
+
+
+def test_random_masks_go_on_over_shapes() -> None:
+    x = torch.randn(4, 5, dtype=torch.float64)
+
+    def losses(parallel: ss.Parallel, sizes: list[int]) -> list[float]:
+        return [parallel.step(x=x[:size]).item() for size in sizes]
+
+    alike, mixed = (
+        on_threads(noisy(), {"x": x}, 2, lambda p, s=sizes: losses(p, s))[0]  # type: ignore[misc]
+        for sizes in ([4, 4, 4], [4, 2, 4])
+    )
+    assert (alike[0], alike[2]) == (mixed[0], mixed[2])
+    assert alike[1] != mixed[1]
+
+
+def test_gradients_of_steps_add_up() -> None:
+    def work(parallel: ss.Parallel) -> dict[str, Tensor]:
+        parallel.step(**named(4, 0))
+        parallel.step(**named(3, 1))
+        parallel.clip_grad_norm_(0.5)
+        with torch.no_grad():
+            for parameter in parallel.parameters():
+                assert parameter.grad is not None
+                parameter -= parameter.grad
+        return parallel.state_dict()
+
+    model = words()
+    for batch_of_step in (named(4, 0), named(3, 1)):
+        model(**batch_of_step)["loss"].backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter -= parameter.grad
+    for state in on_threads(words(), named(4), 2, work, plan="megatron").values():
+        torch.testing.assert_close(state, dict(model.state_dict()), rtol=0, atol=1e-8)
+
+
+def test_programs_that_do_not_run_hold_no_copies_of_weights() -> None:
+    def work(parallel: ss.Parallel) -> tuple[int, int]:
+        own = parallel.trainer._rank.weights
+        sizes = []
+        for size in (4, 2):
+            parallel.step(**named(size))
+            copies = (own.copy(name) for name in own._own)
+            sizes.append(sum(copy.untyped_storage().size() for copy in copies))
+        return sizes[0], sizes[1]
+
+    for running, resting in on_threads(words(), named(4), 2, work, plan="zero1").values():
+        assert running > 0
+        assert resting == 0
+
+
+def test_a_model_without_values_asks_for_them_before_it_trains() -> None:
+    with torch.device("meta"):
+        model = words()
+
+    def work(parallel: ss.Parallel) -> float:
+        with pytest.raises(ss.PlanError, match="no values yet"):
+            parallel.step(**named(4))
+        parallel.load_state_dict(words().state_dict())
+        return parallel.step(**named(4)).item()
+
+    wanted = words()(**named(4))["loss"].item()
+    for loss in on_threads(model, named(4), 2, work).values():
+        assert loss == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_plan_is_a_name_or_a_function() -> None:
+    def mine(plan: ss.Plan, *, width: int = 1) -> None:
+        for op in plan.graph.ops:
+            plan.spread(op, plan.devices, [ss.Axis(width, (plan.dims.batch,))])
+
+    def work(parallel: ss.Parallel) -> float:
+        return parallel.step(**named(4)).item()
+
+    wanted = words()(**named(4))["loss"].item()
+    found = on_threads(words(), named(4), 2, work, plan=mine, knobs={"width": 2})
+    assert list(found.values()) == pytest.approx([wanted] * 2, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "plan, knobs, message",
+    [
+        ("megatrom", {}, "there is no plan 'megatrom'; .* Is it megatron"),
+        ("hybrid", {"dp": 2}, "hybrid takes no dp; it takes tp, pp, microbatches"),
+        ("data_parallel", {"tp": 2}, "data_parallel takes no tp; it takes nothing"),
+    ],
+)
+def test_plans_and_knobs_that_do_not_exist_are_refused(
+    plan: str, knobs: Mapping[str, Any], message: str
+) -> None:
+    with pytest.raises(ss.PlanError, match=message):
+        SProgram.of(plan, knobs)
+
+
+def test_an_example_that_the_plan_cannot_cut_is_refused() -> None:
+    programs = Programs(words(), SProgram.of("accumulate", {"microbatches": 4}), 2)
+    with pytest.raises(ss.PlanError, match=r"4 microbatches, .* \[6, 6\].* a multiple of 4"):
+        programs.first(programs.call((), named(6)))
+
+
+def test_without_torchrun_one_process_trains_alone() -> None:
+    parallel = ss.parallelize(words(), kwargs=named(4), results=("best",))
+    assert parallel.step(**named(4)).item() == words()(**named(4))["loss"].item()
+    evaluated = parallel.evaluate(**named(2))
+    assert isinstance(evaluated, Evaluated)
+    assert torch.equal(evaluated.results["best"], words()(**named(2))["best"])
+    assert "Words" in parallel.compiled.summary()

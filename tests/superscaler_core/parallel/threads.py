@@ -1,0 +1,49 @@
+"""Parallel models on the threads of one process, for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import superscaler_core as ss
+from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.parallel import Programs, SProgram
+from superscaler_core.run.threads import in_threads
+
+T = TypeVar("T")
+
+
+class ProgramsOfThreads(Programs):
+    """Programs that ranks of one process share: none computes while a model is traced.
+
+    Tracing patches torch for the whole process.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._barrier = threading.Barrier(self.num_devices, timeout=60)
+
+    def of(self, call: ModelCall, *, trains: bool) -> ss.Compiled:
+        self._barrier.wait()
+        found = super().of(call, trains=trains)
+        self._barrier.wait()
+        return found
+
+
+def on_threads(
+    model: Any,
+    example: Mapping[str, Any],
+    num_ranks: int,
+    work: Callable[[ss.Parallel], T],
+    *,
+    plan: str | Callable[..., None] = "data_parallel",
+    knobs: Mapping[str, Any] | None = None,
+    results: tuple[str | int, ...] = (),
+    **options: Any,
+) -> dict[int, T]:
+    """``work(parallelize(model, kwargs=example, ...))`` on every rank; the results by rank."""
+    programs = ProgramsOfThreads(model, SProgram.of(plan, knobs), num_ranks, results=results)
+    call = programs.call((), example)
+    ranks = range(num_ranks)
+    return in_threads(lambda there: work(ss.Parallel(programs, call, there, **options)), ranks)

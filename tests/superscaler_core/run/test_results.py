@@ -1,0 +1,196 @@
+"""Results beside the loss, and programs without gradients: equal to the model on one device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor, nn
+
+import superscaler_core as ss
+from superscaler_core.plans import PLANS
+from superscaler_core.program.instruction import Verb
+from superscaler_core.program.step_program import StepProgram
+
+WORDS = 11
+
+
+class Words(nn.Module):
+    """A few blocks between an embedding and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, 8)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8)) for _ in range(4)
+        )
+        self.head = nn.Linear(8, WORDS)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        logits = self.head(x)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        best = logits.argmax(-1)
+        return {"loss": loss, "logits": logits, "best": best, "norm": logits.square().mean()}
+
+
+def words() -> nn.Module:
+    torch.manual_seed(0)
+    return Words().double()
+
+
+def batch(size: int, seed: int = 0, length: int = 6) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    tokens, labels = (torch.randint(WORDS, (size, length), generator=random) for _ in range(2))
+    return tokens, labels
+
+
+CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "data": ("data_parallel", 2, {}),
+    "tensor": ("megatron", 2, {}),
+    "zero3": ("zero3", 2, {}),
+    "recompute": ("recompute", 2, {}),
+    "parts": ("coshard", 2, {}),
+    "pipeline": ("one_f_one_b", 2, {"microbatches": 3}),
+    "routes": ("chimera", 2, {"microbatches": 4}),
+    "hybrid": ("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2}),
+    "swap": ("swap", 2, {}),
+}
+
+
+def planned(case: str, *, grad: bool) -> ss.Plan:
+    name, num_devices, knobs = CASES[case]
+    graph = ss.capture(words(), batch(4), results=("logits", "best", "norm"))
+    plan = ss.Plan(graph, range(num_devices))
+    PLANS[name](plan, **knobs)
+    return plan if grad else plan.without_grad()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_gets_the_results_of_the_model_whole(
+    case: str, grad: bool, tmp_path: Path
+) -> None:
+    compiled = ss.compile(planned(case, grad=grad))
+    inputs = batch(4 * compiled.plan.num_microbatches, seed=1)
+
+    def step(trainer: ss.Trainer) -> dict[str, Tensor]:
+        return {"loss": trainer.step(*inputs), **trainer.results}
+
+    ranks = range(len(compiled.plan.devices))
+    found = ss.run_threads(compiled.save(tmp_path), step, ranks)
+    with torch.no_grad():
+        wanted = words()(*inputs)
+    assert found.keys() == set(ranks)
+    for mine in found.values():
+        torch.testing.assert_close(mine, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_change_no_gradient(case: str, tmp_path: Path) -> None:
+    compiled = ss.compile(planned(case, grad=True))
+    inputs = batch(4 * compiled.plan.num_microbatches, seed=1)
+
+    def step(trainer: ss.Trainer) -> dict[str, Tensor]:
+        trainer.step(*inputs)
+        with torch.no_grad():
+            for parameter in trainer.parameters():
+                assert parameter.grad is not None
+                parameter -= parameter.grad
+        return trainer.state_dict()
+
+    ranks = range(len(compiled.plan.devices))
+    found = ss.run_threads(compiled.save(tmp_path), step, ranks)
+    model = words()
+    model(*inputs)["loss"].backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter -= parameter.grad
+    torch.testing.assert_close(found[0], dict(model.state_dict()), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_program_without_gradients_is_forward_alone(case: str) -> None:
+    compiled = ss.compile(planned(case, grad=False))
+    program = compiled.step_program
+    program.check()
+    assert StepProgram.parse(str(program)) == program
+    ran = {i.kind for device in program.devices for i, _ in program.instructions(device)}
+    assert ran <= {Verb.COMPUTE, Verb.MOVE, Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.LOSS}
+    trained = ss.compile(planned(case, grad=True)).memory
+    for device, memory in compiled.memory.items():
+        assert memory.grads_bytes == memory.optimizer_bytes == 0
+        assert memory.total_bytes < trained[device].total_bytes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_program_without_results_sends_nothing_more(case: str) -> None:
+    name, num_devices, knobs = CASES[case]
+    files = []
+    for results in ((), ("logits",)):
+        plan = ss.Plan(ss.capture(words(), batch(4), results=results), range(num_devices))
+        PLANS[name](plan, **knobs)
+        compiled = ss.compile(plan)
+        files.append((compiled, sum("carry" in str(e) for e in compiled.step_program.events)))
+    (without, few), (kept, more) = files
+    assert more == few + kept.plan.num_microbatches
+    assert "results=" not in without.files[0]
+
+
+class Pair(NamedTuple):
+    """An output with fields."""
+
+    loss: Tensor
+    double: Tensor
+
+
+@pytest.mark.parametrize(
+    "form, which",
+    [
+        (lambda x: {"loss": x.sum(), "double": 2 * x}, "double"),
+        (lambda x: (x.sum(), 2 * x), 1),
+        (lambda x: (x.sum(), 2 * x), -1),
+        (lambda x: Pair(x.sum(), 2 * x), "double"),
+    ],
+)
+def test_a_result_is_named_by_key_field_or_position(form: Any, which: str | int) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(3, 5)
+
+        def forward(self, x: Tensor) -> Any:
+            return form(self.line(x))
+
+    graph = ss.capture(Model(), (torch.ones(4, 3),), results=(which,))
+    assert {name: t.shape for name, t in graph.results.items()} == {str(which): (4, 5)}
+
+
+@pytest.mark.parametrize(
+    "results, words_of_error",
+    [
+        (("scores",), "no tensor 'scores' to keep as a result; it has loss, logits, best, norm"),
+        ((3,), "no tensor 3"),
+    ],
+)
+def test_a_result_that_is_not_there_is_refused(
+    results: tuple[str | int, ...], words_of_error: str
+) -> None:
+    with pytest.raises(ss.CaptureError, match=words_of_error):
+        ss.capture(words(), batch(4), results=results)
+
+
+def test_without_grad_takes_the_decisions_that_a_forward_needs() -> None:
+    plan = planned("zero3", grad=True)
+    alone = plan.without_grad()
+    gathered = tuple(window for window in plan.decisions.windows if window[1])
+    assert gathered
+    assert alone.decisions == replace(plan.decisions, windows=gathered)
+    assert not any(t.requires_grad for op in alone.graph.ops for t in (*op.inputs, *op.outputs))
