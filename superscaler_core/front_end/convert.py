@@ -173,11 +173,11 @@ class _Conversion:
         refs = list(_refs(node.args.values()))
         read = [self.values[ref] for ref in refs]
         constants = [value for value in read if isinstance(value, Tensor)]
-        results: Sequence[PTensor | Tensor]
+        results: list[PTensor | Tensor] = []
         if len(constants) == len(read) and is_folded(node, constants):
-            results = self._folded(node)
+            results += self._folded(node)
         else:
-            results = self._ruled(node)
+            results += self._ruled(node)
         self.values |= {Ref(node.name, i): result for i, result in enumerate(results)}
 
     def _stand_in(self, ref: Ref) -> Tensor:
