@@ -87,7 +87,7 @@ class Dims:
         return self._sizes.get(of, {})
 
     def sizes_of_products(self, of: DimClass) -> frozenset[int]:
-        """Those of the sizes that a product has, such as attention: an op that sums over a loop."""
+        """Those of the sizes that a product has, such as a linear map or attention."""
         return self._sizes_of_products.get(of, frozenset())
 
     def ids(self, op: Op, of: DimClass) -> tuple[str, ...]:
@@ -118,7 +118,7 @@ class Dims:
     def _sizes_of_products(self) -> Mapping[DimClass, frozenset[int]]:
         found: dict[DimClass, frozenset[int]] = {}
         for op, by_class in zip(self.graph.ops, self._loops, strict=True):
-            if op.annotation.reductions or op.kind == "attention":
+            if op.kind == "attention" or _is_product(op):
                 for of, ids in by_class.items():
                     found[of] = found.get(of, frozenset()) | {op.sizes[ids[0]]}
         return found
@@ -158,6 +158,14 @@ class Dims:
         for node in parents:
             names.setdefault(root(node), _named(node))
         return {node: names[root(node)] for node in parents}
+
+
+def _is_product(op: Op) -> bool:
+    """Whether two inputs have a loop that is summed over."""
+    held = [
+        {i for dim in dims if isinstance(dim, tuple) for i in dim} for dims in op.annotation.inputs
+    ]
+    return any(sum(loop in dims for dims in held) > 1 for loop in op.annotation.reductions)
 
 
 def _named(node: Node) -> DimClass:

@@ -23,7 +23,7 @@ and one of experts has the attention of one without."""
 SIZES_APART = 2.5
 """Blocks differ in their number of ops by at most this factor: a norm is no block."""
 
-MOST = 0.9
+MOST = 0.8
 """A module that is a row of blocks has this much of its linear maps in them."""
 
 Signature = Counter[tuple[str, str]]
