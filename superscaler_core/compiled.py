@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from torch import Tensor
+
 import rvdcomm as rv
 from superscaler_core.codegen import rank_file, rank_files
 from superscaler_core.collector import paused_collector
@@ -74,6 +76,22 @@ class Compiled:
         """The generated Python text of one rank."""
         return rank_file(self.materialized, rank)
 
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The model's constants and buffers, by name.
+
+        Raises:
+            PlanError: a buffer that the model reads was on the meta device, so it has no value.
+        """
+        graph = self.plan.graph
+        if graph.valueless:
+            raise PlanError(
+                f"{graph.name} was captured without values of its buffers "
+                f"{', '.join(sorted(graph.valueless))}, which are on the meta device: it can be "
+                "planned and simulated. To run it, build those modules on the CPU."
+            )
+        return {**graph.constants, **graph.buffers}
+
     def save(self, folder: str | Path, *, weights: bool = True) -> Path:
         """Write ``rank_0.py``, ..., the model's constants and the topology; return the folder.
 
@@ -86,12 +104,7 @@ class Compiled:
         Raises:
             PlanError: a buffer that the model reads was on the meta device, so it has no value.
         """
-        if self.plan.graph.valueless:
-            raise PlanError(
-                f"{self.plan.graph.name} was captured without values of its buffers "
-                f"{', '.join(sorted(self.plan.graph.valueless))}, which are on the meta device: it "
-                "can be planned and simulated. To run it, build those modules on the CPU."
-            )
+        values = self.values
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         # A rank file left over from a program with more ranks would be taken for a part of this
@@ -101,7 +114,7 @@ class Compiled:
         for device, text in self.files.items():
             (path / f"rank_{device}.py").write_text(text)
         graph = self.plan.graph
-        save_constants(path, {**graph.constants, **graph.buffers})
+        save_constants(path, values)
         has_values = weights and graph.weights
         save_weights(path / WEIGHTS, {**graph.weights, **graph.buffers} if has_values else {})
         save_modules(path, {key for op in graph.ops for key in op.modules})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -11,9 +12,11 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.run.first_values import take_first_values
+from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.load import module_from
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.trainer import IncompatibleKeys, Trainer
+from superscaler_core.run.training_state import Saved
 from superscaler_core.run.transport import Transport
 
 
@@ -49,9 +52,8 @@ class Parallel:
         self._programs, self._transport, self._options = programs, transport, options
         compiled = programs.first(call)
         self._first = self._rank(compiled)
-        take_first_values(
-            compiled.plan.graph.weights, self._first.weights.stored, self._first.tables, transport
-        )
+        weights, stored = compiled.plan.graph.weights, self._first.weights.stored
+        take_first_values(weights, stored, self._first.tables, transport, self._first.device)
         self._ranks: dict[Compiled, Rank] = {compiled: self._first}
         self._last = self._first
         self.trainer = Trainer(self._first, transport)
@@ -108,13 +110,13 @@ class Parallel:
         if chosen is not self._last:
             self._last.weights.rest()
             self._last = chosen
-        chosen.draws = self._first.draws
+        chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
         return chosen, dict(zip(chosen.tables.inputs, call.tensors, strict=True))
 
     def _rank(self, compiled: Compiled, shares: Rank | None = None) -> Rank:
-        graph, rank = compiled.plan.graph, self._transport.rank
+        rank = self._transport.rank
         # Copies, as a training changes buffers, and the model is the caller's.
-        values = {**graph.constants, **{n: b.clone() for n, b in graph.buffers.items()}}
+        values = {name: value.clone() for name, value in compiled.values.items()}
         module = module_from(compiled.file(rank), rank)
         return Rank(module, self._transport, values, shares=shares, **self._options)
 
@@ -128,13 +130,13 @@ class Parallel:
         """The same without names, as optimizers expect."""
         return self.trainer.parameters()
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale gradients so that their norm over the whole model is at most ``max_norm``.
+    def clip_grad_norm_(self, max_norm: float, *args: Any, **kwargs: Any) -> Tensor:
+        """Clip the norm of all gradients of the model, as ``Trainer.clip_grad_norm_``."""
+        return self.trainer.clip_grad_norm_(max_norm, *args, **kwargs)
 
-        Returns:
-            The norm before, the same on all ranks.
-        """
-        return self.trainer.clip_grad_norm_(max_norm)
+    def grad_scaler(self, **options: Any) -> GradScaler:
+        """A gradient scaler, by which all programs scale, as ``Trainer.grad_scaler``."""
+        return self.trainer.grad_scaler(**options)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers, whole, on every rank, by their single-device names."""
@@ -144,10 +146,10 @@ class Parallel:
         """Take this rank's boxes of whole parameters, as ``Trainer.load_state_dict``."""
         return self.trainer.load_state_dict(state, strict)
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
+    def save(self, folder: str | Path, **state: Any) -> None:
         """Write a checkpoint that any plan and number of ranks can load, as ``Trainer.save``."""
-        self.trainer.save(*args, **kwargs)
+        self.trainer.save(folder, **state)
 
-    def load(self, *args: Any, **kwargs: Any) -> Any:
+    def load(self, folder: str | Path, **state: Any) -> Saved:
         """Read a checkpoint of any plan and number of ranks, as ``Trainer.load``."""
-        return self.trainer.load(*args, **kwargs)
+        return self.trainer.load(folder, **state)

@@ -12,6 +12,7 @@ import rvdcomm as rv
 from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.run.first_values import share_buffers
 from superscaler_core.run.transport import DistTransport
 from superscaler_core.run.world import join_world, local_device
 
@@ -34,8 +35,9 @@ def parallelize(
     """Train a model by a plan on all ranks of a process group; collective over the group.
 
     Each rank gives the same model; it is captured, and each rank keeps its boxes of the parameters.
-    They start with the values that the first rank's model has, so seeds of ranks may differ. The
-    model itself is kept to capture batches of other shapes, and its values are no longer used.
+    They start with the values that the first rank's model has, and its buffers are given to all
+    ranks' models, so seeds of ranks may differ. The model itself is kept to capture batches of
+    other shapes; its parameters stay as they are and are no longer used.
 
     Args:
         model: as in ``capture``; on the CPU, a GPU, or the meta device (then ``load`` or
@@ -65,6 +67,8 @@ def parallelize(
     """
     where = torch.device(device) if device is not None else _device_of(model)
     world = join_world(where, group)
+    transport = DistTransport(world.rank, world.group, topology)
+    share_buffers(dict(model.named_buffers()), world.num_ranks, transport, where)
     sprogram = SProgram.of(plan, knobs)
     programs = Programs(
         model,
@@ -78,7 +82,6 @@ def parallelize(
     )
     named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
     call = programs.call(() if isinstance(args, Mapping) else args, named)
-    transport = DistTransport(world.rank, world.group, topology)
     return Parallel(programs, call, transport, seed=seed, dtype=dtype, device=where)
 
 

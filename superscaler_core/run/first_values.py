@@ -1,4 +1,4 @@
-"""First values: the parameters with which a training starts, as the first rank has them."""
+"""First values: parameters and buffers with which a training starts, as the first rank has them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import rvdcomm as rv
 from superscaler_core.run.moves import move_many
-from superscaler_core.run.tables import Leg, Tables
+from superscaler_core.run.tables import Leg, Stored, Tables, box_of
 from superscaler_core.run.together import ranks_of, sum_of_all
 from superscaler_core.run.transport import Transport
 
@@ -19,6 +19,7 @@ def take_first_values(
     stored: Mapping[str, nn.Parameter],
     tables: Tables,
     transport: Transport,
+    device: torch.device,
 ) -> None:
     """Give every rank its boxes of the first rank's parameters; collective.
 
@@ -30,24 +31,54 @@ def take_first_values(
         stored: the boxes that this rank stores.
         tables: of the program.
         transport: moves the boxes.
+        device: where it moves them.
     """
     first = ranks_of(tables)[0]
     is_first = tables.rank == first
-    has_values = sum_of_all(torch.tensor(float(is_first and bool(weights))), tables, transport)
-    if not has_values:
+    flag = torch.tensor(float(is_first and bool(weights)), device=device)
+    if not sum_of_all(flag, tables, transport):
         return
-    moves = {
-        name: (
-            [leg for leg in _from_rank(first, entry.whole) if tables.rank in leg.ranks],
-            (weights[name].detach(), rv.Box.of_shape(entry.shape)) if is_first else None,
-        )
-        for name, entry in tables.parameters.items()
-    }
-    with torch.no_grad():
-        for name, box, value in move_many(transport, moves):
-            held = tables.parameters[name].box
-            assert held is not None, "it stores what it gets"
-            stored[name][box.slices_within(rv.Box.parse(held))] = value.to(stored[name].device)
+    # One parameter at a time, so that the first rank holds one whole parameter on its device.
+    for name, entry in tables.parameters.items():
+        given = None
+        if is_first:
+            given = weights[name].detach().to(device), rv.Box.of_shape(entry.shape)
+        legs = [leg for leg in _from_rank(first, entry.whole) if tables.rank in leg.ranks]
+        for _, box, value in move_many(transport, {name: (legs, given)}):
+            with torch.no_grad():
+                part = stored[name][box.slices_within(_held(entry))]
+                part.copy_(value)
+
+
+def share_buffers(
+    buffers: Mapping[str, Tensor], num_ranks: int, transport: Transport, device: torch.device
+) -> None:
+    """Give the model of every rank the buffers of the first rank's model, in place; collective.
+
+    Args:
+        buffers: this rank's buffers, by name; those on the meta device stay so.
+        num_ranks: of all ranks, from 0.
+        transport: moves the buffers.
+        device: where it moves them.
+    """
+    for name, buffer in buffers.items() if num_ranks > 1 else ():
+        if buffer.is_meta or not buffer.numel():
+            continue
+        value = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        shape, counts = tuple(value.shape), ",".join("1" for _ in value.shape)
+        src = rv.Layout(shape, f"R(1)V(1)D({counts})", ranks=[0])
+        dst = rv.Layout(shape, f"R({num_ranks})V(1)D({counts})", ranks=range(num_ranks))
+        box, dtype = rv.Box.of_shape(shape), str(value.dtype).removeprefix("torch.")
+        given = (value.to(device), box) if transport.rank == 0 else None
+        leg = Leg(str(box), str(src), str(dst), dtype)
+        for _, _, result in move_many(transport, {name: ([leg], given)}):
+            with torch.no_grad():
+                value.copy_(result)
+
+
+def _held(entry: Stored) -> rv.Box:
+    assert entry.box is not None, "it stores what it gets"
+    return box_of(entry.box)
 
 
 def _from_rank(rank: int, legs: Iterable[Leg]) -> Iterator[Leg]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import superscaler_core as ss
 from tests.dist.world import Worlds
@@ -28,12 +28,25 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
 
 
+class Scaled(nn.Module):
+    """A model whose loss is scaled by a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = words()
+        self.register_buffer("scale", torch.tensor([0.5, 1.5], dtype=torch.float64))
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = self.words(tokens, labels)
+        return {**found, "loss": (found["loss"] * self.scale).sum()}
+
+
 def trained(rank: int, plan: str, knobs: dict[str, Any]) -> Found:
     """What one rank finds; models of other ranks than the first start with other values."""
-    model = words()
+    model = Scaled()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += rank
+        for value in (*model.parameters(), *model.buffers()):
+            value += rank
     parallel = ss.parallelize(
         model, kwargs=named(4, 0), plan=plan, knobs=knobs, results=("logits",)
     )
@@ -50,7 +63,7 @@ def trained(rank: int, plan: str, knobs: dict[str, Any]) -> Found:
 
 def alone() -> Found:
     """The same on one device."""
-    model = words()
+    model = Scaled()
     optimizer = adamw(model.parameters())
     losses = []
     for step, size in enumerate(SIZES):
