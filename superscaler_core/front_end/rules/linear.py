@@ -6,6 +6,7 @@ If the bias were part of the product, every part of the reduction loop would add
 from __future__ import annotations
 
 from superscaler_core.front_end.call import Call, broadcast_to, names, text
+from superscaler_core.front_end.rules.shape import reshaped, rows_apart
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.invocation import Invocation
@@ -15,8 +16,8 @@ from superscaler_core.graph.tensor import PARAMETER, PTensor
 @rule("aten.linear.default")
 def linear(call: Call) -> PTensor:
     bias: PTensor | None = call["bias"]
-    made = _mapped(call, call["input"], call["weight"])
-    return made if bias is None else add_bias(call, made, bias)
+    made = _mapped(call, rows_apart(call, call["input"]), call["weight"])
+    return reshaped(call, made if bias is None else add_bias(call, made, bias), call.shape)
 
 
 def _mapped(call: Call, x: PTensor, weight: PTensor) -> PTensor:
@@ -26,6 +27,7 @@ def _mapped(call: Call, x: PTensor, weight: PTensor) -> PTensor:
     return call.op(
         "linear", f"{lead} k+, {out} k+ -> {f'{lead} {out}'.strip() or '()'}", (x, weight),
         Invocation("F.linear", ("{x0}", "{x1}")), flops=2.0,
+        shape=(*x.shape[:-1], *weight.shape[:-1]),
     )  # fmt: skip
 
 
@@ -66,6 +68,7 @@ def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
         "matmul",
         f"{text([*x_batch, *rows, 'k+'])}, {text([*y_batch, 'k+', *columns])} -> {out}",
         (x, y), "{x0} @ {x1}" if scale == 1 else f"{scale} * ({{x0}} @ {{x1}})", flops=2.0,
+        shape=(*x.shape[:-1], y.shape[-1]) if len(y.shape) == 2 else call.shape,
     )  # fmt: skip
 
 
@@ -91,7 +94,9 @@ def added_matmul(call: Call) -> PTensor:
         dims = text(names(len(bias.shape)))
         code = f"{{x0}} * {call['beta']}"
         bias = call.op("mul", f"{dims} -> {dims}", (bias,), code, shape=bias.shape, saves=())
-    return add_bias(call, product(call, x, y, call["alpha"]), bias)
+    is_map = len(x.shape) == 2 and len(bias.shape) == 1
+    made = product(call, rows_apart(call, x) if is_map else x, y, call["alpha"])
+    return reshaped(call, add_bias(call, made, bias), call.shape)
 
 
 @rule("aten.einsum.default")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -25,22 +27,102 @@ def move(call: Call, annotation: str, inputs: Any, code: str, **more: Any) -> PT
     return call.op(call.kind, annotation, inputs, code, saves=(), flops=0.0, **more)
 
 
+_VIEW = "{x0}.reshape({out0.shape})"
+
+
 @rule("aten.view.default", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten",
       "aten.unsqueeze", "aten.squeeze", "aten.view_as", "aten.reshape_as")  # fmt: skip
 def view(call: Call) -> PTensor:
-    x: PTensor = call["self"]
-    if x.shape == call.shape:
+    return reshaped(call, call["self"], call.shape, call.kind)
+
+
+def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view") -> PTensor:
+    """A tensor in another shape. A view of a view is one of the first tensor, as a dim that only
+    the shape between merges with others can then be cut.
+    """
+    if x.shape == shape:
         return x
-    annotation, sizes = view_annotation(x.shape, call.shape)
-    return move(call, annotation, (x,), "{x0}.reshape({out0.shape})", sizes=sizes)
+    src = viewed(call, x)
+    if src.shape == shape:
+        return src
+    for now in (_split(src.shape, shape), shape):
+        if now != src.shape:
+            annotation, sizes = view_annotation(src.shape, now)
+            src = call.op(
+                kind, annotation, (src,), _VIEW, shape=now, dtype=src.dtype, sizes=sizes, saves=(),
+                flops=0.0,
+            )  # fmt: skip
+    return src
+
+
+def _split(src: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape between a view that splits dims and one that merges some of the new ones.
+
+    It is one of the two where a view does only one, or has dims with no factor in common.
+
+    >>> _split((6, 4, 16), (6, 8, 8)), _split((6, 4), (4, 6)), _split((6, 4, 8), (24, 8))
+    ((6, 4, 2, 8), (4, 6), (6, 4, 8))
+    """
+    annotation, sizes = view_annotation(src, out)
+    if "^" in annotation:
+        return out
+    # The outermost loops come first on both sides.
+    return tuple(sizes[loop] for loop in re.findall(r"[a-z]\w*", annotation.partition("->")[0]))
+
+
+def viewed(call: Call, x: PTensor) -> PTensor:
+    """What a tensor is a view of; itself if it is none."""
+    maker = call.builder.maker_of(x)
+    # Where no gradients are recorded, what is returned has to be a new tensor.
+    is_view = call.node.with_grad and maker is not None and maker.code == _VIEW
+    return maker.inputs[0] if is_view and maker is not None else x
+
+
+def rows_apart(call: Call, x: PTensor) -> PTensor:
+    """``x[rows, n]`` with the dims that a view has merged into its rows: ``[batch, tokens, n]``.
+
+    What treats every row alike can then be cut along each of them.
+    """
+    src, lead = viewed(call, x), prod(x.shape[:-1])
+    for num in range(len(src.shape), len(x.shape) - 1, -1):
+        if prod(src.shape[:num]) == lead and lead:
+            return reshaped(call, x, (*src.shape[:num], x.shape[-1]))
+    return x
 
 
 def permuted(call: Call, order: list[int], code: str) -> PTensor:
+    """Dims in another order; those that a view has merged are moved apart, and merged again."""
     x: PTensor = call["self"]
-    dims = names(len(x.shape))
     if order == sorted(order):
         return x
-    return move(call, f"{text(dims)} -> {text(dims[d] for d in order)}", (x,), code)
+    src = viewed(call, x)
+    merged = _merged(src.shape, x.shape)
+    if src is not x and merged is not None:
+        order = list(chain.from_iterable(merged[d] for d in order))
+        x, code = src, f"{{x0}}.permute({order})"
+    dims = names(len(x.shape))
+    moved = move(
+        call, f"{text(dims)} -> {text(dims[d] for d in order)}", (x,), code,
+        shape=tuple(x.shape[d] for d in order),
+    )  # fmt: skip
+    return reshaped(call, moved, call.shape)
+
+
+def _merged(src: tuple[int, ...], out: tuple[int, ...]) -> list[list[int]] | None:
+    """The dims of ``src`` that each dim of a view merges; None if the view splits one.
+
+    >>> _merged((6, 4, 2, 8), (6, 8, 8)), _merged((6, 8), (6, 4, 2))
+    ([[0], [1, 2], [3]], None)
+    """
+    left, found = list(range(len(src))), []
+    for size in out:
+        group: list[int] = []
+        while left and (prod(src[d] for d in group) < size or not group):
+            group.append(left.pop(0))
+        if prod(src[d] for d in group) != size:
+            return None
+        found.append(group)
+    return None if left or 0 in src else found
 
 
 @rule("aten.permute")
