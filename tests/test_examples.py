@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench.ranks import Launch, run_ranks
+from bench.ranks import Launch, RankFailedError, run_ranks
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 ON_PROCESSES = ["dtensor.py", "redistribute_gloo.py", "sync_weights.py", "train_gpt.py"]
+KILLED = "finetune_llama.py"
+"""The example that is killed, and goes on."""
 TIMEOUT_SECS = 60.0
 
 
@@ -30,7 +36,7 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ON_PROCESSES])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in (*ON_PROCESSES, KILLED)])
 def test_example_runs_in_one_process(name: str) -> None:
     command = [sys.executable, str(ROOT / "examples" / name)]
     done = subprocess.run(
@@ -45,23 +51,61 @@ def test_example_runs_in_one_process(name: str) -> None:
     assert done.stdout
 
 
-@pytest.mark.dist
-@pytest.mark.parametrize("name", ON_PROCESSES)
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_example_runs_on_processes(name: str, world_size: int) -> None:
+def launches(name: str, world_size: int, *args: str) -> list[Launch]:
+    """The processes of an example, as torchrun starts them."""
     rendezvous = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": free_port(),
         "WORLD_SIZE": str(world_size),
     }
-    launches = [
+    return [
         Launch(
             rank=rank,
             host=0,
-            command=[sys.executable, str(ROOT / "examples" / name)],
+            command=[sys.executable, str(ROOT / "examples" / name), *args],
             env=environment(RANK=str(rank), LOCAL_RANK=str(rank), **rendezvous),
         )
         for rank in range(world_size)
     ]
-    results = run_ranks(launches, timeout_secs=TIMEOUT_SECS, echo=False)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("name", ON_PROCESSES)
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_example_runs_on_processes(name: str, world_size: int) -> None:
+    results = run_ranks(launches(name, world_size), timeout_secs=TIMEOUT_SECS, echo=False)
     assert all("all right" in result.stdout for result in results)
+
+
+@pytest.mark.dist
+def test_a_llama_that_was_killed_goes_on_by_another_plan(tmp_path: Path) -> None:
+    common = ["--folder", str(tmp_path), "--steps", "4", "--dtype", "float64"]
+    dies = launches(KILLED, 4, "--plan", "zero3", "--die-after", "2", *common)
+    with pytest.raises(RankFailedError) as died:
+        run_ranks(dies, timeout_secs=2 * TIMEOUT_SECS, echo=False)
+    assert died.value.exit_status == -signal.SIGKILL
+    goes_on = launches(KILLED, 4, "--plan", "megatron", *common)
+    first, *_ = run_ranks(goes_on, timeout_secs=2 * TIMEOUT_SECS, echo=False)
+    losses = dict(re.findall(r"^step (\d+): loss (\S+)$", first.stdout, re.MULTILINE))
+    assert list(losses) == ["2", "3"]
+    found = [float(loss) for loss in losses.values()]
+    # The model itself computes its norms in float32.
+    assert found == pytest.approx(losses_alone(4)[2:], rel=1e-5)
+
+
+def losses_alone(num_steps: int) -> list[float]:
+    """The losses of the same training on one device, by plain torch."""
+    example = runpy.run_path(str(ROOT / "examples" / KILLED))
+    model = example["new_model"](torch.float64)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=num_steps)
+    losses = []
+    for rows in example["batches"](ROOT / "CONTRIBUTING.md")[:num_steps]:
+        loss = model(input_ids=rows, labels=rows).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(loss.item())
+    return losses

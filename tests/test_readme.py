@@ -114,6 +114,12 @@ def test_readme_runs_an_excerpt_on_processes() -> None:
     assert shown in (ROOT / "examples/redistribute_gloo.py").read_text()
 
 
+def test_readme_trains_by_lines_of_the_page_on_training() -> None:
+    (shown,) = blocks(README, "py")
+    (page,) = blocks(ROOT / "docs/training.md", "python")
+    assert {line.strip() for line in shown.splitlines()} <= {x.strip() for x in page.splitlines()}
+
+
 def test_readme_has_code_by_line_10_and_a_plan_by_line_30() -> None:
     lines = README.read_text(encoding="utf-8").splitlines()
     assert "```python" in lines[:10]

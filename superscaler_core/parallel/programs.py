@@ -108,8 +108,10 @@ class Programs:
     def _in_mode(self, trains: bool) -> Iterator[None]:
         """Inside this context the model trains as it did at first, or evaluates."""
         before = {module: module.training for module in self.model.modules()}
-        for name, module in self.model.named_modules():
-            module.training = trains and self._modes[name]
+        if not trains:
+            self.model.eval()
+        for name, module in self.model.named_modules() if trains else ():
+            module.training = self._modes[name]
         try:
             yield
         finally:
