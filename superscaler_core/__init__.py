@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from superscaler_core import cost
     from superscaler_core.cost import CostModel
     from superscaler_core.front_end import capture
+    from superscaler_core.front_end.modules import register_module
     from superscaler_core.front_end.register import register_op
     from superscaler_core.parallel import Parallel, parallelize
     from superscaler_core.run.live_bytes import LiveBytes
@@ -63,6 +64,7 @@ _LAZY = {
     "load": "superscaler_core.run.load",
     "load_run": "superscaler_core.run.training_state",
     "parallelize": "superscaler_core.parallel",
+    "register_module": "superscaler_core.front_end.modules",
     "register_op": "superscaler_core.front_end.register",
     "run_threads": "superscaler_core.run.threads",
     "save_run": "superscaler_core.run.training_state",
@@ -116,6 +118,7 @@ __all__ = [
     "load_run",
     "parallelize",
     "pieces",
+    "register_module",
     "register_op",
     "replicate",
     "run_threads",

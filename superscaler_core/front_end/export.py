@@ -351,8 +351,7 @@ def _reason(model: nn.Module, error: Exception, known: Sequence[str]) -> Capture
     line = line_of_error(error.__traceback__)
     place = place_of(path, type(model.get_submodule(path)).__name__)
     if isinstance(error, NotOneOpError):
-        why = f"{place} cannot be one op: {error}.{line}"
-        return UntraceableError(error.path, why, is_op=True)
+        return UntraceableError(error.path, f"It cannot be one op: {error}.", is_op=True)
     if known or isinstance(error, CaptureError):
         return CaptureError(f"{place}: {known[0] if known else error}".rstrip(".") + f".{line}")
     reason = next((text for text in str(error).splitlines() if text.strip()), repr(error)).strip()

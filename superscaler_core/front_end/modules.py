@@ -61,14 +61,16 @@ def path_of(kind: type[nn.Module]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _annotation_of(module: nn.Module) -> str:
+def _annotation_in(table: dict[str, str], module: nn.Module) -> str:
+    """The annotation of a module; empty if it has none."""
     path = path_of(type(module))
-    for table in (REGISTERED_MODULES, KNOWN_MODULES):
-        # What is registered last is meant.
-        for pattern, annotation in reversed(table.items()):
-            if fnmatchcase(path, pattern):
-                return annotation
-    return ""
+    # What is registered last is meant.
+    return next((table[p] for p in reversed(table) if fnmatchcase(path, p)), "")
+
+
+def _annotation_of(module: nn.Module) -> str:
+    registered = _annotation_in(REGISTERED_MODULES, module)
+    return registered or _annotation_in(KNOWN_MODULES, module)
 
 
 class UntraceableError(CaptureError):
@@ -90,22 +92,25 @@ class ModulesAsOps:
 
     Args:
         model: the model; registered modules are one op from the beginning.
+
+    Why tracing cannot follow each is in ``_why``; that is None for registered ones.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._why: dict[str, str] = {}
+        self._why: dict[str, UntraceableError | None] = {}
         for path, module in model.named_modules():
             if path and not self._is_inside(path) and _annotation_of(module):
-                self._why[path] = "it is registered"
+                self._why[path] = None
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
         """While a model is traced in this context, each call of these modules is one torch op."""
         with ExitStack() as stack:
-            for path in self._why:
+            for path, why in self._why.items():
                 module = self._model.get_submodule(path)
-                stack.enter_context(patch.object(module, "forward", _Forward(path, module)))
+                forward = _Forward(path, module, "" if why else _annotation_of(module))
+                stack.enter_context(patch.object(module, "forward", forward))
             yield
 
     def add(self, error: UntraceableError) -> None:
@@ -114,23 +119,21 @@ class ModulesAsOps:
         Raises:
             CaptureError: that is the model itself, or a module that is one op failed as it ran.
         """
-        path, why = error.path, str(error)
-        if path in self._why:
-            why = self._why[path]
+        path, why = error.path, error
+        if known := self._why.get(path):
             if not error.is_op:
-                raise CaptureError(why) from None
-            why = f"{why} {error}"
+                raise known from None
+            why = UntraceableError(path, f"{known} {error}")
+            why.node = known.node
             path = self._around(path)
         if not path:
-            refused = CaptureError(why)
-            refused.node = error.node
-            raise refused from None
+            raise why from None
         kind = type(self._model.get_submodule(path))
         # The second time, all modules of its class are meant.
         has_failed = any(type(self._model.get_submodule(p)) is kind for p in self._why)
         paths = [p for p, m in self._model.named_modules() if type(m) is kind] if has_failed else []
         for new in [path, *paths]:
-            if not self._is_inside(new):
+            if new == path or not self._is_inside(new):
                 self._why = {p: w for p, w in self._why.items() if not p.startswith(f"{new}.")}
                 self._why[new] = why
 
@@ -149,16 +152,16 @@ class ModulesAsOps:
 class _Forward:
     """The forward of a module while it is traced."""
 
-    def __init__(self, path: str, module: nn.Module) -> None:
+    def __init__(self, path: str, module: nn.Module, annotation: str) -> None:
         self._path, self._module, self._forward = path, module, module.forward
-        self._skeleton = skeleton_of(module)
+        self._annotation, self._skeleton = annotation, skeleton_of(module)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         leaves, form = pytree.tree_flatten((args, keywords))
         given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        annotation = _annotation_of(self._module)
+        annotation = self._annotation
         if annotation and len(Annotation.parse(annotation).inputs) != len(given):
-            if path_of(type(self._module)) not in REGISTERED_MODULES:
+            if not _annotation_in(REGISTERED_MODULES, self._module):
                 return self._forward(*args, **keywords)
             raise CaptureError(
                 f"{type(self._module).__name__} takes {len(given)} tensors, and is registered as "

@@ -128,15 +128,19 @@ def outside_of_tracing() -> Iterator[None]:
 
 
 def _argument(like: Tensor, turn: int) -> Tensor:
-    """Numbers of a normal distribution; of integers and truth values zeros, then zeros and ones."""
+    """Positive numbers, then negative ones; of integers and truth values zeros, then some ones.
+
+    So most numbers of rows that depend on values differ.
+    """
     shape = tuple(like.shape)
     if not all(isinstance(n, int) for n in shape):
         raise NotOneOpError("the shape of what it takes depends on values")
     generator = torch.Generator().manual_seed(turn)
     if not like.is_floating_point():
         return torch.randint(0, 1 + turn, shape, generator=generator).to(like.dtype)
-    made = torch.randn(shape, generator=generator).to(like.dtype)
-    return made.requires_grad_(like.requires_grad or like.is_floating_point())
+    made = torch.randn(shape, generator=generator).abs().to(like.dtype) * (1.0 - 2.0 * turn)
+    # A function may write what it computed, but no leaf.
+    return made.requires_grad_().clone()
 
 
 def _weight(like: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from superscaler_core.errors import AnnotationError
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.sliding import SlidingWindow
+from superscaler_core.ops.without_data import without_data
 
 NAMESPACE = "superscaler"
 """Namespace of the torch ops that represent registered functions in a traced program."""
@@ -81,6 +82,15 @@ class Registered:
             (box.shape, dtype or default) for box, dtype in zip(boxes, self.dtypes, strict=True)
         ]
 
+    def forms(
+        self, tensors: Sequence[Tensor], attributes: Mapping[str, Any]
+    ) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """The same of tensors, with torch's dtypes."""
+        default = {p.name: p.default for p in inspect.signature(self.function).parameters.values()}
+        inputs = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
+        made = self.outputs(inputs, {**default, **attributes})
+        return [(shape, getattr(torch, dtype)) for shape, dtype in made]
+
 
 REGISTERED: dict[str, Registered] = {}
 """Registered functions, by the name of their torch op: ``superscaler.name``."""
@@ -100,6 +110,9 @@ def register_op(
     ``int``, ``float``, ``bool`` or ``str``. It must be correct on parts: along a loop that is
     neither fixed nor a sum, on any piece; along a loop marked ``+``, a piece gives a summand of the
     output. It must be defined at the top of a module that every process can import.
+
+    It may do what tracing cannot follow: look at values, loop over them. Only the shapes of its
+    results must not depend on values: give ``sizes`` a bound, and fill up to it.
 
     Args:
         annotation: annotation of its tensors; see ``Annotation``.
@@ -134,7 +147,16 @@ def register_op(
 
         @functools.wraps(function)
         def call(*args: Any, **keywords: Any) -> Any:
-            return (traced if torch.compiler.is_exporting() else function)(*args, **keywords)
+            if torch.compiler.is_exporting():
+                return traced(*args, **keywords)
+            if not any(isinstance(arg, Tensor) and arg.is_meta for arg in args):
+                return function(*args, **keywords)
+            try:
+                return function(*args, **keywords)
+            except RuntimeError:
+                # It looks at values, and memory is measured without.
+                made = without_data(args, known.forms(args, keywords))
+                return made[0] if len(made) == 1 else made
 
         return call  # type: ignore[return-value]
 
@@ -207,11 +229,7 @@ def _torch_op(known: Registered, attributes: Mapping[str, str]) -> Callable[...,
     torch.library.define(f"{NAMESPACE}::{name}", f"({', '.join(words)}) -> ({returns})")
 
     def shapes_only(*tensors: Tensor, **given: Any) -> Any:
-        inputs = [(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
-        made = [
-            tensors[0].new_empty(shape, dtype=getattr(torch, dtype))
-            for shape, dtype in known.outputs(inputs, given)
-        ]
+        made = [tensors[0].new_empty(s, dtype=dtype) for s, dtype in known.forms(tensors, given)]
         return made[0] if len(made) == 1 else tuple(made)
 
     torch.library.register_fake(f"{NAMESPACE}::{name}", shapes_only)

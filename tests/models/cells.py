@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
+from tests.models.experts import MIXTURES
 from tests.models.families import FAMILIES
 
+MODELS = {**FAMILIES, **MIXTURES}
 BATCH = 4
 NUM_STEPS = 2
 
@@ -76,13 +78,13 @@ def error(family: str, program: ss.Compiled, folder: Path) -> float:
 @cache
 def _graph(family: str) -> ss.Graph:
     """A model, captured once for all plans: no plan changes it."""
-    made = FAMILIES[family]
+    made = MODELS[family]
     kwargs = {**made.batch(BATCH, 0), **made.options}
     return ss.capture(made.model(), kwargs=kwargs)
 
 
 def _batch(family: str, num_microbatches: int, step: int) -> dict[str, Tensor]:
-    return FAMILIES[family].batch(BATCH * num_microbatches, 1 + step)
+    return MODELS[family].batch(BATCH * num_microbatches, 1 + step)
 
 
 def _train(family: str, trainer: ss.Trainer) -> Trained:
@@ -98,7 +100,7 @@ def _train(family: str, trainer: ss.Trainer) -> Trained:
 
 @cache
 def _alone(family: str, num_microbatches: int) -> Trained:
-    made = FAMILIES[family]
+    made = MODELS[family]
     model: nn.Module = made.model()
     start = {name: value.clone() for name, value in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -119,11 +119,11 @@ class Family:
 
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-_SMALL = {
+SMALL = {
     "vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 4,
     "num_attention_heads": 4, "max_position_embeddings": 64, **_SPECIAL,
 }  # fmt: skip
-_GROUPED = {**_SMALL, "num_key_value_heads": 2, "head_dim": 4}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 4}
 _GPT = {
     "vocab_size": WORDS, "n_embd": 16, "n_layer": 4, "n_head": 4, "n_positions": 64,
     "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, **_SPECIAL,
@@ -141,20 +141,20 @@ _IMAGES = {
 
 FAMILIES: Mapping[str, Family] = {
     "GPT-2": Family("GPT2", "LMHeadModel", _GPT),
-    "GPT-NeoX": Family("GPTNeoX", "ForCausalLM", _SMALL),
+    "GPT-NeoX": Family("GPTNeoX", "ForCausalLM", SMALL),
     "GPT-J": Family("GPTJ", "ForCausalLM", {**_GPT, "rotary_dim": 2}),
     "OPT": Family("OPT", "ForCausalLM",
-                  {**_SMALL, "ffn_dim": 32, "word_embed_proj_dim": 16, "dropout": 0.0}),
+                  {**SMALL, "ffn_dim": 32, "word_embed_proj_dim": 16, "dropout": 0.0}),
     "Bloom": Family("Bloom", "ForCausalLM", {
         "vocab_size": WORDS, "hidden_size": 16, "n_layer": 4, "n_head": 4, **_SPECIAL}),
-    "Falcon": Family("Falcon", "ForCausalLM", {**_SMALL, "multi_query": True}),
-    "Llama": Family("Llama", "ForCausalLM", _GROUPED),
-    "Mistral": Family("Mistral", "ForCausalLM", {**_GROUPED, "sliding_window": 4}),
-    "Qwen2": Family("Qwen2", "ForCausalLM", _GROUPED),
-    "Qwen3": Family("Qwen3", "ForCausalLM", _GROUPED),
-    "Gemma 2": Family("Gemma2", "ForCausalLM", {**_GROUPED, "sliding_window": 4}),
-    "Gemma 3": Family("Gemma3", "ForCausalLM", {**_GROUPED, "sliding_window": 4}),
-    "Phi-3": Family("Phi3", "ForCausalLM", _GROUPED),
+    "Falcon": Family("Falcon", "ForCausalLM", {**SMALL, "multi_query": True}),
+    "Llama": Family("Llama", "ForCausalLM", GROUPED),
+    "Mistral": Family("Mistral", "ForCausalLM", {**GROUPED, "sliding_window": 4}),
+    "Qwen2": Family("Qwen2", "ForCausalLM", GROUPED),
+    "Qwen3": Family("Qwen3", "ForCausalLM", GROUPED),
+    "Gemma 2": Family("Gemma2", "ForCausalLM", {**GROUPED, "sliding_window": 4}),
+    "Gemma 3": Family("Gemma3", "ForCausalLM", {**GROUPED, "sliding_window": 4}),
+    "Phi-3": Family("Phi3", "ForCausalLM", GROUPED),
     "Mamba": Family("Mamba", "ForCausalLM", {
         "vocab_size": WORDS, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 4,
         **_SPECIAL}),
@@ -166,15 +166,15 @@ FAMILIES: Mapping[str, Family] = {
     "Whisper": Family("Whisper", "ForConditionalGeneration", {
         **{k: v for k, v in _SEQ2SEQ.items() if k != "max_position_embeddings"},
         "num_mel_bins": 8, "max_source_positions": 8, "max_target_positions": 64}, speech, 1e-9),
-    "BERT": Family("Bert", "ForMaskedLM", {**_SMALL, **_NO_DROPOUT}, hidden_words, 1e-9),
-    "RoBERTa": Family("Roberta", "ForMaskedLM", {**_SMALL, **_NO_DROPOUT}, hidden_words, 1e-9),
+    "BERT": Family("Bert", "ForMaskedLM", {**SMALL, **_NO_DROPOUT}, hidden_words, 1e-9),
+    "RoBERTa": Family("Roberta", "ForMaskedLM", {**SMALL, **_NO_DROPOUT}, hidden_words, 1e-9),
     "ViT": Family("ViT", "ForImageClassification",
                   {**_IMAGES, "num_labels": 3, **_NO_DROPOUT}, images, 1e-9),
     "Swin": Family("Swin", "ForImageClassification", {
         "image_size": 32, "patch_size": 2, "embed_dim": 8, "depths": [2, 2], "num_heads": [4, 4],
         "window_size": 4, "num_labels": 3, "drop_path_rate": 0.0, **_NO_DROPOUT}, images, 1e-9),
     "CLIP": Family("CLIP", "Model", {
-        "text_config": {**_SMALL, "num_hidden_layers": 2},
+        "text_config": {**SMALL, "num_hidden_layers": 2},
         "vision_config": {**_IMAGES, "num_hidden_layers": 2}, "projection_dim": 8},
         captions, 1e-9, {"return_loss": True}),
 }  # fmt: skip

@@ -69,6 +69,27 @@ class Symmetric(nn.Module):
         return weight.triu() + weight.triu(1).transpose(-1, -2)
 
 
+class ByValues(nn.Module):
+    """What tracing cannot follow: a function of the module and its input."""
+
+    def __init__(self, run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.run = run
+        self.scale = nn.Parameter(torch.arange(WIDTH, dtype=DTYPE) / WIDTH)
+        self.register_buffer("kept", torch.zeros(WIDTH, dtype=DTYPE))
+        self.count = 1
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.run(self, h)
+
+
+class Positive(nn.Module):
+    """The rows whose sum is positive: how many depends on values."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h[h.sum(1) > 0]
+
+
 class Doubled(torch.autograd.graph.saved_tensors_hooks):
     def __init__(self) -> None:
         super().__init__(lambda t: 2 * t, lambda t: t)
@@ -135,6 +156,57 @@ def own_backward(block: Any, h: Tensor) -> Tensor:
 def counted(block: Any, h: Tensor) -> Tensor:
     block.count += 1
     return h * block.count
+
+
+def branch(module: Any, h: Tensor) -> Tensor:
+    return h * module.scale if h.sum() > 0 else -h
+
+
+def number(module: Any, h: Tensor) -> Tensor:
+    return h * h.sum().item() * module.scale
+
+
+def hit(module: Any, h: Tensor) -> Tensor:
+    made = torch.zeros_like(h)
+    for row in (h[:, 0] > 0).nonzero()[:, 0]:
+        made[row] = made[row] + h[row].exp() * module.scale
+    return made
+
+
+def masked(module: Any, h: Tensor) -> Tensor:
+    return h + (module.scale * h)[h > 0].sum() / 10
+
+
+def chosen(module: Any, h: Tensor) -> Tensor:
+    made: Tensor = module.rows(h)
+    return h + made.sum(0) * module.scale
+
+
+def noisy(module: Any, h: Tensor) -> Tensor:
+    return h + torch.rand_like(h) if h.sum() > 0 else h
+
+
+def counting(module: Any, h: Tensor) -> Tensor:
+    module.count += int(h.sum() > 0) + 1
+    return h * module.count
+
+
+def writing(module: Any, h: Tensor) -> Tensor:
+    return h * module.kept.add_(1) if h.sum() > 0 else h
+
+
+def writing_what_it_is_given(module: Any, h: Tensor) -> Tensor:
+    return h.mul_(2) if h.sum() > 0 else h.mul_(3)
+
+
+def by_values(run: Callable[[Any, Tensor], Tensor], refused: str = "") -> Feature:
+    """A feature in a module of its own."""
+
+    def prepare(block: Any) -> None:
+        block.by_values = ByValues(run)
+        block.by_values.rows = Positive()
+
+    return Feature(lambda b, h: b.by_values(h * 1), prepare, refused)
 
 
 def counted_for_people(block: Any, h: Tensor) -> Tensor:
@@ -355,10 +427,15 @@ FEATURES: dict[str, Feature] = {
     "random numbers of Python": Feature(
         lambda b, h: h * random.random(), refused="random numbers of Python or numpy"
     ),
-    "branch on values": Feature(
-        lambda b, h: h if h.sum() > 0 else -h, refused=r"cannot follow module 'blocks.\d'"
-    ),
-    "number of a tensor": Feature(lambda b, h: h * h.sum().item(), refused="item"),
+    "branch on values": by_values(branch),
+    "number of a tensor": by_values(number),
+    "loop over what is hit": by_values(hit),
+    "mask of values": by_values(masked),
+    "rows by values": by_values(chosen),
+    "random numbers by values": by_values(noisy, "draws random numbers"),
+    "counter by values": by_values(counting, "ByValues keeps something .* count"),
+    "buffer written by values": by_values(writing, "ByValues|written"),
+    "argument written by values": by_values(writing_what_it_is_given, "changes what it is given"),
     "complex": Feature(
         lambda b, h: (h * torch.tensor(1 + 2j)).abs(), refused="complex64 are not supported"
     ),

@@ -375,6 +375,11 @@ def test_inputs_and_model_are_not_changed():
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
+class Selects(nn.Module):
+    def forward(self, y):
+        return y[y[:, 0] > 0]
+
+
 class Draws(nn.Module):
     def forward(self, y):
         return y + torch.randn_like(y)
@@ -396,6 +401,7 @@ def counts(net, x):
 @pytest.mark.parametrize(
     ("model", "line"),
     [
+        (Inner(Selects()), "return y[y[:, 0] > 0]"),
         (Inner(Draws()), "return y + torch.randn_like(y)"),
         (Inner(Wrong(6, 6)), "return super().forward(y, y)"),
         (Net(branches), "return x.sum() if net.line(x).sum() > 0 else x.sum() * 2"),

@@ -1,0 +1,40 @@
+"""Each mixture of experts is captured as it is, and trains under each plan as on one device."""
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.cost.presets import profile_of
+from tests.models.cells import KNOBS, compiled, error
+from tests.models.experts import MIXTURES
+
+pytestmark = pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
+
+
+@pytest.mark.parametrize("num_devices", [2, 4])
+@pytest.mark.parametrize("plan", KNOBS)
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_train_under_a_plan_as_on_one_device(family, plan, num_devices, tmp_path):
+    program = compiled(family, plan, num_devices)
+    assert error(family, program, tmp_path) <= MIXTURES[family].tolerance
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_have_a_summary_a_memory_and_a_time(family):
+    program = compiled(family, "data_parallel", 2)
+    assert program.memory[0].total_bytes > 0
+    opaque = {op.kind for op in program.plan.graph.opaque}
+    assert ("opaque" in program.summary()) == bool(opaque)
+    assert ss.simulate(program, profile=profile_of("a100")).secs > 0
+
+
+def test_known_experts_are_split_by_tokens():
+    graph = compiled("Mixtral", "data_parallel", 2).plan.graph
+    experts = [op for op in graph.ops if op.kind == "MixtralExperts"]
+    assert len(experts) == 4
+    assert all(op.is_splittable("t") for op in experts)
+    assert not graph.opaque
+
+
+def test_unknown_experts_are_opaque():
+    graph = compiled("Mixtral, opaque", "data_parallel", 2).plan.graph
+    assert {op.kind for op in graph.opaque} == {"UnknownExperts"}

@@ -1,0 +1,241 @@
+"""Modules that are one op: those that tracing cannot follow, and those that are registered."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import superscaler_core as ss
+from superscaler_core.cost.op_memory import op_memory
+from superscaler_core.cost.presets import profile_of
+from superscaler_core.front_end import modules as front_end
+from superscaler_core.graph.part import Part
+from superscaler_core.ops import modules as run_time
+from superscaler_core.plans import PLANS
+from superscaler_core.run.evaluate import evaluate
+from tests.superscaler_core.modules import WIDTH, Experts, Model, Named, Other, model_of
+from tests.superscaler_core.parts import check_splits, values_of
+
+X = torch.randn(8, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+PLANS_OF = ["data_parallel", "zero3", "one_f_one_b", "hybrid", "recompute"]
+
+
+@pytest.fixture
+def other():
+    """Experts of the class ``Other`` can be split by rows."""
+    ss.register_module(Other, "b h^ -> b h^")
+    yield
+    front_end.REGISTERED_MODULES.clear()
+
+
+def captured(model: nn.Module) -> ss.Graph:
+    with pytest.warns(ss.OpaqueWarning):
+        return ss.capture(model, (X,))
+
+
+def experts_of(graph: ss.Graph) -> list[ss.Op]:
+    return [op for op in graph.ops if "experts" in op.module]
+
+
+def test_the_innermost_module_that_cannot_be_traced_is_one_op():
+    model = model_of()
+    with pytest.warns(ss.OpaqueWarning, match=r"Experts in layers.\*.experts, 2 times") as caught:
+        graph = ss.capture(model, (X,))
+    assert 'register_module(Experts, "b d1_6^ -> b d1_6^")' in str(caught[0].message)
+    assert graph.opaque == (*experts_of(graph),)
+    one, two = graph.opaque
+    assert (one.kind, one.form) == ("Experts", two.form)
+    assert [t.name for t in one.inputs[1:]] == ["layers.0.experts.weight", "layers.0.experts.scale"]
+    parameters = dict(model.named_parameters())
+    torch.testing.assert_close(evaluate(graph, (X,), parameters), model(X))
+
+
+def test_operations_of_products_are_counted():
+    (op, _) = captured(model_of()).opaque
+    iterations = torch.tensor([*op.sizes.values()]).prod().item()
+    assert op.flops * iterations >= 2 * 8 * WIDTH * WIDTH
+
+
+def test_a_registered_module_splits_as_its_annotation_says(other):
+    model = model_of(Other)
+    graph = ss.capture(model, (X,))
+    assert not graph.opaque
+    op = experts_of(graph)[0]
+    assert str(op.annotation) == "b h^, w0_3^ w1_6^ w2_6^, w0_3^ -> b h^"
+    values = values_of(graph, (X,), dict(model.named_parameters()))
+    check_splits(op, [values[t] for t in op.inputs])
+
+
+def test_a_registered_module_that_takes_other_tensors_is_an_error():
+    ss.register_module("tests.*.Other", "b h^, b h^ -> b h^")
+    try:
+        with pytest.raises(ss.CaptureError, match=r"Other takes 1 tensors, .* an operand for each"):
+            ss.capture(model_of(Other), (X,))
+    finally:
+        front_end.REGISTERED_MODULES.clear()
+
+
+@pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
+def test_a_class_of_a_library_that_takes_other_tensors_is_as_any_other(monkeypatch):
+    monkeypatch.setitem(front_end.KNOWN_MODULES, "tests.*.Other", "b h^, b h^ -> b h^")
+    assert len(captured(model_of(Other)).opaque) == 2
+
+
+def test_an_annotation_that_does_not_fit_is_an_error():
+    ss.register_module(Other, "b h^ -> h^ b")
+    try:
+        with pytest.raises(ss.CaptureError, match=r"layers.0.experts.*does not fit|do not say"):
+            ss.capture(model_of(Other), (X,))
+    finally:
+        front_end.REGISTERED_MODULES.clear()
+    with pytest.raises(ss.AnnotationError):
+        ss.register_module(Other, "b h^")
+
+
+def test_arguments_and_results_by_name():
+    class Uses(Model):
+        def forward(self, x):
+            made = self.layers[0]["experts"](rows=x, factor=2.0)
+            assert made["none"] is None
+            return (made["rows"] + made["sums"][:, None] * made["one"]).pow(2).mean()
+
+    torch.manual_seed(0)
+    model = Uses(Named)
+    graph = captured(model)
+    (op,) = graph.opaque
+    assert [t.shape for t in op.outputs] == [(8, WIDTH), (8,)]
+    torch.testing.assert_close(
+        evaluate(graph, (X,), dict(model.named_parameters())), model(X), rtol=1e-12, atol=0
+    )
+
+
+class Rows(nn.Module):
+    """Rows that values choose, and a module around them whose result has one shape."""
+
+    def __init__(self, around: bool) -> None:
+        super().__init__()
+        self.inner = Rows(False) if around else None
+
+    def forward(self, x):
+        return x[x.sum(1) > 0] if self.inner is None else self.inner(x).sum(0)
+
+
+def test_if_shapes_of_results_depend_on_values_it_is_the_module_around():
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH).double(), nn.Sequential(Rows(True)), Total())
+    graph = captured(model)
+    assert [op.module for op in graph.opaque] == ["1.0"]
+
+
+class Total(nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+
+def test_if_that_is_the_model_it_is_refused():
+    with pytest.raises(
+        ss.CaptureError, match=r"Rows\) .* It cannot be one op: .* depend on values"
+    ):
+        ss.capture(nn.Sequential(Rows(False), Total()), (X,))
+
+
+def test_what_is_no_fault_of_tracing_is_the_error_itself():
+    class Wrong(Experts):
+        def forward(self, x):
+            return x @ self.weight[0][:2]
+
+    with pytest.raises(ss.CaptureError, match=r"follow module 'layers.0.experts' \(Wrong\)"):
+        ss.capture(model_of(Wrong), (X,))
+
+
+def train(trainer: ss.Trainer | nn.Module, batches, step):
+    optimizer = torch.optim.SGD([*trainer.parameters()], lr=0.1, momentum=0.9)
+    losses = []
+    for batch in batches:
+        losses.append(step(batch).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, trainer.state_dict()
+
+
+def train_alone(model: nn.Module, batches, num: int):
+    def step(batch):
+        total = torch.zeros((), dtype=torch.float64)
+        for chunk in batch.chunk(num):
+            loss = model(chunk) / num
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    return train(model, batches, step)
+
+
+@pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
+@pytest.mark.parametrize("kind", [Experts, Other])
+@pytest.mark.parametrize("name", PLANS_OF)
+def test_it_trains_as_in_torch_under_every_plan(name, kind, tmp_path, other):
+    plan = ss.Plan(ss.capture(model_of(kind), (X,)), range(2))
+    PLANS[name](plan)
+    compiled = ss.compile(plan, memory_limit=1 << 30)
+    assert ("opaque    Experts in layers.*" in compiled.summary()) == (kind is Experts)
+    assert ss.simulate(compiled, profile=profile_of("a100")).secs > 0
+    num = plan.num_microbatches
+    generator = torch.Generator().manual_seed(2)
+    batches = [torch.randn(8 * num, WIDTH, dtype=X.dtype, generator=generator) for _ in range(3)]
+    expected = train_alone(model_of(kind), batches, num)
+    found = ss.run_threads(compiled.save(tmp_path), lambda t: train(t, batches, t.step), range(2))
+    for one in found.values():
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_folder_has_the_modules_that_its_program_calls(tmp_path, monkeypatch):
+    graph = captured(model_of())
+    plan = ss.Plan(graph, range(2))
+    PLANS["data_parallel"](plan)
+    ss.compile(plan).save(tmp_path)
+    (key,) = {key for op in graph.ops for key in op.modules}
+    monkeypatch.setattr(run_time, "MODULES", {})
+    run_time.load_modules(tmp_path)
+    call = run_time.MODULES[key]
+    assert all(p.is_meta for p in call.skeleton.parameters())
+    model = model_of().layers[0]["experts"]
+    (found,) = call([X, model.weight, model.scale], [(8, WIDTH)])
+    torch.testing.assert_close(found, model(X))
+
+
+def test_a_module_that_cannot_be_pickled_stays_in_its_process(tmp_path, monkeypatch):
+    class Local(Experts):
+        pass
+
+    graph = captured(model_of(Local))
+    keys = {key for op in graph.ops for key in op.modules}
+    run_time.save_modules(tmp_path, keys)
+    assert not [*Path(tmp_path).iterdir()]
+    monkeypatch.setattr(run_time, "MODULES", {})
+    with pytest.raises(ss.PlanError, match=r"Local.* could not be pickled .* top of a module"):
+        run_time.call_module(keys.pop(), (X,), ((8, WIDTH),))
+
+
+def test_results_of_other_shapes_than_at_the_capture_are_an_error():
+    graph = captured(model_of())
+    call = run_time.MODULES[graph.opaque[0].modules[0]]
+    model = model_of().layers[0]["experts"]
+    with pytest.raises(ss.PlanError, match=r"Experts returns \[\[8, 6\]\], and returned \[\[4, 6"):
+        call([X, model.weight, model.scale], [(4, WIDTH)])
+
+
+def test_memory_that_autograd_keeps_is_that_of_the_capture():
+    op = captured(model_of()).opaque[0]
+    memory = op_memory(Part(op))
+    call = run_time.MODULES[op.modules[0]]
+    kept = round(call.kept_bytes * X.nbytes)
+    # What is kept besides its operands: rows of each expert, which together are all rows.
+    assert kept >= X.nbytes
+    assert memory.saved_bytes >= kept
+    assert memory.backward_bytes >= memory.saved_bytes
+
+
+def test_a_call_is_a_value_that_can_be_pickled():
+    call = run_time.MODULES[captured(model_of()).opaque[0].modules[0]]
+    assert len(pickle.dumps(call)) < 10_000
