@@ -67,9 +67,15 @@ class SegmentWriter:
     def _statement(self, part: Part, product: Part | None = None) -> Statement:
         """The statement of a part; if a product adds the part's bias, of both in one call."""
         outs = tuple(self._values.of_part(part, i).name for i in range(len(part.outputs)))
-        bias = None if product is None else self._expression(part, 1)
-        call = self._call(product or part, bias)
+        call = self._call(product or part, None if product is None else self._bias(part))
         return Statement(f"{', '.join(outs)} = {call}", outs, call.reads)
+
+    def _bias(self, part: Part) -> Expression:
+        """What a part adds, in the dtype in which it adds it."""
+        bias, dtype = self._expression(part, 1), part.op.outputs[0].dtype
+        if part.op.inputs[1].dtype == dtype:
+            return bias
+        return Expression(f"({bias.text}).to(torch.{dtype})", bias.reads)
 
     def _call(self, part: Part, bias: Expression | None) -> Expression:
         operands = [self._expression(part, position) for position in range(len(part.inputs))]

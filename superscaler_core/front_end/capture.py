@@ -10,6 +10,7 @@ from torch import nn
 
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import CaptureError, OpaqueWarning
+from superscaler_core.front_end.autocast import no_autocast
 from superscaler_core.front_end.convert import graph_of
 from superscaler_core.front_end.effects import check_model
 from superscaler_core.front_end.export import trace
@@ -33,8 +34,9 @@ def capture(
     """Capture a model's forward pass on one microbatch as a graph, which has its gradients.
 
     The model is traced, not run: it may be on the meta device. It is captured in its present mode,
-    ``train()`` or ``eval()``. A mean cross entropy is over the labels that are not ignored, as in
-    torch; devices that share a microbatch add up their numbers of labels before its backward.
+    ``train()`` or ``eval()``, and with the casts of ``torch.autocast`` where that is on. A mean
+    cross entropy is over the labels that are not ignored, as in torch; devices that share a
+    microbatch add up their numbers of labels before its backward.
 
     Args:
         model: its ``forward`` returns a scalar loss, alone, first in a tuple, or by the name
@@ -91,10 +93,12 @@ def capture(
         raise CaptureError(f"{refused}{line}")
 
     state = State(model)
-    with state.watched():
-        program, graph = call()
-    if state.changed:
-        state.check(program, graph, lambda: call()[1])
+    # The tracing casts as `called` says; what is computed here for the graph is not cast.
+    with no_autocast():
+        with state.watched():
+            program, graph = call()
+        if state.changed:
+            state.check(program, graph, lambda: call()[1])
     if notes := opaque_notes(graph):
         head = (
             f"{title}: every device that needs these computes all of them, as no rule splits them:"

@@ -174,7 +174,9 @@ class _Conversion:
         read = [self.values[ref] for ref in refs]
         constants = [value for value in read if isinstance(value, Tensor)]
         results: list[PTensor | Tensor] = []
-        if len(constants) == len(read) and is_folded(node, constants):
+        if node.is_autocast and isinstance(read[0], PTensor):
+            results.append(self.builder.cast(read[0], node.outputs[0].dtype))
+        elif len(constants) == len(read) and is_folded(node, constants):
             results += self._folded(node)
         else:
             results += self._ruled(node)

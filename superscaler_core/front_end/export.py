@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,9 @@ from torch.export.graph_signature import InputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end import aten
 from superscaler_core.front_end.aten import Runner, value_of
+from superscaler_core.front_end.autocast import MARK, Autocast, entered, is_cast, marked_changes
 from superscaler_core.front_end.calls import TARGET, TracedCall, recorded
 from superscaler_core.front_end.effects import watched
 from superscaler_core.front_end.functions import functions_as_ops
@@ -51,18 +53,19 @@ def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedPr
     ops = ModulesAsOps(model)
     while True:
         try:
-            with recorded() as calls, functions_as_ops(), ops.tracing():
-                return _Reader(_exported(model, call, lines), calls).program()
+            with (
+                recorded() as calls,
+                functions_as_ops(),
+                ops.tracing(),
+                marked_changes() as changes,
+            ):
+                exported = _exported(model, call, lines)
+                return _Reader(exported, calls, call.autocasts, changes).program()
         except UntraceableError as error:
             ops.add(error)
 
 
 def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
-    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
-        raise CaptureError(
-            f"{type(model).__name__} is captured under torch.autocast, whose casts are not traced; "
-            "capture the model outside of it, in the dtype that it is to compute in."
-        )
     refused: list[str] = []
     hints: list[str] = []
     try:
@@ -74,6 +77,7 @@ def _exported(model: nn.Module, call: ModelCall, lines: bool) -> Any:
             _stack_traces(lines),
             call.returning_loss(model),
             _quiet(),
+            entered(call.autocasts),
         ):
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, call.args, call.kwargs, strict=False)
@@ -114,14 +118,26 @@ _NO_STACK_TRACES = "do_not_emit_stack_traces"
 class _Reader:
     """Reads one exported program; ``refs`` has the ref of each fx node's name.
 
+    A block such as ``torch.no_grad()`` is a program in the program; its body is read in its place.
+
     Args:
         exported: the program.
         calls: calls that are one op, by their numbers in the program.
+        autocasts: those that are on at the start of the program.
+        changes: those after each call of ``MARK``.
     """
 
-    def __init__(self, exported: Any, calls: Sequence[TracedCall]) -> None:
+    def __init__(
+        self,
+        exported: Any,
+        calls: Sequence[TracedCall],
+        autocasts: tuple[Autocast, ...],
+        changes: Sequence[tuple[Autocast, ...]],
+    ) -> None:
         self.exported, self.calls = exported, calls
         self.refs: dict[str, Any] = {}
+        self.prefix = ""
+        self.autocasts, self.changes = autocasts, changes
         modules = (m for m in exported.graph_module.modules() if isinstance(m, fx.GraphModule))
         self.writes = any(_writes(node) for module in modules for node in module.graph.nodes)
 
@@ -161,19 +177,15 @@ class _Reader:
             elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
                 is_on, body, *args = node.args
                 yield from self._inlined(module, node, body, args, bool(is_on))
-            elif node.target is torch.ops.higher_order.wrap_with_autocast:
-                _, _, is_on, _, body, *args = node.args
-                if is_on:
-                    raise _refused(
-                        node,
-                        f"{_where(node)} runs under torch.autocast, whose casts are not traced; "
-                        "cast explicitly (x.to(dtype)), or capture the model in that dtype.",
-                    )
-                yield from self._inlined(module, node, body, args, with_grad)
+            elif node.target is MARK:
+                self.autocasts = self.changes[node.args[0]]
             elif str(node.target) in _CHECKS:
                 continue
             elif isinstance(node.target, torch._ops.OpOverload):
-                yield self._node(node, with_grad)
+                made = self._node(node, with_grad)
+                yield from (calls := self._casts(node, made))
+                cast = {call.args["self"]: Ref(call.name) for call in calls}
+                yield replace(made, args={n: _with(v, cast) for n, v in made.args.items()})
             else:
                 raise _refused(
                     node,
@@ -190,12 +202,9 @@ class _Reader:
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
         outside = dict(self.refs)
         self.refs |= {p.name: self._read(a) for p, a in zip(places, args, strict=True)}
-        prefix = f"{node.name}."
-        for made in self._nodes(inner, with_grad):
-            self.refs[made.name] = _renamed(self.refs[made.name], prefix)
-            yield Node(
-                **{f: getattr(made, f) for f in made.__slots__} | {"name": prefix + made.name}
-            )
+        prefix, self.prefix = self.prefix, f"{self.prefix}{node.name}."
+        yield from self._nodes(inner, with_grad)
+        self.prefix = prefix
         returned = next(n for n in inner.graph.nodes if n.op == "output").args[0]
         results = [self.refs[n.name] for n in returned]
         self.refs = outside | {node.name: results}
@@ -211,7 +220,8 @@ class _Reader:
         }
         made = node.meta["val"]
         returns_list = isinstance(made, list | tuple)
-        self.refs[node.name] = _refs_of(node.name, made) if returns_list else Ref(node.name)
+        name = self.prefix + node.name
+        self.refs[node.name] = _refs_of(name, made) if returns_list else Ref(name)
         path, kind = _module(node)
         run: Callable[[Mapping[str, Any]], tuple[Any, ...]] = Runner(target)
         writes = _writes(node)
@@ -219,7 +229,7 @@ class _Reader:
             called = args["number"] = self.calls[args["number"]]
             run = called.by_name
         return Node(
-            name=node.name,
+            name=name,
             target=str(target),
             args=args,
             given=tuple((a.name, a.kwarg_only) for a in schema if a.name in given),
@@ -235,6 +245,38 @@ class _Reader:
             is_passed_on=not (with_grad or writes or is_call) and _is_passed_on(node),
             run=run,
             line=_line(node),
+        )
+
+    def _casts(self, node: fx.Node, made: Node) -> list[Node]:
+        """The casts of a call's arguments by the autocasts around it."""
+        found: list[Node] = []
+        given = {n.name: n.meta["val"] for n in node.all_input_nodes if _tensors(n)}
+        for autocast in self.autocasts if given and not made.writes else ():
+            dtype = self._dtype_of(autocast, node)
+            for name, fake in given.items():
+                if dtype is not None and is_cast(fake, dtype):
+                    value = replace(value_of(fake), dtype=str(dtype).removeprefix("torch."))
+                    args = {"self": self.refs[name], "dtype": dtype}
+                    cast = f"{made.name}.cast{len(found)}"
+                    call = aten.call(made, cast, "aten._to_copy.default", args, value)
+                    found.append(replace(call, is_autocast=True))
+        return found
+
+    def _dtype_of(self, autocast: Autocast, node: fx.Node) -> torch.dtype | None:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda other: other.meta["val"])
+        target: Any = node.target
+        devices = {t.device.type for n in node.all_input_nodes for t in _tensors(n)}
+        why = f"whose tensors are on {', '.join(sorted(devices))}"
+        if devices <= {autocast.device}:
+            why = "whose casts inside of it are not known"
+            with suppress(LookupError):
+                if target.namespace == "aten":
+                    return autocast.cast_of(target, args, kwargs)
+        raise _refused(
+            node,
+            f"{node.target} in {_where(node)} runs under torch.autocast({autocast.device!r}), "
+            f"{why}; call it under torch.autocast({autocast.device!r}, enabled=False) with "
+            "arguments in the dtype that it is to compute in.",
         )
 
     def _shares(self, node: fx.Node) -> tuple[Ref | None, ...]:
@@ -270,16 +312,17 @@ class _Reader:
         return value
 
 
+def _with(value: Any, others: Mapping[Ref, Ref]) -> Any:
+    """A value in which refs are replaced."""
+    if isinstance(value, list):
+        return [_with(v, others) for v in value]
+    return others.get(value, value) if isinstance(value, Ref) else value
+
+
 def _refs_of(name: str, values: Sequence[Any]) -> list[Any]:
     """A ref for every tensor of a result; other values are what they are."""
     number = itertools.count()
     return [Ref(name, next(number)) if isinstance(v, Tensor) else v for v in values]
-
-
-def _renamed(made: Any, prefix: str) -> Any:
-    if isinstance(made, list):
-        return [_renamed(ref, prefix) for ref in made]
-    return replace(made, name=prefix + made.name) if isinstance(made, Ref) else made
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from superscaler_core.errors import CaptureError
+from superscaler_core.front_end.autocast import Autocast, active
 
 _OFF = {"use_cache": False}
 """Arguments of a forward that ask for values which only generation uses, and how to decline."""
@@ -31,12 +32,14 @@ class ModelCall:
         num_results: how many more values are kept beside the loss; a model with such results
             returns a tuple, first the loss.
         results: further values to keep: keys or fields of the output, or positions in a tuple.
+        autocasts: that are on where it is called.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     num_results: int = 0
     results: tuple[str | int, ...] = ()
+    autocasts: tuple[Autocast, ...] = ()
 
     @classmethod
     def of(
@@ -66,7 +69,7 @@ class ModelCall:
                 f"{type(model).__name__}.forward does not take {names}: {error}."
             ) from None
         given = dict(sorted(given.items(), key=lambda item: _place(order, item[0])))
-        return cls(tuple(args), given, **kept)
+        return cls(tuple(args), given, autocasts=active(), **kept)
 
     def copied(self, model: nn.Module) -> ModelCall:
         """The same call with copies of its tensors, on the device of the model."""

@@ -47,6 +47,7 @@ class Node:
         is_passed_on: it returns one of its arguments itself, where no gradients are recorded.
         run: computes it on the CPU, from all arguments by name.
         line: the user's line that calls it, as text; empty if the tracing did not record it.
+        is_autocast: it is a cast by ``torch.autocast`` for the op that follows.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Node:
     is_passed_on: bool
     run: Callable[[Mapping[str, Any]], tuple[Any, ...]]
     line: str = ""
+    is_autocast: bool = False
 
     @property
     def base(self) -> str:

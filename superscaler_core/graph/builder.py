@@ -26,6 +26,7 @@ class GraphBuilder:
     _constants: dict[str, Any] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
     _notes: list[str] = field(default_factory=list)
+    _casts: dict[PTensor, PTensor] = field(default_factory=dict)
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> PTensor:
         """An argument of the model, of one microbatch."""
@@ -48,6 +49,16 @@ class GraphBuilder:
         """A value that depends on no input and is not trained."""
         made = PTensor(self._unique(name), tuple(shape), dtype, "constant", False)
         self._constants[made.name] = value
+        return made
+
+    def cast(self, tensor: PTensor, dtype: str) -> PTensor:
+        """A tensor in another dtype, into which every op that reads it casts it on its own.
+
+        So the graph has the ops that it has without the cast, and plans cut it in the same ways;
+        gradients of a parameter are summed in the dtype of the parameter.
+        """
+        made = replace(tensor, dtype=dtype)
+        self._casts[made] = tensor
         return made
 
     def value_of(self, tensor: PTensor) -> Any:
@@ -97,6 +108,8 @@ class GraphBuilder:
         Raises:
             AnnotationError: the shapes do not fit the annotation.
         """
+        code = _casting(code, {i: t.dtype for i, t in enumerate(inputs) if t in self._casts})
+        inputs = [self._casts.get(t, t) for t in inputs]
         name = self._unique(f"{module}:{kind}" if module else kind, "op ")
         made = Annotation.parse(annotation) if isinstance(annotation, str) else annotation
         shapes = [tuple(shape) for shape, _ in outputs]
@@ -186,3 +199,12 @@ class GraphBuilder:
             found = f"{name}_{count}"
         self._names.add(among + found)
         return found
+
+
+def _casting(code: str | Invocation, dtypes: Mapping[int, str]) -> str | Invocation:
+    """Code that casts some of its inputs first, given by position."""
+    for position, dtype in dtypes.items():
+        field_of_input = f"{{x{position}}}"
+        change = (field_of_input, f"{field_of_input}.to(torch.{dtype})")
+        code = code.replacing(*change) if isinstance(code, Invocation) else code.replace(*change)
+    return code

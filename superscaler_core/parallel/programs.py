@@ -24,6 +24,7 @@ import rvdcomm as rv
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
+from superscaler_core.front_end.autocast import active, entered
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.graph.graph import Graph
 from superscaler_core.parallel.sprogram import SProgram
@@ -45,7 +46,7 @@ class Programs:
     as the plan can use for it, and gives the same loss and gradients.
 
     Args:
-        model: captured once per shape, in the modes that its modules have now.
+        model: captured once per shape, in the modes and under the autocasts of now.
         sprogram: fills the plans.
         num_devices: of every plan.
         results: what evaluation keeps beside the loss, as in ``capture``.
@@ -66,6 +67,7 @@ class Programs:
         self.model, self.num_devices = model, num_devices
         self._sprogram, self._results, self._options = sprogram, tuple(results), options
         self._modes = {name: module.training for name, module in model.named_modules()}
+        self._autocasts = active()
         self._is_silent = is_silent
         self._first: Compiled | None = None
         self._made: OrderedDict[Hashable, Compiled] = OrderedDict()
@@ -121,7 +123,8 @@ class Programs:
     def _graph(self, call: ModelCall, num_microbatches: int, trains: bool) -> Graph:
         """The graph of one microbatch."""
         part = _cut(call, num_microbatches)
-        with self._in_mode(trains), warnings.catch_warnings():
+        casts = entered(self._autocasts)
+        with self._in_mode(trains), casts, warnings.catch_warnings():
             if self._first is not None:
                 # What is opaque was said of the example.
                 warnings.simplefilter("ignore", OpaqueWarning)

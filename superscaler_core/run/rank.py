@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import rvdcomm as rv
+from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
 from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
@@ -126,6 +127,11 @@ class Rank(SegmentRunner):
         return found
 
     def _check(self, batch: Mapping[str, Tensor]) -> None:
+        if torch.is_autocast_enabled(self.device.type):
+            raise PlanError(
+                "a step runs under torch.autocast, and its program casts what the capture says: "
+                "capture or parallelize the model under torch.autocast, and step outside of it."
+            )
         for name, (shape, dtype) in self.tables.inputs.items():
             want = (shape[0] * self.tables.num_microbatches, *shape[1:]) if shape else ()
             given = batch.get(name)

@@ -440,8 +440,12 @@ FEATURES: dict[str, Feature] = {
         lambda b, h: (h * torch.tensor(1 + 2j)).abs(), refused="complex64 are not supported"
     ),
     "autocast": Feature(
-        lambda b, h: within(b, torch.autocast("cpu", torch.bfloat16), lambda: b.other(h)),
-        refused="torch.autocast, whose casts are not traced",
+        lambda b, h: within(b, torch.autocast("cpu", torch.bfloat16), lambda: b.other(h))
+    ),
+    "no_grad under autocast": Feature(
+        lambda b, h: within(
+            b, torch.autocast("cpu", torch.bfloat16), lambda: b.other(h) * no_grad(b.other, h)
+        )
     ),
     "autocast that is off": Feature(
         lambda b, h: within(b, torch.autocast("cpu", enabled=False), lambda: b.other(h))

@@ -316,11 +316,6 @@ def counts_in_a_view(net, x):
     return net.line(x).sum() * net.count
 
 
-def autocasts(net, x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return net.line(x).sum()
-
-
 COUNT = {"count": torch.zeros(())}
 
 
@@ -336,7 +331,6 @@ COUNT = {"count": torch.zeros(())}
         (Net(lambda net, x: net.line(x[x[:, 0].nonzero()[:, 0]]).sum()), "depends on values"),
         (Net(lambda net, x: {"scores": net.line(x).sum()}), "dict without a loss; .* given labels"),
         (Net(lambda net, x: torch.ones(())), "returns a value that no op computes"),
-        (Net(autocasts), "runs under torch.autocast, whose casts are not traced; cast explicitly"),
         (Net(lambda net, x: net.line(x[torch.randperm(4)]).sum()), "randperm.* random numbers"),
     ],
 )  # fmt: skip

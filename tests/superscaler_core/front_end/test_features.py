@@ -137,11 +137,6 @@ def test_a_capture_does_not_depend_on_the_grad_mode_around_it() -> None:
     assert graph.loss.requires_grad
 
 
-def test_a_capture_under_autocast_is_refused() -> None:
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ss.CaptureError, match="outside of"):
-        ss.capture(model_of("buffer"), (BATCH,))
-
-
 def test_functions_apply_as_before_after_a_capture() -> None:
     model = model_of("reversal")
     ss.capture(deepcopy(model), (BATCH,))

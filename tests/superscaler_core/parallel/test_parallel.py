@@ -159,6 +159,21 @@ def test_random_masks_go_on_over_shapes() -> None:
     assert alike[1] != mixed[1]
 
 
+def test_programs_of_all_shapes_cast_as_the_call_that_made_them() -> None:
+    def work(parallel: ss.Parallel) -> tuple[list[float], set[str]]:
+        losses = [parallel.step(**named(size)).item() for size in (4, 3)]
+        graphs = [made.plan.graph for made in parallel._programs.kept]
+        return losses, {op.outputs[0].dtype for g in graphs for op in g.ops if op.kind == "linear"}
+
+    model = words().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = on_threads(model, named(4), 2, work)
+        expected = [model(**named(size))["loss"].item() for size in (4, 3)]
+    for losses, dtypes in found.values():
+        assert dtypes == {"bfloat16"}
+        assert losses == pytest.approx(expected, rel=1e-2)
+
+
 def test_gradients_of_steps_add_up() -> None:
     def work(parallel: ss.Parallel) -> dict[str, Tensor]:
         parallel.step(**named(4, 0))

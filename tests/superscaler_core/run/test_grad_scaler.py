@@ -97,6 +97,53 @@ def on_two(plan_name: str, work: Callable[[ss.Trainer], Any], folder: Path) -> l
     return list(ss.run_threads(ss.compile(plan).save(folder), work, range(2)).values())
 
 
+# Threads add up gradients, infinite ones too, by numpy.
+@pytest.mark.filterwarnings("ignore:invalid value encountered in add:RuntimeWarning")
+@pytest.mark.parametrize("plan_name", ["data_parallel", "zero1"])
+def test_float16_by_autocast_is_trained_with_float32_masters(
+    plan_name: str, tmp_path: Path
+) -> None:
+    options = {"init_scale": 2.0**18, "growth_interval": 3}
+    batches = [tuple(t.float() for t in batch(step + 10)) for step in range(NUM_STEPS)]
+    autocast = torch.autocast("cpu", torch.float16)
+    model = net().float()
+    with autocast:
+        plan = ss.Plan(ss.capture(model, batches[0]), devices=range(2))
+    PLANS[plan_name](plan)
+
+    def train(step: Any, scaler: Any, optimizer: torch.optim.Optimizer) -> list[float]:
+        scales = []
+        for inputs in batches:
+            step(*inputs)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+        return scales
+
+    def work(trainer: ss.Trainer) -> tuple[list[float], dict[str, Tensor]]:
+        optimizer = torch.optim.SGD(trainer.parameters(), lr=0.1)
+        scales = train(trainer.step, trainer.grad_scaler(**options), optimizer)
+        return scales, trainer.state_dict()
+
+    found = ss.run_threads(ss.compile(plan).save(tmp_path), work, range(2))
+    scaler, optimizer = (
+        torch.amp.GradScaler("cpu", **options),
+        torch.optim.SGD(model.parameters(), 0.1),
+    )
+
+    def step(*inputs: Tensor) -> None:
+        with autocast:
+            loss = model(*inputs)
+        scaler.scale(loss).backward()
+
+    scales = train(step, scaler, optimizer)
+    assert scales[0] < options["init_scale"]  # float16 overflows at first
+    for mine, state in found.values():
+        assert mine == scales
+        torch.testing.assert_close(state, dict(model.state_dict()), rtol=1e-2, atol=1e-3)
+
+
 def test_the_loss_is_not_scaled_and_a_scaler_that_is_off_changes_nothing(tmp_path: Path) -> None:
     def work(trainer: ss.Trainer) -> list[tuple[Tensor, Tensor | None]]:
         found = []

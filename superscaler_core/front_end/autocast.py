@@ -1,0 +1,169 @@
+"""Autocast: which arguments of an op ``torch.autocast`` casts, found by asking torch.
+
+Torch has no table of its rules to read. But it tells, in a dispatch mode, which kernels an op runs
+and in which dtypes. So a cast of the arguments is the one of autocast if, with it and without
+autocast, the op runs the same kernels in the same dtypes. This holds for composite ops too, whose
+inner ops are cast: cross entropy is computed in float32, as its inner logarithm is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
+from torch.fx.node import has_side_effect
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DEVICES = ("cpu", "cuda")
+
+
+def active() -> tuple[Autocast, ...]:
+    """The autocasts that are on, by device."""
+    found = (device for device in DEVICES if torch.is_autocast_enabled(device))
+    return tuple(Autocast(device, torch.get_autocast_dtype(device)) for device in found)
+
+
+@contextmanager
+def marked_changes() -> Iterator[list[tuple[Autocast, ...]]]:
+    """While a model is traced, each change of autocast is a call of ``MARK`` in the program.
+
+    Torch would make a block a program of its own, and lose ``torch.no_grad()`` inside of it.
+
+    Yields the autocasts after each change, by the number that is the argument of the call.
+    """
+    changes: list[tuple[Autocast, ...]] = []
+    before = PreDispatchTorchFunctionMode.__torch_function__
+
+    def recorded(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in (_enter_autocast, _exit_autocast):
+            return before(self, func, types, args, kwargs)
+        node = self.tracer.create_node("call_function", MARK, (len(changes),), {})
+        node.meta["val"] = None
+        changes.append(active())
+        return node
+
+    with patch.object(PreDispatchTorchFunctionMode, "__torch_function__", recorded):
+        yield changes
+
+
+@contextmanager
+def entered(autocasts: Iterable[Autocast]) -> Iterator[None]:
+    """Inside this context, torch casts as these say, and as no others do."""
+    with no_autocast(), ExitStack() as stack:
+        for autocast in autocasts:
+            stack.enter_context(autocast.entered())
+        yield
+
+
+@contextmanager
+def no_autocast() -> Iterator[None]:
+    """Inside this context, nothing is cast."""
+    with ExitStack() as stack:
+        for autocast in active():
+            stack.enter_context(torch.autocast(autocast.device, enabled=False))
+        yield
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """``torch.autocast`` for a device type and a narrow dtype."""
+
+    device: str
+    dtype: torch.dtype
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """A context in which torch casts by itself."""
+        return torch.autocast(self.device, self.dtype, cache_enabled=False)
+
+    def cast_of(
+        self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> torch.dtype | None:
+        """To which dtype an op casts its arguments; None if it leaves them as they are.
+
+        Args:
+            op: an ATen op.
+            args, kwargs: its arguments, tensors without values; not modified.
+
+        Raises:
+            LookupError: it is no cast of its arguments to one dtype that makes the difference.
+        """
+        key = (self, op, pytree.tree_map(_form, (tuple(args), kwargs)))
+        known = str(key)
+        if known not in _KNOWN:
+            with self.entered():
+                wanted = _calls(op, args, kwargs)
+            for dtype in (None, self.dtype, torch.float32):
+                # Without the cast, an op may refuse tensors of different dtypes.
+                with no_autocast(), suppress(RuntimeError):
+                    if _calls(op, *_cast(dtype, (args, kwargs))) == wanted:
+                        _KNOWN[known] = dtype
+                        break
+            else:
+                raise LookupError
+        return _KNOWN[known]
+
+
+_KNOWN: dict[str, torch.dtype | None] = {}
+"""The cast of every form of call that was asked for."""
+
+
+def is_cast(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Whether autocast to ``dtype`` changes a tensor; it leaves float64 alone."""
+    return tensor.is_floating_point() and tensor.dtype not in (dtype, torch.float64)
+
+
+def _cast(dtype: torch.dtype | None, values: Any) -> Any:
+    def one(value: Any) -> Any:
+        if dtype is not None and isinstance(value, Tensor) and is_cast(value, dtype):
+            return value.to(dtype)
+        return value
+
+    return pytree.tree_map(one, values)
+
+
+def _form(value: Any) -> Any:
+    """What of an argument decides on casts: of a tensor, all but its sizes."""
+    return (value.dtype, value.ndim, value.device) if isinstance(value, Tensor) else value
+
+
+def _calls(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    with torch.no_grad(), _Recorder() as recorder:
+        made = op(*args, **kwargs)
+    return [*recorder.calls, _dtypes(made)]
+
+
+def _dtypes(values: Any) -> list[torch.dtype]:
+    return [x.dtype for x in pytree.tree_leaves(values) if isinstance(x, Tensor)]
+
+
+_MOVES = ("aten._to_copy", "aten.clone", "aten._unsafe_view")
+"""Casts, and what moves elements: before and after a cast, that is the same."""
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the kernels that compute something, with the dtypes of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        # Autocast asks every argument for its device, by an op of the namespace prim.
+        if not (func.is_view or func.namespace == "prim" or str(func).startswith(_MOVES)):
+            self.calls.append((str(func), _dtypes((args, kwargs, made))))
+        return made
+
+
+torch.library.define("superscaler::autocast", "(int number) -> ()")
+MARK = torch.ops.superscaler.autocast.default
+"""In a traced program: from here on, the autocasts are those of this number."""
+has_side_effect(MARK)

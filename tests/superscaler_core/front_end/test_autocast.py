@@ -1,0 +1,218 @@
+"""Laws of autocast: a graph captured under it casts what torch casts, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor, nn
+
+import superscaler_core as ss
+from superscaler_core.models import build, example_inputs
+from superscaler_core.plans import PLANS
+
+BF16 = torch.bfloat16
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(2))
+LABELS = torch.tensor([0, 5, 2, 3])
+
+
+class Net(nn.Module):
+    """What ``body`` computes of a module with some parameters."""
+
+    def __init__(self, body: Callable[[Net, Tensor], Tensor], inside: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.inside = body, inside
+        self.up, self.down = nn.Linear(6, 8, bias=False), nn.Linear(8, 6, bias=False)
+        self.norm = nn.LayerNorm(8)
+        self.table = nn.Embedding(6, 6)
+        self.conv = nn.Conv1d(2, 4, 3, bias=False)
+        self.register_buffer("factor", torch.full((6,), 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_on = self.inside or torch.is_autocast_enabled("cpu")
+        with torch.autocast("cpu", BF16, is_on, cache_enabled=False):
+            return self.body(self, x)
+
+
+def off(net: Net, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return net.down(net.up(x)).square().mean()
+
+
+def nested(net: Net, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        y = net.up(x)
+        with torch.autocast("cpu", torch.float16):
+            y = net.down(y)
+        return net.up(y.float()).square().mean() + (x @ x.T).mean()
+
+
+def no_grad(net: Net, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = net.up(x).mean()
+    return (net.down(net.up(x)) * scale).float().square().mean()
+
+
+BODIES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "linear": lambda n, x: n.down(n.up(x)).float().square().mean(),
+    "norm": lambda n, x: n.down(n.norm(F.gelu(n.up(x)))).square().mean(),
+    "cross entropy": lambda n, x: F.cross_entropy(n.down(n.up(x)), LABELS),
+    "mse": lambda n, x: F.mse_loss(n.down(n.up(x)), x.to(BF16)),
+    "binary": lambda n, x: F.binary_cross_entropy_with_logits(n.down(n.up(x)), x.sigmoid()),
+    "matmul": lambda n, x: (x @ n.up.weight.T @ n.down.weight.T).float().mean(),
+    "einsum": lambda n, x: torch.einsum("bi,oi->bo", x, n.up.weight).float().square().mean(),
+    "bmm": lambda n, x: torch.bmm(x[None], n.up.weight.T[None]).float().square().mean(),
+    "attention": lambda n, x: F.scaled_dot_product_attention(
+        n.up(x)[None, None], x.repeat(1, 2)[None, None, :, :8], n.up(x)[None, None]
+    ).float().square().mean(),
+    "cat": lambda n, x: torch.cat([n.up(x), x], 1).square().mean(),
+    "conv": lambda n, x: n.conv(x.reshape(2, 2, 6)).float().square().mean(),
+    "softmax": lambda n, x: n.up(x).softmax(-1).square().sum(),
+    "embedding": lambda n, x: n.down(n.up(n.table(LABELS))).square().mean(),
+    "tied": lambda n, x: F.linear(n.table(LABELS) * x, n.table.weight).float().square().mean(),
+    "promoted": lambda n, x: (n.down(n.up(x)) * n.factor + x).square().mean(),
+    "double": lambda n, x: (x.double() @ x.double().T + n.up(x).sum()).mean(),
+    "in place": lambda n, x: n.down(n.up(x).mul_(2)).float().square().mean(),
+    "off": off,
+    "nested": nested,
+    "no grad": no_grad,
+}  # fmt: skip
+
+
+def trained_alone(model: Net, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    with torch.autocast("cpu", BF16, cache_enabled=False):
+        loss = model(x)
+    loss.backward()
+    grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), grads
+
+
+def captured(model: Net, x: Tensor) -> ss.Graph:
+    if model.inside:
+        return ss.capture(model, (x,))
+    with torch.autocast("cpu", BF16):
+        return ss.capture(model, (x,))
+
+
+def on_threads(plan: ss.Plan, folder: Path, x: Tensor) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    def work(trainer: ss.Trainer) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = trainer.step(x)
+        before = {name: value.clone() for name, value in trainer.state_dict().items()}
+        assert all(p.grad is None or p.grad.dtype == p.dtype for p in trainer.parameters())
+        torch.optim.SGD(trainer.parameters(), lr=1.0).step()
+        after = trainer.state_dict()
+        return loss, {name: before[name] - after[name] for name in after}
+
+    return list(ss.run_threads(ss.compile(plan).save(folder), work, plan.devices).values())
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+@pytest.mark.parametrize("name", BODIES)
+def test_a_model_is_cast_as_torch_casts_it(name: str, inside: bool, tmp_path: Path) -> None:
+    model = Net(BODIES[name], inside)
+    graph = captured(model, X)
+    plan = ss.Plan(graph, devices=[0])
+    for op in graph.ops:
+        plan.op_assign(op, 0)
+    ((loss, grads),) = on_threads(plan, tmp_path, X)
+    expected, wanted = trained_alone(model, X)
+    assert loss.dtype == expected.dtype
+    # The same kernels in the same dtypes. Torch may keep the cast of a weight that is read twice,
+    # and add its gradients in bfloat16; here each reader casts it, and they are added in float32.
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-7)
+    for name, grad in wanted.items():
+        torch.testing.assert_close(grads[name], grad, rtol=1e-2, atol=1e-5)
+
+
+def test_autocast_changes_the_dtypes_of_a_graph_and_nothing_else() -> None:
+    model = Net(BODIES["norm"])
+    plain, cast = ss.capture(model, (X,)), captured(model, X)
+    assert str(plain) == str(cast)
+    kinds = [op.kind for op in cast.ops if op.outputs[0].dtype == "bfloat16"]
+    assert kinds == ["linear", "gelu", "layer_norm", "linear", "square", "mean"]
+    assert all(tensor.dtype == "float32" for tensor in cast.parameters.values())
+
+
+PLANS_OF_GPT = [
+    ("data_parallel", 2, {}), ("zero3", 2, {}), ("megatron", 2, {}),
+    ("one_f_one_b", 2, {"microbatches": 2}), ("hybrid", 4, {"tp": 2, "pp": 2, "microbatches": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("plan_name", "num_devices", "knobs"), PLANS_OF_GPT)
+def test_plans_train_float32_masters_in_bfloat16(
+    plan_name: str, num_devices: int, knobs: dict[str, Any], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = build("gpt")
+    with torch.autocast("cpu", BF16):
+        plan = ss.Plan(ss.capture(model, example_inputs("gpt", 4)), devices=range(num_devices))
+    PLANS[plan_name](plan, **knobs)
+
+    def work(trainer: ss.Trainer) -> list[float]:
+        optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-2)
+        losses = []
+        for seed in range(4):
+            batch = example_inputs("gpt", 4 * trainer.num_microbatches, seed=seed)
+            losses.append(trainer.step(*batch).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        assert {p.dtype for p in trainer.parameters()} == {torch.float32}
+        return losses
+
+    found = ss.run_threads(ss.compile(plan).save(tmp_path), work, range(num_devices))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    expected = []
+    for seed in range(4):
+        with torch.autocast("cpu", BF16):
+            loss = model(*example_inputs("gpt", 4 * knobs.get("microbatches", 1), seed=seed))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        expected.append(loss.item())
+    for losses in found.values():
+        # bfloat16 has 8 bits; sums over devices are rounded in another order.
+        assert losses == pytest.approx(expected, rel=1e-2)
+
+
+def test_a_step_under_autocast_is_refused(tmp_path: Path) -> None:
+    model = Net(BODIES["linear"])
+    plan = ss.Plan(ss.capture(model, (X,)), devices=[0])
+    PLANS["data_parallel"](plan)
+
+    def work(trainer: ss.Trainer) -> None:
+        with (
+            torch.autocast("cpu", BF16),
+            pytest.raises(ss.PlanError, match=r"program casts what the capture says"),
+        ):
+            trainer.step(X)
+
+    ss.run_threads(ss.compile(plan).save(tmp_path), work, range(1))
+
+
+@ss.register_op("b^ k^ -> b^ k^")
+def squared(x: Tensor) -> Tensor:
+    """Computes in a dtype that only it knows."""
+    return x @ x.T @ x
+
+
+def test_an_op_whose_casts_are_inside_of_it_is_refused_by_name() -> None:
+    model = Net(lambda n, x: squared(n.down(n.up(x))).float().mean())
+    match = r"squared.* runs under torch.autocast\('cpu'\), whose casts inside of it are not known"
+    with torch.autocast("cpu", BF16), pytest.raises(ss.CaptureError, match=match):
+        ss.capture(model, (X,))
+
+
+def test_a_model_without_values_is_refused_for_torch_would_not_cast_it() -> None:
+    with torch.device("meta"):
+        model = Net(BODIES["linear"])
+    with (
+        torch.autocast("cpu", BF16),
+        pytest.raises(ss.CaptureError, match="whose tensors are on me"),
+    ):
+        ss.capture(model, (X,))
