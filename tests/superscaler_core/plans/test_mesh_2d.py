@@ -93,7 +93,10 @@ def test_a_mesh_is_as_square_as_can_be(
         (Case("mesh_2d", 4, {"x": 3}), "x=3 times y=0 on 4 devices: .* has to divide 4"),
         (Case("mesh_2d", 4, {"x": 4, "y": 2}), "x=4 times y=2 on 4 devices"),
         (Case("mesh_2d", 4, {"x": -1}), "x=-1"),
-        (Case("mesh_2d", 8, {}), "dim 0 of tokens cannot be cut into 8 parts: .* it can be cut into at most 4"),
+        (
+            Case("mesh_2d", 8, {}),
+            "dim 0 of tokens cannot be cut into 8 parts: .* it can be cut into at most 4",
+        ),
     ],
     ids=str,
 )
