@@ -24,7 +24,8 @@ class Flow:
     Attributes:
         segments: the segments among the steps.
         args: for each segment its inputs: values with gradients, and others.
-        exports: for each segment its results: values that others read, that edges move, the loss.
+        exports: for each segment its results: values that others read, that edges move, the loss,
+            values of buffers.
         summands: for each summand of a sum that an edge moves, the edges that move the sum.
         spans: the steps of each span that is rerun, by its number.
     """
@@ -77,7 +78,7 @@ class Flow:
             wanted |= {value.name for value in self._values.edge_source(edge)}
         found: dict[Segment, list[Value]] = {}
         for segment in self.segments:
-            wanted.update(self.loss_names(segment))
+            wanted.update(self.loss_names(segment), self.state_names(segment).values())
             chosen = [value for value in self._made_in(segment) if value.name in wanted]
             found[segment] = sorted(chosen, key=lambda value: not value.has_grad)
         return found
@@ -87,6 +88,14 @@ class Flow:
         losses = self._made.plan.graph.losses
         parts = [part for part in segment.parts if part.op.outputs[0] in losses]
         return [self._values.of_part(part, 0).name for part in parts]
+
+    def state_names(self, segment: Segment) -> dict[str, str]:
+        """The buffers that a segment replaces, each with the variable of its new value."""
+        buffers = {kept: buffer for buffer, kept in self._made.plan.graph.state.items()}
+        parts = [part for part in segment.parts if part.op.outputs[0] in buffers]
+        return {
+            buffers[part.op.outputs[0]].name: self._values.of_part(part, 0).name for part in parts
+        }
 
     # --- edges ----------------------------------------------------------------------------------
 

@@ -238,6 +238,8 @@ class StageWriter:
         lines = [self._with_args(f"run.{which}", segment, outs)]
         for name in () if again else self._flow.loss_names(segment):
             lines.append(Statement(f"run.add_loss({name})", reads=(name,)))
+        for buffer, name in () if again else self._flow.state_names(segment).items():
+            lines.append(Statement(f'run.keep_state("{buffer}", {name})', reads=(name,)))
         return lines
 
     def _with_args(self, call: str, segment: Segment, outs: tuple[str, ...] = ()) -> Statement:

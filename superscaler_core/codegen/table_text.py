@@ -49,9 +49,18 @@ def tables_text(
         *([f"    swapped=frozenset({sorted(swapped)!r}),"] if swapped else []),
         *([f"    buffers={buffers!r},"] if buffers else []),
         *([f"    results={results!r},"] if results else []),
+        *_state_lines(made, device),
         ")",
     ]
     return "\n".join(lines)
+
+
+def _state_lines(made: Materialized, device: Device) -> Iterator[str]:
+    if made.states:
+        yield "    states={"
+        for tensor, legs in made.states.items():
+            yield f"        {tensor.name!r}: {_legs(legs, device)},"
+        yield "    },"
 
 
 def _uses_on(made: Materialized, device: Device) -> list[Use]:

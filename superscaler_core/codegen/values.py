@@ -77,7 +77,9 @@ class Values:
             return [Value(name, view.box, False, text)]
         if tensor.kind == CONSTANT:
             name = self._names.of(tensor, tensor.name)
-            return [Value(name, tensor.box, False, f'run.constant("{tensor.name}")')]
+            changes = tensor in self._made.plan.graph.state
+            call = f'state("{tensor.name}", mb)' if changes else f'constant("{tensor.name}")'
+            return [Value(name, tensor.box, False, f"run.{call}")]
         if tensor.kind == PARAMETER:
             use = self._made.weights.of_reader[part.op, position]
             name, box = self._names.of(use, tensor.name), use.side.shards[self._device].box

@@ -20,6 +20,20 @@ def overload(target: str) -> OpOverload | None:
     return getattr(packet, which, None)
 
 
+def is_mutable(target: str) -> bool:
+    """Whether an op's schema says that it modifies an argument."""
+    op = overload(target)
+    return op is not None and bool(op._schema.is_mutable)
+
+
+def overload_with(base: str, names: Sequence[str]) -> str:
+    """The overload of an op with these arguments; empty if there is none."""
+    namespace, name = base.split(".")
+    packet = getattr(getattr(torch.ops, namespace), name)
+    found = (f"{base}.{which}" for which in packet.overloads())
+    return next((target for target in found if arguments(target) == list(names)), "")
+
+
 def arguments(target: str) -> list[str]:
     """Names of an op's arguments."""
     op = overload(target)

@@ -97,6 +97,7 @@ class Call:
         saves: Sequence[int] | None = None,
         flops: float = 1.0,
         differentiable: bool = True,
+        num_grads: int | None = None,
         sizes: Mapping[str, int] | None = None,
         imports: Sequence[str] = (),
         hint: str = "",
@@ -119,7 +120,7 @@ class Call:
         return self.builder.op(
             kind, annotation, inputs, outputs, code,
             module=self.node.module, saves=kept if grad else (), flops=flops, differentiable=grad,
-            sizes=sizes, imports=imports, hint=hint, modules=modules,
+            num_grads=num_grads, sizes=sizes, imports=imports, hint=hint, modules=modules,
         )  # fmt: skip
 
     def without_grad(self, x: PTensor) -> PTensor:

@@ -40,7 +40,7 @@ def capture(
 
     Args:
         model: its ``forward`` returns a scalar loss, alone, first in a tuple, or by the name
-            ``loss`` (``output.loss`` or ``output["loss"]``); no buffer may change in it.
+            ``loss`` (``output.loss`` or ``output["loss"]``).
         args, kwargs: example arguments, by position and by name (``args`` may be a mapping too);
             of tensors only shapes and dtypes matter. Sizes are those of one microbatch and stay as
             they are. Caches that only generation uses are switched off.

@@ -15,10 +15,10 @@ from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedV
 from superscaler_core.front_end.rules import opaque, rule_of
 from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.small_constants import compact, is_folded, run_small
-from superscaler_core.front_end.storage import Storages
+from superscaler_core.front_end.storage import Storages, written
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
-from superscaler_core.graph.tensor import INPUT, PARAMETER, PTensor
+from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
 
 # Of these only the shape and dtype of the argument matter, so that their results are constants.
 _LIKE = {
@@ -56,6 +56,7 @@ class _Conversion:
     Attributes:
         values: what every ref is: a pTensor, or a real constant.
         kept: buffers, and other tensors that the model keeps, as they were at the capture.
+        state: buffers that the program writes, by the ref of their first value.
         folded: those of them of which a constant was computed.
         without_value: constants on the meta device, with the names of those kept that they need.
         valueless: those of the names that the graph reads.
@@ -70,6 +71,7 @@ class _Conversion:
         self.folded: set[str] = set()
         self.without_value: dict[Ref, tuple[str, ...]] = {}
         self.valueless: set[str] = set()
+        self.state: dict[Ref, PTensor] = {}
         self.storages = Storages(self)
 
     def graph(self, recycled: Mapping[str, int], results: Sequence[str]) -> Graph:
@@ -83,6 +85,7 @@ class _Conversion:
             except CaptureError as error:
                 error.node = node.name
                 raise
+        state = self._state()
         num_own = 1 + max(recycled.values(), default=0)
         num_outputs = num_own + len(results)
         return self.builder.build(
@@ -96,7 +99,26 @@ class _Conversion:
                 name: self._output(number, num_outputs)
                 for number, name in enumerate(results, num_own)
             },
+            state=state,
         )
+
+    def _state(self) -> dict[PTensor, PTensor]:
+        """The buffers that the program replaces, each with its value afterwards."""
+        found = {}
+        for ref, buffer in self.state.items():
+            value = self._tensor(self.storages.read(ref))
+            if value.requires_grad:
+                raise CaptureError(
+                    f"{self.builder.name} keeps a value with a gradient in buffer {buffer.name!r}; "
+                    "detach what is written there."
+                )
+            if value.kind != ACTIVATION:
+                raise CaptureError(
+                    f"{self.builder.name} replaces buffer {buffer.name!r} by {value.kind} "
+                    f"{value.name!r}, which no op computes."
+                )
+            found[buffer] = self.builder.keep(buffer, value)
+        return found
 
     def _weights(self) -> dict[str, Tensor]:
         """The model's own parameters, if they have values."""
@@ -142,6 +164,10 @@ class _Conversion:
             if value.is_meta:
                 self.without_value[Ref(place)] = (name,)
         check_apart(dict(self.model.named_parameters()), dict(self.program.constants.values()))
+        for ref in written(self.program.nodes):
+            if ref.name in self.program.buffers:
+                value = self.kept[self.program.buffers[ref.name]]
+                self.state[ref] = self.values[ref] = self._constant(ref, value)
 
     # --- what `Storages` asks for -----------------------------------------------------------------
 
@@ -205,7 +231,7 @@ class _Conversion:
         return results
 
     def _ruled(self, node: Node) -> Sequence[PTensor]:
-        known = {ref: self._tensor(ref, node) for ref in _refs(node.args.values())}
+        known = {ref: self._tensor(ref, node.module) for ref in _refs(node.args.values())}
         args = {name: self._filled(value, known) for name, value in node.args.items()}
         call = Call(node, args, self.builder)
         try:
@@ -222,39 +248,42 @@ class _Conversion:
         return results
 
     def _changes(self, node: Node, name: str) -> CaptureError:
-        kind = "buffer" if name in self.program.buffers.values() else "tensor"
         return CaptureError(
-            f"{node.target} in {node.place} changes {kind} {name!r} in the forward pass, which "
-            "parts of a split batch would do differently; a batch norm is captured with "
-            f"track_running_stats=False, another module without that {kind}."
+            f"{node.target} in {node.place} changes tensor {name!r} in the forward pass; register "
+            "it as a buffer, so that a state dict has it."
         )
 
-    def _tensor(self, ref: Ref, node: Node) -> PTensor:
+    def _tensor(self, ref: Ref, module: str = "") -> PTensor:
         """What a ref is in the graph; a constant becomes one of the graph's when it is read."""
         value = self.values[ref]
         if isinstance(value, PTensor):
             return value
         if ref not in self.constants:
-            dtype = str(value.dtype).removeprefix("torch.")
-            name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
-            if ref.name in self.program.constants:
-                name = self.program.constants[ref.name][0]
             small = compact(value)
-            made = self.builder.constant(name, small.clone(), small.shape, dtype)
+            made = self._constant(ref, small)
             self.constants[ref] = (
-                made if small.shape == value.shape else self._expanded(made, value, node)
+                made if small.shape == value.shape else self._expanded(made, value, module)
             )
-            if made.name != name:
-                self.folded.add(name)
-            if value.is_meta:
-                self.valueless.update(self.without_value[ref])
         return self.constants[ref]
 
-    def _expanded(self, small: PTensor, value: Tensor, node: Node) -> PTensor:
+    def _constant(self, ref: Ref, value: Tensor) -> PTensor:
+        """A constant of the graph, by its name in the model if it has one."""
+        dtype = str(value.dtype).removeprefix("torch.")
+        name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
+        if ref.name in self.program.constants:
+            name = self.program.constants[ref.name][0]
+        made = self.builder.constant(name, value.clone(), value.shape, dtype)
+        if made.name != name:
+            self.folded.add(name)
+        if value.is_meta:
+            self.valueless.update(self.without_value[ref])
+        return made
+
+    def _expanded(self, small: PTensor, value: Tensor, module: str) -> PTensor:
         dims = names(value.dim())
         (made,) = self.builder.op(
             "expand", f"{broadcast_to(small.shape, dims, value.shape)} -> {text(dims)}", (small,),
-            [(value.shape, small.dtype)], "{x0}.expand({out0.shape})", module=node.module,
+            [(value.shape, small.dtype)], "{x0}.expand({out0.shape})", module=module,
             saves=(), flops=0.0, differentiable=False,
         )  # fmt: skip
         return made

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import grad_mode, graph
 from torch.nn.modules import module as modules_of_torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -106,6 +107,8 @@ def watched(found: list[str], hints: list[str]) -> Iterator[None]:
     with ExitStack() as stack:
         for block, why in _BLOCKS.items():
             stack.enter_context(_refusing(block, partial(refuse, why)))
+        # In a process group, this module would communicate.
+        stack.enter_context(patch.object(nn.SyncBatchNorm, "forward", _BatchNorm.forward))
         stack.enter_context(_Calls(refuse, hints))
         yield
     if _seeds() != seeds:

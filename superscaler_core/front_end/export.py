@@ -282,9 +282,10 @@ class _Reader:
     def _shares(self, node: fx.Node) -> tuple[Ref | None, ...]:
         # What copies a constant is traced as the constant itself.
         if not self.writes or str(node.target) == "aten.lift_fresh_copy.default":
-            return (None,) * len(_tensors(node))
+            return (None,) * len(self._outputs(node))
         held = {t.untyped_storage()._cdata: n for n in node.all_input_nodes for t in _tensors(n)}
-        nodes = (held.get(t.untyped_storage()._cdata) for t in _tensors(node))
+        nodes = [held.get(t.untyped_storage()._cdata) for t in _tensors(node)]
+        nodes += [None] * (len(self._outputs(node)) - len(nodes))
         return tuple(self.refs[n.name] if n else None for n in nodes)
 
     def _outputs(self, node: fx.Node) -> tuple[TracedValue, ...]:
@@ -302,6 +303,9 @@ class _Reader:
                 "values; put what calls it into a function under @register_op.",
                 UntraceableError(_module(node)[0]),
             )
+        if str(node.target) in _KEEPS_STATISTICS:
+            written = {a.name: i for i, a in enumerate(node.target._schema.arguments)}  # type: ignore[union-attr]
+            tensors += [node.args[written[name]].meta["val"] for name in _writes(node)]  # type: ignore[union-attr]
         return tuple(map(value_of, tensors))
 
     def _read(self, value: Any) -> Any:
@@ -336,6 +340,10 @@ def _writes(node: fx.Node) -> dict[str, int]:
     """The arguments that a node modifies in place, and which of its results each is; -1: none."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return {}
+    if keeps := _KEEPS_STATISTICS.get(str(node.target)):
+        args = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))
+        is_kept = args[keeps] and args["running_mean"] is not None
+        return {"running_mean": 1, "running_var": 2} if is_kept else {}
     schema = node.target._schema
     returned = [a.alias_info and a.alias_info.before_set for a in schema.returns]
     return {
@@ -343,6 +351,14 @@ def _writes(node: fx.Node) -> dict[str, int]:
         for a in schema.arguments
         if a.alias_info and a.alias_info.is_write
     }
+
+
+_KEEPS_STATISTICS = {
+    "aten.batch_norm.default": "training",
+    "aten.instance_norm.default": "use_input_stats",
+}
+"""Ops that write running statistics, which their schemas do not say: the argument that lets them.
+Here the statistics are further results."""
 
 
 def _is_passed_on(node: fx.Node) -> bool:

@@ -14,7 +14,7 @@ traces the program again without its blocks of ``no_grad`` and ``autocast``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Protocol
@@ -147,17 +147,20 @@ class Storages:
 
     def _write(self, node: Node) -> None:
         args, target = self._read(node.args), _without_writes(node)
-        if -1 in node.writes.values() or aten.overload(target) is None:
+        if -1 in node.writes.values() or not target:
             raise _error(node, "has no form that returns a new tensor")
         for name, number in node.writes.items():
             self.places[Ref(node.name, number)] = self.place(node.args[name])
         if node.base == "aten.copy_" and args["self"] == args["src"]:
             return  # as in y[0] += 1, which first adds in place, and then assigns the sum to y[0]
         # Both forms have the same arguments, but some by other names.
+        if len(aten.arguments(target)) < len(args):
+            args = {name: value for name, value in args.items() if name not in node.writes}
         named = zip(aten.arguments(target), args.items(), strict=True)
         passed = {name for name, _ in node.given}
         given = {name: value for name, (before, value) in named if before in passed}
-        self.values.add(aten.call(node, node.name, target, given, *self._outputs(target, given)))
+        outputs = node.outputs if target == node.target else self._outputs(target, given)
+        self.values.add(aten.call(node, node.name, target, given, *outputs))
         for name, number in node.writes.items():
             self._put(self.place(node.args[name]), Ref(node.name, number), node)
 
@@ -226,6 +229,19 @@ class Storages:
     def _name(self, node: Node) -> str:
         self._num_calls += 1
         return f"{node.name}@{self._num_calls}"
+
+
+def written(nodes: Sequence[Node]) -> set[Ref]:
+    """The refs of memory, of calls or arguments, that a program writes."""
+    roots: dict[Ref, Ref] = {}
+    found = set()
+    for node in nodes:
+        for i, base in enumerate(node.shares):
+            if base is not None:
+                roots[Ref(node.name, i)] = roots.get(base, base)
+        found |= {roots.get(node.args[name], node.args[name]) for name in node.writes
+                  if isinstance(node.args[name], Ref)}  # fmt: skip
+    return found
 
 
 # --- what puts a view back into its base --------------------------------------------------------
@@ -319,9 +335,13 @@ _PUT_BACK: Mapping[str, Callable[[StorageView, TracedValue], Back]] = {
 
 
 def _without_writes(node: Node) -> str:
-    """The op that computes the same and writes nothing: ``aten.add`` of ``aten.add_``."""
+    """The op that computes the same and writes nothing: ``aten.add`` of ``aten.add_``; or ""."""
     base, _, which = node.target.rpartition(".")
-    return f"{_RENAMED.get(base, base.removesuffix('_'))}.{which}"
+    target = f"{_RENAMED.get(base, base.removesuffix('_'))}.{which}"
+    if target != node.target or not aten.is_mutable(target):
+        return target if aten.overload(target) else ""
+    # With ``out=``: the overload with the other arguments.
+    return aten.overload_with(base, [name for name in node.args if name not in node.writes])
 
 
 _RENAMED = {f"aten.__i{name}__": f"aten.bitwise_{name}" for name in ("and", "or", "xor")} | {

@@ -85,6 +85,7 @@ class GraphBuilder:
         saves: Sequence[int] | None = None,
         flops: float = 1.0,
         differentiable: bool = True,
+        num_grads: int | None = None,
         sizes: Mapping[str, int] | None = None,
         imports: Sequence[str] = (),
         hint: str = "",
@@ -102,6 +103,7 @@ class GraphBuilder:
             saves: as in ``Op``; all inputs that are not parameters if None.
             flops: as in ``Op``.
             differentiable: whether gradients flow through it, if an input has one.
+            num_grads: how many of its results, the first ones, have gradients; all if None.
             sizes: sizes of identifiers that the shapes do not determine.
             imports, hint, modules: as in ``Op``.
 
@@ -118,13 +120,14 @@ class GraphBuilder:
         except AnnotationError as error:
             raise AnnotationError(f"op {name}: {error}") from None
         grad = differentiable and any(t.requires_grad for t in inputs)
+        with_grad = len(outputs) if num_grads is None else num_grads
         results = tuple(
             PTensor(
                 self._unique(name.replace(":", ".") + (f".{i}" if len(outputs) > 1 else "")),
                 shape,
                 dtype,
                 "activation",
-                grad and dtype.startswith(("float", "bfloat")),
+                grad and dtype.startswith(("float", "bfloat", "complex")) and i < with_grad,
             )
             for i, (shape, (_, dtype)) in enumerate(zip(shapes, outputs, strict=True))
         )
@@ -141,19 +144,35 @@ class GraphBuilder:
         self._makers |= dict.fromkeys(results, self._ops[-1])
         return results
 
+    def keep(self, buffer: PTensor, value: PTensor) -> PTensor:
+        """Replace a buffer by a value, whole on every device that reads the buffer.
+
+        Returns:
+            The value of the buffer from the next microbatch on.
+        """
+        at = next(i for i, op in enumerate(self._ops) if value in op.outputs)
+        dims = " ".join(f"d{i}^" for i in range(len(value.shape))) or "()"
+        (kept,) = self.op(
+            "keep", f"{dims} -> {dims}", (value,), [(value.shape, value.dtype)], "{x0}.clone()",
+            module=self._ops[at].module, saves=(), flops=0.0,
+        )  # fmt: skip
+        # It is computed where the value is, not at the end of the model.
+        self._ops.insert(at + 1, self._ops.pop())
+        return kept
+
     def build(
         self,
         loss: PTensor,
         recycled: Mapping[PTensor, PTensor] | None = None,
         results: Mapping[str, PTensor] | None = None,
-        **state: Any,
+        **fields: Any,
     ) -> Graph:
         """The graph whose result is ``loss``, without ops whose results are unused.
 
         Args:
             loss: a scalar.
             recycled, results: as in ``Graph``.
-            state: ``weights``, ``buffers`` and ``folded`` of ``Graph``.
+            fields: others of ``Graph``.
 
         Raises:
             PlanError: the loss is not a scalar, or a recycled value does not fit its input.
@@ -170,7 +189,8 @@ class GraphBuilder:
                     f"{self.name}: {made} of {made.dtype} is recycled as {given} of {given.dtype}; "
                     "shape and dtype have to be the same."
                 )
-        live = {loss, *recycled.values(), *(results or {}).values()}
+        state = fields.get("state", {})
+        live = {loss, *recycled.values(), *(results or {}).values(), *state, *state.values()}
         kept: list[Op] = []
         for op in reversed(self._ops):
             if live.intersection(op.outputs):
@@ -189,7 +209,7 @@ class GraphBuilder:
             tuple(self._notes),
             dict(recycled),
             results=dict(results or {}),
-            **state,
+            **fields,
         )
 
     def _unique(self, name: str, among: str = "tensor ") -> str:

@@ -126,6 +126,8 @@ class Graph:
         buffers: other entries of the model's ``state_dict``, by name, as at the capture.
         folded: the buffers from which constants were computed, so that they can no longer change.
         valueless: buffers on the meta device that the graph needs: it can be planned, and not run.
+        state: buffers that a forward replaces, such as running statistics: each, a constant of the
+            graph, with the activation that it is from the next microbatch on.
         more_losses: the losses of further copies of the model (``side_by_side``).
         results: activations that a program returns beside the loss, by name.
         more_results: those of further copies of the model.
@@ -144,6 +146,7 @@ class Graph:
     buffers: Mapping[str, Any] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
     valueless: frozenset[str] = frozenset()
+    state: Mapping[PTensor, PTensor] = field(default_factory=dict)
     more_losses: tuple[PTensor, ...] = ()
     results: Mapping[str, PTensor] = field(default_factory=dict)
     more_results: tuple[tuple[str, PTensor], ...] = ()
@@ -160,6 +163,11 @@ class Graph:
         for name, tensor in (*self.results.items(), *self.more_results):
             found[tensor] = (*found.get(tensor, ()), name)
         return found
+
+    @property
+    def ends(self) -> tuple[PTensor, ...]:
+        """The activations that are read outside of the graph: losses, and values of buffers."""
+        return *self.losses, *self.state.values()
 
     @property
     def batch_inputs(self) -> tuple[PTensor, ...]:

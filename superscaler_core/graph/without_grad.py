@@ -26,5 +26,6 @@ def without_grad(graph: Graph) -> Graph:
         parameters={name: of(tensor) for name, tensor in graph.parameters.items()},
         loss=of(graph.loss),
         recycled={given: of(made) for given, made in graph.recycled.items()},
+        state={buffer: of(kept) for buffer, kept in graph.state.items()},
         results={name: of(tensor) for name, tensor in graph.results.items()},
     )

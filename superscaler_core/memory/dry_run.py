@@ -114,6 +114,12 @@ class DryRun(SegmentRunner):
             self._weights[name] = self._outside(tensor.shape, tensor.dtype)
         return self._weights[name]
 
+    def state(self, name: str, mb: int) -> Tensor:
+        return self.constant(name)
+
+    def keep_state(self, name: str, value: Tensor) -> None:
+        """Ignore the value, which takes the memory of the one before."""
+
     def use(self, name: str) -> Tensor:
         if name not in self._weights:
             use = self._uses[name]

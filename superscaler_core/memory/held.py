@@ -109,10 +109,10 @@ class _Values:
         self._leaving = self._leave()
 
     def _leave(self) -> frozenset[PTensor]:
-        """The tensors that edges take from this device, and the loss."""
+        """The tensors that edges take from this device, and the results of the graph."""
         edges = self._made.edges.all
         taken = {e.tensor for e in edges if e.parent is None and self._device in e.src.shards}
-        return frozenset({*taken, *self._made.plan.graph.losses})
+        return frozenset({*taken, *self._made.plan.graph.ends})
 
     def arguments(
         self, segment: Segment, owners: Mapping[Part, Segment], *, without_grad: bool = False

@@ -66,7 +66,7 @@ class StageForm:
                 (run, tuple(self._instruction(i) for i in made.block(stage, run) if here(i)))
                 for run in made.stages[stage].order
             ),
-            tuple(sorted(map(self._number, made.plan.graph.losses))),
+            tuple(sorted(map(self._number, made.plan.graph.ends))),
         )
         self.key: Hashable = body, tuple(self._details)
         self.grads = {use.name: str(number) for use, number in self._uses.items()}

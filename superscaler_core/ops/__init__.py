@@ -6,11 +6,13 @@ from superscaler_core.ops.join import join
 from superscaler_core.ops.lookup import embedding
 from superscaler_core.ops.loss import count_labels, cross_entropy, nll_loss
 from superscaler_core.ops.modules import call_module
+from superscaler_core.ops.norm import batch_norm
 from superscaler_core.ops.random import dropout, mix, uniform_bits
 
 __all__ = [
     "attention",
     "avg_pool",
+    "batch_norm",
     "call_module",
     "conv",
     "count_labels",

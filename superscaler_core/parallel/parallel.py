@@ -109,6 +109,7 @@ class Parallel:
         chosen = self._ranks[compiled]
         if chosen is not self._last:
             self._last.weights.rest()
+            self._last.share_states()
             self._last = chosen
         chosen.draws, chosen.grad_scale = self._first.draws, self._first.grad_scale
         return chosen, dict(zip(chosen.tables.inputs, call.tensors, strict=True))

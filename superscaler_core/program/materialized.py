@@ -39,6 +39,7 @@ from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, 
 from superscaler_core.program.side import Side
 from superscaler_core.program.spans import spans_of
 from superscaler_core.program.stage_program import StageProgram
+from superscaler_core.program.state import with_state
 from superscaler_core.program.step_program import Block, StepProgram
 from superscaler_core.program.transfer import Transfer, transfers
 from superscaler_core.program.weights import Use, Weights, find_weights
@@ -84,6 +85,18 @@ class Materialized:
             for tensor, storage in self.weights.storage.items()
         }
 
+    @cached_property
+    def states(self) -> Mapping[PTensor, tuple[Transfer, ...]]:
+        """For each buffer that changes, the transfers that bring it to all devices, to save it."""
+        graph = self.plan.graph
+        return {
+            buffer: transfers(
+                output_side(self.plan, graph.producer[kept], 0), self._everyone(buffer),
+                buffer.shape, buffer.dtype,
+            )
+            for buffer, kept in graph.state.items()
+        }  # fmt: skip
+
     def _everyone(self, tensor: PTensor) -> Side:
         return Side.everyone(self.plan.devices, tensor.shape)
 
@@ -94,7 +107,7 @@ class Materialized:
             _ = edge.forward, edge.backward
         for use in self.weights.uses:
             _ = use.fetch, use.reduce
-        _ = self.loss, self.whole
+        _ = self.loss, self.whole, self.states
 
     @cached_property
     def spans(self) -> tuple[Mapping[Item, int], ...]:
@@ -301,7 +314,7 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
         OrderError: data dependencies and ``op_order`` form a cycle, or the schedule cannot run.
         PlanError: partial sums on devices do not add up to a value, or groups to rerun overlap.
     """
-    routed = by_routes(plan)
+    routed = by_routes(with_state(plan))
     edges = find_edges(routed)
     items = tuple(stage_items(routed, stage, edges) for stage in routed.stages)
     weights, events = find_weights(routed, edges), step_events(routed, edges)

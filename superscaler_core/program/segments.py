@@ -252,6 +252,6 @@ def _reads(given: StageItems, device: Device, steps: Sequence[Step]) -> _Reads:
             leave(step.edge, step)
     for edge in given.edges.leaving(given.stage):
         leave(edge, None)
-    for tensor in (*given.read_outside, *given.plan.graph.losses):
+    for tensor in (*given.read_outside, *given.plan.graph.ends):
         found.setdefault(tensor, []).append((None, tensor.box))
     return found

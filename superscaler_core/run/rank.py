@@ -14,8 +14,9 @@ from superscaler_core.errors import PlanError
 from superscaler_core.ops import mix
 from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
+from superscaler_core.run.moves import move_many
 from superscaler_core.run.segment_runner import SegmentRunner
-from superscaler_core.run.tables import Tables, box_of
+from superscaler_core.run.tables import Leg, Tables, box_of
 from superscaler_core.run.tape import Tape
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.way import Way
@@ -63,7 +64,8 @@ class Rank(SegmentRunner):
         self._constants = {name: value.to(device) for name, value in constants.items()}
         if shares is not None:
             assert shares.boxes == self.boxes, "both programs store the same"
-            self._constants |= {name: shares.constant(name) for name in self.tables.buffers}
+            names = {*self.tables.buffers, *self.tables.states}
+            self._constants |= {n: v for n, v in shares._constants.items() if n in names}
         self._seed, self._num_steps = seed, 0
         loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
         share = 1.0 / self.tables.num_microbatches
@@ -75,6 +77,7 @@ class Rank(SegmentRunner):
         self._total = torch.zeros((), dtype=loss_dtype, device=device)
         self.results: Mapping[str, Tensor] = {}
         self._turn: tuple[int, ...] = ()
+        self._states: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
         self.updates: Callable[[Sequence[str]], object] = lambda _: None
         scalar = rv.Box((), ())
         self._way_of_loss = Way(transport, self.tables.loss, scalar, scalar)
@@ -112,6 +115,7 @@ class Rank(SegmentRunner):
         self.weights.check_done()
         self.results = self._brought()
         self._carrier.finish()
+        self._states.clear()
         return self._total
 
     def _brought(self) -> dict[str, Tensor]:
@@ -173,6 +177,29 @@ class Rank(SegmentRunner):
     def constant(self, name: str) -> Tensor:
         """A value of the model that depends on no input."""
         return self._constants[name]
+
+    def state(self, name: str, mb: int) -> Tensor:
+        """The value of a buffer for a microbatch: the same again in a recomputation."""
+        key = name, mb, self._turn
+        if key not in self._states:
+            self._states[key] = self._constants[name].clone()
+        return self._states[key]
+
+    def keep_state(self, name: str, value: Tensor) -> None:
+        """Replace a buffer, for the microbatches that follow."""
+        self._constants[name].copy_(value)
+
+    def share_states(self) -> None:
+        """Bring buffers that steps replaced to all ranks; collective."""
+        states = self.tables.states
+        moves = {name: (legs, self._held(name, legs)) for name, legs in states.items()}
+        for name, _, value in move_many(self._transport, moves):
+            self._constants[name].copy_(value)
+
+    def _held(self, name: str, legs: Sequence[Leg]) -> tuple[Tensor, rv.Box] | None:
+        value = self._constants[name]
+        is_held = any(self.tables.rank in leg.layouts[0].ranks for leg in legs)
+        return (value, rv.Box.of_shape(tuple(value.shape))) if is_held else None
 
     @property
     def boxes(self) -> dict[str, str | None]:

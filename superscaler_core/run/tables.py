@@ -123,8 +123,9 @@ class Tables:
     """The data of a generated file, besides its functions.
 
     The values of ``buffers`` are among the constants. Each entry tells whether the capture computed
-    other constants from the buffer. ``results`` has the edges that bring results out of the
-    program, each with the name of its result.
+    other constants from the buffer. Those in ``states`` change in a step, and have legs that bring
+    them to all ranks. ``results`` has the edges that bring results out of the program, each with
+    the name of its result.
     """
 
     rank: int
@@ -141,3 +142,4 @@ class Tables:
     swapped: frozenset[str] = frozenset()
     buffers: Mapping[str, bool] = field(default_factory=dict)
     results: Mapping[str, str] = field(default_factory=dict)
+    states: Mapping[str, tuple[Leg, ...]] = field(default_factory=dict)

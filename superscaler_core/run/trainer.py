@@ -332,6 +332,7 @@ class Trainer:
     @property
     def _model(self) -> StoredModel:
         tables = self._rank.tables
+        self._rank.share_states()
         buffers = {name: self._rank.constant(name) for name in tables.buffers}
         faults = self._rank.buffer_faults
         return StoredModel.of_program(
@@ -349,6 +350,7 @@ class Trainer:
         for name, box, tensor in move_many(self._transport, moves):
             whole = found.setdefault(name, tensor.new_empty(tables.parameters[name].shape))
             whole[box.slices_within(rv.Box.of_shape(whole.shape))] = tensor
+        self._rank.share_states()
         buffers = {name: self._rank.constant(name).clone() for name in tables.buffers}
         return {**found, **{a: found[name] for a, name in tables.aliases.items()}, **buffers}
 

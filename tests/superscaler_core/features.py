@@ -366,7 +366,7 @@ FEATURES: dict[str, Feature] = {
     "parametrization": Feature(
         prepare=lambda b: parametrize.register_parametrization(b.line, "weight", Symmetric())
     ),
-    "spectral norm": Feature(prepare=lambda b: spectral_norm(b.line), refused="changes buffer"),
+    "spectral norm": Feature(prepare=lambda b: spectral_norm(b.line)),
     "frozen": Feature(prepare=lambda b: b.other.requires_grad_(False)),
     "tied": Feature(prepare=tied),
     "attribute of shared memory": Feature(
@@ -407,12 +407,20 @@ FEATURES: dict[str, Feature] = {
         lambda b, h: b.norm(h[None].transpose(1, 2)).transpose(1, 2)[0],
         lambda b: setattr(b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE)),
     ),
-    "norm in training": Feature(lambda b, h: b.norm(h), norm, "track_running_stats=False"),
-    "buffer": Feature(lambda b, h: h * (b.kept + 1), lambda b: buffer(b, 2.0)),
-    "counting buffer": Feature(
-        lambda b, h: h * b.kept.add_(1), buffer, r"changes buffer 'blocks.\d.kept'"
+    "running norm of instances": Feature(
+        lambda b, h: b.norm(h[None].transpose(1, 2)).transpose(1, 2)[0],
+        lambda b: setattr(
+            b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE, track_running_stats=True)
+        ),
+        "track_running_stats=False",
     ),
-    "running mean": Feature(running_mean, buffer, r"in the place of 'blocks.\d.kept'|changes buf"),
+    "norm in training": Feature(
+        lambda b, h: b.norm(h),
+        lambda b: (norm(b), setattr(b, "norm", nn.SyncBatchNorm.convert_sync_batchnorm(b.norm))),
+    ),
+    "buffer": Feature(lambda b, h: h * (b.kept + 1), lambda b: buffer(b, 2.0)),
+    "counting buffer": Feature(lambda b, h: h * b.kept.add_(1), buffer),
+    "running mean": Feature(running_mean, buffer, r"in the place of 'blocks.\d.kept'"),
     "counter": Feature(counted, lambda b: setattr(b, "count", 1), r"the next in blocks.\d.count"),
     "counter for people": Feature(counted_for_people, lambda b: setattr(b, "count", 1)),
     "memory": Feature(remembered, lambda b: setattr(b, "memory", None), r"in blocks.\d.memory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from superscaler_core.front_end.call import Call, fixed, names, share, text
@@ -40,16 +41,18 @@ def group_norm(call: Call) -> PTensor:
 
 
 @rule("aten.batch_norm")
-def batch_norm(call: Call) -> PTensor:
-    """Mean and variance as sums over batch and image: exact however the batch is cut."""
+def batch_norm(call: Call) -> PTensor | Sequence[PTensor]:
+    """By running statistics; or by those of the batch, which two ways are there to find.
+
+    Mean and variance as sums over batch and image are exact however the batch is cut: so normalize
+    ``SyncBatchNorm``, and modules without running statistics. Others normalize each part of a cut
+    batch by itself, as on ranks of torch's ``DistributedDataParallel``.
+    """
     x: PTensor = call["input"]
     if not call["training"]:
         return _scaled(call, _centered(call, x, call["running_mean"]), call["running_var"])
-    if call["running_mean"] is not None:
-        raise call.refusal(
-            "running statistics change in the forward pass, which parts of a split batch would do "
-            "differently; make the module with track_running_stats=False."
-        )
+    if call["running_mean"] is not None and call.node.module_type != "SyncBatchNorm":
+        return _by_parts(call)
     dims = ["n", "c", *names(len(x.shape))[2:]]
     summed = f"{text(f'{d}+' if d != 'c' else d for d in dims)} -> c"
     axes = tuple(i for i in range(len(dims)) if i != 1)
@@ -60,7 +63,58 @@ def batch_norm(call: Call) -> PTensor:
     variance = call.op(
         "variance", summed, (centered,), f"({{x0}} ** 2){average}", shape=x.shape[1:2], flops=2.0
     )
-    return _scaled(call, centered, variance)
+    made = _scaled(call, centered, variance)
+    if call["running_mean"] is None:
+        return made
+    factors = call["momentum"], call["momentum"] * count / max(count - 1, 1)
+    running = [call["running_mean"], call["running_var"]]
+    kept = [
+        call.op(
+            "running", "c, c -> c", (old, new),
+            f"{1 - call['momentum']} * {{x0}} + {factor} * {{x1}}.detach()",
+            shape=old.shape, dtype=old.dtype, differentiable=False,
+        )
+        for old, new, factor in zip(running, (mean, variance), factors, strict=True)
+    ]  # fmt: skip
+    return [made, *kept]
+
+
+def _by_parts(call: Call) -> Sequence[PTensor]:
+    """Each part by its own statistics; the first part's are kept."""
+    call.builder.note(
+        "batch norms normalize each part of a cut batch by itself, and the running statistics are "
+        "those of the first part, as in DistributedDataParallel; over the whole batch, as on one "
+        "device, if torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) is captured."
+    )
+    x = call["input"]
+    given = ("running_mean", "running_var", "weight", "bias")
+    inputs = [x, *(call[name] for name in given if call[name] is not None)]
+    dims = ["n", "c", *(f"{d}^" for d in names(len(x.shape))[2:])]
+    words = [f"{{x{i}}}" for i in range(len(inputs))]
+    words += [f"momentum={call['momentum']}", f"eps={call['eps']}", "is_first={start[n]} == 0"]
+    return call.op_of_many(
+        "batch_norm", f"{text(['n+', *dims[1:]])}{', c' * (len(inputs) - 1)} -> {text(dims)}, c, c",
+        inputs, f"ops.batch_norm({', '.join(words)})",
+        [(value.shape, value.dtype) for value in call.node.outputs], saves=(0,), flops=4.0,
+        num_grads=1,
+    )  # fmt: skip
+
+
+@rule("aten.instance_norm")
+def instance_norm(call: Call) -> PTensor:
+    """Every channel of every image by its own mean and variance."""
+    if call["running_mean"] is not None:
+        raise call.refusal("running statistics of instances: use track_running_stats=False.")
+    x = call["input"]
+    dims = ["n", "c", *(f"{d}^" for d in names(len(x.shape))[2:])]
+    weights = [(n, call[n]) for n in ("weight", "bias") if call[n] is not None]
+    words = ["{x0}", *(f"{name}={{x{i}}}" for i, (name, _) in enumerate(weights, 1))]
+    words += [f"eps={call['eps']}"]
+    return call.op(
+        "instance_norm", f"{text(dims)}{', c' * len(weights)} -> {text(dims)}",
+        (x, *(w for _, w in weights)),
+        f"F.instance_norm({', '.join(words)})", saves=(0,), flops=4.0,
+    )  # fmt: skip
 
 
 @rule("aten._weight_norm")

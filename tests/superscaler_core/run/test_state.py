@@ -1,240 +1,268 @@
-"""The state of a model: a program starts with it, takes another by torch's rules, gives it back."""
+"""State: buffers that a forward replaces are those of torch, under every plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
 
-X = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+DTYPE = torch.float64
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
-class Net(nn.Module):
-    """Tied weights; buffers that are read, folded into a constant, not read, and not kept."""
+class Counts(nn.Module):
+    """A moving average that the next microbatch reads, and a counter."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(6, 6, dtype=torch.float64)
-        self.last = nn.Linear(6, 6, dtype=torch.float64)
-        self.last.weight = self.first.weight
-        self.register_buffer("scale", torch.full((6,), 2.0, dtype=torch.float64))
-        self.register_buffer("mask", torch.ones(6, 6, dtype=torch.float64))
-        self.register_buffer("unread", torch.arange(3))
-        self.register_buffer("cache", torch.ones(6, dtype=torch.float64), persistent=False)
+        self.register_buffer("average", torch.zeros(6, dtype=DTYPE))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("last", torch.zeros(6, dtype=DTYPE), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.tanh(self.first(x)) @ self.mask.tril() * self.scale
-        return ((self.last(y) + self.cache) ** 2).mean()
+        with torch.no_grad():
+            self.average.mul_(0.5).add_(x.mean(0), alpha=0.5)
+            self.last.copy_(x[0])
+            self.count += 1
+        return x - self.average
 
 
-def new_model(seed: int = 0) -> Net:
-    torch.manual_seed(seed)
-    return Net()
+class Model(nn.Module):
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(6, 6), layer, nn.Tanh()) for layer in layers]
+        self.blocks = nn.Sequential(*blocks).double()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return ((self.blocks(x) - y) ** 2).mean()
 
 
-def compiled(model: nn.Module, plan_name: str = "data_parallel") -> ss.Compiled:
-    plan = ss.Plan(ss.capture(model, (X,)), devices=range(2))
-    PLANS[plan_name](plan)
-    return ss.compile(plan)
+def norms() -> nn.Module:
+    return Model(nn.BatchNorm1d(6), nn.BatchNorm1d(6, momentum=0.3, affine=False))
 
 
-def uneven(plan: ss.Plan) -> None:
-    """Parameters are stored in boxes that form no layout."""
-    for op in plan.graph.ops:
-        plan.op_assign(plan.op_trans(op, ss.replicate(2)), plan.devices)
-    for op in plan.graph.updates.values():
-        if op.sizes.get("d1"):
-            a, b = plan.op_trans(op, ss.split("d0", cuts=[0, 4, 6]))
-            c, d = plan.op_trans(a, ss.split("d1", cuts=[0, 1, 6]))
-            plan.op_assign([b, c, d], [0, 0, 1])
-        else:
-            plan.op_assign(op, 1)
+def synchronised() -> nn.Module:
+    return nn.SyncBatchNorm.convert_sync_batchnorm(norms())
 
 
-def on_both(folder: Path, work: object, **options: object) -> list[object]:
-    return list(ss.run_threads(folder, work, range(2), **options).values())  # type: ignore[arg-type]
+def counts() -> nn.Module:
+    return Model(Counts(), Counts())
 
 
-def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
-    torch.testing.assert_close(dict(found), dict(expected), rtol=0, atol=0)
-    return found.keys() == expected.keys()
+def spectral() -> nn.Module:
+    layers = [parametrizations.spectral_norm(nn.Linear(6, 6)), spectral_norm(nn.Linear(6, 6))]
+    return Model(*layers)
 
 
-@pytest.mark.parametrize("plan_name", ["data_parallel", "zero3"])
-def test_a_program_starts_with_the_weights_of_the_captured_model(
-    plan_name: str, tmp_path: Path
-) -> None:
-    model = new_model()
-    folder = compiled(model, plan_name).save(tmp_path)
-    for loss, state in on_both(folder, lambda t: (t.step(X), t.state_dict())):
-        torch.testing.assert_close(loss, model(X).detach())
-        assert same(state, model.state_dict())
+EXACT: dict[str, Callable[[], nn.Module]] = {
+    "synchronised": synchronised, "counts": counts, "spectral": spectral,
+}  # fmt: skip
 
 
-def test_boxes_that_form_no_layout_start_with_them_too(tmp_path: Path) -> None:
-    model = new_model()
-    plan = ss.Plan(ss.capture(model, (X,)), devices=range(2))
-    uneven(plan)
-    folder = ss.compile(plan).save(tmp_path)
-    for state in on_both(folder, lambda trainer: trainer.state_dict()):
-        assert same(state, model.state_dict())
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    return make()
 
 
-def test_weights_are_those_of_the_time_of_saving_and_no_copies(tmp_path: Path) -> None:
-    model = new_model()
-    made = compiled(model)
-    graph = made.plan.graph
-    assert graph.weights["first.weight"] is model.first.weight
-    with torch.no_grad():
-        model.first.weight += 1
-    state = on_both(made.save(tmp_path), lambda trainer: trainer.state_dict())[0]
-    assert same(state, model.state_dict())
-    with torch.no_grad():
-        model.first.weight += 1
-    assert same(on_both(made.save(tmp_path), lambda t: t.state_dict())[0], model.state_dict())
+def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x, y = torch.randn(2, size, 6, dtype=DTYPE, generator=generator)
+    return x + 1, y
 
 
-def test_masters_start_with_the_weights_in_their_dtype(tmp_path: Path) -> None:
-    model = new_model().float()
-    plan = ss.Plan(ss.capture(model, (X.float(),)), devices=range(2))
+def rerun(plan: ss.Plan) -> None:
     PLANS["data_parallel"](plan)
-    folder = ss.compile(plan).save(tmp_path)
-
-    def work(trainer: ss.Trainer) -> dict[str, Tensor]:
-        return {name: value.detach() for name, value in trainer.named_parameters()}
-
-    for found in on_both(folder, work, dtype=torch.float64):
-        assert same(found, {n: p.detach().double() for n, p in model.named_parameters()})
+    plan.rerun(plan.graph.ops[:-2])
 
 
-class Line(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = nn.Linear(6, 6, dtype=torch.float64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.line(x) ** 2).mean()
+def recomputed(plan: ss.Plan) -> None:
+    PLANS["data_parallel"](plan)
+    plan.recompute(plan.graph.ops[:-2])
 
 
-BEGIN: dict[str, Callable[[ss.Trainer, Path], object]] = {
-    "state": lambda trainer, folder: trainer.load_state_dict(Line().state_dict()),
-    "init": lambda trainer, folder: trainer.init_weights(fill),
-    "checkpoint": lambda trainer, folder: trainer.load(folder),
-}
+def alternating(plan: ss.Plan) -> None:
+    for op in plan.graph.ops:
+        plan.op_assign(op, op.index // 2 % 2)
 
 
-@pytest.mark.parametrize("is_meta", [True, False])
-@pytest.mark.parametrize("begin", BEGIN)
-def test_without_weights_the_first_step_says_so(begin: str, is_meta: bool, tmp_path: Path) -> None:
-    with torch.device("meta" if is_meta else "cpu"):
-        made = compiled(Line())
-    assert bool(made.plan.graph.weights) != is_meta
-    folder = made.save(tmp_path / "program", weights=is_meta)
-    with pytest.raises(ss.PlanError, match=r"no values yet: .* load_state_dict, load or init_wei"):
-        on_both(folder, lambda trainer: trainer.step(X))
-    checkpoint = compiled(Line()).save(tmp_path / "other") / "weights"
-
-    def work(trainer: ss.Trainer) -> bool:
-        BEGIN[begin](trainer, checkpoint)
-        return trainer.step(X).item() > 0
-
-    assert all(on_both(folder, work))
+HOW = {
+    **{name: PLANS[name] for name in ("data_parallel", "zero3", "one_f_one_b")},
+    "rerun": rerun, "recomputed": recomputed, "alternating": alternating,
+}  # fmt: skip
 
 
-def test_a_program_saved_without_weights_forgets_those_that_were_there(tmp_path: Path) -> None:
-    made = compiled(Line())
-    made.save(tmp_path)
-    with pytest.raises(ss.PlanError, match="no values yet"):
-        on_both(made.save(tmp_path, weights=False), lambda trainer: trainer.step(X))
+def train_alone(model: nn.Module, size: int, micro: int, steps: int = 3) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        total = 0.0
+        for x, y in zip(*(t.chunk(micro) for t in batch(step, size * micro)), strict=True):
+            loss = model(x, y) / micro
+            loss.backward()
+            total += loss.item()
+        losses.append(total)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, model.state_dict()
 
 
-def fill(name: str, whole: Tensor) -> None:
-    whole.normal_() if name.endswith("weight") else whole.zero_()
+def train(trainer: ss.Trainer, size: int, micro: int, steps: int = 3, folder: Any = None) -> Any:
+    optimizer = torch.optim.SGD([*trainer.parameters()] or [torch.zeros(())], lr=0.1)
+    losses = []
+    for step in range(steps):
+        losses.append(trainer.step(*batch(step, size * micro)).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        if folder is not None and step == 0:
+            trainer.save(folder)
+    return losses, trainer.state_dict()
 
 
-def test_init_gives_all_ranks_and_plans_the_same(tmp_path: Path) -> None:
-    def work(trainer: ss.Trainer) -> dict[str, Tensor]:
-        trainer.init_weights(fill, seed=3)
-        return trainer.state_dict()
-
-    states = []
-    for plan_name in ("data_parallel", "zero3"):
-        folder = compiled(new_model(), plan_name).save(tmp_path / plan_name)
-        states += on_both(folder, work)
-    assert all(same(state, states[0]) for state in states[1:])
-    assert states[0]["first.bias"].abs().max() == 0
-    assert states[0]["first.weight"].std() > 0.5
-
-
-# --- load_state_dict ----------------------------------------------------------------------------
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", EXACT)
+def test_buffers_and_weights_are_those_of_one_device(name: str, how: str, tmp_path: Path) -> None:
+    model = made(EXACT[name])
+    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
+    HOW[how](plan)
+    compiled = ss.compile(plan).save(tmp_path)
+    expected = train_alone(copy.deepcopy(model), 4, plan.num_microbatches)
+    for found in ss.run_threads(
+        compiled, lambda t: train(t, 4, plan.num_microbatches), range(2)
+    ).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_state_has_the_names_of_torch_and_is_read_back(tmp_path: Path) -> None:
-    state = new_model(1).state_dict()
-    state["scale"] = torch.arange(6.0, dtype=torch.float64)
-    state["unread"] = torch.arange(3) + 5
-    expected = new_model()
-    expected.load_state_dict(state)
-
-    def work(trainer: ss.Trainer) -> object:
-        assert trainer.load_state_dict(state) == ([], [])
-        return trainer.step(X), trainer.state_dict()
-
-    for loss, found in on_both(compiled(new_model()).save(tmp_path), work):
-        torch.testing.assert_close(loss, expected(X).detach())
-        assert same(found, expected.state_dict())
+# --- batch norm -----------------------------------------------------------------------------------
 
 
-MISSING = ["scale", "last.weight", "first.bias"]
+def train_by_halves(model: nn.Module, steps: int = 3) -> Any:
+    """As torch's DistributedDataParallel on two ranks: each normalizes its half of the batch, and
+    the buffers of the first are broadcast."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        halves = zip(*(t.chunk(2) for t in batch(step, 4)), strict=True)
+        ranks = [model, copy.deepcopy(model)]
+        made = [rank(*half) / 2 for rank, half in zip(ranks, halves, strict=True)]
+        losses.append(sum(loss.item() for loss in made))
+        sum(made).backward()
+        for mine, others in zip(*(rank.parameters() for rank in ranks), strict=True):
+            mine.grad += others.grad
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, model.state_dict()
 
 
-@pytest.mark.parametrize("name", MISSING)
-def test_missing_names_are_an_error_as_in_torch(name: str, tmp_path: Path) -> None:
-    state = {k: v for k, v in new_model(1).state_dict().items() if k != name}
-    expected = new_model()
-    assert list(expected.load_state_dict(state, strict=False).missing_keys) == [name]
-    folder = compiled(new_model()).save(tmp_path)
-    match = rf'Missing key\(s\) in state_dict: "{name}"'
-    with pytest.raises(RuntimeError, match=match):
-        new_model().load_state_dict(state)
-    with pytest.raises(ss.PlanError, match=match):
-        on_both(folder, lambda trainer: trainer.load_state_dict(state))
-
-    def work(trainer: ss.Trainer) -> object:
-        return trainer.load_state_dict(state, strict=False), trainer.state_dict()
-
-    for found, after in on_both(folder, work):
-        assert found == ([name], [])
-        assert same(after, expected.state_dict())
+@pytest.mark.parametrize("how", ["data_parallel", "zero3", "recomputed"])
+def test_batch_norm_in_data_parallel_is_that_of_ddp(how: str, tmp_path: Path) -> None:
+    model = made(norms)
+    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
+    HOW[how](plan)
+    expected = train_by_halves(copy.deepcopy(model))
+    compiled = ss.compile(plan).save(tmp_path)
+    for found in ss.run_threads(compiled, lambda t: train(t, 4, 1), range(2)).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_unexpected_names_are_an_error_as_in_torch(tmp_path: Path) -> None:
-    state = {**new_model().state_dict(), "cache": torch.ones(6), "more.weight": torch.ones(1)}
-    folder = compiled(new_model()).save(tmp_path)
-    match = r'Unexpected key\(s\) in state_dict: "cache", "more.weight"'
-    with pytest.raises(RuntimeError, match=match):
-        new_model().load_state_dict(state)
-    with pytest.raises(ss.PlanError, match=match):
-        on_both(folder, lambda trainer: trainer.load_state_dict(state))
-    found = on_both(folder, lambda trainer: trainer.load_state_dict(state, strict=False))
-    assert found == [([], ["cache", "more.weight"])] * 2
+def test_batch_norm_by_parts_is_told_with_what_to_do_instead() -> None:
+    (note,) = ss.capture(made(norms), batch(0, 4)).notes
+    assert "as in DistributedDataParallel" in note
+    assert "convert_sync_batchnorm" in note
+    assert not ss.capture(made(synchronised), batch(0, 4)).notes
 
 
-def test_another_shape_is_an_error_even_if_not_strict(tmp_path: Path) -> None:
-    state = {**new_model().state_dict(), "scale": torch.ones(7)}
-    folder = compiled(new_model()).save(tmp_path)
-    with pytest.raises(ss.PlanError, match=r"size mismatch for scale: .*\[7\] .* \[6\]"):
-        on_both(folder, lambda trainer: trainer.load_state_dict(state, strict=False))
+def test_batch_norm_in_a_pipeline_is_that_of_one_device(tmp_path: Path) -> None:
+    model = made(norms)
+    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
+    PLANS["one_f_one_b"](plan)
+    expected = train_alone(copy.deepcopy(model), 4, plan.num_microbatches)
+    compiled = ss.compile(plan).save(tmp_path)
+    micro = plan.num_microbatches
+    for found in ss.run_threads(compiled, lambda t: train(t, 4, micro), range(2)).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_a_buffer_that_was_folded_cannot_change(tmp_path: Path) -> None:
-    state = {**new_model().state_dict(), "mask": torch.zeros(6, 6, dtype=torch.float64)}
-    folder = compiled(new_model()).save(tmp_path)
-    with pytest.raises(ss.PlanError, match="buffer mask has other values, and the capture comput"):
-        on_both(folder, lambda trainer: trainer.load_state_dict(state))
+def test_batch_norm_in_evaluation_reads_its_statistics(tmp_path: Path) -> None:
+    model = made(norms)
+    train_alone(model, 4, 1)
+    model.eval()
+    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
+    PLANS["data_parallel"](plan)
+    assert not plan.graph.state
+    compiled = ss.compile(plan).save(tmp_path, weights=True)
+    expected = model(*batch(7, 4)).item()
+    for found in ss.run_threads(compiled, lambda t: t.step(*batch(7, 4)).item(), range(2)).values():
+        assert found == pytest.approx(expected, rel=1e-12)
+
+
+# --- keeping them ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_has_the_buffers_for_another_plan(tmp_path: Path) -> None:
+    model = made(counts)
+    graph = ss.capture(model, batch(0, 4))
+    plans = {name: ss.Plan(graph, devices=range(2)) for name in ("one_f_one_b", "data_parallel")}
+    folders = {}
+    for name, plan in plans.items():
+        PLANS[name](plan)
+        folders[name] = ss.compile(plan).save(tmp_path / name)
+    micro = plans["one_f_one_b"].num_microbatches
+    saved = tmp_path / "saved"
+    ss.run_threads(
+        folders["one_f_one_b"], lambda t: train(t, 4, micro, steps=1, folder=saved), range(2)
+    )
+    alone = copy.deepcopy(model)
+    train_alone(alone, 4, micro, steps=1)
+
+    def go_on(trainer: ss.Trainer) -> Any:
+        trainer.load(saved)
+        return trainer.state_dict(), train(trainer, 4, 1)
+
+    expected = copy.deepcopy(alone.state_dict()), train_alone(alone, 4, 1)
+    for found in ss.run_threads(folders["data_parallel"], go_on, range(2)).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_state_dict_gives_the_buffers_that_training_starts_from(tmp_path: Path) -> None:
+    model = made(counts)
+    plan = ss.Plan(ss.capture(model, batch(0, 4)), devices=range(2))
+    PLANS["one_f_one_b"](plan)
+    train_alone(model, 4, 1)
+    state = copy.deepcopy(model.state_dict())
+    # It is no entry of a state dict.
+    for block in model.blocks:
+        block[1].last.zero_()
+    expected = train_alone(model, 4, plan.num_microbatches)
+
+    def run(trainer: ss.Trainer) -> Any:
+        trainer.load_state_dict(state)
+        return train(trainer, 4, plan.num_microbatches)
+
+    for found in ss.run_threads(ss.compile(plan).save(tmp_path), run, range(2)).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_schedule_that_runs_a_stage_on_several_workers_is_refused() -> None:
+    plan = ss.Plan(ss.capture(made(counts), batch(0, 4)), devices=range(2))
+    PLANS["chimera"](plan)
+    with pytest.raises(ss.PlanError, match=r"replaces buffers in its forward .* on one worker"):
+        ss.compile(plan)
+
+
+def test_what_keeps_a_gradient_is_refused() -> None:
+    class Keeps(Counts):
+        def forward(self, x: Tensor) -> Tensor:
+            self.average += x.mean(0)
+            return x
+
+    with pytest.raises(ss.CaptureError, match=r"a gradient in buffer .*average.*detach"):
+        ss.capture(Model(Keeps()), batch(0, 4))
