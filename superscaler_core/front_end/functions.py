@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
+from threading import Lock
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -18,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from superscaler_core.errors import CaptureError
-from superscaler_core.front_end.call import literal
+from superscaler_core.front_end.call import literal, names, text
 from superscaler_core.front_end.calls import (
     TracedCall,
     called_as_op,
@@ -26,6 +29,7 @@ from superscaler_core.front_end.calls import (
     is_tracing,
     running,
 )
+from superscaler_core.front_end.pointwise_functions import is_pointwise
 
 _TENSOR = object()
 """Represents a tensor among the arguments of a call."""
@@ -50,6 +54,7 @@ class FunctionCall(TracedCall):
         self._args = [_TENSOR if isinstance(arg, Tensor) else arg for arg in args]
         self.imports = [self.module]
         self._returned: int | None = None
+        self._forms: list[tuple[tuple[int, ...], torch.dtype]] = []
         for arg in self._args:
             if arg is not _TENSOR and not is_literal(arg):
                 raise self._error(f"takes a {type(arg).__name__}")
@@ -88,6 +93,20 @@ class FunctionCall(TracedCall):
         texts = [next(left) if arg is _TENSOR else literal(arg, ()) for arg in self._args]
         return f"{self.path}.apply({', '.join(texts)})" + ("[0]" if self._returned == 1 else "")
 
+    @cached_property
+    def annotation(self) -> str:
+        """How its dims relate if it is pointwise; otherwise its gradient may not be a sum."""
+        shapes = {shape for shape, _ in self._forms}
+        if len(shapes) > 1 or not is_pointwise(self._applied, self._forms):
+            return ""
+        dims = text(names(len(*shapes)))
+        results = [dims] * (1 if self._returned is None else self._returned)
+        return f"{', '.join([dims] * len(self._forms))} -> {', '.join(results)}"
+
+    def _applied(self, *tensors: Tensor) -> Any:
+        left = iter(tensors)
+        return self._apply(*(next(left) if a is _TENSOR else a for a in self._args))
+
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Call it without gradients.
 
@@ -95,9 +114,10 @@ class FunctionCall(TracedCall):
             CaptureError: it does what an op cannot: it draws random numbers or modifies an
                 argument.
         """
-        left, before = iter(tensors), [t._version for t in tensors]
+        before = [t._version for t in tensors]
+        self._forms = [(tuple(t.shape), t.dtype) for t in tensors]
         with running(), torch.no_grad(), _Unseeded(self):
-            result = self._apply(*(next(left) if a is _TENSOR else a for a in self._args))
+            result = self._applied(*tensors)
         self._returned = len(result) if isinstance(result, tuple) else None
         found = result if isinstance(result, tuple) else (result,)
         if not all(isinstance(t, Tensor) for t in found):
@@ -131,28 +151,63 @@ class _Unseeded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+_FUNCTION: FunctionType = Function.__dict__["apply"].__func__
+_OWN = FunctionType(
+    _FUNCTION.__code__,
+    _FUNCTION.__globals__,
+    "apply",
+    _FUNCTION.__defaults__,
+    _FUNCTION.__closure__,
+)
+"""``Function.apply`` as torch defines it."""
+
+_lock, _num_watching = Lock(), 0
+
+
 @contextmanager
 def functions_as_ops() -> Iterator[None]:
-    """While a model is traced on this thread, each call of a ``Function`` is one torch op."""
-    before = Function.__dict__["apply"]
+    """While a model is traced on this thread, each call of a ``Function`` is one torch op.
 
-    def apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
-        own = before.__get__(None, cls)
-        # What torch makes for the derivative of a torch.library op is inside of that op.
-        if not is_tracing() or cls.__module__.startswith("torch._library"):
-            return own(*args, **keywords)
-        if cls is CheckpointFunction:
-            return _checkpointed(*args)
-        # What is given by name is no argument that an op could have.
-        call = FunctionCall(cls, own, [*args, *filter(None, [keywords])])
-        results = called_as_op(call, [arg for arg in args if isinstance(arg, Tensor)])
-        return results[0] if call.returns_one else tuple(results)
-
-    Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
+    The code of ``Function.apply`` is replaced, not the attribute: a model may have taken the method
+    out of its class before, as in ``round = Round.apply``.
+    """
+    global _num_watching
+    with _lock:
+        _num_watching += 1
+        _FUNCTION.__code__ = _code_of_apply()
     try:
         yield
     finally:
-        Function.apply = before  # type: ignore[method-assign]
+        with _lock:
+            _num_watching -= 1
+            if not _num_watching:
+                _FUNCTION.__code__ = _OWN.__code__
+
+
+def _code_of_apply() -> CodeType:
+    """Code that calls ``_apply``, with the closure of the code in whose place it is put."""
+    __class__: Any = None
+
+    def apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
+        # Names are looked up in torch's module, and the closure has to be that of torch's code.
+        assert __class__ is not None
+        from superscaler_core.front_end.functions import _apply
+
+        return _apply(cls, *args, **keywords)
+
+    return apply.__code__
+
+
+def _apply(cls: type[Function], *args: Any, **keywords: Any) -> Any:
+    # What torch makes for the derivative of a torch.library op is inside of that op.
+    if not is_tracing() or cls.__module__.startswith("torch._library"):
+        return _OWN(cls, *args, **keywords)
+    if cls is CheckpointFunction:
+        return _checkpointed(*args)
+    # What is given by name is no argument that an op could have.
+    call = FunctionCall(cls, partial(_OWN, cls), [*args, *filter(None, [keywords])])
+    results = called_as_op(call, [arg for arg in args if isinstance(arg, Tensor)])
+    return results[0] if call.returns_one else tuple(results)
 
 
 def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:
