@@ -43,7 +43,7 @@ def compiled(family: str, plan: str, num_devices: int) -> ss.Compiled:
     """A plan for a family.
 
     Raises:
-        SuperScalerError: the plan does not fit the model.
+        PlanError: the plan does not fit the model.
     """
     made = ss.Plan(_graph(family), range(num_devices))
     PLANS[plan](made, **KNOBS[plan][num_devices])

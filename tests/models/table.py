@@ -1,0 +1,43 @@
+"""The table of families and plans in docs/models.md: ``python -m tests.models.table`` writes it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from superscaler_core.errors import CaptureError, PlanError
+from tests.models.cells import KNOBS, compiled, error
+from tests.models.families import FAMILIES
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+BEGIN, END = "<!-- families: python -m tests.models.table -->", "<!-- end of families -->"
+
+
+def table() -> str:
+    """Families by plans; each cell has the largest error on 2 and 4 devices."""
+    rows = [["family", *(f"`{plan}`" for plan in KNOBS)], ["---"] * (1 + len(KNOBS))]
+    for family in FAMILIES:
+        rows.append([family, *(_cell(family, plan) for plan in KNOBS)])
+        print(f"| {' | '.join(rows[-1])} |", flush=True)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(family: str, plan: str) -> str:
+    try:
+        found = [_error(family, plan, num) for num in KNOBS[plan]]
+    except (CaptureError, PlanError) as fault:
+        return f"refused: {fault}"
+    right = max(found) <= FAMILIES[family].tolerance
+    return f"{max(found):.0e}" if right else f"**{max(found):.0e}**"
+
+
+def _error(family: str, plan: str, num_devices: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        return error(family, compiled(family, plan, num_devices), Path(folder))
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{BEGIN}\n{table()}\n{END}{tail}")
