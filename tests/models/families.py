@@ -160,7 +160,7 @@ FAMILIES: Mapping[str, Family] = {
         **_SPECIAL}),
     "T5": Family("T5", "ForConditionalGeneration", {
         "vocab_size": WORDS, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4,
-        "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0}, translation),
+        "dropout_rate": 0.0, "decoder_start_token_id": 0, "pad_token_id": 0}, translation, 1e-9),
     "BART": Family("Bart", "ForConditionalGeneration", _SEQ2SEQ, translation, 1e-9),
     "mBART": Family("MBart", "ForConditionalGeneration", _SEQ2SEQ, translation, 1e-9),
     "Whisper": Family("Whisper", "ForConditionalGeneration", {

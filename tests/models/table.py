@@ -37,7 +37,6 @@ def _error(family: str, plan: str, num_devices: int) -> float:
 
 
 if __name__ == "__main__":
-    text = PAGE.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}\n{table()}\n{END}{tail}")
+    made = table()
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{head}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}")
