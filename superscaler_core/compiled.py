@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 import rvdcomm as rv
-from superscaler_core.codegen import rank_file, rank_files
+from superscaler_core.codegen import rank_files, rank_text
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import PlanError
 from superscaler_core.memory import DeviceMemory, check_memory, memory_of
@@ -74,7 +74,7 @@ class Compiled:
 
     def file(self, rank: int) -> str:
         """The generated Python text of one rank."""
-        return rank_file(self.materialized, rank)
+        return rank_text(self.materialized, rank)
 
     @property
     def values(self) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
 """Codegen: prints a step program as one readable Python file per rank."""
 
-from superscaler_core.codegen.rank_file import rank_file, rank_files
+from superscaler_core.codegen.rank_file import rank_files, rank_text
 
-__all__ = ["rank_file", "rank_files"]
+__all__ = ["rank_files", "rank_text"]

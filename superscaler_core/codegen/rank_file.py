@@ -38,7 +38,7 @@ def rank_files(made: Materialized) -> dict[Device, str]:
     return {device: _rank_file(made, device, known) for device in made.plan.devices}
 
 
-def rank_file(made: Materialized, device: Device) -> str:
+def rank_text(made: Materialized, device: Device) -> str:
     """The text of one device's file."""
     return _rank_file(made, device, {})
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from superscaler_core.errors import PlanError
+
 
 @dataclass(frozen=True)
 class World:
@@ -33,12 +35,18 @@ def join_world(device: torch.device, group: Any = None) -> World:
     Args:
         device: where tensors live: a created group uses NCCL for a GPU, and gloo for the CPU.
         group: process group; the default group if None.
+
+    Raises:
+        PlanError: this process is not in the group.
     """
     if not dist.is_initialized():
         if "RANK" not in os.environ:
             return World(0, 1)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return World(dist.get_rank(group), dist.get_world_size(group), group)
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise PlanError(f"rank {dist.get_rank()} is not in the group that it gave.")
+    return World(rank, dist.get_world_size(group), group)
 
 
 def local_device() -> torch.device:
