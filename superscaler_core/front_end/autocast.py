@@ -8,7 +8,7 @@ inner ops are cast: cross entropy is computed in float32, as its inner logarithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.fx.node import has_side_effect
@@ -84,7 +85,7 @@ class Autocast:
         return torch.autocast(self.device, self.dtype, cache_enabled=False)
 
     def cast_of(
-        self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+        self, op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> torch.dtype | None:
         """To which dtype an op casts its arguments; None if it leaves them as they are.
 
@@ -95,6 +96,8 @@ class Autocast:
         Raises:
             LookupError: it is no cast of its arguments to one dtype that makes the difference.
         """
+        if not _ASKED_NOTHING.isdisjoint(op.tags):
+            return None
         key = (self, op, pytree.tree_map(_form, (tuple(args), kwargs)))
         known = str(key)
         if known not in _KNOWN:
@@ -110,6 +113,9 @@ class Autocast:
                 raise LookupError
         return _KNOWN[known]
 
+
+_ASKED_NOTHING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+"""Ops that give indices or numbers, which do not run without values; none of them casts."""
 
 _KNOWN: dict[str, torch.dtype | None] = {}
 """The cast of every form of call that was asked for."""
@@ -134,7 +140,7 @@ def _form(value: Any) -> Any:
     return (value.dtype, value.ndim, value.device) if isinstance(value, Tensor) else value
 
 
-def _calls(op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _calls(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     with torch.no_grad(), _Recorder() as recorder:
         made = op(*args, **kwargs)
     return [*recorder.calls, _dtypes(made)]
