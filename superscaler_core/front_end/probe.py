@@ -5,7 +5,7 @@ Products of matrices are not computed: their shapes and operations are known wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
@@ -21,7 +21,8 @@ from torch.utils.flop_counter import flop_registry
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end.calls import is_literal, running
 from superscaler_core.front_end.state import State
-from superscaler_core.ops.modules import ModuleCall, state_of, tensors_of
+from superscaler_core.known import Known
+from superscaler_core.ops.modules import ModuleCall, pickled, state_of, tensors_of
 
 _WEIGHT = 0.02
 """The value of all weights: such that most functions of them are finite, and no result is zero."""
@@ -65,17 +66,33 @@ def probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
         NotOneOpError: its results depend on values in shape, or are no tensors.
         CaptureError: it does what an op cannot: it draws random numbers, or changes something.
     """
+    with outside_of_tracing():
+        # Equal layers are run once.
+        text = pickled(call)
+        key = text, tuple((tuple(x.shape), x.dtype) for x in tensors)
+        if text and key in _KNOWN:
+            return _KNOWN[key]
+        made = _probe(call, tensors)
+        if text:
+            _KNOWN[key] = made
+    return made
+
+
+_KNOWN: Known[Hashable, Probed] = Known(64)
+"""Calls that were run, by the text and the shapes that decide all that is learned."""
+
+
+def _probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
     name, num_args = type(call.skeleton).__name__, len(tensors) - len(call.names)
     state, own = State(call.skeleton), state_of(call.skeleton)
     found = []
-    with outside_of_tracing():
-        for turn in range(2):
-            given = [
-                *(_argument(x, turn) for x in tensors[: len(tensors) - len(call.names)]),
-                *(_weight(x) for x in own.values()),
-            ]
-            with state.watched():
-                found.append(_run(call, given, num_args))
+    for turn in range(2):
+        given = [
+            *(_argument(x, turn) for x in tensors[: len(tensors) - len(call.names)]),
+            *(_weight(x) for x in own.values()),
+        ]
+        with state.watched():
+            found.append(_run(call, given, num_args))
     if state.changed:
         raise CaptureError(
             f"{name} keeps something from one call to the next in "
@@ -112,7 +129,8 @@ def _run(call: ModuleCall, given: Sequence[Tensor], num_args: int) -> Probed:
     dtypes = tuple(x.dtype for x in results)
     made = replace(call, dtypes=dtypes, kept_bytes=share)
     forms = [(tuple(x.shape), x.dtype) for x in results]
-    return Probed(made, forms, returned, shapes.flops)
+    empty = pytree.tree_map_only(Tensor, lambda x: x.detach().to("meta"), returned)
+    return Probed(made, forms, empty, shapes.flops)
 
 
 def _rest(returned: Any) -> tuple[list[Any], Any]:

@@ -121,7 +121,7 @@ def call_module(
 def enter(call: ModuleCall) -> str:
     """The key of a call; calls that are equal, such as those of equal layers, have one."""
     name = type(call.skeleton).__name__
-    text = _pickled(call)
+    text = pickled(call)
     key = f"{name}_{hashlib.sha256(text).hexdigest()[:12] if text else next(_numbers)}"
     MODULES.setdefault(key, call)
     return key
@@ -129,7 +129,7 @@ def enter(call: ModuleCall) -> str:
 
 def save_modules(folder: Path, keys: Iterable[str]) -> None:
     """Write the modules of a program to its folder; those that cannot be pickled stay here."""
-    texts = {key: text for key in keys if (text := _pickled(MODULES[key]))}
+    texts = {key: text for key in keys if (text := pickled(MODULES[key]))}
     (folder / FILE).unlink(missing_ok=True)
     if texts:
         torch.save(texts, folder / FILE)
@@ -166,7 +166,7 @@ def skeleton_of(module: nn.Module) -> nn.Module:
     return made
 
 
-def _pickled(call: ModuleCall) -> bytes:
+def pickled(call: ModuleCall) -> bytes:
     """The call as bytes; none if Python cannot pickle it."""
     file = io.BytesIO()
     try:

@@ -25,3 +25,10 @@ def grouped(x: Tensor, weight: Tensor, *, groups: int, scale: float = 0.5) -> Te
 def halves(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Two results."""
     return (x * y).sum(1), y * y if x.sum() is not None else y
+
+
+@register_op("b^ s^ -> n^ s^", sizes={"n": 4})
+def positive(x: Tensor) -> Tensor:
+    """The first rows whose sum is positive, up to a bound; zeros behind them."""
+    rows = x[(x.sum(1) > 0).nonzero()[:4, 0]]
+    return torch.cat([rows, rows.new_zeros(4 - len(rows), x.shape[1])])

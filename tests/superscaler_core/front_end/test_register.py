@@ -4,9 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import superscaler_core as ss
+from superscaler_core.cost.presets import profile_of
 from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.register import register_op
+from superscaler_core.plans import PLANS
 from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core import registered
 from tests.superscaler_core.parts import check_splits, values_of
@@ -84,6 +87,35 @@ def test_outside_of_capture_it_is_the_function():
 def test_modules_to_import_are_said_by_the_op():
     graph, _ = captured(Uses(lambda x, w: registered.grouped(x, w, groups=2), 3, 4), 5, 6)
     assert [op.imports for op in graph.ops[:2]] == [(PATH,), ()]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: registered.positive(x * w),
+        lambda x, w: x.gather(1, registered.best(x * w, count=2)) * w[:2],
+    ],
+)
+def test_a_function_that_looks_at_values_is_planned_measured_and_simulated(function, tmp_path):
+    model = Uses(function, 6)
+    graph, x = captured(model, 6, 6)
+    made = ss.Plan(graph, range(2))
+    PLANS["data_parallel"](made)
+    compiled = ss.compile(made, memory_limit=1 << 20)
+    assert compiled.memory[0].total_bytes > 6 * 8
+    assert "memory" in compiled.summary()
+    assert ss.simulate(compiled, profile=profile_of("a100")).secs > 0
+    expected = model(x)
+    expected.backward()
+
+    def step(trainer: ss.Trainer):
+        loss = trainer.step(x)
+        return loss, [p.grad for p in trainer.parameters()]
+
+    for loss, grads in ss.run_threads(compiled.save(tmp_path), step, range(2)).values():
+        torch.testing.assert_close(loss, expected.detach())
+        for grad in grads:
+            torch.testing.assert_close(grad, model.weight.grad)
 
 
 def _two(x: Tensor, y: Tensor) -> Tensor:
