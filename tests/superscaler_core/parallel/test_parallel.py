@@ -145,6 +145,32 @@ def test_evaluation_has_no_dropout_and_leaves_modes_and_masks_alone() -> None:
     assert found[1][1] == pytest.approx([noisy().eval()(x).item()] * 3, rel=1e-12)
 
 
+class Normed(nn.Module):
+    """Two maps around a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.norm(self.first(x)).relu()).square().mean()
+
+
+def test_evaluation_has_the_running_statistics_of_the_state() -> None:
+    batches = [torch.randn(size, 4, dtype=torch.float64) for size in (8, 8, 6, 8)]
+
+    def work(parallel: ss.Parallel) -> tuple[Any, dict[str, Tensor]]:
+        for x in batches:
+            parallel.step(x=x)
+        return parallel.evaluate(x=batches[2]), parallel.state_dict()
+
+    for loss, state in on_threads(Normed().double(), {"x": batches[0]}, 2, work).values():
+        model = Normed().double().eval()
+        model.load_state_dict(state)
+        assert loss.item() == pytest.approx(model(batches[2]).item(), rel=1e-12)
+        assert state["norm.num_batches_tracked"] == len(batches)
+
+
 def test_random_masks_go_on_over_shapes() -> None:
     x = torch.randn(4, 5, dtype=torch.float64)
 
