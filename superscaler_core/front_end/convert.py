@@ -202,7 +202,7 @@ class _Conversion:
         results: list[PTensor | Tensor] = []
         if node.is_autocast and isinstance(read[0], PTensor):
             results.append(self.builder.cast(read[0], node.outputs[0].dtype))
-        elif len(constants) == len(read) and is_folded(node, constants):
+        elif not node.is_random and len(constants) == len(read) and is_folded(node, constants):
             results += self._folded(node)
         else:
             results += self._ruled(node)
@@ -215,11 +215,6 @@ class _Conversion:
         return torch.zeros((), dtype=dtype).expand(like.shape)
 
     def _folded(self, node: Node) -> Sequence[Tensor]:
-        if node.is_random:
-            raise CaptureError(
-                f"{node.target} in {node.place} draws random numbers when it runs, which parts "
-                "would draw differently; pass them to the model as an input, or use dropout."
-            )
         args = {name: self._filled(value, self.values) for name, value in node.args.items()}
         read = [self.values[ref] for ref in _refs(node.args.values())]
         self.folded |= {name for name, value in self.kept.items() if any(value is r for r in read)}

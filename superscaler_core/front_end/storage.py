@@ -337,17 +337,20 @@ _PUT_BACK: Mapping[str, Callable[[StorageView, TracedValue], Back]] = {
 def _without_writes(node: Node) -> str:
     """The op that computes the same and writes nothing: ``aten.add`` of ``aten.add_``; or ""."""
     base, _, which = node.target.rpartition(".")
-    target = f"{_RENAMED.get(base, base.removesuffix('_'))}.{which}"
+    target = _RENAMED.get(node.target, f"{_RENAMED.get(base, base.removesuffix('_'))}.{which}")
     if target != node.target or not aten.is_mutable(target):
         return target if aten.overload(target) else ""
     # With ``out=``: the overload with the other arguments.
     return aten.overload_with(base, [name for name in node.args if name not in node.writes])
 
 
-_RENAMED = {f"aten.__i{name}__": f"aten.bitwise_{name}" for name in ("and", "or", "xor")} | {
-    "aten.detach_": "aten.detach"
+_RENAMED = {
+    **{f"aten.__i{name}__": f"aten.bitwise_{name}" for name in ("and", "or", "xor")},
+    "aten.detach_": "aten.detach",
+    "aten.normal_": "aten.normal_functional",
+    "aten.bernoulli_.float": "aten.bernoulli.p",
 }
-"""Ops in place that are not named by a line at their end."""
+"""Ops in place whose other form has another name than theirs without the line at its end."""
 
 
 def _root(place: Place) -> Ref:

@@ -7,7 +7,7 @@ from superscaler_core.ops.lookup import embedding
 from superscaler_core.ops.loss import count_labels, cross_entropy, nll_loss
 from superscaler_core.ops.modules import call_module
 from superscaler_core.ops.norm import batch_norm
-from superscaler_core.ops.random import dropout, mix, uniform_bits
+from superscaler_core.ops.random import dropout, mix, normal, uniform, uniform_bits
 
 __all__ = [
     "attention",
@@ -23,5 +23,7 @@ __all__ = [
     "max_pool",
     "mix",
     "nll_loss",
+    "normal",
+    "uniform",
     "uniform_bits",
 ]

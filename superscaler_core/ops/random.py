@@ -6,6 +6,7 @@ hash is SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number ge
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -79,3 +80,24 @@ def _signed(bits: int) -> int:
 def _shifted(state: Tensor, by: int) -> Tensor:
     """A shift to the right that fills with zeros."""
     return (state >> by) & ((1 << (64 - by)) - 1)
+
+
+def uniform(
+    seed: int, *, lo: Sequence[int], extent: Sequence[int], shape: Sequence[int],
+    dtype: torch.dtype, device: torch.device | str,
+) -> Tensor:  # fmt: skip
+    """Numbers between 0 and 1, both excluded; the arguments are those of ``uniform_bits``."""
+    bits = uniform_bits(seed, lo, extent, shape, device)
+    return ((bits.double() + 0.5) / (1 << 53)).to(dtype)
+
+
+def normal(
+    seed: int, *, lo: Sequence[int], extent: Sequence[int], shape: Sequence[int],
+    dtype: torch.dtype, device: torch.device | str,
+) -> Tensor:  # fmt: skip
+    """Numbers of the standard normal distribution, by the method of Box and Muller."""
+    radius, angle = (
+        uniform(mix(seed, i), lo=lo, extent=extent, shape=shape, dtype=torch.float64, device=device)
+        for i in range(2)
+    )
+    return (torch.sqrt(-2 * torch.log(radius)) * torch.cos(2 * math.pi * angle)).to(dtype)

@@ -3,12 +3,13 @@
 A parameter is stored where the parts of its optimizer op are assigned; without such a decision,
 every device stores what it reads. A *use* is a set of ops that share one copy of the parameter per
 device: either all ops outside windows, or the ops of one window (``Plan.gather_weights``,
-``Plan.reduce_grads``).
+``Plan.reduce_grads``); of these, apart, the ops that give summands of its gradient, and those that
+give all of it, such as the square of a weight in the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -127,17 +128,21 @@ def uses_of(
         tensor: the parameter.
         window_of: the windows of ops that are in one.
     """
-    groups: dict[Window | None, list[Reader]] = {}
+    groups: dict[tuple[Window | None, bool], list[Reader]] = {}
     for reader in plan.graph.readers.get(tensor, ()):
-        groups.setdefault(window_of.get(reader[0]), []).append(reader)
-    sides = {
-        window: Side.joined(_read_by(plan, deferred, *reader) for reader in group)
-        for window, group in groups.items()
-    }
+        # A device that added a summand to a whole gradient could give neither of them to others.
+        is_summed = _read_by(plan, deferred, *reader).num_summands > 1
+        groups.setdefault((window_of.get(reader[0]), is_summed), []).append(reader)
+    sides = [
+        Side.joined(_read_by(plan, deferred, *reader) for reader in group)
+        for group in groups.values()
+    ]
     storage = _storage(plan, tensor, sides)
     return storage, tuple(
-        Use(number, tensor, storage, sides[window], tuple(group), window)
-        for number, (window, group) in enumerate(groups.items())
+        Use(number, tensor, storage, side, tuple(group), window)
+        for number, (((window, _), group), side) in enumerate(
+            zip(groups.items(), sides, strict=True)
+        )
     )
 
 
@@ -159,12 +164,12 @@ def shared(side: Side, shares: Mapping[Device, int]) -> Side:
 def _storage(
     plan: Plan,
     tensor: PTensor,
-    sides: Mapping[Window | None, Side],
+    sides: Sequence[Side],
 ) -> Side:
     op = plan.update(tensor.name)
     if plan.has_parts(op):
         return output_side(plan, op, 0)
     if sides:
-        return Side.joined(sides.values()).resident
+        return Side.joined(sides).resident
     # No op reads it: the first device stores it, so that a checkpoint is complete.
     return Side(1, (View(plan.devices[0], tensor.box, 0),))

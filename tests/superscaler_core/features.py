@@ -431,7 +431,9 @@ FEATURES: dict[str, Feature] = {
         r"changes tensor 'blocks.\d.t'",
     ),
     # Random numbers, values, dtypes, aliases.
-    "random numbers": Feature(lambda b, h: h + torch.rand_like(h), refused="rand_like"),
+    "random numbers": Feature(
+        lambda b, h: h[torch.randperm(len(h))], refused="randperm.* random numbers"
+    ),
     "random numbers of Python": Feature(
         lambda b, h: h * random.random(), refused="random numbers of Python or numpy"
     ),
@@ -444,9 +446,7 @@ FEATURES: dict[str, Feature] = {
     "counter by values": by_values(counting, "ByValues keeps something .* count"),
     "buffer written by values": by_values(writing, "ByValues|written"),
     "argument written by values": by_values(writing_what_it_is_given, "changes what it is given"),
-    "complex": Feature(
-        lambda b, h: (h * torch.tensor(1 + 2j)).abs(), refused="complex64 are not supported"
-    ),
+    "complex": Feature(lambda b, h: (h * torch.tensor(1 + 2j)).abs()),
     "autocast": Feature(
         lambda b, h: within(b, torch.autocast("cpu", torch.bfloat16), lambda: b.other(h))
     ),

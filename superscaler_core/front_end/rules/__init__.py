@@ -9,8 +9,10 @@ from superscaler_core.front_end.rules import (  # noqa: F401 - each adds its rul
     linear,
     loss,
     norm,
+    random,
     reduce,
     registered,
+    rows,
     shape,
 )
 from superscaler_core.front_end.rules.opaque import opaque

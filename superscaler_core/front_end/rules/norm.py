@@ -51,7 +51,7 @@ def batch_norm(call: Call) -> PTensor | Sequence[PTensor]:
     x: PTensor = call["input"]
     if not call["training"]:
         return _scaled(call, _centered(call, x, call["running_mean"]), call["running_var"])
-    if call["running_mean"] is not None and call.node.module_type != "SyncBatchNorm":
+    if call["running_mean"] is not None and not call.node.module_type.startswith("SyncBatchNorm"):
         return _by_parts(call)
     dims = ["n", "c", *names(len(x.shape))[2:]]
     summed = f"{text(f'{d}+' if d != 'c' else d for d in dims)} -> c"

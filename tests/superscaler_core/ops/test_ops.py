@@ -165,3 +165,21 @@ def test_join_adds_pieces_at_their_places():
     assert torch.equal(found, expected)
     (grad,) = torch.autograd.grad(found.sum(), x)
     assert grad.tolist() == [[0, 0, 0, 0], [0, 2, 2, 2], [0, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("draw", [ops.uniform, ops.normal])
+def test_samples_of_a_part_are_those_of_the_whole(draw):
+    how = {"shape": (6, 50), "dtype": torch.float64, "device": "cpu"}
+    whole = draw(7, lo=(0, 0), extent=(6, 50), **how)
+    assert torch.equal(draw(7, lo=(2, 10), extent=(3, 40), **how), whole[2:5, 10:])
+    assert len(whole.unique()) == 300
+
+
+def test_samples_have_their_distributions():
+    how = {"lo": (0,), "extent": (40_000,), "shape": (40_000,), "dtype": torch.float64}
+    even, bell = (draw(3, **how, device="cpu") for draw in (ops.uniform, ops.normal))
+    assert 0 < even.min() < even.max() < 1
+    # Six standard deviations of a mean of 40,000 samples.
+    assert even.mean().item() == pytest.approx(0.5, abs=6 * 0.29 / 200)
+    assert bell.mean().item() == pytest.approx(0.0, abs=6 / 200)
+    assert bell.std().item() == pytest.approx(1.0, abs=6 * 0.71 / 200)

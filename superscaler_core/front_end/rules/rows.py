@@ -1,0 +1,79 @@
+"""Ops whose rows are independent: the batch is cut, all other dims stay whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.rules.opaque import opaque_op
+from superscaler_core.front_end.rules.table import rule
+from superscaler_core.graph.opaque import whole_dims
+from superscaler_core.graph.tensor import PTensor
+
+_ROWS = {
+    ("input",): ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+    ("self",): (
+        "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "im2col", "col2im", "prelu",
+        "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_avg_pool3d", "max_pool3d",
+        "avg_pool3d", "max_pool2d_with_indices", "reflection_pad2d", "replication_pad2d",
+        "upsample_nearest1d", "upsample_linear1d", "upsample_nearest3d", "upsample_trilinear3d",
+    ),
+    ("input", "self"): ("upsample_bicubic2d", "upsample_nearest_exact2d"),
+    ("input", "grid"): ("grid_sampler",),
+    ("input", "hx"): ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"),
+    ("input1", "input2"): ("bilinear",),
+}  # fmt: skip
+"""The arguments that have rows, and the ops."""
+
+_ARGUMENTS = {f"aten.{name}": args for args, names in _ROWS.items() for name in names}
+
+
+@rule(*_ARGUMENTS)
+def rows(call: Call) -> tuple[PTensor, ...]:
+    with_rows = [
+        t for name in _ARGUMENTS[call.node.base] if name in call.args
+        for t in (call[name] if isinstance(call[name], list) else [call[name]])
+    ]  # fmt: skip
+    shapes = [value.shape for value in call.node.outputs]
+    if any(len(shape) < 2 or shape[0] != shapes[0][0] for shape in shapes):
+        raise call.error("it has no batch dim.")
+    inputs = list(dict.fromkeys(call.tensors))
+    return by_batch(call, inputs, [0 if t in with_rows else None for t in inputs],
+                    [0] * len(shapes))  # fmt: skip
+
+
+@rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
+def recurrent(call: Call) -> tuple[PTensor, ...]:
+    """Layers of a recurrent network over a whole sequence."""
+    if call["dropout"] and call["train"]:
+        raise call.refusal("dropout between recurrent layers: use one module per layer.")
+    hidden = call["hx"] if isinstance(call["hx"], list) else [call["hx"]]
+    time_first = 0 if call["batch_first"] else 1
+    inputs = list(dict.fromkeys(call.tensors))
+    batch = [time_first if t is call["input"] else 1 if t in hidden else None for t in inputs]
+    return by_batch(call, inputs, batch, [time_first, *[1] * len(hidden)])
+
+
+def by_batch(
+    call: Call,
+    inputs: Sequence[PTensor],
+    batch: Sequence[int | None],
+    of_results: Sequence[int],
+) -> tuple[PTensor, ...]:
+    """The call as it was traced, cut along its batch alone.
+
+    Args:
+        call: the call.
+        inputs: its tensors.
+        batch, of_results: which dim of each input and result is the batch; None: it has none.
+    """
+
+    def dims(shape: Sequence[int], at: int | None) -> str:
+        words = ["b" if i == at else dim for i, dim in enumerate(whole_dims(shape))]
+        return " ".join(words) or "()"
+
+    left = [dims(t.shape, at) for t, at in zip(inputs, batch, strict=True)]
+    made = zip(call.node.outputs, of_results, strict=True)
+    right = [dims(value.shape, at) for value, at in made]
+    annotation = f"{', '.join(left)} -> {', '.join(right)}"
+    return opaque_op(call, call.kind, inputs, call.fallback(inputs), annotation=annotation)

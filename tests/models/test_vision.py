@@ -1,0 +1,105 @@
+"""Models of vision and others train as in torch, under every plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import superscaler_core as ss
+from superscaler_core.plans import PLANS
+from tests.models.vision import MODELS, batch, made
+
+NUM_STEPS = 2
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def recomputed(plan: ss.Plan) -> None:
+    PLANS["data_parallel"](plan)
+    plan.recompute(plan.graph.ops[:-2])
+
+
+HOW: dict[str, Callable[[ss.Plan], None]] = {
+    **{name: PLANS[name] for name in ("data_parallel", "zero3", "one_f_one_b")},
+    "recomputed": recomputed,
+}
+
+
+def train(step: Callable[[int], float], optimizer: torch.optim.Optimizer) -> list[float]:
+    losses = []
+    for number in range(NUM_STEPS):
+        losses.append(step(number))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def train_alone(name: str, num_microbatches: int) -> Any:
+    model = made(name)
+
+    def step(number: int) -> float:
+        chunks = (t.chunk(num_microbatches) for t in batch(name, number, num_microbatches))
+        losses = [model(*one) / num_microbatches for one in zip(*chunks, strict=True)]
+        sum(losses).backward()
+        return sum(loss.item() for loss in losses)
+
+    return train(step, torch.optim.SGD(model.parameters(), lr=0.05)), model.state_dict()
+
+
+def train_rank(name: str, trainer: ss.Trainer) -> Any:
+    def step(number: int) -> float:
+        return trainer.step(*batch(name, number, trainer.num_microbatches)).item()
+
+    stored = [*trainer.parameters()] or [torch.zeros(())]
+    return train(step, torch.optim.SGD(stored, lr=0.05)), trainer.state_dict()
+
+
+_graphs: dict[str, ss.Graph] = {}
+
+
+def has_blocks(name: str) -> bool:
+    """Whether parts of it repeat, which ZeRO-3 and pipelines need."""
+    return "net" in name or name == "penalized"
+
+
+CASES = [
+    (name, how)
+    for name in MODELS
+    for how in HOW
+    if name != "noise"
+    if has_blocks(name) or how in ("data_parallel", "recomputed")
+]
+
+
+@pytest.mark.parametrize("name, how", CASES)
+def test_a_model_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> None:
+    if name not in _graphs:
+        _graphs[name] = ss.capture(made(name), batch(name, 0, 1))
+    plan = ss.Plan(_graphs[name], devices=range(2))
+    HOW[how](plan)
+    expected = copy.deepcopy(train_alone(name, plan.num_microbatches))
+    folder = ss.compile(plan).save(tmp_path, weights=True)
+    for found in ss.run_threads(folder, lambda t: train_rank(name, t), range(2)).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def alternating(plan: ss.Plan) -> None:
+    """Ops by turns on one device and the other, none of them cut."""
+    for op in plan.graph.ops:
+        plan.op_assign(op, op.index // 2 % 2)
+
+
+def test_random_numbers_are_the_same_however_a_model_is_cut(tmp_path: Path) -> None:
+    graph = ss.capture(made("noise"), batch("noise", 0, 1))
+    found = []
+    for number, how in enumerate((alternating, HOW["data_parallel"], recomputed)):
+        plan = ss.Plan(graph, devices=range(2))
+        how(plan)
+        folder = ss.compile(plan).save(tmp_path / str(number), weights=True)
+        found += ss.run_threads(folder, lambda t: train_rank("noise", t), range(2)).values()
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-9, atol=1e-9)

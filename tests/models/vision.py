@@ -1,0 +1,174 @@
+"""Tiny models of vision and others: each with the arguments of one microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from tests.models.libraries import timm
+
+BATCH = 4
+CLASSES = 3
+
+
+class Classifier(nn.Module):
+    """A body, what it returns pooled, and a cross entropy."""
+
+    def __init__(self, body: nn.Module, pool: Callable[[Any], Tensor] = lambda y: y) -> None:
+        super().__init__()
+        self.body, self.pool = body, pool
+        self.head = nn.LazyLinear(CLASSES)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.pool(self.body(x)).flatten(1)), labels)
+
+
+class TimmModel(nn.Module):
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__()
+        made = timm.create_model(name, num_classes=CLASSES, **options)
+        self.body = timm.layers.convert_sync_batchnorm(made)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.body(x), labels)
+
+
+class Convolutions(nn.Module):
+    """Transposed convolutions, shuffled pixels, folds, grids, and norms of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = parametrizations.weight_norm(nn.Conv2d(3, 8, 3, stride=2, padding=1))
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.norms = nn.ModuleList(
+            [nn.SyncBatchNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)]
+        )
+        self.prelu = nn.PReLU(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.prelu(self.up(self.down(x)))
+        for norm in self.norms:
+            x = norm(x)
+        size = x.shape[-2:]
+        x = F.fold(F.unfold(x, 3, padding=1).tanh(), size, 3, padding=1)
+        x = F.pixel_shuffle(x, 2)
+        x = F.interpolate(x, scale_factor=0.5, mode="bicubic")
+        grid = torch.stack(torch.meshgrid(*[torch.linspace(-1, 1, 5)] * 2, indexing="xy"), -1)
+        grid = grid.to(x.dtype).expand(len(x), 5, 5, 2)
+        return F.adaptive_max_pool2d(F.grid_sample(x, grid, align_corners=False), 2)
+
+
+class Spectrum(nn.Module):
+    """Filters in frequencies, and a rotation of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.linspace(0.5, 1.5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=x.shape[-1])
+        pairs = torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous())
+        turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(y[..., ::2]), y[..., ::2]))
+        return turned.flatten(-2).cumsum(1)
+
+
+class Writes(nn.Module):
+    """Assignments to pieces, filled masks, added rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.line(x)
+        made = torch.zeros(*h.shape[:-1], 8, dtype=h.dtype)
+        made[..., 1:7] = h
+        made[:, 0] += x.mean()
+        made.masked_fill_(made > 1, 1.0)
+        return made.index_add(2, torch.tensor([0, 3]), h[..., :2])
+
+
+class Penalized(nn.Module):
+    """A loss with the squares of all weights, and a part without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        h = self.blocks(x.mean(1))
+        h = torch.cat([h[:, :0], h], 1)
+        return F.cross_entropy(h, labels) + 0.1 * sum(p.pow(2).sum() for p in self.parameters())
+
+
+class Noise(nn.Module):
+    """Drop path, dropped channels and samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        h = self.line(x + 0.1 * torch.randn_like(x))
+        kept = h.new_empty(len(h), 1, 1).bernoulli_(0.8).div_(0.8)
+        h = F.dropout2d(h * kept, 0.3) * torch.rand(6, dtype=h.dtype)
+        return F.cross_entropy(h.mean(1), labels)
+
+
+class Divergence(nn.Module):
+    """Losses beside the cross entropy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        h, x = self.line(x.mean(1)), x.mean(1)
+        loss = F.kl_div(h.log_softmax(-1), x.softmax(-1), reduction="batchmean")
+        loss = loss + F.cosine_embedding_loss(h, x, 2.0 * (labels > 0) - 1)
+        return loss + F.cross_entropy(h, labels, weight=torch.arange(1.0, 7).to(h.dtype))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    **{
+        name: (lambda name=name: TimmModel(name), (3, 32, 32))
+        for name in ("test_resnet", "test_efficientnet", "test_convnext", "test_byobnet")
+    },
+    "resnet10t": (lambda: TimmModel("resnet10t"), (3, 32, 32)),
+    "convolutions": (lambda: Classifier(Convolutions()), (3, 8, 8)),
+    "lstm": (
+        lambda: Classifier(
+            nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True), lambda y: y[0].mean(1)
+        ),
+        (7, 6),
+    ),
+    "gru": (lambda: Classifier(nn.GRU(6, 5, 2, batch_first=True), lambda y: y[0][:, -1]), (7, 6)),
+    "spectrum": (lambda: Classifier(Spectrum()), (7, 6)),
+    "writes": (lambda: Classifier(Writes()), (7, 6)),
+    "penalized": (Penalized, (7, 6)),
+    "divergence": (Divergence, (7, 6)),
+    "noise": (Noise, (7, 6)),
+}
+"""By name: makes the model, and the shape of one example."""
+
+
+def made(name: str) -> nn.Module:
+    """A model in float64, with weights of its own."""
+    torch.manual_seed(3)
+    model = MODELS[name][0]().double()
+    if any(isinstance(module, nn.LazyLinear) for module in model.modules()):
+        model.eval()(*batch(name, 0, 1))
+    return model.train()
+
+
+def batch(name: str, step: int, num_microbatches: int) -> tuple[Tensor, Tensor]:
+    """The whole batch of a step."""
+    generator = torch.Generator().manual_seed(step)
+    size = BATCH * num_microbatches
+    x = torch.randn(size, *MODELS[name][1], dtype=torch.float64, generator=generator)
+    return x, torch.randint(CLASSES, (size,), generator=generator)
