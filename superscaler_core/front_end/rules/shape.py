@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from itertools import chain
 from math import prod
 from typing import Any
 
@@ -45,29 +43,11 @@ def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view")
     src = viewed(call, x)
     if src.shape == shape:
         return src
-    for now in (_split(src.shape, shape), shape):
-        if now != src.shape:
-            annotation, sizes = view_annotation(src.shape, now)
-            src = call.op(
-                kind, annotation, (src,), _VIEW, shape=now, dtype=src.dtype, sizes=sizes, saves=(),
-                flops=0.0,
-            )  # fmt: skip
-    return src
-
-
-def _split(src: tuple[int, ...], out: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape between a view that splits dims and one that merges some of the new ones.
-
-    It is one of the two where a view does only one, or has dims with no factor in common.
-
-    >>> _split((6, 4, 16), (6, 8, 8)), _split((6, 4), (4, 6)), _split((6, 4, 8), (24, 8))
-    ((6, 4, 2, 8), (4, 6), (6, 4, 8))
-    """
-    annotation, sizes = view_annotation(src, out)
-    if "^" in annotation:
-        return out
-    # The outermost loops come first on both sides.
-    return tuple(sizes[loop] for loop in re.findall(r"[a-z]\w*", annotation.partition("->")[0]))
+    annotation, sizes = view_annotation(src.shape, shape)
+    return call.op(
+        kind, annotation, (src,), _VIEW, shape=shape, dtype=src.dtype, sizes=sizes, saves=(),
+        flops=0.0,
+    )  # fmt: skip
 
 
 def viewed(call: Call, x: PTensor) -> PTensor:
@@ -91,38 +71,11 @@ def rows_apart(call: Call, x: PTensor) -> PTensor:
 
 
 def permuted(call: Call, order: list[int], code: str) -> PTensor:
-    """Dims in another order; those that a view has merged are moved apart, and merged again."""
     x: PTensor = call["self"]
+    dims = names(len(x.shape))
     if order == sorted(order):
         return x
-    src = viewed(call, x)
-    merged = _merged(src.shape, x.shape)
-    if src is not x and merged is not None:
-        order = list(chain.from_iterable(merged[d] for d in order))
-        x, code = src, f"{{x0}}.permute({order})"
-    dims = names(len(x.shape))
-    moved = move(
-        call, f"{text(dims)} -> {text(dims[d] for d in order)}", (x,), code,
-        shape=tuple(x.shape[d] for d in order),
-    )  # fmt: skip
-    return reshaped(call, moved, call.shape)
-
-
-def _merged(src: tuple[int, ...], out: tuple[int, ...]) -> list[list[int]] | None:
-    """The dims of ``src`` that each dim of a view merges; None if the view splits one.
-
-    >>> _merged((6, 4, 2, 8), (6, 8, 8)), _merged((6, 8), (6, 4, 2))
-    ([[0], [1, 2], [3]], None)
-    """
-    left, found = list(range(len(src))), []
-    for size in out:
-        group: list[int] = []
-        while left and (prod(src[d] for d in group) < size or not group):
-            group.append(left.pop(0))
-        if prod(src[d] for d in group) != size:
-            return None
-        found.append(group)
-    return None if left or 0 in src else found
+    return move(call, f"{text(dims)} -> {text(dims[d] for d in order)}", (x,), code)
 
 
 @rule("aten.permute")

@@ -114,7 +114,8 @@ CASES = [
     # shapes
     ("view", lambda x: x.view(2, 12), (X,), "b s h -> b (s h)", "{x0}.reshape({out0.shape})"),
     ("unflatten", lambda x: x.unflatten(2, (2, -1)), (X,), "b s (h d) -> b s h d", "reshape"),
-    ("squeeze", lambda x: x.unsqueeze(1).squeeze(1), (X,), "b s h -> b 1 s h", "reshape"),
+    ("unsqueeze", lambda x: x.unsqueeze(1), (X,), "b s h -> b 1 s h", "reshape"),
+    ("squeeze", lambda x: x.squeeze(1), (floats(2, 1, 4),), "b 1 s -> b s", "reshape"),
     ("permute", lambda x: x.permute(2, 0, -2), (X,), "b s h -> h b s", "{x0}.permute([2, 0, 1])"),
     ("transpose", lambda x: x.transpose(0, -1), (X,), "b s h -> h s b", "{x0}.transpose(0, 2)"),
     ("t", lambda x: x.t(), (floats(3, 4),), "b s -> s b", "{x0}.transpose(0, 1)"),
@@ -529,3 +530,24 @@ def test_what_cannot_be_an_op_is_an_error_that_says_what_to_do(function, tensors
     integers = [t for t in tensors if not t.is_floating_point()]
     with pytest.raises(CaptureError, match=message):
         capture(Apply(function, list(tensors)), integers)
+
+
+@pytest.mark.parametrize("layer", ["linear", "Conv1D"])
+def test_a_linear_map_of_merged_rows_is_one_of_the_rows_apart(layer):
+    def apply(x, weight, bias):
+        y = x.sin().transpose(0, 1)
+        rows = y.reshape(-1, 4)
+        if layer == "linear":
+            made = F.linear(rows, weight, bias)
+        else:
+            made = torch.addmm(bias, rows, weight.T)
+        return made.view(*y.shape[:2], 5).cos()
+
+    given = [X, floats(5, 4), floats(5)]
+    graph = capture(Apply(apply, given), ())
+    assert [str(op.annotation) for op in graph.ops[1:4]] == [
+        "b s h -> s b h",
+        "b s k+, n k+ -> b s n",
+        "b s h, h -> b s h",
+    ]
+    assert not any("reshape" in str(op.code) for op in graph.ops)
