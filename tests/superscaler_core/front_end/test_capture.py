@@ -356,11 +356,6 @@ class Selects(nn.Module):
         return y[y[:, 0] > 0]
 
 
-class Draws(nn.Module):
-    def forward(self, y):
-        return y + torch.randn_like(y)
-
-
 class Wrong(nn.Linear):
     def forward(self, y):
         return super().forward(y, y)
@@ -378,7 +373,6 @@ def counts(net, x):
     ("model", "line"),
     [
         (Inner(Selects()), "return y[y[:, 0] > 0]"),
-        (Inner(Draws()), "return y + torch.randn_like(y)"),
         (Inner(Wrong(6, 6)), "return super().forward(y, y)"),
         (Net(branches), "return x.sum() if net.line(x).sum() > 0 else x.sum() * 2"),
         (Net(counts), "return self.body(self, x)"),
