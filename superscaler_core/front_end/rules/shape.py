@@ -35,17 +35,18 @@ def view(call: Call) -> PTensor:
 
 
 def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view") -> PTensor:
-    """A tensor in another shape. A view of a view is one of the first tensor, as a dim that only
-    the shape between merges with others can then be cut.
+    """A tensor in another shape; if that is the one of which it is a view, that tensor.
+
+    So a dim that only the shape between merges with others can be cut.
     """
     if x.shape == shape:
         return x
     src = viewed(call, x)
     if src.shape == shape:
         return src
-    annotation, sizes = view_annotation(src.shape, shape)
+    annotation, sizes = view_annotation(x.shape, shape)
     return call.op(
-        kind, annotation, (src,), _VIEW, shape=shape, dtype=src.dtype, sizes=sizes, saves=(),
+        kind, annotation, (x,), _VIEW, shape=shape, dtype=x.dtype, sizes=sizes, saves=(),
         flops=0.0,
     )  # fmt: skip
 
@@ -61,12 +62,14 @@ def viewed(call: Call, x: PTensor) -> PTensor:
 def rows_apart(call: Call, x: PTensor) -> PTensor:
     """``x[rows, n]`` with the dims that a view has merged into its rows: ``[batch, tokens, n]``.
 
-    What treats every row alike can then be cut along each of them.
+    What treats every row alike can then be cut along each of them. A tensor that has other dims
+    too, such as windows, stays as it is: several maps may share the copy that its view makes.
     """
-    src, lead = viewed(call, x), prod(x.shape[:-1])
-    for num in range(len(src.shape), len(x.shape) - 1, -1):
-        if prod(src.shape[:num]) == lead and lead:
-            return reshaped(call, x, (*src.shape[:num], x.shape[-1]))
+    src = viewed(call, x)
+    if len(x.shape) == 2 and x.shape[0]:
+        for num in range(len(src.shape), 1, -1):
+            if prod(src.shape[:num]) == x.shape[0]:
+                return reshaped(call, src, (*src.shape[:num], x.shape[-1]))
     return x
 
 
