@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.training_method import Method, check_losses, mean_losses, slowest
+from bench.training_method import Method, alternating
 from superscaler_core.compiled import compile
 from superscaler_core.front_end import capture
 from superscaler_core.plan import Plan
@@ -64,11 +64,7 @@ def main(argv: list[str]) -> None:
         else _ours(name, model, batches[0], Path(config["folder"], name))
         for name in config["methods"]
     }
-    check_losses({name: mean_losses(method, batches) for name, method in methods.items()})
-    samples: dict[str, list[float]] = {name: [] for name in methods}
-    for i in range(config["steps"]):
-        for name, method in methods.items():
-            samples[name].append(slowest(method, batches[i % len(batches)]))
+    samples = alternating(methods, batches, config["steps"])
     if dist.get_rank() == 0:
         Path(argv[1]).write_text(json.dumps(samples))
     dist.barrier()

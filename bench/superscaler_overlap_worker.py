@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rvdcomm as rv
 from bench.superscaler_predict_worker import TIMEOUT, measured_move_secs
-from bench.training_method import Method, check_losses, everyone, mean_losses, slowest
+from bench.training_method import Method, alternating, everyone
 from rvdcomm.calibration import calibrate
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
@@ -70,11 +70,7 @@ def main(argv: list[str]) -> None:
         else _torchs(config, name, model)
         for name in config["methods"]
     }
-    check_losses({name: mean_losses(method, batches) for name, method in methods.items()})
-    samples: dict[str, list[float]] = {name: [] for name in methods}
-    for i in range(config["steps"]):
-        for name, method in methods.items():
-            samples[name].append(slowest(method, batches[i % len(batches)]))
+    samples = alternating(methods, batches, config["steps"])
     comm_secs = {
         name: _comm_secs(methods[name], batches, config["steps"])
         for name in programs

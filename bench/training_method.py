@@ -76,3 +76,15 @@ def slowest(method: Method, batch: tuple[Tensor, Tensor]) -> float:
     dist.barrier()
     _, secs, _ = method.train(batch)
     return max(everyone(secs))
+
+
+def alternating(
+    methods: Mapping[str, Method], batches: Sequence[tuple[Tensor, Tensor]], num_steps: int
+) -> dict[str, list[float]]:
+    """Seconds of the steps of all methods, step by step in turn, after their losses agree."""
+    check_losses({name: mean_losses(method, batches) for name, method in methods.items()})
+    samples: dict[str, list[float]] = {name: [] for name in methods}
+    for i in range(num_steps):
+        for name, method in methods.items():
+            samples[name].append(slowest(method, batches[i % len(batches)]))
+    return samples

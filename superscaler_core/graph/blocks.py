@@ -78,8 +78,7 @@ class Blocks:
         Raises:
             PlanError: the model repeats nothing, or no module is as was said.
         """
-        starts = starts_of_blocks(self.graph) if self.said is None else self._starts(self.said)
-        if not starts:
+        if not (starts := self._found):
             modules = ", ".join(dict.fromkeys(op.module for op in self.graph.ops if op.module))
             looked = "modules beside each other, or a run of ops, that repeat"
             raise PlanError(
@@ -88,6 +87,28 @@ class Blocks:
                 f"{modules[:200]}: say find_blocks(graph, Modules('layers.*')) with a wildcard for "
                 "the number of the block."
             )
+        return self._runs(starts)
+
+    @cached_property
+    def layers(self) -> tuple[OpGroup, ...]:
+        """The blocks. If the model repeats nothing, the parts that begin where a module begins to
+        read parameters of its own; a model of one such module is one layer.
+        """
+        if self.said is not None or self._found:
+            return self.all
+        firsts: dict[str, Op] = {}
+        for op in self.graph.ops:
+            if op.parameters:
+                firsts.setdefault(op.module, op)
+        last = [op for op in self.graph.ops if op.module in firsts][-1:]
+        return self._runs((*firsts.values(), *last)) if last else (self.graph.ops,)
+
+    @cached_property
+    def _found(self) -> OpGroup:
+        return starts_of_blocks(self.graph) if self.said is None else self._starts(self.said)
+
+    def _runs(self, starts: Sequence[Op]) -> tuple[OpGroup, ...]:
+        """The ops from each start to the next; the last is where they end."""
         ends = [*(op.index for op in starts[:-1]), starts[-1].index + 1]
         return tuple(self.graph.ops[a:b] for a, b in pairwise(ends))
 
@@ -98,9 +119,10 @@ class Blocks:
 
     @property
     def groups(self) -> tuple[OpGroup, ...]:
-        """All ops: those before the blocks, every block, those after them."""
-        before = self.graph.ops[: self.all[0][0].index]
-        return tuple(filter(None, (before, *self.all, self.behind)))
+        """All ops: those before the layers, every layer, those after them."""
+        before = self.graph.ops[: self.layers[0][0].index]
+        behind = self.graph.ops[self.layers[-1][-1].index + 1 :]
+        return tuple(filter(None, (before, *self.layers, behind)))
 
     @property
     def behind(self) -> OpGroup:

@@ -371,9 +371,9 @@ class Plan(Savings):
         given = None if groups is None else [tuple(group) for group in groups]
         chosen = set(self.graph.ops if given is None else chain.from_iterable(given))
         if level is Keep.SEGMENT_INPUTS:
-            self.recompute(*(self.blocks.all if given is None else given))
+            self.recompute(*(self.blocks.layers if given is None else given))
         if level is Keep.BLOCK_INPUTS:
-            self.rerun(*(self.blocks.all if given is None else given))
+            self.rerun(*(self.blocks.layers if given is None else given))
         if level is Keep.STAGE_INPUT:
             inside = ([op for op in stage.ops if op in chosen] for stage in self.stages)
             self.rerun(*filter(None, inside))

@@ -65,5 +65,5 @@ def hybrid(
         plan.keep(keep)
         return
     cut = chosen_blocks(plan, coshard_blocks)
-    plan.keep(keep, [ops for ops in plan.blocks.all if ops not in cut])
+    plan.keep(keep, [ops for ops in plan.blocks.layers if ops not in cut])
     plan.keep(keep_coshard, cut)

@@ -61,17 +61,13 @@ def train_rank(name: str, trainer: ss.Trainer) -> Any:
 _graphs: dict[str, ss.Graph] = {}
 
 
-def has_blocks(name: str) -> bool:
-    """Whether parts of it repeat, which ZeRO-3 and pipelines need."""
-    return "net" in name or name == "penalized"
-
-
 CASES = [
     (name, how)
     for name in MODELS
     for how in HOW
     if name != "noise"
-    if has_blocks(name) or how in ("data_parallel", "recomputed")
+    # It has one layer.
+    if (name, how) != ("divergence", "one_f_one_b")
 ]
 
 

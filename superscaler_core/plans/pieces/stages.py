@@ -1,4 +1,4 @@
-"""Stages of blocks: a pipeline whose stages begin with blocks."""
+"""Stages of blocks: a pipeline whose stages begin with blocks, or with layers if none repeat."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stages_of_blocks(plan: Plan, num: int, sizes: Sequence[int] = ()) -> tuple[S
     Raises:
         PlanError: there are fewer blocks than stages, or ``sizes`` does not add up to them.
     """
-    count = len(plan.blocks.all)
+    count = len(plan.blocks.layers)
     if count < num:
         raise PlanError(
             f"{num} stages of the {count} blocks of {plan.graph.name}: a stage has a block at "
@@ -33,4 +33,4 @@ def stages_of_blocks(plan: Plan, num: int, sizes: Sequence[int] = ()) -> tuple[S
             f"sizes={counts} of {num} stages: give {num} counts of at least 1 that add up to the "
             f"{count} blocks, such as {even}."
         )
-    return plan.pipeline([plan.blocks.all[i][0] for i in list(accumulate(counts))[:-1]])
+    return plan.pipeline([plan.blocks.layers[i][0] for i in list(accumulate(counts))[:-1]])

@@ -14,8 +14,9 @@ import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 
 import superscaler_core as ss
+from superscaler_core.front_end import capture
 from superscaler_core.graph.repeats import is_map
-from superscaler_core.models import MODELS, build, config_of
+from superscaler_core.models import MODELS, build, config_of, example_inputs
 from tests.superscaler_core.plans.renamed import renamed
 
 SIZES = {
@@ -484,3 +485,24 @@ def test_modules_are_a_value() -> None:
     assert len({one, other}) == 1
     assert one != ss.Modules("norm", "layers.*")
     assert str(one) == "layers.*, norm"
+
+
+def test_layers_are_the_blocks_or_the_modules_with_parameters() -> None:
+    class Uneven(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(9, 4)
+            self.recurrent = nn.GRU(4, 6, batch_first=True)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.recurrent(self.words(x))[0][:, -1].tanh()).square().mean()
+
+    graph = capture(Uneven(), (torch.zeros(2, 5, dtype=torch.int64),))
+    blocks = ss.find_blocks(graph)
+    with pytest.raises(ss.PlanError, match="has no blocks"):
+        _ = blocks.all
+    assert [layer[0].module for layer in blocks.layers] == ["words", "recurrent", "head"]
+    assert [op for group in blocks.groups for op in group] == list(graph.ops)
+    repeating = ss.find_blocks(capture(build("gpt"), example_inputs("gpt", 2)))
+    assert repeating.layers == repeating.all
