@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,6 +67,7 @@ class _Conversion:
         self.builder = GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}
         self.constants: dict[Ref, PTensor] = {}
+        self.by_memory: dict[Hashable, PTensor] = {}
         self.kept: dict[str, Tensor] = {}
         self.folded: set[str] = set()
         self.without_value: dict[Ref, tuple[str, ...]] = {}
@@ -254,22 +255,29 @@ class _Conversion:
         if isinstance(value, PTensor):
             return value
         if ref not in self.constants:
-            small = compact(value)
-            made = self._constant(ref, small)
-            self.constants[ref] = (
-                made if small.shape == value.shape else self._expanded(made, value, module)
-            )
+            # Layers that take the same view of a tensor share one constant.
+            memory = value.untyped_storage()._cdata, value.storage_offset()
+            key = (*memory, value.dtype, value.shape, value.stride())
+            if key not in self.by_memory:
+                small = compact(value)
+                made = self._constant(ref, small)
+                self.by_memory[key] = (
+                    made if small.shape == value.shape else self._expanded(made, value, module)
+                )
+            self.constants[ref] = self.by_memory[key]
+            if self.constants[ref].name != self._name(ref):
+                self.folded.add(self._name(ref))
         return self.constants[ref]
 
-    def _constant(self, ref: Ref, value: Tensor) -> PTensor:
-        """A constant of the graph, by its name in the model if it has one."""
-        dtype = str(value.dtype).removeprefix("torch.")
-        name = self.program.buffers.get(ref.name, f"constant.{ref.name}")
+    def _name(self, ref: Ref) -> str:
+        """The name of a constant: that in the model, if it has one."""
         if ref.name in self.program.constants:
-            name = self.program.constants[ref.name][0]
-        made = self.builder.constant(name, value.clone(), value.shape, dtype)
-        if made.name != name:
-            self.folded.add(name)
+            return self.program.constants[ref.name][0]
+        return self.program.buffers.get(ref.name, f"constant.{ref.name}")
+
+    def _constant(self, ref: Ref, value: Tensor) -> PTensor:
+        dtype = str(value.dtype).removeprefix("torch.")
+        made = self.builder.constant(self._name(ref), value.clone(), value.shape, dtype)
         if value.is_meta:
             self.valueless.update(self.without_value[ref])
         return made

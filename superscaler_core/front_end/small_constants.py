@@ -1,12 +1,14 @@
 """Small constants: what a program computes from constants alone remains a rule where it is large.
 
-A causal mask compares positions with positions. Folded, it would be a constant of the square of the
-sequence; as ops over positions it costs a device little, and it is cut like everything else.
+A causal mask compares positions with positions. It is a constant of the square of the sequence,
+however large the batch. Where that would be large too, it is made of ops over positions, which are
+cut like everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -16,44 +18,83 @@ from superscaler_core.front_end.records import Node
 from superscaler_core.front_end.rules.table import has_rule
 from superscaler_core.graph.tensor import ITEM_BYTES
 
-LIMIT_BYTES = 1 << 16
-"""Of a constant that is computed at the capture, unless what it is computed from is as large."""
+LIMIT_BYTES = 1 << 26
+"""Of a constant that is computed at the capture, unless what it is computed from is as large.
+
+Below it, a constant is better: stages of a pipeline have their own, and would be sent a result.
+"""
+
+_SMALL = 1 << 16
+"""Bytes below which a constant is kept as it is, though its elements repeat."""
 
 _FILLS = ("full", "zeros", "ones")
 _FILLED = {f"aten.{form.format(name)}" for name in _FILLS for form in ("{}", "{}_like", "new_{}")}
 """Calls that make a tensor of one value."""
 
 
-def is_folded(node: Node, read: Iterable[Tensor]) -> bool:
+def is_folded(node: Node, read: Sequence[Tensor]) -> bool:
     """Whether a call of constants is computed at the capture; if not, it is an op.
 
     Args:
         node: the call.
         read: its tensors.
     """
-    made = max((_num_bytes(value.shape, value.dtype) for value in node.outputs), default=0)
+    made = max((_num_bytes(_distinct(node, v.shape, read), v.dtype) for v in node.outputs),
+               default=0)  # fmt: skip
     known = {id(tensor): _compact(tensor).nbytes for tensor in read}
     is_small = made <= max(LIMIT_BYTES, sum(known.values()))
     return is_small or not known or not has_rule(node)
 
 
 def run_small(node: Node, args: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """The results of a call of constants; one value that fills a large tensor is kept once."""
-    if (
-        node.base not in _FILLED
-        or _num_bytes(node.outputs[0].shape, node.outputs[0].dtype) <= LIMIT_BYTES
-    ):
+    """The results of a call of constants; elements that repeat are computed and kept once."""
+    if all(_num_bytes(v.shape, v.dtype) <= _SMALL for v in node.outputs):
         return node.run(args)
-    small = {name: [] if name == "size" else arg for name, arg in args.items()}
-    if "self" in small:
-        small["self"] = torch.zeros((), dtype=small["self"].dtype)
-    (filling,) = node.run(small)
-    return (filling.expand(node.outputs[0].shape),)
+    if node.base in _FILLED:
+        small = {name: [] if name == "size" else arg for name, arg in args.items()}
+        if "self" in small:
+            small["self"] = torch.zeros((), dtype=small["self"].dtype)
+        return _expanded(node, node.run(small))
+    tensors = [arg for arg in args.values() if isinstance(arg, Tensor)]
+    if not node.is_pointwise or len(node.outputs) != 1:
+        return node.run(args)
+    shape = _distinct(node, node.outputs[0].shape, tensors)
+    return _expanded(node, node.run({name: _first(arg, shape) for name, arg in args.items()}))
+
+
+def _expanded(node: Node, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(x.expand(v.shape) for x, v in zip(results, node.outputs, strict=True))
+
+
+def _distinct(node: Node, shape: Sequence[int], read: Sequence[Tensor]) -> tuple[int, ...]:
+    """The shape of a result, with 1 for dims along which a pointwise call repeats its elements."""
+    if not node.is_pointwise:
+        return tuple(shape)
+    own = [_compact(tensor).shape for tensor in read]
+    # The dims of tensors are aligned at the last one.
+    sizes = [[1] * (len(shape) - len(s)) + [*s] for s in own]
+    return tuple(min(size, max(column)) for size, column in zip(shape, zip(*sizes, strict=True),
+                                                                strict=True))  # fmt: skip
+
+
+def _first(arg: Any, shape: Sequence[int]) -> Any:
+    """Of a tensor that repeats along the dims of size 1 in ``shape``, the first elements there."""
+    if not isinstance(arg, Tensor):
+        return arg
+    sizes = shape[len(shape) - arg.dim() :]
+    return arg[tuple(slice(0, min(n, size)) for n, size in zip(arg.shape, sizes, strict=True))]
 
 
 def compact(value: Tensor) -> Tensor:
     """The constant to keep for a value: of a large one that repeats, each repeated element once."""
-    return value if value.nbytes <= LIMIT_BYTES else _compact(value)
+    if value.nbytes <= _SMALL:
+        return value
+    found = _compact(value)
+    for dim in range(found.dim()) if not found.is_meta else ():
+        first = found.narrow(dim, 0, 1)
+        if torch.equal(found, first.expand_as(found)):
+            found = first
+    return found
 
 
 def _compact(value: Tensor) -> Tensor:
@@ -62,7 +103,4 @@ def _compact(value: Tensor) -> Tensor:
 
 
 def _num_bytes(shape: Iterable[int], dtype: str) -> int:
-    found = ITEM_BYTES.get(dtype, 8)
-    for size in shape:
-        found *= size
-    return found
+    return prod(shape) * ITEM_BYTES.get(dtype, 8)

@@ -28,7 +28,6 @@ def branch_parallel(plan: Plan, *, branches: Sequence[Modules] = EVOFORMER) -> N
         plan: to fill.
         branches: the modules of each branch. An op outside of them joins the branch that reads it,
             or else the branch that it reads.
-            read.
 
     Raises:
         PlanError: the branches do not divide the devices, or one has no modules.
@@ -58,11 +57,17 @@ def _branch_of(graph: Graph, branches: Sequence[Modules]) -> Mapping[Op, int]:
                 "...), the modules of each branch."
             )
         found = dict.fromkeys(ops, number) | found
+    readers = {
+        op: [reader for made in op.outputs for reader, _ in graph.readers.get(made, ())]
+        for op in graph.ops
+    }
     for op in reversed(graph.ops):
-        readers = [reader for made in op.outputs for reader, _ in graph.readers.get(made, ())]
-        _join(op, readers, found)
+        _join(op, readers[op], found)
     for op in graph.ops:
         _join(op, [graph.producer[t] for t in op.inputs if t in graph.producer], found)
+    # What is computed from inputs alone joins the ops behind the branches that read it.
+    for op in reversed(graph.ops):
+        _join(op, readers[op], found)
         found.setdefault(op, 0)
     return found
 
