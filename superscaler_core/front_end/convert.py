@@ -254,6 +254,11 @@ class _Conversion:
         value = self.values[ref]
         if isinstance(value, PTensor):
             return value
+        if ref not in self.constants and self._name(ref) in self.kept:
+            # It has the shape of the buffer, whose other values may be loaded.
+            self.constants[ref] = self._constant(ref, value)
+            if self.constants[ref].name != self._name(ref):
+                self.folded.add(self._name(ref))
         if ref not in self.constants:
             # Layers that take the same view of a tensor share one constant.
             memory = value.untyped_storage()._cdata, value.storage_offset()
@@ -265,8 +270,6 @@ class _Conversion:
                     made if small.shape == value.shape else self._expanded(made, value, module)
                 )
             self.constants[ref] = self.by_memory[key]
-            if self.constants[ref].name != self._name(ref):
-                self.folded.add(self._name(ref))
         return self.constants[ref]
 
     def _name(self, ref: Ref) -> str:

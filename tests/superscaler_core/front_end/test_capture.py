@@ -19,6 +19,7 @@ from superscaler_core.models import build, config_of, example_inputs
 from superscaler_core.plan import Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.run.evaluate import evaluate
+from superscaler_core.run.threads import run_threads
 
 X = torch.randn(4, 6, dtype=torch.float64)
 
@@ -386,3 +387,27 @@ def test_an_error_is_short_and_quotes_the_users_line(model, line, capfd):
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     out, err = capfd.readouterr()
     assert not out + err
+
+
+def test_a_large_buffer_keeps_its_shape_as_other_values_may_be_loaded(tmp_path):
+    size = 300
+    wide = torch.arange(size).double().expand(size, size)
+
+    def body(net, x):
+        return ((net.line(x).repeat(1, size // 6) + net.shift) * net.wide).square().mean()
+
+    model = Net(body, shift=torch.zeros(size, size).double(), wide=wide)
+    x = torch.randn(size, 6).double()
+    graph = capture(model, (x,))
+    assert all(value.shape == (size, size) for value in graph.constants.values())
+    plan = Plan(graph, range(2))
+    PLANS["data_parallel"](plan)
+    folder = compile(plan).save(tmp_path)
+    model.shift.normal_()
+
+    def step(trainer):
+        trainer.load_state_dict(model.state_dict())
+        return trainer.step(x)
+
+    for loss in run_threads(folder, step, range(2)).values():
+        torch.testing.assert_close(loss, model(x), rtol=1e-12, atol=0)
