@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from pathlib import Path
 
-from superscaler_core.errors import CaptureError, PlanError
-from tests.models.cells import KNOBS, compiled, error
-from tests.models.families import FAMILIES
+from superscaler_core.errors import CaptureError, OpaqueWarning, PlanError
+from tests.models.cells import KNOBS, MODELS, compiled, error
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN, END = "<!-- families: python -m tests.models.table -->", "<!-- end of families -->"
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- families: python -m tests.models.table -->", "<!-- end of fam
 def table() -> str:
     """Families by plans; each cell has the largest error on 2 and 4 devices."""
     rows = [["family", *(f"`{plan}`" for plan in KNOBS)], ["---"] * (1 + len(KNOBS))]
-    for family in FAMILIES:
+    for family in MODELS:
         rows.append([family, *(_cell(family, plan) for plan in KNOBS)])
         print(f"| {' | '.join(rows[-1])} |", flush=True)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -27,7 +27,7 @@ def _cell(family: str, plan: str) -> str:
         found = [_error(family, plan, num) for num in KNOBS[plan]]
     except (CaptureError, PlanError) as fault:
         return f"refused: {fault}"
-    right = max(found) <= FAMILIES[family].tolerance
+    right = max(found) <= MODELS[family].tolerance
     return f"{max(found):.0e}" if right else f"**{max(found):.0e}**"
 
 
@@ -37,6 +37,8 @@ def _error(family: str, plan: str, num_devices: int) -> float:
 
 
 if __name__ == "__main__":
+    # What is opaque has a row of its own name.
+    warnings.simplefilter("ignore", OpaqueWarning)
     made = table()
     head, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{head}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}")

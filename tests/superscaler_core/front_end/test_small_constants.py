@@ -6,6 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import superscaler_core as ss
+from superscaler_core.front_end import small_constants
 from superscaler_core.run.evaluate import evaluate
 from tests.superscaler_core.parts import check_splits, values_of
 
@@ -42,7 +43,8 @@ def repeated(scores):
 
 
 @pytest.mark.parametrize("mask", [causal, ones, ones_like, repeated])
-def test_large_constants_are_computed_from_small_ones(mask):
+def test_large_constants_are_computed_from_small_ones(mask, monkeypatch):
+    monkeypatch.setattr(small_constants, "LIMIT_BYTES", 1 << 16)
     torch.manual_seed(0)
     model, x = Masked(mask), torch.randn(NUM_TOKENS, NUM_TOKENS).double() / 99
     graph = ss.capture(model, (x,))
@@ -53,6 +55,21 @@ def test_large_constants_are_computed_from_small_ones(mask):
     for op in graph.ops:
         if not any(tensor.requires_grad for tensor in op.inputs):
             check_splits(op, [values[tensor] for tensor in op.inputs])
+
+
+def test_a_constant_is_kept_once_for_all_that_repeats():
+    def mask(scores):
+        places = torch.arange(NUM_TOKENS)[None, None, :].expand(4, NUM_TOKENS, -1)
+        return (places <= places.transpose(1, 2)).double().sum(0)
+
+    graph = ss.capture(Masked(mask), (torch.randn(NUM_TOKENS, NUM_TOKENS).double(),))
+    assert [tuple(value.shape) for value in graph.constants.values()] == [(NUM_TOKENS,) * 2]
+
+    def alike(scores):
+        return torch.stack([torch.arange(NUM_TOKENS)] * NUM_TOKENS)
+
+    graph = ss.capture(Masked(alike), (torch.randn(NUM_TOKENS, NUM_TOKENS).double(),))
+    assert [tuple(value.shape) for value in graph.constants.values()] == [(1, NUM_TOKENS)]
 
 
 def test_constants_that_stay_small_are_folded():
