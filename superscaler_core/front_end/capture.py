@@ -71,11 +71,9 @@ def capture(
     """
     title = name or type(model).__name__
     check_model(model)
-    named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
-    placed = () if isinstance(args, Mapping) else args
     num_results = max((recycled or {}).values(), default=0)
     kept = tuple(dict.fromkeys(results))
-    called = ModelCall.of(model, placed, named, num_results=num_results, results=kept)
+    called = ModelCall.of(model, args, kwargs, num_results=num_results, results=kept)
     called = called.copied(model)
 
     def call() -> tuple[TracedProgram, Graph]:

@@ -43,33 +43,39 @@ class ModelCall:
 
     @classmethod
     def of(
-        cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], **kept: Any
+        cls,
+        model: nn.Module,
+        args: Sequence[Any] | Mapping[str, Any],
+        kwargs: Mapping[str, Any] | None = None,
+        **kept: Any,
     ) -> ModelCall:
         """The call with these arguments, those by name in the order of the forward.
 
         Args:
             model: the model.
-            args, kwargs: the arguments.
+            args, kwargs: the arguments by position and by name; ``args`` may be a mapping too.
             kept: the other attributes.
 
         Raises:
             CaptureError: the forward does not take the arguments.
         """
+        named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
+        placed = () if isinstance(args, Mapping) else tuple(args)
         signature = inspect.signature(model.forward)
         order = list(signature.parameters)
         off = {name: value for name, value in _OFF.items() if name in order}
         if _takes_any(signature) and hasattr(getattr(model, "config", None), "use_cache"):
             off = _OFF
-        given = {**off, **kwargs}
+        given = {**off, **named}
         try:
-            signature.bind(*args, **given)
+            signature.bind(*placed, **given)
         except TypeError as error:
-            names = ", ".join([*(f"argument {i}" for i in range(len(args))), *kwargs])
+            names = ", ".join([*(f"argument {i}" for i in range(len(placed))), *named])
             raise CaptureError(
                 f"{type(model).__name__}.forward does not take {names}: {error}."
             ) from None
         given = dict(sorted(given.items(), key=lambda item: _place(order, item[0])))
-        return cls(tuple(args), given, autocasts=active(), **kept)
+        return cls(placed, given, autocasts=active(), **kept)
 
     def copied(self, model: nn.Module) -> ModelCall:
         """The same call with copies of its tensors, on the device of the model."""

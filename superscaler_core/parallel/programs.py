@@ -74,8 +74,10 @@ class Programs:
         # Ranks that are threads of one process share the programs.
         self._lock = threading.Lock()
 
-    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelCall:
-        """A call of the model."""
+    def call(
+        self, args: Sequence[Any] | Mapping[str, Any], kwargs: Mapping[str, Any] | None
+    ) -> ModelCall:
+        """A call of the model, as of ``ModelCall.of``."""
         return ModelCall.of(self.model, args, kwargs)
 
     def first(self, call: ModelCall) -> Compiled:

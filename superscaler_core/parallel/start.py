@@ -80,8 +80,7 @@ def parallelize(
         memory_limit=memory_limit,
         master_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
     )
-    named = {**(args if isinstance(args, Mapping) else {}), **(kwargs or {})}
-    call = programs.call(() if isinstance(args, Mapping) else args, named)
+    call = programs.call(args, kwargs)
     return Parallel(programs, call, transport, seed=seed, dtype=dtype, device=where)
 
 

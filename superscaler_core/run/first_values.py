@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import rvdcomm as rv
+from superscaler_core.run.checkpoint import on_rank
 from superscaler_core.run.moves import move_many
 from superscaler_core.run.tables import Leg, Stored, Tables, box_of
 from superscaler_core.run.together import ranks_of, sum_of_all
@@ -66,7 +67,7 @@ def share_buffers(
             continue
         value = torch.view_as_real(buffer) if buffer.is_complex() else buffer
         shape, counts = tuple(value.shape), ",".join("1" for _ in value.shape)
-        src = rv.Layout(shape, f"R(1)V(1)D({counts})", ranks=[0])
+        src = on_rank(0, shape)
         dst = rv.Layout(shape, f"R({num_ranks})V(1)D({counts})", ranks=range(num_ranks))
         box, dtype = rv.Box.of_shape(shape), str(value.dtype).removeprefix("torch.")
         given = (value.to(device), box) if transport.rank == 0 else None
@@ -85,6 +86,4 @@ def _from_rank(rank: int, legs: Iterable[Leg]) -> Iterator[Leg]:
     """From one rank to where the region of each leg is stored: all ranks of its src."""
     for leg in legs:
         storage = leg.layouts[0]
-        counts = ",".join("1" for _ in storage.shape)
-        src = rv.Layout(storage.shape, f"R(1)V(1)D({counts})", ranks=[rank])
-        yield Leg(leg.box, str(src), leg.src, leg.dtype)
+        yield Leg(leg.box, str(on_rank(rank, storage.shape)), leg.src, leg.dtype)

@@ -17,6 +17,7 @@ import superscaler_core as ss
 from superscaler_core.front_end import capture
 from superscaler_core.graph.repeats import is_map
 from superscaler_core.models import MODELS, build, config_of, example_inputs
+from superscaler_core.plans import PLANS
 from tests.superscaler_core.plans.renamed import renamed
 
 SIZES = {
@@ -504,5 +505,9 @@ def test_layers_are_the_blocks_or_the_modules_with_parameters() -> None:
         _ = blocks.all
     assert [layer[0].module for layer in blocks.layers] == ["words", "recurrent", "head"]
     assert [op for group in blocks.groups for op in group] == list(graph.ops)
+    for name in ("zero2", "zero3", "one_f_one_b", "recompute", "swap"):
+        plan = ss.Plan(graph, range(2))
+        PLANS[name](plan)
+        assert ss.compile(plan).memory
     repeating = ss.find_blocks(capture(build("gpt"), example_inputs("gpt", 2)))
     assert repeating.layers == repeating.all

@@ -241,14 +241,16 @@ def test_programs_that_do_not_run_hold_no_copies_of_weights() -> None:
 def test_a_model_without_values_asks_for_them_before_it_trains() -> None:
     with torch.device("meta"):
         model = words()
+    # Made here, as threads would draw from one generator of random numbers.
+    alone = words()
+    wanted = alone(**named(4))["loss"].item()
 
     def work(parallel: ss.Parallel) -> float:
         with pytest.raises(ss.PlanError, match="no values yet"):
             parallel.step(**named(4))
-        parallel.load_state_dict(words().state_dict())
+        parallel.load_state_dict(alone.state_dict())
         return parallel.step(**named(4)).item()
 
-    wanted = words()(**named(4))["loss"].item()
     for loss in on_threads(model, named(4), 2, work).values():
         assert loss == pytest.approx(wanted, rel=1e-12)
 
