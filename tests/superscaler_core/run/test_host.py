@@ -28,9 +28,10 @@ def steps(
 ) -> tuple[Recorder, list[Trainer]]:
     """Some steps without an optimizer; what moved, and all ranks as they are then."""
     host = Recorder()
+    start = case.new_model().state_dict()
 
     def work(trainer: Trainer) -> Trainer:
-        trainer.load_state_dict(case.new_model().state_dict())
+        trainer.load_state_dict(start)
         for seed in range(num_steps):
             trainer.step(*case.inputs(seed, trainer.num_microbatches))
         return trainer
