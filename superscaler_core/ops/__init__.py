@@ -4,7 +4,7 @@ from superscaler_core.ops.attention import attention
 from superscaler_core.ops.image import avg_pool, conv, max_pool
 from superscaler_core.ops.join import join
 from superscaler_core.ops.lookup import embedding
-from superscaler_core.ops.loss import count_labels, cross_entropy, nll_loss
+from superscaler_core.ops.loss import count_labels, cross_entropy, mean_of_labels, nll_loss
 from superscaler_core.ops.modules import call_module
 from superscaler_core.ops.norm import batch_norm
 from superscaler_core.ops.random import dropout, mix, normal, uniform, uniform_bits
@@ -21,6 +21,7 @@ __all__ = [
     "embedding",
     "join",
     "max_pool",
+    "mean_of_labels",
     "mix",
     "nll_loss",
     "normal",

@@ -1,4 +1,4 @@
-"""Losses of the labels here, over the number of all labels that count: so parts add up."""
+"""Losses of labels, and their mean over all labels that count, whose parts add up."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from torch import Tensor
 def cross_entropy(
     scores: Tensor,
     labels: Tensor,
-    count: Tensor,
     weight: Tensor | None = None,
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Sum of the cross entropies of these labels over ``count``: their share of the mean.
+    """Cross entropy of each label; 0 for those that are ignored.
 
     Args:
         scores: ``[n, classes, ...]``, or ``[classes]``.
         labels: ``[n, ...]`` of class numbers.
-        count: of the labels of the whole microbatch, as of ``count_labels``.
         weight: of each class, ``[classes]``.
         ignore_index: label that is not counted.
         label_smoothing: as in ``torch.nn.functional.cross_entropy``.
@@ -31,21 +29,16 @@ def cross_entropy(
         rows, wanted, weight, ignore_index=ignore_index, reduction="none",
         label_smoothing=label_smoothing,
     )  # fmt: skip
-    return _over(losses, count)
+    return losses.view(labels.shape)
 
 
 def nll_loss(
-    scores: Tensor,
-    labels: Tensor,
-    count: Tensor,
-    weight: Tensor | None = None,
-    *,
-    ignore_index: int = -100,
+    scores: Tensor, labels: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100
 ) -> Tensor:
     """As ``cross_entropy``, of log probabilities."""
     rows, wanted = _as_rows(scores, labels)
     losses = F.nll_loss(rows, wanted, weight, ignore_index=ignore_index, reduction="none")
-    return _over(losses, count)
+    return losses.view(labels.shape)
 
 
 def count_labels(
@@ -58,7 +51,13 @@ def count_labels(
     return weight[labels.masked_fill(~counts, 0)].masked_fill(~counts, 0).sum(dtype=dtype)
 
 
-def _over(losses: Tensor, count: Tensor) -> Tensor:
+def mean_of_labels(losses: Tensor, count: Tensor) -> Tensor:
+    """Sum of these losses over the number of all labels that count: their share of the mean.
+
+    Args:
+        losses: ``[...]`` of some labels.
+        count: of the labels of the whole microbatch, as of ``count_labels``.
+    """
     # The sum is of the count's dtype, as many losses in half precision exceed its largest number.
     return (losses.sum(dtype=count.dtype) / count).to(losses.dtype)
 

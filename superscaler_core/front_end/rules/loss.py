@@ -29,35 +29,39 @@ def nll(call: Call) -> PTensor:
 def _of_labels(call: Call, kind: str, more: str) -> PTensor:
     """A loss of class numbers, some of which may be ignored; classes may have weights.
 
-    A mean is over the labels that count, whose number depends on their values. It is an op of its
-    own, a sum over parts, and each part of the loss divides by it.
+    A mean is over the labels that count, whose number depends on their values; it is a sum over
+    parts. The losses of single labels come before it. So only these, and not the scores, wait for
+    the number from other devices.
     """
     scores, labels, weight = call["self"], call["target"], call["weight"]
     classes, dims = _dims(scores)
     reduction, index = _REDUCTIONS[call["reduction"]], call["ignore_index"]
     weights = [] if weight is None else [weight]
-    # The gradient of a negative log likelihood does not depend on the scores.
-    saves = range(kind == "nll_loss", 2 + len(weights) + (reduction == "mean"))
     ignoring = f", ignore_index={index}" if index != -100 else ""
-    if reduction != "mean":
-        is_sum = reduction == "sum"
-        operands = [_text(classes, is_sum), _text(dims, is_sum), *["v^"] * len(weights)]
-        code = f'F.{kind}({_fields(2 + len(weights))}{ignoring}, reduction="{reduction}"{more})'
-        out = "()" if is_sum else text(dims)
-        annotation = f"{', '.join(operands)} -> {out}"
-        return call.op(kind, annotation, (scores, labels, *weights), code, saves=saves)
+    losses = call.op(
+        kind, f"{', '.join([text(classes), text(dims), *['v^'] * len(weights)])} -> {text(dims)}",
+        (scores, labels, *weights),
+        f"ops.{kind}({_fields(2 + len(weights))}{ignoring}{more})",
+        shape=labels.shape,
+        # The gradient of a negative log likelihood does not depend on the scores.
+        saves=range(kind == "nll_loss", 2 + len(weights)),
+    )  # fmt: skip
+    if reduction == "none":
+        return losses
+    summed = _text(dims, True)
+    if reduction == "sum":
+        return call.op("sum", f"{summed} -> ()", (losses,), "{x0}.sum()", saves=())
     # Half precision has no number for every count.
-    dtype = "float64" if call.node.outputs[0].dtype == "float64" else "float32"
+    dtype = "float64" if losses.dtype == "float64" else "float32"
     count = call.op(
-        "count_labels", f"{', '.join([_text(dims, True), *['v^'] * len(weights)])} -> ()",
+        "count_labels", f"{', '.join([summed, *['v^'] * len(weights)])} -> ()",
         (labels, *weights),
         f"ops.count_labels({_fields(1 + len(weights))}, ignore_index={index}, dtype=torch.{dtype})",
         dtype=dtype, differentiable=False,
     )  # fmt: skip
-    operands = [_text(classes, True), _text(dims, True), "()", *["v^"] * len(weights)]
     return call.op(
-        kind, f"{', '.join(operands)} -> ()", (scores, labels, count, *weights),
-        f"ops.{kind}({_fields(3 + len(weights))}{ignoring}{more})", saves=saves,
+        "mean_of_labels", f"{summed}, () -> ()", (losses, count), "ops.mean_of_labels({x0}, {x1})",
+        saves=(1,),
     )  # fmt: skip
 
 

@@ -154,10 +154,8 @@ def test_memory_of_wide_storage_is_what_a_step_takes(plan: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("plan", ["data_parallel", "zero1"])
 def test_memory_is_exact_where_weights_move_in_buckets(plan: str, tmp_path: Path) -> None:
-    # In a small batch, weights and their gradients are the most that a step needs at once.
-    unfused = replace(case_of(plan), batch=2)
-    whole = unfused.compiled().memory[0].step_bytes
-    case = replace(unfused, overlap=Overlap(bucket_bytes=4 << 14))
+    whole = case_of(plan).compiled().memory[0].step_bytes
+    case = replace(case_of(plan), overlap=Overlap(bucket_bytes=4 << 14))
     made = case.compiled()
     for rank, size in step_bytes(made, case, tmp_path).items():
         assert made.memory[rank].step_bytes == pytest.approx(size, abs=LOSS_BYTES)

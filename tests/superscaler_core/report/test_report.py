@@ -175,7 +175,7 @@ def test_a_summary_says_what_is_sent_and_needed_and_what_differs_from_the_model(
     made = compiled("gpt", "megatron", 2)
     made.plan.note("batch statistics are of a shard")
     lines = made.summary().splitlines()
-    assert lines[0] == "GPT: 60 ops on 2 devices, 1 stage, 1 microbatch (1f1b)"
+    assert lines[0] == "GPT: 61 ops on 2 devices, 1 stage, 1 microbatch (1f1b)"
     assert [line.split()[0] for line in lines[1:]] == ["sends", "memory", "note"]
     assert str(made.report()).startswith(made.summary())
 
