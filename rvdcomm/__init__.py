@@ -33,12 +33,16 @@ if TYPE_CHECKING:
         empty_cache,
         redistribute,
         redistribute_many,
+        timeout,
     )
 
 __version__ = "0.1.0"
 
 _NEEDS_TORCH = frozenset(
-    {"Pending", "Redistributor", "empty", "empty_cache", "redistribute", "redistribute_many"}
+    {
+        *("Pending", "Redistributor", "empty", "empty_cache"),
+        *("redistribute", "redistribute_many", "timeout"),
+    }
 )
 
 __all__ = [
@@ -71,6 +75,7 @@ __all__ = [
     "redistribute",
     "redistribute_many",
     "simulate",
+    "timeout",
 ]
 
 

@@ -6,6 +6,7 @@ from rvdcomm.api.one import redistribute
 from rvdcomm.api.pending import Pending, drain
 from rvdcomm.api.redistributor import Redistributor
 from rvdcomm.api.tensors import fault_of, fault_of_mode, resolved
+from rvdcomm.run.waiting import timeout
 
 __all__ = [
     "Pending",
@@ -18,4 +19,5 @@ __all__ = [
     "redistribute",
     "redistribute_many",
     "resolved",
+    "timeout",
 ]

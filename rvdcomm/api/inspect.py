@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rvdcomm.api.tensors import fault_of_mode
+from rvdcomm.api.tensors import fault_of_mode, place_within
 from rvdcomm.errors import LayoutError
 from rvdcomm.layout import Layout, Topology, dtype_name
 from rvdcomm.run.choice import executor_name
@@ -75,6 +75,7 @@ def request_of(
         requires_grad=grad_flows(tensor, requires_grad),
         asks_grad=bool(requires_grad),
         replica_grads=replica_grads,
+        place=place_within(tensor, out),
     )
 
 

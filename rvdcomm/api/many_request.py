@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, is_float8
-from rvdcomm.api.tensors import SHARES_MEMORY, fault_of, fault_of_mode, fault_of_out, sharing
+from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, sharing
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.run.agree import compare_requests
 from rvdcomm.run.choice import executor_name
-from rvdcomm.run.request import check_in_group, shard_shape
+from rvdcomm.run.request import SHARES_MEMORY, check_in_group, shard_shape
 from rvdcomm.run.world import World
 
 WHAT = "redistribute_many"

@@ -50,7 +50,8 @@ def redistribute(
         shape: global shape, in elements; if None, of the layouts or of all ranks' shards.
         group: process group; the default group if None.
         topology: who is near to whom; one host if None.
-        out: where the result goes, ``[*dst.cell(rank).box.shape]``; allocated if None.
+        out: where the result goes, ``[*dst.cell(rank).box.shape]``; allocated if None. The tensor
+            may be the part of it that keeps its values, as a shard of a gather is.
         async_op: return a ``Pending`` at once; its ``wait()`` returns the shard.
         dtype: needed on a rank that passes None where calls of one transition differ in dtype.
         executor: "dist" sends messages only, "peer" also reads the memory of ranks of one host,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
@@ -89,7 +90,7 @@ class Posted(Pending):
     __slots__ = ("_error", "_finish", "_future", "_lock", "_result")
 
     def __init__(self, finish: Callable[[], Result]) -> None:
-        self._finish: Callable[[], Result] | None = finish
+        self._finish: Callable[[], Result] | None = partial(copy_context().run, finish)
         self._result: Result = None
         self._error: BaseException | None = None
         self._future: Future[Result] | None = None
@@ -161,7 +162,7 @@ class Thread:
         return ThreadPoolExecutor(max_workers=1, thread_name_prefix="rvdcomm")
 
     def submit(self, job: Job) -> Future[Result]:
-        self.last = self._pool.submit(job)
+        self.last = self._pool.submit(copy_context().run, job)
         return self.last
 
     def drain(self) -> None:

@@ -13,7 +13,7 @@ from torch.compiler import is_dynamo_compiling
 from rvdcomm.api.gradient import with_grad
 from rvdcomm.api.inspect import grad_flows, request_of
 from rvdcomm.api.pending import Posted, drain, submit
-from rvdcomm.api.tensors import fault_of_mode, misuse_of, resolved, written
+from rvdcomm.api.tensors import fault_of_mode, misuse_of, place_within, resolved, written
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
 from rvdcomm.plans import planner
@@ -23,7 +23,13 @@ from rvdcomm.program import Program
 from rvdcomm.run import pool
 from rvdcomm.run.choice import executor_name, plan_here
 from rvdcomm.run.rank_program import RankProgram
-from rvdcomm.run.request import check_grad, check_in_group, check_tensors, shard_shape
+from rvdcomm.run.request import (
+    check_grad,
+    check_in_group,
+    check_tensors,
+    kept_place,
+    shard_shape,
+)
 from rvdcomm.run.world import World
 
 
@@ -70,6 +76,7 @@ class Redistributor:
         check_in_group((*plan.src.ranks, *plan.dst.ranks), self._world.size, self.what)
         self._src_shape = shard_shape(plan.src, self._rank)
         self._dst_shape = shard_shape(plan.dst, self._rank)
+        self._kept_place = kept_place(plan.src, plan.dst, self._rank)
         plan = plan_with(plan, memory_limit=memory_limit)
         self.plan = plan_here(plan, self._world, self.executor)
         self._program = _compiled(self.plan, self._world)
@@ -164,6 +171,7 @@ class Redistributor:
             (None if tensor is None else tensor.shape) == self._src_shape
             and (tensor is None or tensor.dtype == self.dtype)
             and (out is None or (out.shape, out.dtype) == (self._dst_shape, self.dtype))
+            and place_within(tensor, out) in (None, self._kept_place)
         )
         if not is_mine:
             request = request_of(tensor, self.plan.src, self.plan.dst, out=out)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from itertools import accumulate
+from math import prod
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.parameter import Parameter, is_lazy
 
+from rvdcomm.run.request import SHARES_MEMORY
+
 _PLAIN = frozenset({Tensor, Parameter})
 """Classes without behaviour of their own."""
-
-SHARES_MEMORY = "out shares memory with the tensor; give another out."
 
 
 def misuse_of(tensor: Any, out: Any) -> str | None:
@@ -39,9 +40,34 @@ def misuse_of(tensor: Any, out: Any) -> str | None:
         return None
     if tensor.device != out.device:
         return f"out is on {out.device} and the tensor on {tensor.device}; use one device."
-    (start, end), (out_start, out_end) = _span(tensor), _span(out)
-    shares = start < out_end and out_start < end and tensor.numel() and out.numel()
+    shares = _shares(tensor, out) and place_within(tensor, out) is None
     return SHARES_MEMORY if shares else None
+
+
+def place_within(tensor: Tensor | None, out: Tensor | None) -> tuple[int, ...] | None:
+    """The index in ``out`` of the first element of ``tensor``, where that is a part of it.
+
+    None if it is none. Both are what ``misuse_of`` finds nothing wrong with.
+    """
+    if tensor is None or out is None or not _shares(tensor, out):
+        return None
+    if tensor.dtype != out.dtype or tensor.dim() != out.dim() or not out.is_contiguous():
+        return None
+    left = int(tensor.storage_offset()) - int(out.storage_offset())
+    place = []
+    for d, (size, num) in enumerate(zip(out.shape, tensor.shape, strict=True)):
+        stride = prod(out.shape[d + 1 :])
+        index, left = divmod(left, stride)
+        if index < 0 or index + num > size or (num > 1 and tensor.stride(d) != stride):
+            return None
+        place.append(index)
+    return tuple(place)
+
+
+def _shares(tensor: Tensor, out: Tensor) -> bool:
+    """Whether a storage of theirs overlaps the other's."""
+    (start, end), (out_start, out_end) = _span(tensor), _span(out)
+    return bool(start < out_end and out_start < end and tensor.numel() and out.numel())
 
 
 def fault_of(tensor: Any) -> str | None:

@@ -41,9 +41,12 @@ class Group(Protocol):
 
     name: str
     rank: int
-    timeout: timedelta
     generations: dict[Members, str]
     num_agreements: dict[Members, int]
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call waits for another rank."""
 
     @property
     def store(self) -> Any:

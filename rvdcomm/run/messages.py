@@ -55,7 +55,7 @@ class CompiledCollective:
         """Wait until it is done."""
         try:
             for work in call.works.pop(id(self)):
-                work.wait()
+                self._group.wait(work)
         except RuntimeError as error:
             raise CommError(f"{self._what}: {error}") from None
 

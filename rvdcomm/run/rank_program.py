@@ -28,6 +28,7 @@ from rvdcomm.run.pool import pool_here
 from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
 from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of, whole
 from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
+from rvdcomm.run.waiting import of_block
 from rvdcomm.run.world import World
 
 Shards = Sequence[Tensor]
@@ -230,12 +231,13 @@ class RankProgram:
         if native is None:
             native = self._native[strides, in_place] = self._compile(strides, in_place)
         staging = self._staging
-        if native.version != staging.version:
+        bound = staging.version, of_block()
+        if native.bound != bound:
             assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
             for stage in native.stages:
                 staging.bind(stage)
             native.arena = staging.block.view(self._dtype)
-            native.version = staging.version
+            native.bound = bound
         return native
 
     def _call(self, shards: Shards, arena: Tensor) -> CallMemory:
@@ -344,7 +346,8 @@ def _tagged(collectives: Sequence[Collective]) -> Iterator[tuple[int, Collective
 
 
 class _NativeSteps:
-    """Native stages with the transfers between them; bound to memory of one version.
+    """Native stages with the transfers between them; bound to memory of one version,
+    and to one limit of waiting.
 
     Of every step either the stage's ``run`` or the transfer is there. ``alone`` is the one stage of
     a program without transfers.
@@ -354,7 +357,7 @@ class _NativeSteps:
         self.steps: list[tuple[Any, Any]] = []
         self.stages: list[Any] = []
         self.alone: Any = None
-        self.version = -1
+        self.bound: Any = None
         self.arena = torch.empty(0)
 
 

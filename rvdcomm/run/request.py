@@ -19,6 +19,11 @@ from rvdcomm.plans.planner import Plan, plan
 from rvdcomm.run.agree import check_equal
 from rvdcomm.text import quoted
 
+SHARES_MEMORY = (
+    "out shares memory with the tensor, which is not the part of out that keeps its values; give "
+    "another out."
+)
+
 
 @dataclass(frozen=True)
 class Request:
@@ -26,8 +31,9 @@ class Request:
 
     ``requires_grad`` says whether a gradient is to flow back, None that the other ranks know;
     ``asks_grad`` that the caller said so, and expects a scalar to call ``backward`` on where there
-    is no result. ``misuse`` says what of this rank's arguments cannot be used at all, if anything;
-    then no other field but src and dst counts.
+    is no result. ``place`` is where in out the shard lies, if it is a part of it. ``misuse`` says
+    what of this rank's arguments cannot be used at all, if anything; then no other field but src
+    and dst counts.
     """
 
     src: str
@@ -43,6 +49,7 @@ class Request:
     asks_grad: bool = False
     replica_grads: str = "parts"
     memory_limit: int | None = None
+    place: tuple[int, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -221,6 +228,21 @@ def check_tensors(made: Plan, rank: int, request: Request) -> None:
     odd = [dtype for dtype in request.dtypes if dtype != made.dtype]
     if odd:
         raise ShapeMismatchError(f"{what}: rank {rank} passed {odd[0]}, the plan is {made.dtype}.")
+    if request.place is not None and request.place != kept_place(made.src, made.dst, rank):
+        raise LayoutError(f"{what}: rank {rank}: {SHARES_MEMORY}")
+
+
+def kept_place(src: Layout, dst: Layout, rank: int) -> tuple[int, ...] | None:
+    """Where in its dst shard a rank's src shard lies as it is; None if nowhere.
+
+    A tensor that is this part of ``out`` is written with what it has.
+    """
+    if rank not in src or rank not in dst or src.rvd.v > 1 or dst.rvd.v > 1:
+        return None
+    part, whole = src.cell(rank).box, dst.cell(rank).box
+    if part.intersect(whole) != part:
+        return None
+    return tuple(a - b for a, b in zip(part.lo, whole.lo, strict=True))
 
 
 def shard_shape(layout: Layout, rank: int) -> tuple[int, ...] | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.run.agree import GRACE_SECS, bounded, generation_of, tell_failure
+from rvdcomm.run.waiting import of_block
 
 FORM_AGAIN = (
     "Form the group again on all of its ranks: destroy_process_group and init_process_group, or "
@@ -50,7 +51,7 @@ class World:
         self.size: int = dist.get_world_size(group)
         self.name: str = group.group_name
         self.backend: str = _backend_name(group)
-        self.timeout: timedelta = _timeout(group)
+        self.group_timeout: timedelta = _timeout(group)
         self.failure = ""
         # Compiled transitions by request; never dropped, or ranks would agree at different times.
         self.agreed: dict[Any, Any] = {}
@@ -102,6 +103,11 @@ class World:
         if "nccl" in self.backend:
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device("cpu")
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call waits for another rank: the limit of the caller, or of the group."""
+        return of_block() or self.group_timeout
 
     @cached_property
     def store(self) -> Any:
@@ -277,6 +283,14 @@ class Subgroup:
         """Drop the backend, which joins its threads."""
         self._backend = None
 
+    def wait(self, work: Any) -> None:
+        """Wait for what a call of this communicator returned."""
+        limit = of_block() if self.sends_best else None
+        if limit is None:
+            work.wait()
+        else:
+            work.wait(limit)
+
     def send(self, tensor: Tensor, rank: int, tag: int) -> Any:
         """Send a contiguous tensor of any dtype."""
         return self._backend.send([tensor], rank, tag)
@@ -297,7 +311,12 @@ class Subgroup:
 
     def all_reduce(self, tensor: Tensor) -> Any:
         """Replace ``tensor`` by the sum over all ranks."""
-        return self._backend.allreduce([tensor])
+        options = dist.AllreduceOptions()
+        limit = of_block()
+        if limit is not None:
+            # Else the thread that adds would go on, in memory that is given back.
+            options.timeout = limit
+        return self._backend.allreduce([tensor], options)
 
 
 def _make_gloo(world: World, store: Any, rank: int, size: int) -> Any:
@@ -307,18 +326,18 @@ def _make_gloo(world: World, store: Any, rank: int, size: int) -> Any:
     """
     if not world.gloo_devices:
         # torch knows which interfaces the user asked for.
-        made: Any = dist.ProcessGroupGloo(store, rank, size, world.timeout)
+        made: Any = dist.ProcessGroupGloo(store, rank, size, world.group_timeout)
         world.gloo_devices = list(made.options._devices)
         return made
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices, options._timeout = world.gloo_devices, world.timeout
+    options._devices, options._timeout = world.gloo_devices, world.group_timeout
     return gloo(store, rank, size, options)
 
 
 def _make_nccl(world: World, store: Any, rank: int, size: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = world.timeout
+    options._timeout = world.group_timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 

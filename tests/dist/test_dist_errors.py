@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
+from rvdcomm.run.request import SHARES_MEMORY
 from rvdcomm.run.world import Subgroup
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import GlooWorld, Worlds
@@ -118,7 +119,7 @@ def faults_of_misuse(seen: Sequence[Seen], errors: Sequence[str]) -> list[str]:
 # --- the same bad input on every rank -----------------------------------------------------------
 
 CUTS_ERROR = "of dim 0 do not cut 8 elements in 4; give 5 points in ascending order from 0 to 8."
-MEMORY_ERROR = "out shares memory with the tensor; give another out."
+
 ALL_SAME = {
     "rank twice": (
         Call(src="R(1)V(1)D(4) shape(8) ranks(0,0,1,2)"),
@@ -202,7 +203,7 @@ ALL_SAME = {
     "out shares memory": (
         Call(is_out_shared=True),
         "LayoutError",
-        f"rank 0: {MEMORY_ERROR}",
+        f"rank 0: {SHARES_MEMORY}",
     ),
 }
 """The call of every rank; the class of the error of every rank, and what it says of the call."""
@@ -294,7 +295,7 @@ ONE_RANK_BAD = {
     ),
     "out shares memory": (
         Call(is_out_shared=True),
-        f"LayoutError: {WHOLE}: rank 2: {MEMORY_ERROR}",
+        f"LayoutError: {WHOLE}: rank 2: {SHARES_MEMORY}",
     ),
 }
 """The call of rank 2, all others making the default call, and the error of every rank."""

@@ -47,7 +47,6 @@ class Island:
         pools: Mapping[int, mmap.mmap],
     ) -> None:
         self._world, self.ranks, self.rank = world, ranks, world.rank
-        self.timeout_secs = world.timeout.total_seconds()
         self._wires = dict(wires)
         self._segments = dict(segments)
         self.pools = dict(pools)
@@ -220,6 +219,11 @@ class Island:
                     self.signals.blame("dead", self.ranks.index(rank))
         except _C.PeerError as error:
             raise CommError(f"{what}, rank {self.rank}: {self._reason(error)}.") from None
+
+    @property
+    def timeout_secs(self) -> float:
+        """How long a call waits for another rank."""
+        return self._world.timeout.total_seconds()
 
     def lost(self) -> Lost | None:
         """What failed first here: its kind and the rank; None while nothing has."""

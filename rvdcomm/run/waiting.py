@@ -1,0 +1,45 @@
+"""Waiting: how long calls wait for other ranks, where that is not the group's timeout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+
+from rvdcomm.errors import LayoutError
+
+_LIMIT: ContextVar[timedelta | None] = ContextVar("rvdcomm_timeout", default=None)
+
+
+@contextmanager
+def timeout(secs: float) -> Iterator[None]:
+    """Let every call that begins in this block wait at most so long for any other rank.
+
+    Elsewhere calls wait for the timeout of their process group. A call in the background
+    (``async_op=True``) keeps the limit of the block in which it began. A rank that waits in vain
+    raises ``CommError``, and breaks its group as after any other failure (docs/executors.md). With
+    NCCL the limit holds for agreements and for shared memory; messages have the group's timeout.
+
+    >>> with timeout(5.0):
+    ...     of_block()
+    datetime.timedelta(seconds=5)
+
+    Args:
+        secs: above 0. Ranks may give different times.
+
+    Raises:
+        LayoutError: ``secs`` is no number above 0.
+    """
+    if not isinstance(secs, int | float) or not secs > 0:
+        raise LayoutError(f"timeout: a number of seconds above 0, got {secs!r}.")
+    before = _LIMIT.set(timedelta(seconds=secs))
+    try:
+        yield
+    finally:
+        _LIMIT.reset(before)
+
+
+def of_block() -> timedelta | None:
+    """The limit of the innermost block around this call; None outside of all of them."""
+    return _LIMIT.get()

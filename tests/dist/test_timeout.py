@@ -1,0 +1,119 @@
+"""A limit for the calls of a block: what waits in vain raises then, not after the group's timeout.
+
+The tests look whether a call ended before the group's timeout, which is 20 s; no more is asked of
+the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import rvdcomm as rv
+from rvdcomm.run.waiting import of_block
+from tests.dist.shards import shard_of
+from tests.dist.test_dist_errors import Waited, timed
+from tests.dist.world import Worlds
+
+pytestmark = pytest.mark.dist
+
+LIMIT_SECS, GROUP_SECS = 0.3, 20.0
+IN_BACKGROUND = ("background", "posted")
+SHAPE = (8, 12)
+SUM = rv.Layout(SHAPE, "R(1)V(2)D(1,1)"), rv.Layout(SHAPE, "R(2)V(1)D(1,1)")
+GATHER = rv.Layout(SHAPE, "R(1)V(1)D(2,1)"), rv.Layout(SHAPE, "R(2)V(1)D(1,1)")
+WHOLE = "R(1)V(1)D(1,1)"
+SEND = rv.Layout(SHAPE, WHOLE, ranks=[0]), rv.Layout(SHAPE, WHOLE, ranks=[1])
+EXECUTORS = ["dist", pytest.param("peer", marks=pytest.mark.native)]
+
+
+def new_group() -> Any:
+    """A group of this test alone, since it breaks."""
+    return dist.new_group([0, 1], timeout=timedelta(seconds=GROUP_SECS))
+
+
+def call(rank: int, way: str, executor: str, group: Any) -> Any:
+    """One call of a way, by its name."""
+    src, dst = {"sum": SUM, "posted": SEND}.get(way, GATHER)
+    shard = shard_of(rank, src, 0)
+    if way == "many":
+        tensors = {} if shard is None else {"x": shard}
+        return rv.redistribute_many(
+            tensors, {"x": src}, {"x": dst}, executor=executor, group=group
+        )["x"]
+    return rv.redistribute(
+        shard, src, dst, executor=executor, async_op=way in IN_BACKGROUND, group=group,
+        dtype=torch.float32,
+    )  # fmt: skip
+
+
+def in_vain(rank: int, way: str, executor: str, is_agreed: bool) -> Waited | None:
+    """What the last rank gets whose partner comes too late; the partner gets nothing."""
+    group = new_group()
+    if is_agreed:
+        first = call(rank, way, executor, group)
+        _ = first.wait() if way in IN_BACKGROUND else first
+    if rank == 0:
+        time.sleep(3 * LIMIT_SECS)
+        return None
+
+    def limited() -> Any:
+        with rv.timeout(LIMIT_SECS):
+            found = call(rank, way, executor, group)
+        # The limit is that of the block in which the call began.
+        return found.wait() if way in IN_BACKGROUND else found
+
+    return timed(limited)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("way", ["gather", "sum", "many", "background"])
+@pytest.mark.parametrize("is_agreed", [False, True])
+def test_a_call_of_a_block_waits_no_longer_than_the_block_says(
+    worlds: Worlds, way: str, executor: str, is_agreed: bool
+) -> None:
+    waited = worlds(2).run(in_vain, way, executor, is_agreed)[1]
+    assert waited.error.startswith("CommError"), waited
+    assert waited.secs < GROUP_SECS / 2
+
+
+def test_a_posted_call_keeps_the_limit_of_its_block(worlds: Worlds) -> None:
+    waited = worlds(2).run(in_vain, "posted", "dist", True)[1]
+    assert waited.error.startswith("CommError"), waited
+    assert waited.secs < GROUP_SECS / 2
+
+
+def late_within_the_groups_time(rank: int, executor: str) -> list[float]:
+    group = new_group()
+    with rv.timeout(LIMIT_SECS * 20):
+        call(rank, "gather", executor, group)
+    if rank == 0:
+        time.sleep(2 * LIMIT_SECS)
+    # Outside of a block it is the group's timeout again.
+    found = call(rank, "gather", executor, group)
+    return list(found.flatten().tolist())
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_outside_of_a_block_the_groups_timeout_holds(worlds: Worlds, executor: str) -> None:
+    results = worlds(2).run(late_within_the_groups_time, executor)
+    assert results[0] == results[1]
+
+
+def test_blocks_nest() -> None:
+    with rv.timeout(2):
+        with rv.timeout(1.5):
+            assert of_block().total_seconds() == 1.5
+        assert of_block().total_seconds() == 2
+    assert of_block() is None
+
+
+@pytest.mark.parametrize("secs", [0, -1.0, float("nan"), "5", None])
+def test_a_limit_is_a_number_above_0(secs: Any) -> None:
+    with pytest.raises(rv.LayoutError, match="a number of seconds above 0"), rv.timeout(secs):
+        pass
