@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
 import torch
 
 from superscaler_core.errors import CaptureError
-from superscaler_core.front_end.records import Node
+from superscaler_core.front_end import aten
+from superscaler_core.front_end.records import Node, TracedValue
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, PTensor
@@ -44,6 +45,12 @@ class Call:
     def get(self, name: str, default: Any = None) -> Any:
         """An argument that some overloads lack."""
         return self.args.get(name, default)
+
+    def other(self, target: str, args: Mapping[str, Any], *shapes: Sequence[int]) -> Call:
+        """A call of another op in this one's place, whose results have these shapes."""
+        values = (TracedValue(tuple(shape), self.node.outputs[0].dtype) for shape in shapes)
+        node = aten.call(self.node, self.node.name, target, args, *values)
+        return replace(self, node=node, args=dict(node.args))
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,19 +13,13 @@ from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.call import Call, NoRuleError, broadcast_to, names, text
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 from superscaler_core.front_end.rules import opaque, rule_of
+from superscaler_core.front_end.rules.table import LIKE
 from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.small_constants import compact, is_folded, run_small
 from superscaler_core.front_end.storage import Storages, written
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
-
-# Of these only the shape and dtype of the argument matter, so that their results are constants.
-_LIKE = {
-    "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like",
-    "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_tensor",
-    "aten.copy", "aten.fill", "aten.zero",
-}  # fmt: skip
 
 
 def graph_of(
@@ -195,7 +189,7 @@ class _Conversion:
 
     def add(self, node: Node) -> None:
         """Compute a call: its constants now, and the rest by ops of the graph."""
-        if node.base in _LIKE:
+        if node.base in LIKE:
             node = replace(node, args={**node.args, "self": self._stand_in(node.args["self"])})
         refs = list(_refs(node.args.values()))
         read = [self.values[ref] for ref in refs]

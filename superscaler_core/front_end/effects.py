@@ -48,6 +48,8 @@ _CALLS: Mapping[Callable[..., Any], str] = {
 }
 """What a forward may not call, and what to do instead."""
 
+_PACK: Any = torch._C._VariableFunctions._pack_padded_sequence
+
 _SETS_GRAD = (Tensor.requires_grad_, _REQUIRES_GRAD.__set__)
 
 _BLOCKS: Mapping[type[Any], str] = {
@@ -142,6 +144,12 @@ class _Calls(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _CALLS:
             self._refuse(_CALLS[func])
+        if func is _PACK:
+            # A module that does so and returns tensors of fixed shapes can be one op.
+            raise NotImplementedError(
+                "the sizes of packed sequences depend on values; pack and unpack them in a module "
+                "of their own, which returns pad_packed_sequence(..., total_length=...)."
+            )
         if func == _DATA.__get__:
             self._hints.append("it reads Tensor.data, which is not traced; use detach()")
         if func in _SETS_GRAD and isinstance(args[0], nn.Parameter):

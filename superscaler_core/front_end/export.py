@@ -25,12 +25,15 @@ from superscaler_core.front_end import aten
 from superscaler_core.front_end.aten import Runner, value_of
 from superscaler_core.front_end.autocast import MARK, Autocast, entered, is_cast, marked_changes
 from superscaler_core.front_end.calls import TARGET, TracedCall, recorded
+from superscaler_core.front_end.composites import composed
+from superscaler_core.front_end.definitions import definitions
 from superscaler_core.front_end.effects import watched
 from superscaler_core.front_end.functions import functions_as_ops
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.front_end.modules import ModulesAsOps, UntraceableError
 from superscaler_core.front_end.probe import NotOneOpError
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue, place_of
+from superscaler_core.front_end.rules.table import has_rule, is_covered
 from superscaler_core.front_end.user_line import line_of_error, line_of_trace
 
 # Checks that export inserts; they compute nothing.
@@ -56,6 +59,7 @@ def trace(model: nn.Module, call: ModelCall, *, lines: bool = False) -> TracedPr
             with (
                 recorded() as calls,
                 functions_as_ops(),
+                definitions(),
                 ops.tracing(),
                 marked_changes() as changes,
             ):
@@ -176,13 +180,17 @@ class _Reader:
                 self.refs[node.name] = self.refs[node.args[0].name][node.args[1]]
             elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
                 is_on, body, *args = node.args
-                yield from self._inlined(module, node, body, args, bool(is_on))
+                inner = getattr(module, str(body.target))
+                yield from self._inlined(inner, node, args, bool(is_on))
             elif node.target is MARK:
                 self.autocasts = self.changes[node.args[0]]
             elif str(node.target) in _CHECKS:
                 continue
             elif isinstance(node.target, torch._ops.OpOverload):
                 made = self._node(node, with_grad)
+                if parts := self._parts(node, made):
+                    yield from parts
+                    continue
                 yield from (calls := self._casts(node, made))
                 cast = {call.args["self"]: Ref(call.name) for call in calls}
                 yield replace(made, args={n: _with(v, cast) for n, v in made.args.items()})
@@ -194,11 +202,22 @@ class _Reader:
                     UntraceableError(_module(node)[0]),
                 )
 
+    def _parts(self, node: fx.Node, made: Node) -> list[Node]:
+        """What a call does, if it has no rule and all that it does has; else nothing."""
+        if has_rule(made) or self.autocasts or (inner := composed(node)) is None:
+            return []
+        refs, writes = dict(self.refs), self.writes
+        self.writes = writes or any(map(_writes, inner.graph.nodes))
+        parts = list(self._inlined(inner, node, node.all_input_nodes, made.with_grad))
+        if all(map(is_covered, parts)):
+            return parts
+        self.refs, self.writes = refs, writes
+        return []
+
     def _inlined(
-        self, module: fx.GraphModule, node: fx.Node, body: Any, args: Sequence[Any], with_grad: bool
+        self, inner: fx.GraphModule, node: fx.Node, args: Sequence[Any], with_grad: bool
     ) -> Iterator[Node]:
-        """The body of a block such as ``torch.no_grad()``, in place of the block."""
-        inner: fx.GraphModule = getattr(module, str(body.target))
+        """A program in the place of a call, such as the body of ``torch.no_grad()``."""
         places = [n for n in inner.graph.nodes if n.op == "placeholder"]
         outside = dict(self.refs)
         self.refs |= {p.name: self._read(a) for p, a in zip(places, args, strict=True)}
@@ -206,7 +225,7 @@ class _Reader:
         yield from self._nodes(inner, with_grad)
         self.prefix = prefix
         returned = next(n for n in inner.graph.nodes if n.op == "output").args[0]
-        results = [self.refs[n.name] for n in returned]
+        results = self._read(returned)
         self.refs = outside | {node.name: results}
 
     def _node(self, node: fx.Node, with_grad: bool) -> Node:

@@ -85,14 +85,17 @@ _KNOWN: Known[Hashable, Probed] = Known(64)
 def _probe(call: ModuleCall, tensors: Sequence[Tensor]) -> Probed:
     name, num_args = type(call.skeleton).__name__, len(tensors) - len(call.names)
     state, own = State(call.skeleton), state_of(call.skeleton)
-    found = []
-    for turn in range(2):
-        given = [
-            *(_argument(x, turn) for x in tensors[: len(tensors) - len(call.names)]),
-            *(_weight(x) for x in own.values()),
-        ]
-        with state.watched():
-            found.append(_run(call, given, num_args))
+
+    def turns(least: int) -> Iterator[Probed]:
+        for turn in range(2):
+            args = [_argument(x, turn, least) for x in tensors[:num_args]]
+            with state.watched():
+                yield _run(call, [*args, *(_weight(x) for x in own.values())], num_args)
+
+    try:
+        found = list(turns(0))
+    except RuntimeError:  # no index is above a bound, but numbers of something may not be zero
+        found = list(turns(1))
     if state.changed:
         raise CaptureError(
             f"{name} keeps something from one call to the next in "
@@ -145,8 +148,8 @@ def outside_of_tracing() -> Iterator[None]:
         yield
 
 
-def _argument(like: Tensor, turn: int) -> Tensor:
-    """Positive numbers, then negative ones; of integers and truth values zeros, then some ones.
+def _argument(like: Tensor, turn: int, least: int) -> Tensor:
+    """Positive numbers, then negative ones; of integers the least ones, then some that are larger.
 
     So most numbers of rows that depend on values differ.
     """
@@ -155,7 +158,8 @@ def _argument(like: Tensor, turn: int) -> Tensor:
         raise NotOneOpError("the shape of what it takes depends on values")
     generator = torch.Generator().manual_seed(turn)
     if not like.is_floating_point():
-        return torch.randint(0, 1 + turn, shape, generator=generator).to(like.dtype)
+        made = torch.randint(0, 1 + turn, shape, generator=generator)
+        return (made if like.dtype == torch.bool else made + least).to(like.dtype)
     made = torch.randn(shape, generator=generator).abs().to(like.dtype) * (1.0 - 2.0 * turn)
     # A function may write what it computed, but no leaf.
     return made.requires_grad_().clone()

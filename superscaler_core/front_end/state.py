@@ -21,9 +21,11 @@ from superscaler_core.front_end.records import TracedProgram
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.tensor import CONSTANT, PTensor
 
-_OF_TORCH = frozenset({*vars(nn.Module()), "forward"})
+_LISTS_OF_WEIGHTS = {"_flat_weights", "_flat_weight_refs"}
+
+_OF_TORCH = frozenset({*vars(nn.Module()), "forward", *_LISTS_OF_WEIGHTS})
 """Attributes that every module has: parameters, buffers, hooks, its mode. The forward of a module
-that is one op is replaced while the model is traced."""
+that is one op is replaced while the model is traced, and recurrent layers list their weights."""
 
 _NUMBERS = (bool, int, float, str)
 

@@ -3,7 +3,7 @@
 from superscaler_core.ops.attention import attention
 from superscaler_core.ops.image import avg_pool, conv, max_pool
 from superscaler_core.ops.join import join
-from superscaler_core.ops.lookup import embedding
+from superscaler_core.ops.lookup import embedding, embedding_bag
 from superscaler_core.ops.loss import count_labels, cross_entropy, mean_of_labels, nll_loss
 from superscaler_core.ops.modules import call_module
 from superscaler_core.ops.norm import batch_norm
@@ -19,6 +19,7 @@ __all__ = [
     "cross_entropy",
     "dropout",
     "embedding",
+    "embedding_bag",
     "join",
     "max_pool",
     "mean_of_labels",

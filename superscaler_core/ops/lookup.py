@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor
 
@@ -28,3 +29,36 @@ def embedding(
     outside = (local < 0) | (local >= len(rows))
     found = F.embedding(local.masked_fill(outside, 0), rows, no_grad_row)
     return found.masked_fill(outside.unsqueeze(-1), 0)
+
+
+def embedding_bag(
+    ids: Tensor,
+    rows: Tensor,
+    weights: Tensor | None = None,
+    *,
+    first: int,
+    is_mean: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Sum rows of a table by bags, given a piece of the table; parts are summed.
+
+    Args:
+        ids: of rows of the whole table, ``[bags, rows of each]``.
+        rows: the piece, ``[num_local, width]``.
+        weights: of each row in its bag, ``[bags, rows of each]``; 1 if None.
+        first: number of its first row.
+        is_mean: whether a sum is over the number of its rows.
+        padding_idx: the row that is in no sum and gets no gradient.
+
+    Returns:
+        ``[bags, width]``.
+    """
+    counts = torch.ones_like(ids, dtype=rows.dtype) if padding_idx is None else ids != padding_idx
+    scale = counts.to(rows.dtype) if weights is None else weights * counts
+    if is_mean:
+        scale = scale / counts.sum(1, keepdim=True).clamp(min=1)
+    here = (ids >= first) & (ids < first + len(rows))
+    return F.embedding_bag(
+        torch.where(here, ids - first, 0), rows, mode="sum",
+        per_sample_weights=torch.where(here, scale, torch.zeros_like(scale)),
+    )  # fmt: skip

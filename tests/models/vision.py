@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.models.libraries import timm
 
@@ -46,7 +47,12 @@ class Convolutions(nn.Module):
         self.down = parametrizations.weight_norm(nn.Conv2d(3, 8, 3, stride=2, padding=1))
         self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
         self.norms = nn.ModuleList(
-            [nn.SyncBatchNorm(4), nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True)]
+            [
+                nn.SyncBatchNorm(4),
+                nn.GroupNorm(2, 4),
+                nn.InstanceNorm2d(4, affine=True),
+                nn.InstanceNorm2d(4, track_running_stats=True),
+            ]
         )
         self.prelu = nn.PReLU(4)
 
@@ -71,6 +77,7 @@ class Spectrum(nn.Module):
         self.filter = nn.Parameter(torch.linspace(0.5, 1.5, 4))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.fft.ifft2(torch.fft.fft2(x).conj() * 1j).imag
         y = torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=x.shape[-1])
         pairs = torch.view_as_complex(y.unflatten(-1, (-1, 2)).contiguous())
         turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(y[..., ::2]), y[..., ::2]))
@@ -107,14 +114,14 @@ class Penalized(nn.Module):
 
 
 class Noise(nn.Module):
-    """Drop path, dropped channels and samples."""
+    """Drop path, dropped channels and samples, dropout between layers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = nn.Linear(6, 6)
+        self.line, self.lstm = nn.Linear(6, 6), nn.LSTM(6, 6, 2, batch_first=True, dropout=0.4)
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        h = self.line(x + 0.1 * torch.randn_like(x))
+        h = self.lstm(self.line(x + 0.1 * torch.randn_like(x)))[0]
         kept = h.new_empty(len(h), 1, 1).bernoulli_(0.8).div_(0.8)
         h = F.dropout2d(h * kept, 0.3) * torch.rand(6, dtype=h.dtype)
         return F.cross_entropy(h.mean(1), labels)
@@ -131,7 +138,54 @@ class Divergence(nn.Module):
         h, x = self.line(x.mean(1)), x.mean(1)
         loss = F.kl_div(h.log_softmax(-1), x.softmax(-1), reduction="batchmean")
         loss = loss + F.cosine_embedding_loss(h, x, 2.0 * (labels > 0) - 1)
+        loss = loss + F.gaussian_nll_loss(h, x, x.square() + 0.1) + F.pairwise_distance(h, x).sum()
+        wanted, weight = F.glu(x).sigmoid(), torch.arange(1.0, 4).to(h.dtype)
+        loss = loss + F.binary_cross_entropy_with_logits(F.glu(h), wanted, pos_weight=weight)
         return loss + F.cross_entropy(h, labels, weight=torch.arange(1.0, 7).to(h.dtype))
+
+
+class Packed(nn.Module):
+    """A recurrent layer over sequences of several lengths, packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(6, 5, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        made = self.gru(packed)[0]
+        return pad_packed_sequence(made, batch_first=True, total_length=x.shape[1])[0]
+
+
+class Lengths(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = Packed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.packed(x.tanh(), 4 + x[:, 0, 0].round().clamp(-2, 2).long())
+
+
+class Bags(nn.Module):
+    """Bags of words: means, weighted sums, and bags of several sizes; aligned with a text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.means, self.sums = (
+            nn.EmbeddingBag(7, 6, mode=mode, padding_idx=1) for mode in ("mean", "sum")
+        )
+        self.line, self.scores = nn.Linear(6, 6), nn.Linear(6, CLASSES + 1)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        ids = (10 * x).long() % 7
+        h = self.means(ids.flatten(0, 1)) + self.sums(ids.flatten(0, 1), None, x.flatten(0, 1))
+        h = torch.tanh(self.line(h.view(x.shape)))
+        numbers = torch.arange(len(x))
+        starts = torch.where(numbers > 0, 6 * numbers + labels, 0)
+        h = h + self.means(ids[:, 0].flatten(), starts)[:, None]
+        scores = self.scores(h).log_softmax(-1).transpose(0, 1)
+        lengths = torch.full((len(x),), 7)
+        return nn.CTCLoss()(scores, torch.stack([labels, labels], 1) + 1, lengths, labels % 2 + 1)
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -147,11 +201,21 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (7, 6),
     ),
+    # Dropout of everything is not random.
+    "dropped lstm": (
+        lambda: Classifier(
+            nn.LSTM(6, 5, 3, batch_first=True, bidirectional=True, dropout=1.0),
+            lambda y: y[0].mean(1) + y[1][0].sum(0).tile(2) + y[1][1].sum(0).tile(2),
+        ),
+        (7, 6),
+    ),
     "gru": (lambda: Classifier(nn.GRU(6, 5, 2, batch_first=True), lambda y: y[0][:, -1]), (7, 6)),
     "spectrum": (lambda: Classifier(Spectrum()), (7, 6)),
     "writes": (lambda: Classifier(Writes()), (7, 6)),
     "penalized": (Penalized, (7, 6)),
     "divergence": (Divergence, (7, 6)),
+    "packed": (lambda: Classifier(Lengths()), (7, 6)),
+    "bags": (Bags, (7, 6)),
     "noise": (Noise, (7, 6)),
 }
 """By name: makes the model, and the shape of one example."""

@@ -412,7 +412,6 @@ FEATURES: dict[str, Feature] = {
         lambda b: setattr(
             b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE, track_running_stats=True)
         ),
-        "track_running_stats=False",
     ),
     "norm in training": Feature(
         lambda b, h: b.norm(h),

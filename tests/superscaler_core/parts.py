@@ -39,13 +39,17 @@ def run_split(op: Op, inputs: list[Tensor], pieces: list[tuple], seed: int = 0):
     """Outputs and input gradients of the parts, added up at their places."""
     torch.manual_seed(1)
     outputs: list[Tensor | None] = [None] * len(op.outputs)
-    grads: list[Tensor] = [torch.zeros_like(x, dtype=torch.float64) for x in inputs]
+    grads: list[Tensor] = [
+        torch.zeros_like(x, dtype=None if x.is_complex() else torch.float64) for x in inputs
+    ]
     weights = [torch.randn(t.shape, dtype=torch.float64) for t in op.outputs]
     for piece in pieces:
         part = Part(op, piece)
         wholes = [range_slices(view.box) for view in part.inputs]
         shards = [
-            x[at].clone().requires_grad_(t.requires_grad and x.is_floating_point())
+            x[at]
+            .clone()
+            .requires_grad_(t.requires_grad and (x.is_floating_point() or x.is_complex()))
             for x, at, t in zip(inputs, wholes, op.inputs, strict=True)
         ]
         results = run_part(part, shards, seed)
@@ -60,7 +64,9 @@ def run_split(op: Op, inputs: list[Tensor], pieces: list[tuple], seed: int = 0):
                 )
             outputs[i][range_slices(view.box)] += result.detach()
             if result.requires_grad:
-                total = total + (result * weights[i][range_slices(view.box)]).sum()
+                weighed = result * weights[i][range_slices(view.box)]
+                weighed = torch.view_as_real(weighed) if weighed.is_complex() else weighed
+                total = total + weighed.sum()
         if total.requires_grad:
             wanted = [s for s in shards if s.requires_grad]
             found = iter(torch.autograd.grad(total, wanted, allow_unused=True))

@@ -45,6 +45,8 @@ _TEMPLATES: dict[str, tuple[str, ...]] = {
     "aten.maximum.default": ("torch.maximum({self}, {other})",),
     "aten.minimum.default": ("torch.minimum({self}, {other})",),
     "aten.log_sigmoid.default": ("F.logsigmoid({self})",),
+    # A lazy conjugate would be sent without its mark.
+    "aten._conj.default": ("torch.conj_physical({self})",),
     "aten.hardswish.default": ("F.hardswish({self})",),
 } | {
     f"aten.{name}.{overload}": (f"{{self}} {sign} {{other}}",)
@@ -60,7 +62,7 @@ _SAVES_MASK = {"where", "masked_fill"}
 _UNTAGGED = ("aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar",
              "aten.log_sigmoid.default", "aten.hardswish.default", "aten.selu.default",
              "aten.celu.default", "aten.clamp.Tensor", "aten.square.default",
-             "aten.__and__", "aten.__or__", "aten.__xor__")  # fmt: skip
+             "aten.__and__", "aten.__or__", "aten.__xor__", "aten._conj", "aten.polar")  # fmt: skip
 
 
 @rule("pointwise", *_UNTAGGED)

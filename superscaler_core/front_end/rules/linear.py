@@ -131,3 +131,28 @@ def embedding(call: Call) -> PTensor:
         # Rows that are not looked up cost nothing.
         flops=1.0 / rows.shape[0],
     )  # fmt: skip
+
+
+@rule("aten.embedding_bag")
+def embedding_bag(call: Call) -> tuple[PTensor, ...]:
+    """Sums or means of rows by bags of one size; of other bags, and of maxima, it is opaque."""
+    rows, ids, weights = call["weight"], call["indices"], call["per_sample_weights"]
+    num_bags = call.shape[0]
+    size = ids.shape[0] // max(num_bags, 1)
+    starts = call.builder.value_of(call["offsets"])
+    is_even = starts is not None and starts.tolist() == [*range(0, num_bags * size, size or 1)]
+    if not (is_even and num_bags * size == ids.shape[0] and call["mode"] in (0, 1)):
+        raise call.error("bags have to be rows of a matrix, and their mode 'sum' or 'mean'.")
+    if call["scale_grad_by_freq"] or call["sparse"] or call["include_last_offset"]:
+        raise call.error("options of gradients and offsets are not supported.")
+    bags = [reshaped(call, t, (num_bags, size)) for t in (ids, weights) if t is not None]
+    more = ", is_mean=True" if call["mode"] == 1 else ""
+    padding = call.get("padding_idx")
+    more += "" if padding is None else f", padding_idx={padding % rows.shape[0]}"
+    made = call.op(
+        "embedding_bag", f"{', '.join(['b s^'] * len(bags))}, v+ w -> b w", (*bags, rows),
+        f"ops.embedding_bag({{x0}}, {{x{len(bags)}}}, {'{x1}' if weights else 'None'}, "
+        f"first={{start[v]}}{more})",
+        flops=1.0 / rows.shape[0],
+    )  # fmt: skip
+    return (made,)

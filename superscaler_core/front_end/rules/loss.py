@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from superscaler_core.front_end.call import Call, literal, names, share, text
+from superscaler_core.front_end.call import Call, broadcast_to, literal, names, share, text
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.tensor import PTensor
 
@@ -104,22 +104,21 @@ _PAIRED = {
 
 @rule(*(f"aten.{name}" for name in _PAIRED))
 def paired(call: Call) -> PTensor:
-    """A loss of one element against one other."""
+    """A loss of one element against one other; both may have weights, which are broadcast."""
     x, target = call["self"], call["target"]
     if x.shape != target.shape:
         raise call.error("the target has to have the shape of the input.")
-    if call.get("weight") is not None or call.get("pos_weight") is not None:
-        raise call.error("weights are not supported; weigh the losses of reduction='none'.")
-    more = "".join(f", {n}={literal(call[n], ())}" for n in ("beta", "delta") if n in call.args)
+    weights = {n: call[n] for n in ("weight", "pos_weight") if call.get(n) is not None}
+    inputs = (x, target, *weights.values())
+    more = "".join(f", {n}={{x{i}}}" for i, n in enumerate(weights, 2))
+    more += "".join(f", {n}={literal(call[n], ())}" for n in ("beta", "delta") if n in call.args)
     reduction = _REDUCTIONS[call["reduction"]]
     dims = names(len(x.shape))
-    if reduction == "none":
-        annotation = f"{text(dims)}, {text(dims)} -> {text(dims)}"
-        code = f'{_PAIRED[call.kind]}({{x0}}, {{x1}}, reduction="none"{more})'
-    else:
-        marked = text(f"{d}+" for d in dims)
-        annotation = f"{marked}, {marked} -> ()"
-        code = f"{_PAIRED[call.kind]}({{x0}}, {{x1}}{more}) * {share(dims, prod(x.shape))}"
-        if reduction == "sum":
-            code = f'{_PAIRED[call.kind]}({{x0}}, {{x1}}, reduction="sum"{more})'
-    return call.op(call.kind, annotation, (x, target), code)
+    marked = dims if reduction == "none" else [f"{d}+" for d in dims]
+    operands = ", ".join(broadcast_to(t.shape, marked, x.shape) for t in inputs)
+    how = "" if reduction == "mean" else f', reduction="{reduction}"'
+    code = f"{_PAIRED[call.kind]}({{x0}}, {{x1}}{how}{more})"
+    code += f" * {share(dims, prod(x.shape))}" if reduction == "mean" else ""
+    return call.op(
+        call.kind, f"{operands} -> {text(dims) if reduction == 'none' else '()'}", inputs, code
+    )

@@ -66,17 +66,24 @@ def batch_norm(call: Call) -> PTensor | Sequence[PTensor]:
     made = _scaled(call, centered, variance)
     if call["running_mean"] is None:
         return made
-    factors = call["momentum"], call["momentum"] * count / max(count - 1, 1)
+    return [made, *_kept(call, (mean, variance), count / max(count - 1, 1))]
+
+
+def _kept(call: Call, found: Sequence[PTensor], correction: float = 1.0) -> list[PTensor]:
+    """The running statistics after the mean and variance of a batch; the variance times a number.
+
+    What is kept has no gradient.
+    """
+    factors = call["momentum"], call["momentum"] * correction
     running = [call["running_mean"], call["running_var"]]
-    kept = [
+    return [
         call.op(
             "running", "c, c -> c", (old, new),
             f"{1 - call['momentum']} * {{x0}} + {factor} * {{x1}}.detach()",
             shape=old.shape, dtype=old.dtype, differentiable=False,
         )
-        for old, new, factor in zip(running, (mean, variance), factors, strict=True)
+        for old, new, factor in zip(running, found, factors, strict=True)
     ]  # fmt: skip
-    return [made, *kept]
 
 
 def _by_parts(call: Call) -> Sequence[PTensor]:
@@ -101,20 +108,34 @@ def _by_parts(call: Call) -> Sequence[PTensor]:
 
 
 @rule("aten.instance_norm")
-def instance_norm(call: Call) -> PTensor:
-    """Every channel of every image by its own mean and variance."""
-    if call["running_mean"] is not None:
-        raise call.refusal("running statistics of instances: use track_running_stats=False.")
+def instance_norm(call: Call) -> PTensor | Sequence[PTensor]:
+    """Every channel of every image by its own mean and variance, or by running statistics.
+
+    Running are the means, over the batch, of the statistics of its images: sums over its parts.
+    """
     x = call["input"]
+    if not call["use_input_stats"]:
+        return _scaled(call, _centered(call, x, call["running_mean"]), call["running_var"])
     dims = ["n", "c", *(f"{d}^" for d in names(len(x.shape))[2:])]
     weights = [(n, call[n]) for n in ("weight", "bias") if call[n] is not None]
     words = ["{x0}", *(f"{name}={{x{i}}}" for i, (name, _) in enumerate(weights, 1))]
     words += [f"eps={call['eps']}"]
-    return call.op(
+    made = call.op(
         "instance_norm", f"{text(dims)}{', c' * len(weights)} -> {text(dims)}",
         (x, *(w for _, w in weights)),
         f"F.instance_norm({', '.join(words)})", saves=(0,), flops=4.0,
     )  # fmt: skip
+    if call["running_mean"] is None:
+        return made
+    found = [
+        call.op(
+            kind, f"{text(['n+', *dims[1:]])} -> c", (x,),
+            f"{{x0}}.{kind}({tuple(range(2, len(dims)))}).mean(0) * {share(['n'], x.shape[0])}",
+            shape=x.shape[1:2], differentiable=False,
+        )
+        for kind in ("mean", "var")
+    ]  # fmt: skip
+    return [made, *_kept(call, found)]
 
 
 @rule("aten._weight_norm")

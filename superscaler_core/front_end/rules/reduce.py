@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 from superscaler_core.front_end.call import Call, dim_of, dims_of, fixed, names, share, text
@@ -60,10 +61,31 @@ def softmax(call: Call) -> PTensor:
 
 @rule("aten.cumsum", "aten.cumprod", "aten.logcumsumexp")
 def scan(call: Call) -> PTensor:
+    return along(call, [call["dim"]])
+
+
+@rule(*(f"aten.fft_{name}" for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")))
+def transform(call: Call) -> PTensor:
+    """A Fourier transform along one dim."""
+    return along(call, [call["dim"]])
+
+
+@rule(*(f"aten.fft_{name}" for kind in ("fft", "ifft", "rfft", "irfft")
+        for name in (f"{kind}2", f"{kind}n")))  # fmt: skip
+def transforms(call: Call) -> PTensor:
+    """Fourier transforms along several dims; the last ones if only their sizes are given."""
+    rank, sizes = len(call["self"].shape), call["s"]
+    return along(call, call["dim"] or range(rank - len(sizes) if sizes else 0, rank))
+
+
+def along(call: Call, whole: Iterable[int]) -> PTensor:
+    """An op that computes each line, or plane, of these dims by itself, and may change its size."""
     x: PTensor = call["self"]
     dims = names(len(x.shape))
-    annotation = f"{text(fixed(dims, [dim_of(call['dim'], len(dims))]))} -> {text(dims)}"
-    return call.op(call.kind, annotation, (x,), call.fallback((x,)), saves=())
+    source = fixed(dims, (dim_of(d, len(dims)) for d in whole))
+    pairs = zip(source, x.shape, call.shape, strict=True)
+    out = [d if size == made else f"o{i}^" for i, (d, size, made) in enumerate(pairs)]
+    return call.op(call.kind, f"{text(source)} -> {text(out)}", (x,), call.fallback((x,)), saves=())
 
 
 @rule("aten.sort", "aten.topk", "aten.max.dim", "aten.min.dim")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.front_end.call import Call
+from superscaler_core.front_end.rules.elementwise import dropout
 from superscaler_core.front_end.rules.opaque import opaque_op
+from superscaler_core.front_end.rules.shape import cat, split
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.opaque import whole_dims
 from superscaler_core.graph.tensor import PTensor
@@ -44,9 +46,41 @@ def rows(call: Call) -> tuple[PTensor, ...]:
 
 @rule("aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input")
 def recurrent(call: Call) -> tuple[PTensor, ...]:
-    """Layers of a recurrent network over a whole sequence."""
-    if call["dropout"] and call["train"]:
-        raise call.refusal("dropout between recurrent layers: use one module per layer.")
+    """Layers of a recurrent network over a whole sequence; each is an op if there is dropout."""
+    num = call["num_layers"]
+    if num == 1 or not (call["dropout"] and call["train"]):
+        return _recurrent(call)
+    hidden = call["hx"] if isinstance(call["hx"], list) else [call["hx"]]
+    starts = [_chunks(call, h, num) for h in hidden]
+    x, ends, num_params = call["input"], [], len(call["params"]) // num
+    for layer in range(num):
+        hx = [start[layer] for start in starts]
+        args = {
+            **call.args, "input": x, "hx": hx if isinstance(call["hx"], list) else hx[0],
+            "params": call["params"][layer * num_params :][:num_params],
+            "num_layers": 1, "dropout": 0.0,
+        }  # fmt: skip
+        x, *end = _recurrent(call.other(call.node.target, args, call.shape, *(h.shape for h in hx)))
+        ends.append(end)
+        if layer < num - 1:
+            args = {"input": x, "p": call["dropout"], "train": True}
+            x = dropout(call.other("aten.dropout.default", args, x.shape))
+    joined = zip(*ends, call.node.outputs[1:], strict=True)
+    return x, *(
+        cat(call.other("aten.cat.default", {"tensors": states}, value.shape))
+        for *states, value in joined
+    )
+
+
+def _chunks(call: Call, x: PTensor, num: int) -> Sequence[PTensor]:
+    size = x.shape[0] // num
+    args = {"self": x, "split_size": size}
+    pieces = split(call.other("aten.split.Tensor", args, *[(size, *x.shape[1:])] * num))
+    assert not isinstance(pieces, PTensor)
+    return pieces
+
+
+def _recurrent(call: Call) -> tuple[PTensor, ...]:
     hidden = call["hx"] if isinstance(call["hx"], list) else [call["hx"]]
     time_first = 0 if call["batch_first"] else 1
     inputs = list(dict.fromkeys(call.tensors))

@@ -280,6 +280,15 @@ def stack(call: Call) -> PTensor:
     )  # fmt: skip
 
 
+@rule("aten.view_as_real", "aten.view_as_complex")
+def parts_of_complex(call: Call) -> PTensor:
+    """Complex numbers as pairs of real ones, and back; a pair is the last dim."""
+    x: PTensor = call["self"]
+    dims = names(min(len(x.shape), len(call.shape)))
+    source, out = (text([*dims, "o^"][: len(shape)]) for shape in (x.shape, call.shape))
+    return move(call, f"{source} -> {out}", (x,), f"torch.{call.kind}({{x0}})")
+
+
 @rule("aten.pad", "aten.constant_pad_nd")
 def pad(call: Call) -> PTensor:
     x: PTensor = call["self"]

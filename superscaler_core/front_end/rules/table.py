@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from superscaler_core.front_end.call import Call
-from superscaler_core.front_end.records import Node
+from superscaler_core.front_end.records import Node, Ref
 from superscaler_core.front_end.register import REGISTERED
 from superscaler_core.graph.tensor import PTensor
 
 Rule = Callable[[Call], PTensor | Sequence[PTensor]]
 """Adds the ops of one call to the graph and returns its results."""
+
+LIKE = {
+    "aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.empty_like",
+    "aten.new_zeros", "aten.new_ones", "aten.new_full", "aten.new_empty", "aten.new_tensor",
+    "aten.copy", "aten.fill", "aten.zero",
+}  # fmt: skip
+"""Of these only the shape and dtype of the argument matter, so that their results are constants."""
 
 RULES: dict[str, Rule] = {}
 """By ``aten.name`` or, where overloads differ, ``aten.name.overload``."""
@@ -34,6 +42,15 @@ def rule(*targets: str) -> Callable[[Rule], Rule]:
 def has_rule(node: Node) -> bool:
     """Whether there is a rule for a call."""
     return _found(node) is not None
+
+
+def is_covered(node: Node) -> bool:
+    """Whether a call, in the form that writes nothing in place, has a rule or makes a constant."""
+    if node.writes:
+        base, _, overload = node.target.rpartition(".")
+        node = replace(node, target=f"{base.removesuffix('_')}.{overload}")
+    reads = any(isinstance(v, Ref | list) for v in node.args.values())
+    return not reads or node.base in LIKE or has_rule(node)
 
 
 def rule_of(call: Call) -> Rule:

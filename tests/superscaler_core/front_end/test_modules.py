@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import superscaler_core as ss
 from superscaler_core.cost.op_memory import op_memory
@@ -138,6 +139,16 @@ def test_if_that_is_the_model_it_is_refused():
         ss.CaptureError, match=r"Rows\) .* It cannot be one op: .* depend on values"
     ):
         ss.capture(nn.Sequential(Rows(False), Total()), (X,))
+
+
+class Packs(nn.Module):
+    def forward(self, x):
+        return pack_padded_sequence(x, [2, 1], batch_first=True).data.sum()
+
+
+def test_packing_in_the_model_itself_is_refused_with_what_to_do():
+    with pytest.raises(ss.CaptureError, match=r"in a module of their own.*total_length="):
+        ss.capture(Packs(), (torch.zeros(2, 3, 4),))
 
 
 def test_what_is_no_fault_of_tracing_is_the_error_itself():
