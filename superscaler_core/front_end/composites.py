@@ -1,4 +1,8 @@
-"""Composites: ops without a rule that torch itself computes by other ops."""
+"""Composites: ops without a rule that torch itself computes by other ops.
+
+What an op computes without gradient inside is not told apart. Of torch's ops this is known of
+``cosine_similarity`` alone: there, vectors shorter than ``eps`` get another gradient.
+"""
 
 from __future__ import annotations
 
