@@ -8,7 +8,7 @@ from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans.coshard import coshard as add_coshard
 from superscaler_core.plans.pieces.grid_stages import grid_stages
 from superscaler_core.plans.pieces.inner_runs import ChosenBlocks, chosen_blocks
-from superscaler_core.schedules import named
+from superscaler_core.schedules import Generator, generate, interleaved
 
 
 def hybrid(
@@ -18,7 +18,7 @@ def hybrid(
     pp: int = 1,
     microbatches: int = 8,
     chunks: int = 1,
-    schedule: str = "interleaved",
+    schedule: Generator = interleaved,
     halves: bool = False,
     apart: bool = False,
     sequence: bool = False,
@@ -42,7 +42,7 @@ def hybrid(
             ``len(devices) / (tp * pp)`` that are left.
         microbatches: of a step, each as large as what was captured.
         chunks: stages a group of devices, of the schedules ``interleaved`` and ``looped-bfs``.
-        schedule: a name in ``SCHEDULES``; ``interleaved`` is 1F1B if there is one chunk.
+        schedule: a value of ``SCHEDULES``; ``interleaved`` is 1F1B if there is one chunk.
         halves: run every backward as an I, for which earlier stages wait, and a W.
         apart: run every recomputation as an action, when the gradient may not be there yet.
         sequence: cut what is between tensor parallel maps along the sequence.
@@ -58,9 +58,9 @@ def hybrid(
 
     Raises:
         PlanError: ``tp * pp`` does not divide the devices.
-        ScheduleError: there is no such schedule, or it does not take these counts.
+        ScheduleError: the schedule does not take these counts.
     """
-    order = named(schedule, pp, microbatches, chunks=chunks, halves=halves, apart=apart)
+    order = generate(schedule, pp, microbatches, chunks=chunks, halves=halves, apart=apart)
     grid_stages(plan, order, tp, sequence=sequence, vocabulary=vocabulary, zero1=zero1, sizes=sizes)
     # After all decisions that need whole parts, such as storage.
     add_coshard(plan, parts=coshard, blocks=coshard_blocks)

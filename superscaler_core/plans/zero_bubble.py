@@ -22,7 +22,7 @@ def zero_bubble(
 
     Communication is that of ``one_f_one_b``, and devices are idle for about a third as long. Every
     group holds the activations of ``pp`` microbatches. ``hybrid`` with
-    ``schedule="zero-bubble-h2"`` holds those of ``2 pp - 1``, and is not idle in between.
+    ``schedule=zero_bubble_h2`` holds those of ``2 pp - 1``, and is not idle in between.
 
     Args:
         plan: to fill.

@@ -20,7 +20,7 @@ from superscaler_core.schedules.nf1b import nf1b
 from superscaler_core.schedules.one_f_one_b import one_f_one_b
 from superscaler_core.schedules.schedule import Schedule, held_by
 from superscaler_core.schedules.split_backward import recompute_apart, split_backward
-from superscaler_core.schedules.table import SCHEDULES, named
+from superscaler_core.schedules.table import SCHEDULES, Generator, generate
 from superscaler_core.schedules.timeline import Span, Timeline, timeline
 from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from superscaler_core.schedules.zero_bubble_v import zero_bubble_v
@@ -29,6 +29,7 @@ __all__ = [
     "SCHEDULES",
     "Action",
     "ActionKind",
+    "Generator",
     "Schedule",
     "ScheduleError",
     "Span",
@@ -36,6 +37,7 @@ __all__ = [
     "chimera",
     "dualpipe",
     "dualpipe_v",
+    "generate",
     "gpipe",
     "grid",
     "held_by",
@@ -44,7 +46,6 @@ __all__ = [
     "interleaved",
     "looped_bfs",
     "naive",
-    "named",
     "nf1b",
     "one_f_one_b",
     "recompute_apart",

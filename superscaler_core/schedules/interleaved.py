@@ -12,7 +12,7 @@ from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.straight import alternate
 
 
-def interleaved(num_workers: int, num_microbatches: int, num_chunks: int) -> Schedule:
+def interleaved(num_workers: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
     """1F1B over ``num_workers * num_chunks`` stages; worker d holds stages d, D + d, 2D + d, ...
 
     Microbatches are grouped in rounds of D: a worker runs a round through its first stage (a
@@ -52,7 +52,7 @@ def interleaved(num_workers: int, num_microbatches: int, num_chunks: int) -> Sch
     )
 
 
-def looped_bfs(num_workers: int, num_microbatches: int, num_chunks: int) -> Schedule:
+def looped_bfs(num_workers: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
     """GPipe over the stages of interleaved 1F1B: all forwards, chunk by chunk, then all backwards.
 
     It takes as long as interleaved 1F1B, and a worker holds all ``v N`` microbatches of a chunk. A
