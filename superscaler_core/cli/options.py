@@ -13,6 +13,7 @@ from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.modules import Modules
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans.pieces.axial import Cut
+from superscaler_core.schedules import SCHEDULES
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -78,6 +79,7 @@ READERS: Mapping[str, TextReader] = {
     "coshard_blocks": (numbers, "numbers of blocks, such as 0-3,8"),
     "modules": (cuts, "PATTERN:DIM or PATTERN:DIM>DIM with commas between, such as *.tri_in:2"),
     "branches": (branches, "patterns of modules with commas between; semicolons between branches"),
+    "schedule": (SCHEDULES.__getitem__, f"one of {', '.join(SCHEDULES)}"),
     "keep": (Keep, f"one of {', '.join(map(str, Keep))}"),
     "keep_coshard": (Keep, f"one of {', '.join(map(str, Keep))}"),
 }

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from superscaler_core.plan import Plan
 from superscaler_core.plans.pieces.grid_stages import grid_stages
-from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import chimera as order
 
 
@@ -27,20 +26,14 @@ def chimera(
 
     Args:
         plan: to fill.
-        pp: groups of devices, an even number; one a device if 0.
-        tp: devices of a group that share a stage's inner features; the batch is cut among the rest.
-        microbatches: of a step, a multiple of ``pp``; that if 0.
-        zero1: cut master weights and states among all devices that read them, of both groups.
-        sizes: blocks of every stage, as in ``stages_of_blocks``.
+        pp: groups of devices, an even number.
+        microbatches: as many as groups if 0; best a multiple of them.
+        tp, zero1, sizes: as in ``one_f_one_b``.
 
     Raises:
-        PlanError: ``tp * pp`` does not divide the devices.
-        ScheduleError: ``pp`` is odd, or does not divide the microbatches.
+        ScheduleError: ``pp`` is odd.
 
     Source: Li and Hoefler, Chimera, SC 2021.
     """
-    num = pp or len(plan.devices)
-    grid_stages(plan, tp, num, microbatches or num, sizes=sizes)
-    plan.op_order(order(num, microbatches or num), plan.placement)
-    if zero1:
-        shard_storage(plan)
+    num = pp or len(plan.devices) // tp
+    grid_stages(plan, order(num, microbatches or num), tp, zero1=zero1, sizes=sizes)

@@ -9,6 +9,7 @@ from superscaler_core.plans.pieces.along import along
 from superscaler_core.plans.pieces.grid_stages import grid_stages
 from superscaler_core.plans.pieces.in_turn import in_turn, places, turns_of
 from superscaler_core.plans.pieces.inner_runs import ChosenBlocks, inner_runs, with_norm
+from superscaler_core.schedules import one_f_one_b
 
 
 def coshard(
@@ -43,7 +44,7 @@ def coshard(
     Source: the SuperScaler paper.
     """
     if not plan.is_assigned:
-        grid_stages(plan, tp, pp, microbatches, sizes=sizes)
+        grid_stages(plan, one_f_one_b(pp, microbatches), tp, sizes=sizes)
     for dim, run, block in inner_runs(plan, parts, blocks):
         for op in run:
             devices = places(plan, op, parts)

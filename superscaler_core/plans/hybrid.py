@@ -8,7 +8,7 @@ from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans.coshard import coshard as add_coshard
 from superscaler_core.plans.pieces.grid_stages import grid_stages
 from superscaler_core.plans.pieces.inner_runs import ChosenBlocks, chosen_blocks
-from superscaler_core.plans.pieces.storage import shard_storage
+from superscaler_core.schedules import Generator, generate, interleaved
 
 
 def hybrid(
@@ -18,6 +18,9 @@ def hybrid(
     pp: int = 1,
     microbatches: int = 8,
     chunks: int = 1,
+    schedule: Generator = interleaved,
+    halves: bool = False,
+    apart: bool = False,
     sequence: bool = False,
     vocabulary: bool = False,
     zero1: bool = False,
@@ -29,19 +32,22 @@ def hybrid(
 ) -> None:
     """Stages of blocks on ``pp`` groups of devices, each a grid of batch times inner features.
 
-    Tensor parallel devices have consecutive numbers, and stages are the outermost axis.
+    Tensor parallel devices have consecutive numbers, and groups are the outermost axis.
     Communication and memory are those of the combined plans.
 
     Args:
         plan: to fill.
         tp: devices that share a stage's inner features, as in ``megatron``.
-        pp: groups of devices that have a stage each (``chunks`` stages); the batch is cut among
-            the ``len(devices) / (tp * pp)`` that are left.
+        pp: groups of devices, the schedule's workers; the batch is cut among the
+            ``len(devices) / (tp * pp)`` that are left.
         microbatches: of a step, each as large as what was captured.
-        chunks: stages a group of devices, as in ``interleaved``.
+        chunks: stages a group of devices, of the schedules ``interleaved`` and ``looped-bfs``.
+        schedule: a value of ``SCHEDULES``; ``interleaved`` is 1F1B if there is one chunk.
+        halves: run every backward as an I, for which earlier stages wait, and a W.
+        apart: run every recomputation as an action, when the gradient may not be there yet.
         sequence: cut what is between tensor parallel maps along the sequence.
         vocabulary: as in ``megatron``.
-        zero1: cut master weights and states along the data parallel devices.
+        zero1: cut master weights and states among all devices that read them.
         keep: what of the blocks stays for the backward.
         coshard: parts of every attention and MLP that a device runs one after another, as of
             ``coshard``, which keeps the input of each attention and MLP.
@@ -52,13 +58,10 @@ def hybrid(
 
     Raises:
         PlanError: ``tp * pp`` does not divide the devices.
+        ScheduleError: the schedule does not take these counts.
     """
-    grid_stages(
-        plan, tp, pp, microbatches, chunks=chunks, sequence=sequence, vocabulary=vocabulary,
-        sizes=sizes,
-    )  # fmt: skip
-    if zero1:
-        shard_storage(plan)
+    order = generate(schedule, pp, microbatches, chunks=chunks, halves=halves, apart=apart)
+    grid_stages(plan, order, tp, sequence=sequence, vocabulary=vocabulary, zero1=zero1, sizes=sizes)
     # After all decisions that need whole parts, such as storage.
     add_coshard(plan, parts=coshard, blocks=coshard_blocks)
     if coshard == 1 or keep_coshard is None:

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from superscaler_core.plan import Placement, Plan
-from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.plan import Plan
+from superscaler_core.plans.pieces.grid_stages import grid_stages
 from superscaler_core.schedules import one_f_one_b as order
 
 
-def one_f_one_b(plan: Plan, *, microbatches: int = 8, sizes: Sequence[int] = ()) -> None:
-    """Put equally many blocks on every device, and run a backward as soon as one is ready.
+def one_f_one_b(
+    plan: Plan,
+    *,
+    pp: int = 0,
+    tp: int = 1,
+    microbatches: int = 8,
+    zero1: bool = False,
+    sizes: Sequence[int] = (),
+) -> None:
+    """Put equally many blocks on every group, and run a backward as soon as one is ready.
 
     A microbatch sends the hidden state from stage to stage, and its gradient back. Memory per
-    device: 1/D of the weights; on stage s activations of at most D - s microbatches.
+    group: 1/``pp`` of the weights; the activations of at most ``pp - s`` microbatches on stage s.
 
     Args:
         plan: to fill.
+        pp: groups of devices; as many as ``tp`` leaves if 0.
+        tp: devices of a group that share a stage's inner features; the batch is cut among the rest.
         microbatches: of a step, each as large as what was captured.
+        zero1: cut master weights and states among all devices that read them.
         sizes: blocks of every stage, as in ``stages_of_blocks``.
+
+    Raises:
+        PlanError: ``tp * pp`` does not divide the devices.
 
     Source: Narayanan et al., PipeDream, 2019 (with a flush after every step).
     """
-    for stage in stages_of_blocks(plan, len(plan.devices), sizes):
-        for op in stage.ops:
-            plan.op_assign(op, plan.devices[stage.index])
-    num = len(plan.devices)
-    plan.op_order(order(num, microbatches), Placement.even(plan.devices, num))
+    num = pp or len(plan.devices) // tp
+    grid_stages(plan, order(num, microbatches), tp, zero1=zero1, sizes=sizes)

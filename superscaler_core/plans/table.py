@@ -9,6 +9,8 @@ from superscaler_core.plans.coshard import coshard
 from superscaler_core.plans.dap import dap
 from superscaler_core.plans.dap_pipeline import dap_pipeline
 from superscaler_core.plans.data_parallel import data_parallel
+from superscaler_core.plans.dualpipe import dualpipe
+from superscaler_core.plans.dualpipe_v import dualpipe_v
 from superscaler_core.plans.expert_parallel import expert_parallel
 from superscaler_core.plans.gpipe import gpipe
 from superscaler_core.plans.hybrid import hybrid
@@ -27,6 +29,8 @@ from superscaler_core.plans.zero1 import zero1
 from superscaler_core.plans.zero2 import zero2
 from superscaler_core.plans.zero3 import zero3
 from superscaler_core.plans.zero3_offload import zero3_offload
+from superscaler_core.plans.zero_bubble import zero_bubble
+from superscaler_core.plans.zero_bubble_v import zero_bubble_v
 from superscaler_core.plans.zero_offload import zero_offload
 
 PLANS: dict[str, Callable[..., None]] = {
@@ -43,7 +47,11 @@ PLANS: dict[str, Callable[..., None]] = {
     "gpipe": gpipe,
     "one_f_one_b": one_f_one_b,
     "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
+    "zero_bubble_v": zero_bubble_v,
     "chimera": chimera,
+    "dualpipe": dualpipe,
+    "dualpipe_v": dualpipe_v,
     "interlaced": interlaced,
     "hybrid": hybrid,
     "dap": dap,

@@ -12,7 +12,8 @@ from superscaler_core.schedules.schedule import Schedule
 def chimera(num_workers: int, num_microbatches: int) -> Schedule:
     """Worker d holds stage d of the pipeline down, and stage D - 1 - d of the pipeline up.
 
-    Microbatches come in rounds of D: the first half of a round goes down, the second half up. Each
+    Microbatches come in rounds of D, of which the last may have fewer: the first half of a round
+    goes down, the second half up. Each
     pipeline runs its half as 1F1B does, and fills the idle time of the other. If a backward takes
     as long as a forward, ``(D - 2) / (2 N + D - 2)`` of the makespan is idle; if it takes two
     forwards, ``(D - 2) / (3 N / 2 + D - 2)`` for N = D, and more for several rounds. A worker holds
@@ -25,23 +26,24 @@ def chimera(num_workers: int, num_microbatches: int) -> Schedule:
 
     Args:
         num_workers: D, even.
-        num_microbatches: N, a multiple of D.
+        num_microbatches: N, at least 1. The figures above are of multiples of D.
 
     Raises:
-        ScheduleError: D is odd, or does not divide N.
+        ScheduleError: D is odd, or a count is below 1.
 
     Source: Li and Hoefler, Chimera, SC 2021: the schedule of two pipelines, rounds concatenated.
     """
     require_counts("chimera", num_workers=num_workers, num_microbatches=num_microbatches)
-    if num_workers % 2 or num_microbatches % num_workers:
+    if num_workers % 2:
         raise ScheduleError(
-            f"chimera of {num_workers} workers and {num_microbatches} microbatches: an even number "
-            "of workers has to divide the microbatches, half of which go either way."
+            f"chimera of {num_workers} workers: it takes an even number, so that the pipelines of "
+            "both directions meet in the middle."
         )
     rows: list[list[tuple[int, Action]]] = [[] for _ in range(num_workers)]
     for microbatch in range(num_microbatches):
         round_, place = divmod(microbatch, num_workers)
-        goes_up, place = divmod(place, num_workers // 2)
+        size = min(num_workers, num_microbatches - round_ * num_workers)
+        goes_up, place = divmod(place, -(-size // 2))
         start = 2 * (round_ * num_workers + place)
         for stage in range(num_workers):
             worker = num_workers - 1 - stage if goes_up else stage

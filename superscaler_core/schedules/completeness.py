@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from itertools import pairwise
+
 from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import ScheduleError
 
@@ -117,4 +120,30 @@ def _check_turns(what: str, cells: Cells) -> None:
                 f"{what}: microbatch {microbatch} runs without gradient {len(expected)} times at "
                 f"stage {first} and {len(turns)} times at stage {stage}; all stages have to "
                 "run it equally often."
+            )
+
+
+def check_pairs(
+    what: str, rows: tuple[tuple[Action, ...], ...], pairs: Set[tuple[Action, Action]]
+) -> None:
+    """Check that every pair is a forward with the backward of another microbatch right behind it.
+
+    Raises:
+        ScheduleError: names the pair.
+    """
+    if not pairs:
+        return
+    neighbours = {pair for row in rows for pair in pairwise(row)}
+    members = [action for pair in pairs for action in pair]
+    for first, then in sorted(pairs):
+        kinds = first.kind is ActionKind.FORWARD and then.kind.goes_back
+        if not kinds or first.microbatch == then.microbatch:
+            raise ScheduleError(
+                f"{what}: {first}&{then} is no pair; a pair is a forward and the backward of "
+                "another microbatch, such as 0F3&1B2."
+            )
+        if (first, then) not in neighbours or members.count(first) + members.count(then) > 2:
+            raise ScheduleError(
+                f"{what}: of pair {first}&{then} the second has to be right behind the first in "
+                "its row, and each in no other pair."
             )

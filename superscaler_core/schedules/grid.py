@@ -22,7 +22,8 @@ def grid(what: Timeline | Schedule, *, unit: Time | None = None, width: int = 10
     """Draw a timeline, or a schedule in which every action lasts 1.
 
     ``F0`` is the forward of microbatch 0, and ``..`` continues it. The stage is shown, as in
-    ``1F0``, if any worker holds several. Columns that do not fit follow in further blocks.
+    ``1F0``, if any worker holds several; ``F1&B0`` is a pair that runs at the same time.
+    Columns that do not fit follow in further blocks.
 
     >>> from superscaler_core.schedules import one_f_one_b, timeline
     >>> print(grid(timeline(one_f_one_b(2, 2), {"F": 1, "B": 2})))
@@ -83,7 +84,9 @@ def _cells(row: tuple[Span, ...], moments: list[Fraction], several: bool) -> lis
         elif running is shown:
             cells.append(GOES_ON)
         else:
-            cells.append(str(running.action) if several else running.action.brief)
+            first = row[index - 1] if index and row[index - 1].start == running.start else running
+            both = dict.fromkeys((first.action, running.action))
+            cells.append("&".join(str(one) if several else one.brief for one in both))
         shown = running
     return cells
 

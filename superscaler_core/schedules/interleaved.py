@@ -1,16 +1,18 @@
-"""Interleaved 1F1B: every worker holds several stages (Narayanan et al., 2021)."""
+"""Interleaved 1F1B and LoopedBFS: every worker holds several stages, dealt out in turn."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.errors import require_counts
+from superscaler_core.schedules.one_f_one_b import one_f_one_b
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.straight import alternate
 
 
-def interleaved(num_workers: int, num_microbatches: int, num_chunks: int) -> Schedule:
+def interleaved(num_workers: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
     """1F1B over ``num_workers * num_chunks`` stages; worker d holds stages d, D + d, 2D + d, ...
 
     Microbatches are grouped in rounds of D: a worker runs a round through its first stage (a
@@ -31,33 +33,81 @@ def interleaved(num_workers: int, num_microbatches: int, num_chunks: int) -> Sch
 
     Raises:
         ScheduleError: a count is below 1.
+
+    Source: Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021.
     """
-    require_counts(
+    _check("interleaved", num_workers, num_microbatches, num_chunks)
+    if num_chunks == 1:
+        # There is no second chunk to fill the time until the first backward arrives, so half the
+        # warm-up is enough.
+        return one_f_one_b(num_workers, num_microbatches)
+    rounds = _split(num_microbatches, max(1, num_microbatches // num_workers))
+    first = (num_chunks - 1) * len(rounds[0])
+    return _in_rounds(
         "interleaved",
-        num_workers=num_workers,
-        num_microbatches=num_microbatches,
-        num_chunks=num_chunks,
+        num_workers,
+        num_chunks,
+        rounds,
+        lambda worker: first + 2 * (num_workers - 1 - worker),
     )
-    num_rounds = max(1, num_microbatches // num_workers)
-    rounds = _split(num_microbatches, num_rounds)
-    # With one chunk there is no second chunk to fill the time until the first backward arrives,
-    # so half the warm-up is enough.
-    lead = 2 if num_chunks > 1 else 1
+
+
+def looped_bfs(num_workers: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
+    """GPipe over the stages of interleaved 1F1B: all forwards, chunk by chunk, then all backwards.
+
+    It takes as long as interleaved 1F1B, and a worker holds all ``v N`` microbatches of a chunk. A
+    stage runs all its forwards, and all its backwards, in one go. So the weights of a chunk are
+    needed only twice a step, which suits plans that gather them, and gradients of a chunk can be
+    reduced while other chunks run.
+
+    >>> print(looped_bfs(2, 2, 2))
+    looped-bfs stages=4 microbatches=2
+    worker 0: 0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1
+    worker 1: 1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1
+
+    Args:
+        num_workers: D, at least 1.
+        num_microbatches: N, at least 1.
+        num_chunks: v, stages per worker; with v = 1 it has the rows of GPipe.
+
+    Raises:
+        ScheduleError: a count is below 1.
+
+    Source: Lamy-Poirier, Breadth-First Pipeline Parallelism, 2022.
+    """
+    _check("looped-bfs", num_workers, num_microbatches, num_chunks)
+    return _in_rounds(
+        "looped-bfs",
+        num_workers,
+        num_chunks,
+        [range(num_microbatches)],
+        lambda worker: num_chunks * num_microbatches,
+    )
+
+
+def _check(name: str, num_workers: int, num_microbatches: int, num_chunks: int) -> None:
+    require_counts(
+        name, num_workers=num_workers, num_microbatches=num_microbatches, num_chunks=num_chunks
+    )
+
+
+def _in_rounds(
+    name: str,
+    num_workers: int,
+    num_chunks: int,
+    rounds: Sequence[range],
+    num_warmup: Callable[[int], int],
+) -> Schedule:
+    """Rounds of microbatches go through one chunk of a worker after another, after its warm-up."""
     rows = []
     for worker in range(num_workers):
         stages = range(worker, num_workers * num_chunks, num_workers)
-        forwards = [
-            Action(ActionKind.FORWARD, s, m) for part in rounds for s in stages for m in part
-        ]
-        backwards = [
-            Action(ActionKind.BACKWARD, s, m)
-            for part in rounds
-            for s in reversed(stages)
-            for m in part
-        ]
-        num_warmup = (num_chunks - 1) * len(rounds[0]) + lead * (num_workers - 1 - worker)
-        rows.append(alternate(forwards, backwards, num_warmup))
-    return Schedule("interleaved", num_workers * num_chunks, num_microbatches, tuple(rows))
+        forwards, backwards = (
+            [Action(kind, s, m) for part in rounds for s in order for m in part]
+            for kind, order in ((ActionKind.FORWARD, stages), (ActionKind.BACKWARD, stages[::-1]))
+        )
+        rows.append(alternate(forwards, backwards, num_warmup(worker)))
+    return Schedule(name, num_workers * num_chunks, rounds[-1].stop, tuple(rows))
 
 
 def _split(num_microbatches: int, num_rounds: int) -> list[range]:

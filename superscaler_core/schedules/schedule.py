@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
 from superscaler_core.schedules.action import Action, ActionKind
-from superscaler_core.schedules.completeness import check_complete
+from superscaler_core.schedules.completeness import check_complete, check_pairs
 from superscaler_core.schedules.errors import ScheduleError, require_counts
 
 _HEAD = re.compile(r"(\S+) stages=([0-9]{1,9}) microbatches=([0-9]{1,9})")
@@ -17,6 +17,9 @@ _ROW = re.compile(r"worker ([0-9]{1,9}):(.*)")
 
 Route = tuple[tuple[int, ...], ...]
 """For each stage, the workers that together run a microbatch through it, ascending."""
+
+Pair = tuple[Action, Action]
+"""A forward, and the backward of another microbatch that runs beside it."""
 
 
 # Without slots, so that the index of places can be cached.
@@ -40,21 +43,30 @@ class Schedule:
     worker 1: 1F0 1B0 1F1 1B1 1F2 1B2
 
     Raises:
-        ScheduleError: an action is missing, repeated, out of range or on the wrong workers.
+        ScheduleError: an action is missing, repeated, out of range or on the wrong workers; or a
+            pair is not a forward and the backward of another microbatch right behind it.
     """
 
     name: str
     num_stages: int
     num_microbatches: int
     rows: tuple[tuple[Action, ...], ...]
+    pairs: frozenset[Pair] = frozenset()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
+        object.__setattr__(self, "pairs", frozenset(self.pairs))
         if not re.fullmatch(r"\S+", self.name):
             raise ScheduleError(f"a schedule's name is one word, got {self.name!r}.")
         what = f"schedule {self.name}"
         require_counts(what, num_stages=self.num_stages, num_microbatches=self.num_microbatches)
         check_complete(what, self.num_stages, self.num_microbatches, self.rows)
+        check_pairs(what, self.rows, self.pairs)
+
+    @cached_property
+    def partners(self) -> dict[Action, Action]:
+        """The other action of every action that is in a pair."""
+        return {one: other for pair in self.pairs for one, other in (pair, pair[::-1])}
 
     @property
     def num_workers(self) -> int:
@@ -125,7 +137,9 @@ class Schedule:
 
     def __str__(self) -> str:
         head = f"{self.name} stages={self.num_stages} microbatches={self.num_microbatches}"
-        return "\n".join([head, *(f"worker {w}: {_text(row)}" for w, row in enumerate(self.rows))])
+        firsts = {first for first, _ in self.pairs}
+        rows = (_text(row, firsts) for row in self.rows)
+        return "\n".join([head, *(f"worker {w}: {text}" for w, text in enumerate(rows))])
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
@@ -140,8 +154,10 @@ class Schedule:
         if found is None:
             raise _unreadable(1, head, "NAME stages=COUNT microbatches=COUNT")
         name, num_stages, num_microbatches = found.groups()
-        rows = [_row(worker, line) for worker, line in enumerate(lines)]
-        return cls(name, int(num_stages), int(num_microbatches), tuple(rows))
+        words = [_row(worker, line) for worker, line in enumerate(lines)]
+        rows = tuple(tuple(action for word in row for action in word) for row in words)
+        pairs = frozenset((word[0], word[1]) for row in words for word in row if word[1:])
+        return cls(name, int(num_stages), int(num_microbatches), rows, pairs)
 
 
 def held_by(action: Action, runs_again: bool) -> int:
@@ -162,15 +178,18 @@ def held_by(action: Action, runs_again: bool) -> int:
             return 0
 
 
-def _text(row: Iterable[Action]) -> str:
-    return " ".join(map(str, row))
+def _text(row: Iterable[Action], firsts: Set[Action]) -> str:
+    """The text of a row, given the first actions of pairs."""
+    return "".join(f"{action}{'&' if action in firsts else ' '}" for action in row).rstrip()
 
 
-def _row(worker: int, line: str) -> tuple[Action, ...]:
+def _row(worker: int, line: str) -> list[tuple[Action, ...]]:
+    """The words of a line: one action each, or the two of a pair."""
     found = _ROW.fullmatch(line.strip())
-    if found is None or int(found[1]) != worker:
-        raise _unreadable(worker + 2, line, f"worker {worker}: ACTION ACTION ...")
-    return tuple(Action.parse(word) for word in found[2].split())
+    words = found[2].split() if found is not None else []
+    if found is None or int(found[1]) != worker or any(word.count("&") > 1 for word in words):
+        raise _unreadable(worker + 2, line, f"worker {worker}: ACTION ACTION&ACTION ...")
+    return [tuple(map(Action.parse, word.split("&"))) for word in words]
 
 
 def _unreadable(number: int, line: str, expected: str) -> ScheduleError:

@@ -39,7 +39,13 @@ def split_backward(schedule: Schedule, delay: int | Callable[[int], int] = 0) ->
         if mine < 0:
             raise ScheduleError(f"split_backward: a delay is 0 or more, got {mine}.")
         rows.append(tuple(_halved(row, mine)))
-    return replace(schedule, name=f"{schedule.name}-split", rows=tuple(rows))
+    pairs = frozenset((first, _inputs(then)) for first, then in schedule.pairs)
+    return replace(schedule, name=f"{schedule.name}-split", rows=tuple(rows), pairs=pairs)
+
+
+def _inputs(action: Action) -> Action:
+    """The first half of a whole backward; any other action as it is."""
+    return replace(action, kind=ActionKind.INPUTS) if action.kind is ActionKind.BACKWARD else action
 
 
 def _halved(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
@@ -49,7 +55,7 @@ def _halved(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
         if action.kind is not ActionKind.BACKWARD:
             yield action
             continue
-        yield replace(action, kind=ActionKind.INPUTS)
+        yield _inputs(action)
         waiting.append(replace(action, kind=ActionKind.WEIGHTS))
         if len(waiting) > delay:
             yield waiting.popleft()
@@ -57,7 +63,7 @@ def _halved(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
 
 
 def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -> Schedule:
-    """Insert an R right before every B or I of a schedule.
+    """Insert an R right before every B or I of a schedule, or before the pair that it is in.
 
     A worker that waits for the gradient from the next stage recomputes in the meantime.
 
@@ -86,7 +92,8 @@ def recompute_apart(schedule: Schedule, stages: Collection[int] | None = None) -
         for action in row:
             again = replace(action, kind=ActionKind.RECOMPUTE, turn=0)
             if action.kind.goes_back and action.stage in chosen and again not in schedule.places:
-                found.append(again)
+                # Not between the actions of a pair.
+                found.insert(len(found) - (action in schedule.partners), again)
             found.append(action)
         rows.append(tuple(found))
     return replace(schedule, name=f"{schedule.name}-recompute", rows=tuple(rows))

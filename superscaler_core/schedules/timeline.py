@@ -12,7 +12,7 @@ from superscaler_core.schedules.action import KINDS, Action
 from superscaler_core.schedules.dataflow import Edges, Waits, waits_of
 from superscaler_core.schedules.deadlock import explain_deadlock
 from superscaler_core.schedules.errors import ScheduleError
-from superscaler_core.schedules.schedule import Schedule
+from superscaler_core.schedules.schedule import Pair, Schedule
 
 Time = int | Fraction
 """Exact numbers, so that equal times are equal; use ``Fraction(secs)`` for a measured float."""
@@ -20,7 +20,8 @@ Time = int | Fraction
 Durations = Mapping[str | tuple[str, int], Time]
 """Time of an action by kind, ``{"F": 1, "B": 2}`` or ``{"F": 1, "I": 1, "W": 1}``.
 
-``("F", 3)`` overrides ``"F"`` for stage 3.
+``("F", 3)`` overrides ``"F"`` for stage 3. ``"F&B"`` (or ``"F&I"``) is the time of a pair, whose
+two actions then start and end together; without it they run one after the other.
 """
 
 EQUAL: Durations = dict.fromkeys(KINDS, 1)
@@ -62,8 +63,9 @@ class Timeline:
 
     @property
     def busy(self) -> tuple[Time, ...]:
-        """Time in which each worker runs actions."""
-        return tuple(sum(span.end - span.start for span in row) for row in self.rows)
+        """Time in which each worker runs actions; that of a pair counts once."""
+        times = ({(span.start, span.end) for span in row} for row in self.rows)
+        return tuple(sum(end - start for start, end in own) for own in times)
 
     @property
     def idle(self) -> tuple[Time, ...]:
@@ -127,11 +129,22 @@ def timeline(
             cause it), a duration is missing or not above 0, or an edge names an unknown stage.
     """
     waits = waits_of(schedule, edges)
+    beside = {one: pair for pair in schedule.pairs if _name(pair) in durations for one in pair}
+    for first, then in set(beside.values()):
+        # Both wait for what either waits for, and not for each other.
+        both = [w for w in (*waits[first], *waits[then]) if w.on not in (first, then)]
+        waits[first] = waits[then] = both
     spans: dict[Action, Span] = {}
     for action in _in_order(schedule, waits):
         start = max((spans[wait.on].end for wait in waits[action]), default=0)
-        spans[action] = Span(action, start, start + _duration(action, durations))
+        name = _name(beside[action]) if action in beside else action.kind
+        spans[action] = Span(action, start, start + _duration(name, action.stage, durations))
     return Timeline(schedule, tuple(tuple(spans[a] for a in row) for row in schedule.rows))
+
+
+def _name(pair: Pair) -> str:
+    """What durations call the time of a pair: ``F&B``."""
+    return "&".join(action.kind for action in pair)
 
 
 def _in_order(schedule: Schedule, waits: Waits) -> list[Action]:
@@ -150,11 +163,11 @@ def _in_order(schedule: Schedule, waits: Waits) -> list[Action]:
     return order
 
 
-def _duration(action: Action, durations: Durations) -> Time:
-    duration = durations.get((action.kind, action.stage), durations.get(action.kind))
+def _duration(name: str, stage: int, durations: Durations) -> Time:
+    duration = durations.get((name, stage), durations.get(name))
     if not isinstance(duration, int | Fraction) or duration <= 0:
         raise ScheduleError(
-            f"duration of {action.kind} at stage {action.stage} is an int or a Fraction above 0, "
+            f"duration of {name} at stage {stage} is an int or a Fraction above 0, "
             f"got {duration!r} from {dict(durations)!r}."
         )
     return duration

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from superscaler_core.schedules.one_f_one_b import one_f_one_b
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.split_backward import split_backward
+from superscaler_core.schedules.straight import straight
 
 
 def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
@@ -26,5 +26,28 @@ def zero_bubble(num_stages: int, num_microbatches: int) -> Schedule:
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, 2023: the hand-made schedule H1.
     """
-    straight = one_f_one_b(num_stages, num_microbatches)
-    return replace(split_backward(straight, lambda worker: worker), name="zero-bubble")
+    return _ahead("zero-bubble", num_stages, num_microbatches, 1)
+
+
+def zero_bubble_h2(num_stages: int, num_microbatches: int) -> Schedule:
+    """ZB-H2: twice the warm-up of 1F1B and twice the delay of ZB-H1, for twice the memory.
+
+    For D equal stages, N >= 2 D - 1 microbatches and times F, I >= W with F + I >= 2 W, a worker is
+    idle for ``(D - 1)(F + I - 2 W)`` between its first and its last action. That is nothing if
+    F = I = W. Of the makespan ``(D - 1) F`` more is idle, because workers start one after another.
+    Every worker holds up to ``min(N, 2 D - 1)`` microbatches.
+
+    Raises:
+        ScheduleError: a count is below 1.
+
+    Source: as of ``zero_bubble``: the hand-made schedule H2.
+    """
+    return _ahead("zero-bubble-h2", num_stages, num_microbatches, 2)
+
+
+def _ahead(name: str, num_stages: int, num_microbatches: int, factor: int) -> Schedule:
+    """1F1B whose forwards run ahead, and W's come late, by ``factor`` microbatches a stage."""
+    whole = straight(
+        name, num_stages, num_microbatches, lambda stage: factor * (num_stages - 1 - stage)
+    )
+    return replace(split_backward(whole, lambda worker: factor * worker), name=name)

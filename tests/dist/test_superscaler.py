@@ -37,6 +37,8 @@ GPT = {"heads": 8, "layers": 1}
 MOE = {"heads": 8, "experts": 8, "top": 2, "capacity_factor": 2.5}
 CHUNKS = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2}
 """Stages a device of the pipelines; a stage has a block."""
+NEWER = ("zero_bubble", "zero_bubble_v", "dualpipe", "dualpipe_v")
+"""Pipelines whose stages are those of others, in another order: a small model will do."""
 KNOBS = {
     "hybrid": {
         2: {"pp": 2, "keep": Keep.SEGMENT_INPUTS, "microbatches": 2},
@@ -60,6 +62,10 @@ KNOBS = {
         4: {"pp": 2, "tp": 2},
         8: {"pp": 4, "microbatches": 8, "zero1": True},
     },
+    "zero_bubble": {8: {"pp": 4, "zero1": True, "microbatches": 4}},
+    "zero_bubble_v": {4: {"pp": 2, "tp": 2}, 8: {"pp": 2, "tp": 2, "zero1": True}},
+    "dualpipe": {8: {"pp": 4, "zero1": True}},
+    "dualpipe_v": {4: {"pp": 2, "zero1": True}, 8: {"pp": 2, "tp": 4}},
     "dap": {4: {"keep": Keep.BLOCK_INPUTS}, 8: {"dp": 2}},
     "spatial": {4: {"columns": 2}, 8: {"rows": 2, "columns": 2}},
     "dap_pipeline": {
@@ -80,6 +86,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "expert_parallel": {"model": "moe", "sizes": MOE},
     "hybrid": {"sizes": {**GPT, "layers": 2}},
     "chimera": {"sizes": {**GPT, "layers": 4}},
+    **{plan: {"model": "mlp", "sizes": {"layers": 4}} for plan in NEWER},
     "coshard": {"model": "swin", "sizes": {"heads": 8, "depths": (2,)}, "batch": 4},
     # Under Adam its batch norms make 1e-4 of float32's rounding, with data_parallel too.
     "spatial": {"model": "wide_resnet", "sizes": {}, "optimizer": "sgd"},

@@ -61,6 +61,9 @@ microbatch alone, and recomputations of their own."""
 
 EVOFORMER_PLANS = ("dap", "dap_pipeline", "branch_parallel", "nf1b")
 
+FOLDED = ("interleaved", "zero_bubble_v", "dualpipe_v")
+"""Plans with two stages a device."""
+
 MODEL_OF = {"expert_parallel": "moe", **dict.fromkeys(EVOFORMER_PLANS, "evoformer"),
             "interlaced": "mbart", "spatial": "wide_resnet"}  # fmt: skip
 """The model of a plan that is for one kind of model alone."""
@@ -97,7 +100,8 @@ class Case:
     rewrite: str = ""
 
     def __str__(self) -> str:
-        words = [f"{k}={v}" for k, v in {**self.knobs, **self.sizes}.items()]
+        said = {**self.knobs, **self.sizes}
+        words = [f"{name}={getattr(value, '__name__', value)}" for name, value in said.items()]
         words += ["overlap"] if self.overlap else []
         words += [self.rewrite] if self.rewrite else []
         what = [self.plan, self.num_devices, self.model, *words, self.optimizer, self.dtype]

@@ -7,39 +7,40 @@ from collections.abc import Sequence
 from superscaler_core.plan import Placement, Plan
 from superscaler_core.plans.pieces.along import shares
 from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
-from superscaler_core.schedules import interleaved, one_f_one_b
+from superscaler_core.schedules import Schedule
 
 
 def grid_stages(
     plan: Plan,
-    tp: int,
-    pp: int,
-    microbatches: int,
+    schedule: Schedule,
+    tp: int = 1,
     *,
-    chunks: int = 1,
     sequence: bool = False,
     vocabulary: bool = False,
+    zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
-    """Stages of blocks on ``pp`` groups of devices, in the order of 1F1B.
+    """Cut a plan into a schedule's stages, each on the devices of its workers, and order them so.
 
     Args:
         plan: to fill.
-        tp: devices that share a stage's inner features; the batch is cut among the rest.
-        pp: groups of devices, each of which has ``chunks`` stages.
-        microbatches: of a step.
-        chunks: stages of a group, dealt out in turn.
+        schedule: which worker runs what; a worker is a group of consecutive devices, all of which
+            have as many.
+        tp: devices that share a stage's inner features; the batch is cut among the rest of a group.
         sequence, vocabulary: as in ``tensor_parallel``.
+        zero1: cut master weights and states among all devices that read them.
         sizes: as in ``stages_of_blocks``.
 
     Raises:
-        PlanError: ``tp * pp`` does not divide the devices.
+        PlanError: ``tp`` times the workers does not divide the devices.
     """
-    num = shares(plan, tp=tp, pp=pp) * tp
-    for stage in stages_of_blocks(plan, pp * chunks, sizes):
-        first = stage.index % pp * num
-        devices = plan.devices[first : first + num]
+    shares(plan, tp=tp, pp=schedule.num_workers)
+    placement = Placement.even(plan.devices, schedule.num_workers)
+    for stage in stages_of_blocks(plan, schedule.num_stages, sizes):
+        devices = sorted(placement.devices_of(schedule, stage.index, 0))
         tensor_parallel(plan, stage.ops, devices, tp, sequence=sequence, vocabulary=vocabulary)
-    order = interleaved(pp, microbatches, chunks) if chunks > 1 else one_f_one_b(pp, microbatches)
-    plan.op_order(order, Placement.even(plan.devices, pp))
+    plan.op_order(schedule, placement)
+    if zero1:
+        shard_storage(plan)

@@ -23,7 +23,7 @@ from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator import simulate
-from tests.superscaler_core.training import MODEL_OF, Case, RoundRobin
+from tests.superscaler_core.training import FOLDED, MODEL_OF, Case, RoundRobin
 
 # Sizes at which tensors are far more than the numbers beside them, such as the loss.
 SIZES: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "hybrid": {"pp": 2, "keep": Keep.SEGMENT_INPUTS, "microbatches": 3},
     "gpipe": {"microbatches": 4},
     "one_f_one_b": {"microbatches": 4},
-    "interleaved": {"microbatches": 4},
+    **{key: {"microbatches": 4} for key in ("zero_bubble", *FOLDED)},
     "interlaced": {"microbatches": 3},
     "dap_pipeline": {"microbatches": 2},
     "nf1b": {"microbatches": 3, "recycle": 1},
@@ -44,7 +44,7 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 def case_of(plan: str, model: str = "", **sizes: Any) -> Case:
     model = model or MODEL_OF.get(plan, "gpt")
-    more = {"layers": 4} if plan == "interleaved" else {}
+    more = {"layers": 4} if plan in FOLDED else {}
     sizes = {**SIZES.get(model, {}), **more, **sizes}
     return Case(plan, 2, KNOBS.get(plan, {}), model=model, sizes=sizes)
 

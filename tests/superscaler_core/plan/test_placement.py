@@ -92,7 +92,7 @@ COPIES = Schedule(
 @pytest.mark.parametrize(
     "name",
     ["gpipe", "one_f_one_b", "interleaved", "interlaced", "hybrid", "coshard", "dap_pipeline",
-     "nf1b"],
+     "nf1b", "zero_bubble", "zero_bubble_v", "chimera", "dualpipe", "dualpipe_v"],
 )  # fmt: skip
 def test_plans_with_stages_say_which_devices_are_their_workers(name: str) -> None:
     sizes = {"layers": 4}

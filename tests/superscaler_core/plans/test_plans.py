@@ -14,6 +14,18 @@ from torch import Tensor
 import superscaler_core as ss
 from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
+from superscaler_core.schedules import (
+    chimera,
+    dualpipe,
+    dualpipe_v,
+    gpipe,
+    interleaved,
+    looped_bfs,
+    naive,
+    one_f_one_b,
+    zero_bubble_h2,
+    zero_bubble_v,
+)
 from tests.superscaler_core.training import (
     MODEL_OF,
     Case,
@@ -100,6 +112,25 @@ CASES = [
     Case("chimera", 4, sizes={"layers": 4, "tied": True}),
     Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes=TIED, optimizer="adamw"),
     Case("chimera", 2, model="mbart", sizes=TRANSLATION),
+    Case("chimera", 4, {"microbatches": 3}, model="mlp", sizes={"layers": 4}),
+    Case("gpipe", 8, {"pp": 2, "tp": 2, "zero1": True, "microbatches": 2}, optimizer="adamw"),
+    # The first and the last stage, which share the words, are on one device.
+    Case("zero_bubble_v", 2, {"sizes": (1, 1, 2, 1)}, sizes={"layers": 5, "tied": True}),
+    Case("zero_bubble_v", 3, {"microbatches": 2}, model="mlp", sizes={"layers": 6}),
+    Case("zero_bubble", 4, {"pp": 2, "microbatches": 3}, model="moe"),
+    Case("dualpipe", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes=TIED, optimizer="adamw"),
+    Case("dualpipe", 4, {"microbatches": 2}, model="mlp", sizes={"layers": 5}),
+    Case("dualpipe", 2, {"microbatches": 2}, model="mbart", sizes=TRANSLATION),
+    Case("dualpipe_v", 2, {"microbatches": 3}, model="mbart", sizes=TRANSLATION),
+    Case("dualpipe_v", 4, {"pp": 1, "tp": 2, "microbatches": 4}, optimizer="adamw"),
+    *(Case("hybrid", 4, {"schedule": schedule, "chunks": chunks, "pp": 2, "tp": 2,
+                         "microbatches": 3, "zero1": True, "halves": True, "apart": True,
+                         "keep": Keep.SEGMENT_INPUTS}, sizes={"layers": 2 * chunks})
+      for schedule, chunks in ((looped_bfs, 2), (interleaved, 2), (naive, 1), (gpipe, 1),
+                               (one_f_one_b, 1))),
+    *(Case("hybrid", 2, {"schedule": schedule, "pp": 2, "microbatches": 4, "apart": True,
+                         "keep": Keep.BLOCK_INPUTS}, model="mlp", sizes={"layers": 4})
+      for schedule in (zero_bubble_h2, zero_bubble_v, chimera, dualpipe, dualpipe_v)),
     Case("spatial", 3, model="wide_resnet"),
     Case("spatial", 4, {"rows": 2, "columns": 2}, model="wide_resnet", optimizer="adamw"),
     Case("spatial", 8, {"columns": 2}, model="wide_resnet", batch=2),
@@ -240,6 +271,7 @@ def test_stages_begin_with_blocks_and_share_what_is_around_them(
             r"GPT has no experts: looked for linear maps with a matrix for each",
         ),
         (Case("expert_parallel", 4, {"ep": 3}, model="moe"), "4 experts on ep=3 of 4 devices"),
+        (Case("dualpipe", 3), "dualpipe of 3 workers and 6 microbatches: both have to be even"),
         (Case("gpipe", 4), r"4 stages of the 2 blocks of GPT: .* at most 2 stages"),
         (Case("gpipe", 2, {"sizes": (2, 1)}), r"add up to the 2 blocks, such as \(1, 1\)"),
         (Case("hybrid", 4, {"tp": 3}), r"tp=3 times pp=1 on 4 devices: .* has to divide 4"),
@@ -247,5 +279,5 @@ def test_stages_begin_with_blocks_and_share_what_is_around_them(
     ids=str,
 )
 def test_a_plan_that_cannot_be_says_what_can(case: Case, words: str) -> None:
-    with pytest.raises(ss.PlanError, match=words):
+    with pytest.raises((ss.PlanError, ss.ScheduleError), match=words):
         case.compiled()

@@ -17,7 +17,7 @@ from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.program.transfer import Transfer
-from tests.superscaler_core.training import EVOFORMER_PLANS, MODEL_OF, Case
+from tests.superscaler_core.training import EVOFORMER_PLANS, FOLDED, MODEL_OF, Case
 
 NUM = 4
 # Nothing is cheaper than bytes: the limit of large tensors.
@@ -196,19 +196,22 @@ def test_expert_parallel_has_two_all_to_alls_a_layer_of_experts_each_way() -> No
     }
 
 
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "interleaved"])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zero_bubble", *FOLDED])
 def test_pipelines_send_one_hidden_state_between_stages_each_way(name: str) -> None:
     made = Case(name, 2, sizes={"layers": 4}).compiled()
-    num_stages = 4 if name == "interleaved" else 2
+    num_stages = 4 if name in FOLDED else 2
     assert made.plan.num_stages == num_stages
-    assert kinds(forward(made)) == kinds(backward(made)) == {"transfer": num_stages - 1}
+    # In a V the two stages in the middle are on one device.
+    num_sent = num_stages - 1 - name.endswith("_v")
+    assert kinds(forward(made)) == kinds(backward(made)) == {"transfer": num_sent}
     hidden = 4 * 8 * 16 * 8  # batch, sequence, width, bytes of a float64
-    assert sent_bytes(forward(made)) == (num_stages - 1) * hidden
+    assert sent_bytes(forward(made)) == num_sent * hidden
     assert kinds(reductions(made)) == {}
 
 
-def test_chimera_sends_what_1f1b_sends_and_sums_gradients_between_pairs_once() -> None:
-    made = Case("chimera", NUM, sizes={"layers": 4}).compiled()
+@pytest.mark.parametrize("name", ["chimera", "dualpipe"])
+def test_chimera_sends_what_1f1b_sends_and_sums_gradients_between_pairs_once(name: str) -> None:
+    made = Case(name, NUM, sizes={"layers": 4}).compiled()
     straight = Case("one_f_one_b", NUM, {"microbatches": 4}, sizes={"layers": 4}).compiled()
     # A way of the microbatches each.
     assert sent_bytes(forward(made)) == 2 * sent_bytes(forward(straight))
@@ -319,7 +322,7 @@ def test_interlaced_sends_the_hidden_state_on_and_the_encoders_result_to_all_of_
 
 LIMIT = [
     *(
-        Case(name, NUM, sizes={"layers": 8 if name == "interleaved" else 4})
+        Case(name, NUM, sizes={"layers": 8 if name in FOLDED else 4})
         for name in PLANS
         if name not in MODEL_OF
     ),

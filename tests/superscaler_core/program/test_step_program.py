@@ -21,10 +21,10 @@ from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
-from tests.superscaler_core.training import MODEL_OF, Case, RoundRobin
+from tests.superscaler_core.training import FOLDED, MODEL_OF, Case, RoundRobin
 
 NUM_DEVICES = {"dap_pipeline": 4, "mesh_2d": 4, "interlaced": 4}
-SIZES = {"interleaved": {"layers": 4}}
+SIZES = {key: {"layers": 4} for key in FOLDED}
 CASES = [
     *(
         Case(

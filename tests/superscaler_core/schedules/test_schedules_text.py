@@ -135,11 +135,9 @@ def test_generators_refuse_counts_below_one(name: str, counts: tuple[int, ...]) 
         SCHEDULES[name](*counts)
 
 
-@pytest.mark.parametrize("counts", [(3, 3), (4, 6), (4, 2), (1, 1)])
-def test_chimera_refuses_what_has_no_two_halves(counts: tuple[int, int]) -> None:
-    d, n = counts
-    words = f"chimera of {d} workers and {n} microbatches: an even number of workers has to divide"
-    with pytest.raises(ScheduleError, match=words):
+@pytest.mark.parametrize("d, n", [(3, 3), (1, 1)])
+def test_chimera_refuses_what_has_no_two_halves(d: int, n: int) -> None:
+    with pytest.raises(ScheduleError, match=f"chimera of {d} workers: it takes an even number"):
         SCHEDULES["chimera"](d, n)
 
 

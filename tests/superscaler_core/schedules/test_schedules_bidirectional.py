@@ -1,0 +1,331 @@
+"""Laws of V placements and pairs (ZB-V, DualPipe, DualPipeV), of ZB-H2 and of LoopedBFS."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+
+from superscaler_core.schedules import (
+    SCHEDULES,
+    Action,
+    ActionKind,
+    Generator,
+    Schedule,
+    ScheduleError,
+    chimera,
+    dualpipe,
+    dualpipe_v,
+    generate,
+    gpipe,
+    grid,
+    interleaved,
+    looped_bfs,
+    one_f_one_b,
+    recompute_apart,
+    split_backward,
+    timeline,
+    zero_bubble,
+    zero_bubble_h2,
+    zero_bubble_v,
+)
+from superscaler_core.schedules.timeline import Durations, Timeline
+from tests.superscaler_core.schedule_rows import TWICE, own
+
+COUNTS = [*product((1, 2, 3, 5), (1, 2, 3, 6, 11))]
+EVEN = [*product((2, 4, 6), (2, 4, 12, 14))]
+
+
+def spans_idle(times: Timeline) -> list[int | Fraction]:
+    """Time in which each worker waits between its first and its last action."""
+    return [
+        row[-1].end - row[0].start - busy for row, busy in zip(times.rows, times.busy, strict=True)
+    ]
+
+
+# --- zero bubbles -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d, n, makespan", [(4, 8, 51), (8, 16, 103)])
+def test_zero_bubble_v_has_torchs_figures(d: int, n: int, makespan: int) -> None:
+    """By torch's ZBVZeroBubble at F = I = W: idle 0 by span, with the memory of 1F1B."""
+    schedule = zero_bubble_v(d, n)
+    times = timeline(schedule)
+    assert times.makespan == makespan == 6 * n + d - 1
+    assert times.bubble_of_span == 0
+    assert spans_idle(times) == [0] * d
+    assert schedule.peak_microbatches == (2 * d,) * d
+    assert one_f_one_b(d, n).peak_microbatches[0] == d  # of stages twice as long
+
+
+@pytest.mark.parametrize("d, n", [(d, n) for d, n in COUNTS if n >= 2 * d - 1])
+def test_no_worker_waits_in_a_zero_bubble(d: int, n: int) -> None:
+    for generator, work in ((zero_bubble_v, 6 * n), (zero_bubble_h2, 3 * n)):
+        times = timeline(generator(d, n))
+        assert spans_idle(times) == [0] * d
+        assert times.makespan == work + d - 1
+
+
+@pytest.mark.parametrize("f, i, w", [*product((1, 2, 3), repeat=3)])
+@pytest.mark.parametrize("d, n", [(2, 4), (3, 7), (4, 8)])
+def test_h2_is_idle_as_its_authors_say(d: int, n: int, f: int, i: int, w: int) -> None:
+    """``(D - 1)(F + I - 2 W)`` where that is not negative and W fits into F and I.
+
+    The formula is from memory of the paper, unchecked; its value 0 at F = I = W and the memory are
+    of DeepSeek's comparison of schedules.
+    """
+    times = timeline(zero_bubble_h2(d, n), {"F": f, "I": i, "W": w})
+    if w <= min(f, i):
+        assert max(spans_idle(times)) == (d - 1) * (f + i - 2 * w)
+    assert times.schedule.peak_microbatches == (min(n, 2 * d - 1),) * d
+
+
+@pytest.mark.parametrize("d, n", [(4, 8), (8, 24)])
+def test_bubbles_of_the_family_at_equal_times(d: int, n: int) -> None:
+    """1F1B's ``(D - 1)(F + I + W)``, a third of it for H1, nothing for H2 and V."""
+    whole = timeline(one_f_one_b(d, n), {"F": 1, "B": 2})
+    thirds = [max(spans_idle(timeline(g(d, n)))) for g in (zero_bubble, zero_bubble_h2)]
+    assert max(spans_idle(whole)) == 3 * (d - 1)
+    assert thirds == [d - 1, 0]
+
+
+# --- pairs in time ------------------------------------------------------------------------------
+
+
+def pair_times(f_and_b: int) -> Durations:
+    return {"F": 1, "B": 2, "I": 1, "W": 1, "R": 1, "F&B": f_and_b}
+
+
+@pytest.mark.parametrize(
+    "d, n, f_and_b, makespan, idle, peak",
+    [
+        (4, 8, 3, 26, [2] * 4, 5),
+        (4, 8, 2, 22, [1] * 4, 5),
+        (8, 20, 3, 66, [6] * 8, 9),
+        (8, 20, 2, 52, [1, 2, 3, 3, 3, 3, 2, 1], 9),
+        (8, 40, 3, 126, [6] * 8, 9),
+    ],
+)
+def test_figures_of_dualpipe(
+    d: int, n: int, f_and_b: int, makespan: int, idle: list[int], peak: int
+) -> None:
+    """As the steps of the authors' code have them."""
+    schedule = dualpipe(d, n)
+    times = timeline(schedule, pair_times(f_and_b))
+    assert times.makespan == makespan
+    assert [*times.idle] == idle
+    assert max(idle) == (d // 2 - 1) * (f_and_b + 2 - 3)
+    assert schedule.peak_microbatches == (peak,) * d == (d + 1,) * d
+
+
+@pytest.mark.parametrize("d, n, makespan, idle, peak", [(4, 8, 54, 6, 9), (8, 16, 110, 14, 17)])
+def test_figures_of_dualpipe_v(d: int, n: int, makespan: int, idle: int, peak: int) -> None:
+    schedule = dualpipe_v(d, n)
+    times = timeline(schedule, pair_times(3))
+    assert (times.makespan, times.idle) == (makespan, (idle,) * d)
+    assert idle == (2 * d // 2 - 1) * (3 + 2 - 3)
+    assert schedule.peak_microbatches == (peak,) * d
+
+
+@pytest.mark.parametrize("f_and_b", [2, 3])
+@pytest.mark.parametrize("d, n", EVEN)
+def test_dualpipe_v_is_half_of_dualpipe(d: int, n: int, f_and_b: int) -> None:
+    """The first half of the workers, with the microbatches of either direction as one."""
+    whole, half = dualpipe(d, n), dualpipe_v(d // 2, n // 2)
+    for row, folded in zip(whole.rows, half.rows, strict=False):
+        assert [(a.kind, a.stage, a.microbatch % (n // 2)) for a in row] == [
+            (a.kind, a.stage, a.microbatch) for a in folded
+        ]
+    both = [timeline(one, pair_times(f_and_b)) for one in (whole, half)]
+    assert both[0].makespan == both[1].makespan
+    assert both[0].idle == (*both[1].idle, *both[1].idle[::-1])
+
+
+@pytest.mark.parametrize("d, n", [(4, 8), (6, 12)])
+def test_half_of_dualpipes_microbatches_go_either_way(d: int, n: int) -> None:
+    schedule = dualpipe(d, n)
+    assert schedule.routes == chimera(d, d).routes
+    assert [schedule.route_of(m) for m in range(n)] == [0] * (n // 2) + [1] * (n // 2)
+
+
+def test_without_a_time_of_its_own_a_pair_runs_one_after_the_other() -> None:
+    schedule = own("0F0 0F1&0B0 0B1", stages=1, microbatches=2)
+    assert schedule.partners == {
+        Action.parse(one): Action.parse(other) for one, other in [("0F1", "0B0"), ("0B0", "0F1")]
+    }
+    alone, beside = (timeline(schedule, times) for times in (TWICE, {**TWICE, "F&B": 2}))
+    assert [(span.start, span.end) for span in alone.rows[0]] == [(0, 1), (1, 2), (2, 4), (4, 6)]
+    assert [(span.start, span.end) for span in beside.rows[0]] == [(0, 1), (1, 3), (1, 3), (3, 5)]
+    assert (alone.busy, beside.busy) == ((6,), (5,))
+    assert beside.idle == (0,)
+
+
+def test_both_of_a_pair_wait_for_what_either_waits_for() -> None:
+    schedule = own("0F0 0F1&0B0 0B1", "1F0 1B0 1F1 1B1", stages=2, microbatches=2)
+    spans = timeline(schedule, {"F": 1, "B": 4, "F&B": 4}).spans
+    assert spans[Action.parse("0F1")].start == spans[Action.parse("0B0")].start == 6
+
+
+def test_a_pair_that_needs_itself_is_a_deadlock() -> None:
+    """0B0 waits for 1B0, which comes behind 1F1, which waits for the pair of 0B0."""
+    schedule = own("0F0 0F1&0B0 0B1", "1F0 1F1 1B0 1B1", stages=2, microbatches=2)
+    assert timeline(schedule, TWICE).makespan > 0
+    with pytest.raises(ScheduleError, match="wait for each other"):
+        timeline(schedule, {**TWICE, "F&B": 2})
+
+
+@pytest.mark.parametrize("time", [0, 0.5])
+def test_the_time_of_a_pair_is_exact_and_above_zero(time: float) -> None:
+    with pytest.raises(ScheduleError, match=r"duration of F&B at stage . is an int or a Fraction"):
+        timeline(dualpipe(2, 4), {**pair_times(2), "F&B": time})  # type: ignore[dict-item]
+
+
+# --- pairs as texts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generator", [dualpipe, dualpipe_v, zero_bubble_v, zero_bubble_h2])
+@pytest.mark.parametrize("d, n", EVEN)
+def test_text_is_read_back_with_its_pairs(generator: Generator, d: int, n: int) -> None:
+    schedule = generator(d, n)
+    for one in (schedule, split_backward(schedule), recompute_apart(schedule)):
+        assert Schedule.parse(str(one)) == one
+        assert len(one.pairs) == len(schedule.pairs) == str(one).count("&")
+        assert timeline(one).makespan > 0
+
+
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ("0F0&0B0", "0F0&0B0 is no pair"),
+        ("0F0 0F1 0B0&0B1", "0B0&0B1 is no pair"),
+        ("0F0 0F1&0B0&0B1", "cannot parse line 2"),
+        ("0F0 0F1& 0B0 0B1", "cannot parse action ''"),
+    ],
+)
+def test_what_is_no_pair_is_refused(row: str, words: str) -> None:
+    with pytest.raises(ScheduleError, match=words):
+        own(row, stages=1, microbatches=2 if "1" in row else 1)
+
+
+def test_a_pair_that_is_not_side_by_side_is_refused() -> None:
+    pair = Action.parse("0F1"), Action.parse("0B0")
+    with pytest.raises(ScheduleError, match="of pair 0F1&0B0 the second has to be right behind"):
+        Schedule("own", 1, 2, naive_rows(), frozenset([pair]))
+
+
+def naive_rows() -> tuple[tuple[Action, ...], ...]:
+    return SCHEDULES["naive"](1, 2).rows
+
+
+def test_grid_shows_a_pair_in_one_cell() -> None:
+    assert grid(timeline(dualpipe(2, 4), pair_times(2))).splitlines()[2] == (
+        "worker 0     0F0     1F2     0F1     1B2      .. 1F3&0B0      ..     1B3      ..     0I1"
+        "     0W1"
+    )
+
+
+# --- any number of microbatches -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generator", [zero_bubble_v, dualpipe_v])
+@pytest.mark.parametrize("d, n", COUNTS)
+def test_folded_pipelines_run_with_any_number_of_microbatches(
+    generator: Generator, d: int, n: int
+) -> None:
+    schedule = generator(d, n)
+    assert timeline(schedule, pair_times(2)).makespan > 0
+    assert [schedule.stages_of(w) for w in range(d)] == [
+        tuple(sorted({w, 2 * d - 1 - w})) for w in range(d)
+    ]
+    limit = 2 * d + (generator is dualpipe_v)
+    assert max(schedule.peak_microbatches) <= min(limit, 2 * n)
+
+
+@pytest.mark.parametrize("d, n", [(2, 1), (2, 3), (4, 1), (4, 2), (4, 3), (4, 6), (6, 8), (8, 21)])
+def test_chimera_runs_any_number_of_microbatches(d: int, n: int) -> None:
+    """A round that is not full takes as long as a full one, or less."""
+    full = -(-n // d) * d
+    assert timeline(chimera(d, n)).makespan <= timeline(chimera(d, full)).makespan
+    ways = [chimera(d, n).route_of(m) for m in range(n)]
+    assert abs(ways.count(0) - ways.count(1)) <= 1
+
+
+@pytest.mark.parametrize("d, n", [(3, 6), (4, 7)])
+def test_dualpipe_takes_even_numbers(d: int, n: int) -> None:
+    with pytest.raises(ScheduleError, match=f"dualpipe of {d} workers and {n} microbatches: both"):
+        dualpipe(d, n)
+
+
+# --- LoopedBFS, and options of all schedules ----------------------------------------------------
+
+
+@pytest.mark.parametrize("d, n, v", [(4, 8, 2), (4, 4, 3), (2, 6, 2), (8, 16, 2)])
+def test_looped_bfs_takes_as_long_as_interleaved_and_holds_all(d: int, n: int, v: int) -> None:
+    schedule = looped_bfs(d, n, v)
+    assert timeline(schedule, TWICE).makespan == timeline(interleaved(d, n, v), TWICE).makespan
+    assert schedule.peak_microbatches == (v * n,) * d
+
+
+@pytest.mark.parametrize("d, n", COUNTS)
+def test_looped_bfs_with_one_chunk_is_gpipe(d: int, n: int) -> None:
+    assert looped_bfs(d, n, 1).rows == gpipe(d, n).rows
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("interlaced", "nf1b")])
+@pytest.mark.parametrize("halves, apart", [(False, True), (True, False), (True, True)])
+def test_every_schedule_runs_in_halves_and_with_recomputations_of_its_own(
+    name: str, halves: bool, apart: bool
+) -> None:
+    whole = SCHEDULES[name](4, 8)
+    made = generate(SCHEDULES[name], 4, 8, halves=halves, apart=apart)
+    kinds = {action.kind for action in made.places}
+    assert (ActionKind.BACKWARD in kinds) == (not halves and "zero" not in name)
+    assert (ActionKind.RECOMPUTE in kinds) == apart
+    assert timeline(made, pair_times(3)).makespan > 0
+    if not apart:
+        split = {"F": 1, "I": 1, "W": 1, "B": 2}
+        assert timeline(made, split).makespan <= timeline(whole, split).makespan
+        assert made.peak_microbatches == whole.peak_microbatches
+
+
+def test_only_dealt_out_stages_have_a_choice_of_chunks() -> None:
+    assert generate(interleaved, 2, 4, chunks=2) == interleaved(2, 4, 2)
+    with pytest.raises(ScheduleError, match="gpipe with chunks=2: only interleaved and looped_bfs"):
+        generate(gpipe, 2, 4, chunks=2)
+
+
+# --- rows of others -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d, n", [(2, 4), (3, 6), (4, 8), (4, 12), (5, 11)])
+@pytest.mark.parametrize(
+    "name, generator", [("ZBVZeroBubble", zero_bubble_v), ("DualPipeV", dualpipe_v)]
+)
+def test_rows_are_torchs(name: str, generator: Generator, d: int, n: int) -> None:
+    """Its generator asks its stages for little."""
+    pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
+    same = {"group_size": d, "group_rank": 0, "num_stages": 2 * d, "submod": None, "group": None}
+    stages = [
+        SimpleNamespace(
+            stage_index=index,
+            is_first=index == 0,
+            is_last=index == 2 * d - 1,
+            device="cpu",
+            has_backward=True,
+            **same,
+        )
+        for index in (0, 2 * d - 1)
+    ]
+    order = pipelining.get_schedule_class(name)(stages, n, loss_fn=lambda: None).pipeline_order
+    torchs = [
+        [
+            str(one)
+            for action in order[rank]
+            if action is not None
+            for one in (action.sub_actions or (action,))
+        ]
+        for rank in range(d)
+    ]
+    assert [[*map(str, row)] for row in generator(d, n).rows] == torchs
