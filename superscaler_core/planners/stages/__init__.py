@@ -1,0 +1,31 @@
+"""Where a model is cut into stages: published planners over one stage problem."""
+
+from superscaler_core.planners.stages.alpa import alpa, alpa_stages
+from superscaler_core.planners.stages.candidates import Candidates
+from superscaler_core.planners.stages.cut import PlacedStage, StageCut
+from superscaler_core.planners.stages.dapple import dapple
+from superscaler_core.planners.stages.degrees import Degrees
+from superscaler_core.planners.stages.galvatron import galvatron
+from superscaler_core.planners.stages.pipedream import pipedream, pipedream_hierarchical
+from superscaler_core.planners.stages.piper import piper
+from superscaler_core.planners.stages.problem import Layer, LayerCost, StageProblem
+from superscaler_core.planners.stages.tarnawski import tarnawski, tarnawski_scattered
+
+__all__ = [
+    "Candidates",
+    "Degrees",
+    "Layer",
+    "LayerCost",
+    "PlacedStage",
+    "StageCut",
+    "StageProblem",
+    "alpa",
+    "alpa_stages",
+    "dapple",
+    "galvatron",
+    "pipedream",
+    "pipedream_hierarchical",
+    "piper",
+    "tarnawski",
+    "tarnawski_scattered",
+]
