@@ -134,16 +134,16 @@ def tarnawski_scattered(problem: StageProblem, *, limit_secs: float = 60.0) -> S
     (most,) = program.variables(1, cost=1.0, most=bound).tolist()
     num, devices = len(problem.layers), min(problem.num_devices, len(problem.layers))
     has = program.variables(num * devices, is_whole=True, most=1.0).reshape(num, devices)
-    for layer in has:
-        program.row([(x, 1.0) for x in layer], least=1.0, most=1.0)
+    for of_devices in has:
+        program.row([(x, 1.0) for x in of_devices], least=1.0, most=1.0)
     for i, mine in enumerate(has.T):
         _add_load(program, problem, mine, most, total)
         if isfinite(problem.memory_bytes):
             _add_memory(program, problem, mine)
         # A device's first layer is behind that of the device before it.
         for layer in range(num if i else 0):
-            earlier = [(x, -1.0) for x in has[:layer, i - 1]]
-            program.row([(mine[layer], 1.0), *earlier], most=0.0)
+            earlier = [(x, -1.0) for x in has[:layer, i - 1].tolist()]
+            program.row([(int(mine[layer]), 1.0), *earlier], most=0.0)
     found = program.solve(limit_secs)
     if found is None and known is None:
         raise problem.no_cut("Tarnawski et al.'s scattered split")
