@@ -1,0 +1,1 @@
+"""Planners: search for the decisions of a plan."""

@@ -1,0 +1,72 @@
+"""IntegerProgram: linear objective and constraints, built row by row and solved by HiGHS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+
+@dataclass(eq=False)
+class IntegerProgram:
+    """A program that is minimized; all variables are at least 0.
+
+    >>> program = IntegerProgram()
+    >>> x, y = program.variables(2, cost=1.0, is_whole=True).tolist()
+    >>> program.row([(x, 2.0), (y, 3.0)], least=5.0)
+    >>> program.solve().round().tolist()
+    [1.0, 1.0]
+    """
+
+    _costs: list[float] = field(default_factory=list)
+    _whole: list[bool] = field(default_factory=list)
+    _most: list[float] = field(default_factory=list)
+    _values: list[float] = field(default_factory=list)
+    _columns: list[int] = field(default_factory=list)
+    _ends: list[int] = field(default_factory=lambda: [0])
+    _bounds: list[tuple[float, float]] = field(default_factory=list)
+
+    def variables(
+        self, num: int, *, cost: float = 0.0, is_whole: bool = False, most: float = np.inf
+    ) -> NDArray[np.int64]:
+        """Add variables; return their numbers."""
+        first = len(self._costs)
+        self._costs += [cost] * num
+        self._whole += [is_whole] * num
+        self._most += [most] * num
+        return np.arange(first, first + num)
+
+    def row(
+        self, entries: Iterable[tuple[int, float]], *, least: float = -np.inf, most: float = np.inf
+    ) -> None:
+        """Bound a sum of variables times factors."""
+        for variable, factor in entries:
+            self._columns.append(int(variable))
+            self._values.append(float(factor))
+        self._ends.append(len(self._columns))
+        self._bounds.append((least, most))
+
+    def solve(self, limit_secs: float | None = None) -> NDArray[np.float64] | None:
+        """The values of all variables; None if nothing was found.
+
+        Args:
+            limit_secs: after which the best values known count.
+        """
+        shape = len(self._bounds), len(self._costs)
+        rows = csr_array((self._values, self._columns, self._ends), shape=shape)
+        least, most = zip(*self._bounds, strict=True)
+        found = milp(
+            self._costs,
+            integrality=np.array(self._whole, dtype=int),
+            bounds=Bounds(0.0, np.array(self._most)),
+            constraints=LinearConstraint(rows, least, most),
+            options={
+                "mip_rel_gap": 0.0,
+                **({} if limit_secs is None else {"time_limit": limit_secs}),
+            },
+        )
+        return None if found.x is None else np.asarray(found.x)

@@ -1,0 +1,138 @@
+"""StageCut: the stages that a planner chose, as a value with a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device
+from superscaler_core.planners.stages.degrees import Degrees
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedStage:
+    """Layers that run together on the same devices.
+
+    Attributes:
+        layers: their numbers, ascending.
+        devices: as many as the degrees need.
+        degrees: of every layer.
+    """
+
+    layers: tuple[int, ...]
+    devices: tuple[Device, ...]
+    degrees: tuple[Degrees, ...]
+
+    def __post_init__(self) -> None:
+        is_ascending = all(a < b for a, b in zip(self.layers, self.layers[1:], strict=False))
+        if not self.layers or not is_ascending or len(self.degrees) != len(self.layers):
+            raise PlanError(
+                f"stage of layers {self.layers}: they ascend, and each has degrees of its own."
+            )
+        wrong = [each for each in self.degrees if each.num_devices != len(self.devices)]
+        if wrong:
+            raise PlanError(
+                f"stage of layers {_ranges(self.layers)}: degrees {wrong[0]} need "
+                f"{wrong[0].num_devices} devices, but {len(self.devices)} were given."
+            )
+
+    def __str__(self) -> str:
+        same = len(set(self.degrees)) == 1
+        degrees = " ".join(map(str, self.degrees[:1] if same else self.degrees))
+        return f"stage {_ranges(self.layers)} on {_ranges(self.devices)} as {degrees}"
+
+    @classmethod
+    def parse(cls, text: str) -> PlacedStage:
+        """Read what ``str`` writes.
+
+        Raises:
+            PlanError: the text has another form.
+        """
+        words = text.split()
+        if len(words) < 6 or (words[0], words[2], words[4]) != ("stage", "on", "as"):
+            raise PlanError(f"{text!r}: expected 'stage LAYERS on DEVICES as DEGREES'.")
+        layers = _numbers(words[1])
+        degrees = tuple(map(Degrees.parse, words[5:]))
+        many = degrees * len(layers) if len(degrees) == 1 else degrees
+        return cls(layers, _numbers(words[3]), many)
+
+
+@dataclass(frozen=True, slots=True)
+class StageCut:
+    r"""Stages of a model, in the order in which a microbatch visits them.
+
+    Laws (tests/superscaler_core/planners/test_stage_problem.py): ``StageCut.parse(str(x)) == x``;
+    every layer is in one stage, and every device in at most one.
+
+    >>> cut = StageCut.parse("cut 7.5\nstage 0-1 on 0 as 1x1\nstage 2 on 2-3 as 2x1")
+    >>> cut.stages[1].degrees
+    (Degrees(data=2, tensor=1),)
+
+    Attributes:
+        stages: in order.
+        objective: what the planner minimized, in seconds; planners' objectives differ.
+    """
+
+    stages: tuple[PlacedStage, ...]
+    objective: float
+
+    def __post_init__(self) -> None:
+        layers = sorted(layer for stage in self.stages for layer in stage.layers)
+        devices = [device for stage in self.stages for device in stage.devices]
+        if layers != list(range(len(layers))) or len(set(devices)) != len(devices) or not layers:
+            raise PlanError(
+                f"a cut with layers {layers} on devices {devices}: every layer is in one stage, "
+                "and every device in one at most."
+            )
+
+    def __str__(self) -> str:
+        return "\n".join([f"cut {self.objective!r}", *map(str, self.stages)])
+
+    @classmethod
+    def parse(cls, text: str) -> StageCut:
+        """Read what ``str`` writes.
+
+        Raises:
+            PlanError: the text has another form.
+        """
+        head, *lines = text.strip().splitlines() or [""]
+        word, _, number = head.partition(" ")
+        try:
+            objective = float(number) if word == "cut" else None
+        except ValueError:
+            objective = None
+        if objective is None:
+            raise PlanError(f"a cut begins with 'cut SECONDS', and not with {head!r}.")
+        return cls(tuple(map(PlacedStage.parse, lines)), objective)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of layers of every stage."""
+        return tuple(len(stage.layers) for stage in self.stages)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether every stage is a run of layers, after those of the stage before."""
+        return [i for stage in self.stages for i in stage.layers] == list(range(sum(self.sizes)))
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers in their order, runs of them shortened: ``0-3,8``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    found: list[int] = []
+    for word in text.split(","):
+        first, _, last = word.partition("-")
+        if not first.isdecimal() or not (last or "0").isdecimal():
+            raise PlanError(f"{text!r}: expected numbers and ranges, such as 0-3,8.")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)

@@ -1,0 +1,61 @@
+"""Piper: stages of a graph, with data and tensor parallel degrees, under a memory limit.
+
+Objective: the load of the most loaded stage, in seconds of a microbatch. The load of a set of
+layers with degrees d x t is
+
+    compute(d, t) + 2 (entering + leaving bytes) / (d bandwidth)
+                  + 4 (d - 1) w / (d t microbatches bandwidth)
+
+where w are the bytes of its weights; both directions of a transfer count, and gradients are
+synchronized once a step. Stages are differences of downsets, so a model need not be a chain.
+
+Complexity: ``O(P**2 D G S)`` for P downsets, D devices, G degrees and at most S stages that memory
+tells apart; P is K + 1 for a chain of K layers, and exponential in its width for a wide graph.
+
+Differences from the published code (``algo.cpp``): it keeps the sum of the data parallel degrees
+of the stages from here to the end, as its replicas take whole microbatches in turn; ours share
+every microbatch, so the number of stages says how many microbatches are kept. Layers of a stage do
+not choose between ways of their own such as recomputation. A result that several layers of a stage
+read enters it once; there it enters for every edge.
+
+Source: Tarnawski, Narayanan, Phanishayee, Piper, NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from superscaler_core.planners.stages.candidates import Candidates
+from superscaler_core.planners.stages.chains import Chains
+from superscaler_core.planners.stages.cut import StageCut
+from superscaler_core.planners.stages.points import downsets
+from superscaler_core.planners.stages.problem import StageProblem
+
+SYNC_FACTOR = 4
+"""As in PipeDream: a gradient and a new value are sent and received."""
+
+
+def piper(problem: StageProblem) -> StageCut:
+    """Cut a graph of layers into stages whose most loaded one has the least load.
+
+    Raises:
+        PlanError: no cut fits in memory, or the graph has too many downsets.
+    """
+    candidates = Candidates.of(problem, downsets(problem))
+    entering, leaving = candidates.crossing_bytes(problem)
+    bandwidth = problem.bytes_per_sec(problem.num_devices)
+    data, tensor = (
+        np.array([getattr(each, name) for each in problem.degrees], dtype=float)
+        for name in ("data", "tensor")
+    )
+    moved = 2 * (entering + leaving)[:, :, None] / data
+    synced = SYNC_FACTOR * (data - 1) / (data * tensor * problem.microbatches)
+    load = (moved + candidates.weight_bytes(problem)[:, :, None] * synced) / bandwidth
+    value, stages = Chains(
+        candidates, candidates.secs + load, problem.num_devices, by_max=True
+    ).least()
+    if not stages:
+        raise problem.no_cut("Piper")
+    return problem.placed(
+        [(candidates.layers(p, q), problem.degrees[c]) for p, q, c in stages], value
+    )

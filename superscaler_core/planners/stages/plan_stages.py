@@ -1,0 +1,77 @@
+"""Plan stages: a planner's cut as a program that fits in memory by the memory reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import rvdcomm as rv
+from superscaler_core.compiled import Compiled, compile
+from superscaler_core.graph.graph import Graph
+from superscaler_core.plan import Plan
+from superscaler_core.planners.stages.alpa import alpa
+from superscaler_core.planners.stages.cut import StageCut
+from superscaler_core.planners.stages.dapple import dapple
+from superscaler_core.planners.stages.fill import fill
+from superscaler_core.planners.stages.galvatron import galvatron
+from superscaler_core.planners.stages.pipedream import pipedream, pipedream_hierarchical
+from superscaler_core.planners.stages.piper import piper
+from superscaler_core.planners.stages.problem import StageProblem
+from superscaler_core.planners.stages.tarnawski import tarnawski
+
+Planner = Callable[[StageProblem], StageCut]
+
+STAGE_PLANNERS: Mapping[str, Planner] = {
+    "pipedream": pipedream,
+    "pipedream_hierarchical": pipedream_hierarchical,
+    "dapple": dapple,
+    "piper": piper,
+    "tarnawski": tarnawski,
+    "alpa": alpa,
+    "galvatron": galvatron,
+}
+"""Planners whose cuts are pipelines, by name."""
+
+
+def plan_stages(
+    graph: Graph,
+    problem: StageProblem,
+    planner: Planner,
+    topology: rv.Topology,
+    *,
+    optimizer: str = "adam",
+    master_dtype: str | None = None,
+    **options: Any,
+) -> tuple[StageCut, Compiled]:
+    """Let a planner cut a model, and compile the plan; its program fits in the problem's memory.
+
+    The problem's memory of a stage is a sum over layers. A program also holds what arrives for a
+    stage and what waits to leave it. So where the memory reader finds more than there is, the
+    planner is asked again with as much less.
+
+    Args:
+        graph: the model that the problem is about.
+        problem: of the model, as from ``price_stages``.
+        planner: one of ``STAGE_PLANNERS``.
+        topology: of the devices.
+        optimizer, master_dtype: as in ``compile``.
+        options: those of ``fill``.
+
+    Raises:
+        PlanError: the planner finds no cut, or none that fits.
+    """
+    asked = problem
+    while True:
+        cut = planner(asked)
+        plan = Plan(graph, sorted(device for stage in cut.stages for device in stage.devices))
+        fill(plan, cut=cut, microbatches=problem.microbatches, **options)
+        made = compile(plan, topology=topology, optimizer=optimizer, master_dtype=master_dtype)
+        peak = max(memory.total_bytes for memory in made.memory.values())
+        if peak <= problem.memory_bytes:
+            return cut, made
+        # Below what the planner took this cut for, so that it finds another.
+        last = len(cut.stages) - 1
+        took = max(problem.stage_bytes(stage, last - i) for i, stage in enumerate(cut.stages))
+        less = asked.memory_bytes - (peak - problem.memory_bytes)
+        asked = replace(asked, memory_bytes=min(less, took * (1 - 1e-6)))

@@ -1,0 +1,140 @@
+"""Cuts of a small GPT: priced, planned, run as one device would, and within memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.cost import PROFILES
+from superscaler_core.errors import PlanError
+from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.planners.stages import (
+    STAGE_PLANNERS,
+    Degrees,
+    StageCut,
+    StageProblem,
+    alpa,
+    fill,
+    plan_stages,
+    price_stages,
+)
+from superscaler_core.simulator import simulate
+from tests.superscaler_core.training import Case, errors_on_threads
+
+HOSTS = rv.Topology.hosts(
+    [range(2), range(2, 4)], intra=rv.Link(5e-6, 100e9), inter=rv.Link(20e-6, 10e9)
+)
+MICROBATCHES = 4
+
+
+@cache
+def gpt() -> ss.Graph:
+    """Four layers; a microbatch of eight samples."""
+    sizes = GPTConfig(vocabulary=512, sequence=128, layers=4, width=256, heads=8)
+    with torch.device("meta"):
+        tokens = torch.empty(8, 128, dtype=torch.int64)
+        return ss.capture(GPT(sizes), (tokens, tokens))
+
+
+@cache
+def problem(keep: ss.Keep = ss.Keep.EVERYTHING) -> StageProblem:
+    return price_stages(
+        gpt(), range(4), HOSTS, PROFILES["a100"], MICROBATCHES, keep=keep, has_changes=True
+    )
+
+
+def test_layers_that_are_alike_are_priced_once() -> None:
+    inner = problem().layers[1:-1]
+    assert len({layer.costs for layer in inner}) == 1
+    assert len({layer.costs for layer in problem().layers}) == 3
+
+
+def test_layers_of_a_gpt_are_a_chain_of_hidden_states() -> None:
+    sizes = [layer.out_bytes for layer in problem().layers]
+    assert problem().edges == ((0, 1), (1, 2), (2, 3))
+    assert sizes == [8 * 128 * 256 * 4] * 3 + [0]
+
+
+@pytest.mark.parametrize("degrees", ["1x1", "4x1", "1x4", "2x2"])
+def test_one_stage_is_predicted_as_it_is_simulated(degrees: str) -> None:
+    chosen = Degrees.parse(degrees)
+    cut = problem().placed([(range(4), chosen)], 0.0)
+    plan = ss.Plan(gpt(), range(chosen.num_devices))
+    fill(plan, cut=cut, microbatches=MICROBATCHES)
+    secs = simulate(ss.compile(plan, topology=HOSTS), "a100").secs
+    assert problem().step_secs(cut) == pytest.approx(secs, rel=0.05)
+
+
+@pytest.mark.parametrize("keep", [ss.Keep.EVERYTHING, ss.Keep.BLOCK_INPUTS], ids=str)
+def test_memory_of_stages_is_what_the_reader_finds(keep: ss.Keep) -> None:
+    cut = StageCut.parse("cut 0\nstage 0-1 on 0-1 as 2x1\nstage 2 on 2 as 1x1\nstage 3 on 3 as 1x1")
+    plan = ss.Plan(gpt(), range(4))
+    fill(plan, cut=cut, microbatches=MICROBATCHES, keep=keep)
+    memory = ss.compile(plan, topology=HOSTS).memory
+    for index, stage in enumerate(cut.stages):
+        read = max(memory[device].total_bytes for device in stage.devices)
+        assert problem(keep).stage_bytes(stage, 2 - index) == pytest.approx(read, rel=0.06)
+
+
+@pytest.mark.parametrize("name", STAGE_PLANNERS)
+def test_a_plan_under_a_limit_compiles_under_that_limit(name: str) -> None:
+    """The limit is below what the planner's free choice takes, so that it has to choose another."""
+    planner = STAGE_PLANNERS[name]
+    free, made = plan_stages(gpt(), problem(), planner, HOSTS)
+    limit = int(0.98 * max(memory.total_bytes for memory in made.memory.values()))
+    limited = replace(problem(), memory_bytes=limit)
+    cut, made = plan_stages(gpt(), limited, planner, HOSTS)
+    assert cut.stages != free.stages
+    ss.compile(made.plan, topology=HOSTS, memory_limit=limit)
+
+
+def test_a_limit_that_no_cut_keeps_is_an_error() -> None:
+    with pytest.raises(PlanError, match="finds no cut of 4 layers on 4 devices"):
+        plan_stages(gpt(), replace(problem(), memory_bytes=1 << 20), alpa, HOSTS)
+
+
+# --- training -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CutCase(Case):
+    """A GPT whose stages are those of a cut."""
+
+    plan: str = "cut"
+    num_devices: int = 4
+    cut: str = ""
+
+    def planned(self) -> ss.Plan:
+        plan = ss.Plan(self._graph(), range(self.num_devices))
+        fill(plan, cut=StageCut.parse(self.cut), **self.knobs)
+        return plan
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        "stage 0 on 3 as 1x1\nstage 1-2 on 0-1 as 1x2 2x1\nstage 3 on 2 as 1x1",
+        "stage 0-2 on 0-1 as 2x1 2x1 1x2\nstage 3 on 2-3 as 1x2",
+        "stage 0-3 on 0-3 as 4x1 2x2 2x2 1x4",
+    ],
+    ids=["three stages", "two stages", "one stage"],
+)
+def test_uneven_stages_with_degrees_of_layers_train_as_one_device(
+    stages: str, tmp_path: Path
+) -> None:
+    knobs = {"microbatches": 3, "keep": ss.Keep.BLOCK_INPUTS}
+    case = CutCase(knobs=knobs, sizes={"layers": 4}, cut=f"cut 0.0\n{stages}", num_steps=2)
+    # Rounding of float64 over two steps.
+    assert max(errors_on_threads(case, tmp_path)) < 1e-9
+
+
+def test_a_stage_that_is_no_run_of_layers_has_no_plan() -> None:
+    cut = StageCut.parse("cut 1.0\nstage 0,2 on 0 as 1x1\nstage 1,3 on 1 as 1x1")
+    with pytest.raises(PlanError, match="a plan's stages are runs of layers"):
+        fill(ss.Plan(gpt(), range(2)), cut=cut, microbatches=2)
