@@ -17,9 +17,9 @@ class IntegerProgram:
 
     >>> program = IntegerProgram()
     >>> x, y = program.variables(2, cost=1.0, is_whole=True).tolist()
-    >>> program.row([(x, 2.0), (y, 3.0)], least=5.0)
+    >>> program.row([(x, 2.0), (y, 3.0)], least=3.0)
     >>> program.solve().round().tolist()
-    [1.0, 1.0]
+    [0.0, 1.0]
     """
 
     _costs: list[float] = field(default_factory=list)
