@@ -63,7 +63,8 @@ def woven(first: Block, second: Block) -> Iterator[StepInstruction]:
     first}, and so on. All devices keep this one order.
 
     Instructions of weights are the same in both orders, and are done once: a gather when the first
-    order comes to it, a release or a reduction when the second one does.
+    order comes to it, a release or a reduction when the second one does. The first order waits
+    there for the second one, so the second one is never ahead.
 
     Args:
         first, second: whole instructions, or starts and waits; with the same instructions of
@@ -100,12 +101,12 @@ class _Side:
                 if self.num_passed >= other.num_passed:
                     yield instruction
                 self._pass()
-            elif other.left[0].kind in OF_WEIGHTS and self.num_passed == other.num_passed:
-                # The last reader of these weights has run in both orders.
-                yield instruction
-                self._pass()
-                other._pass()
             else:
+                # These weights go when both orders are here; then it is the first order's turn.
+                if other.left[0].kind in OF_WEIGHTS and self.num_passed == other.num_passed:
+                    yield instruction
+                    self._pass()
+                    other._pass()
                 return
 
     def _pass(self) -> None:
