@@ -37,7 +37,7 @@ columns:
 EPILOG = """\
 examples:
   python -m bench.superscaler_duplex                             # needs root
-  python -m bench.superscaler_duplex --rates 50mbit,200mbit --steps 20
+  python -m bench.superscaler_duplex --rates 50mbit,400mbit --steps 20
 """
 
 TIMEOUT_SECS = 1800.0
@@ -48,9 +48,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser = parser_for("superscaler_duplex", DESCRIPTION, EPILOG)
     parser.add_argument("--cluster", default="2x2", help="hosts x ranks (default %(default)s)")
     parser.add_argument(
-        "--rates", default="50mbit,100mbit,200mbit", help="of a host's link (default %(default)s)"
+        "--rates", default="100mbit,150mbit,200mbit", help="of a host's link (default %(default)s)"
     )
-    parser.add_argument("--batch", type=int, default=32, help="sequences of a step (default 32)")
+    parser.add_argument("--batch", type=int, default=64, help="sequences of a step (default 64)")
     parser.add_argument("--steps", type=int, default=15, help="timed steps (default %(default)s)")
     parser.add_argument("--layers", type=int, default=3, help="default %(default)s")
     parser.add_argument(

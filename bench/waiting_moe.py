@@ -27,9 +27,9 @@ class WaitingMoEConfig:
         vocabulary, sequence, layers, width, experts: as in ``MoEConfig``.
         inner: width inside an expert.
         capacity: places of an expert in a sequence.
-        dense_nanos, expert_nanos: nanoseconds that a device waits for an element of a layer's
-            input, ``[B, S, M]``, and inside its experts, ``[E, G, C, H]``; twice that in the
-            backward.
+        dense_nanos, expert_nanos: nanoseconds that a device waits for an element of the input of a
+            layer or of the head, ``[B, S, M]``, and for one inside experts, ``[E, G, C, H]``;
+            twice that in the backward.
     """
 
     vocabulary: int = 16
@@ -73,7 +73,7 @@ def expert(x: Tensor, *, nanos: float) -> Tensor:
 
 
 class Layer(nn.Module):
-    """A wait in place of the attention, and experts with one place in ``capacity`` for a token."""
+    """A wait in place of the attention, and experts, of which a token chooses one."""
 
     def __init__(self, config: WaitingMoEConfig) -> None:
         super().__init__()
@@ -98,6 +98,7 @@ class WaitingMoE(nn.Module):
 
     def __init__(self, config: WaitingMoEConfig) -> None:
         super().__init__()
+        self.config = config
         self.embed = nn.Embedding(config.vocabulary, config.width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
@@ -107,7 +108,8 @@ class WaitingMoE(nn.Module):
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x)
-        return F.cross_entropy(self.head(x).transpose(1, 2), targets)
+        x = self.head(dense(x, nanos=self.config.dense_nanos))
+        return F.cross_entropy(x.transpose(1, 2), targets)
 
 
 def example_inputs(

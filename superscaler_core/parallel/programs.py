@@ -153,7 +153,10 @@ class Programs:
 
     def _filled(self, graph: Graph, num_devices: int, num_microbatches: int) -> Plan:
         plan = Plan(graph, range(num_devices))
-        self._sprogram(plan, num_microbatches // self._num_halves)
+        self._sprogram(plan, num_microbatches // self._num_halves or 1)
+        if num_microbatches % self._num_halves:
+            # An odd number of samples has no halves.
+            plan.overlap = replace(plan.overlap, duplex=False)
         if plan.num_microbatches != num_microbatches:
             raise PlanError(
                 f"{self._sprogram.name} cuts a step into {plan.num_microbatches} microbatches, and "

@@ -1,6 +1,7 @@
 """Duplex: a rewrite of a step program in which half a microbatch computes while the other moves.
 
-Source: HiDup's Duplex (Zhang et al., 2022), which weaves the forward; here backwards are woven too.
+Source: the Duplex of HiDup (Zhang et al., Accelerating Large-Scale Distributed Neural Network
+Training with SPMD Parallelism, 2022). It weaves the forward; here backwards are woven too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def duplex(program: StepProgram) -> StepProgram:
         A program of twice as many microbatches, each half as large.
     """
     blocks = {
-        key: tuple(_joined(woven(*(_half(block, number) for number in (0, 1)))))
+        key: _joined(woven(*(_half(block, number) for number in (0, 1))))
         for key, block in program.blocks.items()
     }
     events = tuple(both_halves(program.events))
@@ -133,16 +134,12 @@ def _in_phases(block: Block) -> Iterator[StepInstruction]:
         place += len(moves) or 1
 
 
-def _joined(instructions: Iterable[StepInstruction]) -> Iterator[StepInstruction]:
+def _joined(instructions: Iterable[StepInstruction]) -> Block:
     """The instructions, with one instruction in place of a start with its wait right behind it."""
-    last: StepInstruction | None = None
+    done: list[StepInstruction] = []
     for now in instructions:
-        if last is not None and last.phase is Phase.START and replace(last, phase=now.phase) == now:
-            yield replace(last, phase=Phase.WHOLE)
-            last = None
-            continue
-        if last is not None:
-            yield last
-        last = now
-    if last is not None:
-        yield last
+        if now.phase is Phase.WAIT and done and done[-1] == replace(now, phase=Phase.START):
+            done[-1] = replace(done[-1], phase=Phase.WHOLE)
+        else:
+            done.append(now)
+    return tuple(done)
