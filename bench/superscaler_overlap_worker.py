@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rvdcomm as rv
 from bench.superscaler_predict_worker import TIMEOUT, measured_move_secs
-from bench.training_method import Method, alternating, everyone
+from bench.training_method import Method, alternating, waiting_secs
 from rvdcomm.calibration import calibrate
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
@@ -33,7 +31,6 @@ from superscaler_core.models.gpt import GPT, GPTConfig, example_inputs
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.run.load import load
-from superscaler_core.run.transport import DistCall, DistTransport
 from superscaler_core.simulator import DeviceProfile, simulate
 from superscaler_core.simulator.measured import measured
 
@@ -72,13 +69,13 @@ def main(argv: list[str]) -> None:
     }
     samples = alternating(methods, batches, config["steps"])
     comm_secs = {
-        name: _comm_secs(methods[name], batches, config["steps"])
+        name: waiting_secs(methods[name], batches, config["steps"])
         for name in programs
         if not name.endswith("+")
     }
     if dist.get_rank() == 0:
-        predicted = {name: _predicted(one, profile, topology) for name, one in programs.items()}
-        found = {"samples": samples, "comm_secs": comm_secs, "predicted": predicted}
+        foretold = {name: predicted(one, profile, topology) for name, one in programs.items()}
+        found = {"samples": samples, "comm_secs": comm_secs, "predicted": foretold}
         Path(argv[1]).write_text(json.dumps({**found, "topology": topology.to_json()}))
     dist.barrier()
     dist.destroy_process_group()
@@ -132,52 +129,13 @@ def _torchs(config: Mapping[str, Any], name: str, model: GPT) -> Method:
     return Method.of(step, module.parameters())
 
 
-# --- times --------------------------------------------------------------------------------------
+# --- prediction ----------------------------------------------------------------------------------
 
 
-def _comm_secs(method: Method, batches: list[tuple[Tensor, Tensor]], num_steps: int) -> float:
-    """Time that a rank waits for communication in a step, mean of the ranks and steps."""
-    total = 0.0
-    for i in range(num_steps):
-        dist.barrier()
-        with _waiting() as spent:
-            method.train(batches[i % len(batches)])
-        total += sum(everyone(sum(spent))) / dist.get_world_size()
-    return total / num_steps
-
-
-@contextmanager
-def _waiting() -> Iterator[list[float]]:
-    """The times of all calls that wait for communication."""
-    spent: list[float] = []
-
-    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            start = time.perf_counter()
-            result = method(*args)
-            spent.append(time.perf_counter() - start)
-            return result
-
-        return call
-
-    before = DistCall.move, DistTransport._many
-    setattr(DistCall, "move", timed(before[0]))  # noqa: B010 - methods, for mypy
-    original = before[1]
-
-    def many(self: DistTransport, legs: Any, tensors: Any, *, async_op: bool) -> Any:
-        return timed(lambda: original(self, legs, tensors, async_op=async_op))()
-
-    setattr(DistTransport, "_many", many)  # noqa: B010
-    try:
-        yield spent
-    finally:
-        setattr(DistCall, "move", before[0])  # noqa: B010
-        setattr(DistTransport, "_many", before[1])  # noqa: B010
-
-
-def _predicted(
+def predicted(
     compiled: Compiled, profile: DeviceProfile, topology: rv.Topology
 ) -> dict[str, float]:
+    """What the simulator says: seconds of a step without the optimizer, and of waiting in it."""
     found = simulate(compiled, profile, topology)
     waiting = found.communication_secs.values()
     return {

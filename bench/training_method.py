@@ -6,13 +6,16 @@ All functions are collective over the world.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from superscaler_core.run.transport import DistCall, DistTransport
 
 LOSS_TOLERANCE = 1e-5
 """Relative: float32 sums in another order."""
@@ -88,3 +91,46 @@ def alternating(
         for name, method in methods.items():
             samples[name].append(slowest(method, batches[i % len(batches)]))
     return samples
+
+
+# --- communication ------------------------------------------------------------------------------
+
+
+def waiting_secs(method: Method, batches: Sequence[tuple[Tensor, Tensor]], num_steps: int) -> float:
+    """Time that a rank waits for communication in a step, mean of the ranks and steps."""
+    total = 0.0
+    for i in range(num_steps):
+        dist.barrier()
+        with _waiting() as spent:
+            method.train(batches[i % len(batches)])
+        total += sum(everyone(sum(spent))) / dist.get_world_size()
+    return total / num_steps
+
+
+@contextmanager
+def _waiting() -> Iterator[list[float]]:
+    """The times of all calls that wait for communication."""
+    spent: list[float] = []
+
+    def timed(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = method(*args)
+            spent.append(time.perf_counter() - start)
+            return result
+
+        return call
+
+    before = DistCall.move, DistTransport._many
+    setattr(DistCall, "move", timed(before[0]))  # noqa: B010 - methods, for mypy
+    original = before[1]
+
+    def many(self: DistTransport, legs: Any, tensors: Any, *, async_op: bool) -> Any:
+        return timed(lambda: original(self, legs, tensors, async_op=async_op))()
+
+    setattr(DistTransport, "_many", many)  # noqa: B010
+    try:
+        yield spent
+    finally:
+        setattr(DistCall, "move", before[0])  # noqa: B010
+        setattr(DistTransport, "_many", before[1])  # noqa: B010

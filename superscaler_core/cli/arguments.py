@@ -104,6 +104,12 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         "gradients of inputs with gradients of weights",
     )
     parser.add_argument(
+        "--duplex",
+        action="store_true",
+        help="run every microbatch of the schedule as two halves of --microbatch samples, of which "
+        "one computes while the other communicates inside its stage",
+    )
+    parser.add_argument(
         "--bucket",
         metavar="BYTES",
         type=_bytes,
@@ -206,6 +212,8 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         plan.overlap = Overlap(args.overlap, reductions=True, bucket_bytes=args.bucket)
     if args.overlap_moves:
         plan.overlap = replace(plan.overlap, moves=True)
+    if args.duplex:
+        plan.overlap = replace(plan.overlap, duplex=True)
     return AskedProgram(plan, made, make, model_from.recycled)
 
 

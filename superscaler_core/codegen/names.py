@@ -5,6 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Hashable
+from copy import copy
 
 _NO_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
 
@@ -18,10 +19,18 @@ class Names:
     def __init__(self) -> None:
         self._of: dict[Hashable, str] = {}
         self._taken: set[str] = set(RESERVED)
+        self._half = 0
+
+    def of_half(self, half: int) -> Names:
+        """The names of a microbatch's half: in each half a value has a name of its own."""
+        names = copy(self)
+        names._half = half
+        return names
 
     def of(self, value: Hashable, wish: str) -> str:
         """The name of a value, derived from a wish such as ``layers.0.attn.q.linear``."""
-        if value not in self._of:
+        key = self._half, value
+        if key not in self._of:
             base = _NO_IDENTIFIER.sub("_", wish).strip("_") or "x"
             base = f"x_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
             name, count = base, 1
@@ -29,5 +38,5 @@ class Names:
                 count += 1
                 name = f"{base}_{count}"
             self._taken.add(name)
-            self._of[value] = name
-        return self._of[value]
+            self._of[key] = name
+        return self._of[key]

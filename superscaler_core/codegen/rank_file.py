@@ -95,7 +95,7 @@ def _step(made: Materialized, device: Device) -> str:
     lines = [
         "run.begin()",
         *_around(made, program.begin, device),
-        *map(_event, made.events_on[device]),
+        *(_event(event, program.num_halves) for event in made.events_on[device]),
         *_around(made, program.end, device),
     ]
     return "\n".join(["def step(run):", *(INDENT + line for line in lines)])
@@ -110,9 +110,12 @@ def _around(made: Materialized, block: Block, device: Device) -> list[str]:
     ]
 
 
-def _event(event: Event) -> str:
+def _event(event: Event, num_halves: int) -> str:
     if isinstance(event, Action):
-        mb, name = event.microbatch, f"stage{event.stage}_{STAGE_FUNCTIONS[event.kind]}"
+        mb, name = (
+            event.microbatch * num_halves,
+            f"stage{event.stage}_{STAGE_FUNCTIONS[event.kind]}",
+        )
         if event.kind is ActionKind.TURN:
             return f"run.without_grad({name}, {mb}, turn={event.turn})"
         return f"{name}(run, {mb})"

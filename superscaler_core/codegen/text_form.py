@@ -66,7 +66,7 @@ class _TextForm:
         here = None
         if isinstance(i.what, Bucket):
             here = self._names(i.what.uses)
-        return i.kind, i.name, i.phase, i.microbatch, here
+        return i.kind, i.name, i.phase, i.half, i.microbatch, here
 
     def _names(self, uses: Iterable[Use]) -> tuple[str, ...]:
         """The names of the weights that the device reads or stores."""

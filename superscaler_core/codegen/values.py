@@ -40,10 +40,11 @@ class Values:
         made: the plan.
         device: the device.
         names: the names of the device's file.
+        mb: the expression of the microbatch's number.
     """
 
-    def __init__(self, made: Materialized, device: Device, names: Names) -> None:
-        self._made, self._device, self._names = made, device, names
+    def __init__(self, made: Materialized, device: Device, names: Names, mb: str) -> None:
+        self._made, self._device, self._names, self._mb = made, device, names, mb
         self._sources: dict[tuple[Part, int], list[Value]] = {}
 
     def of_part(self, part: Part, position: int) -> Value:
@@ -73,12 +74,14 @@ class Values:
             return [self.of_edge(edge)]
         if tensor.kind == INPUT:
             name = self._names.of((tensor, view.box), tensor.name)
-            text = f'run.input("{tensor.name}", mb, "{view.box}")'
+            text = f'run.input("{tensor.name}", {self._mb}, "{view.box}")'
             return [Value(name, view.box, False, text)]
         if tensor.kind == CONSTANT:
             name = self._names.of(tensor, tensor.name)
             changes = tensor in self._made.plan.graph.state
-            call = f'state("{tensor.name}", mb)' if changes else f'constant("{tensor.name}")'
+            call = (
+                f'state("{tensor.name}", {self._mb})' if changes else f'constant("{tensor.name}")'
+            )
             return [Value(name, tensor.box, False, f"run.{call}")]
         if tensor.kind == PARAMETER:
             use = self._made.weights.of_reader[part.op, position]

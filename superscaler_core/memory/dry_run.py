@@ -7,6 +7,7 @@ that of generated code and autograd; only weights, inputs and communication are 
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from types import ModuleType
@@ -80,7 +81,7 @@ class DryRun(SegmentRunner):
         self._weights: dict[str, Tensor] = {}
         self._trained: dict[int, Use] = {}
         self._arriving: dict[str, int] = {}
-        self._moving: dict[tuple[str, bool], tuple[Any, Any]] = {}
+        self._moving: defaultdict[tuple[str, bool], deque[tuple[Any, Any]]] = defaultdict(deque)
         self._open: set[str] = set()
         host, add_grad = _Elsewhere(self.meter), partial(_call, WeakMethod(self._add_played_grad))
         tape = PlayedTape(writer.recomputed, writer.swapped, host, self.meter, _form_of, add_grad)
@@ -282,18 +283,18 @@ class DryRun(SegmentRunner):
 
     def start_move(self, name: str, shard: Tensor | None) -> None:
         # The sent value is held until it has left, together with the arriving one.
-        self._moving[name, False] = shard, self.move(name, shard)
+        self._moving[name, False].append((shard, self.move(name, shard)))
 
     def wait_move(self, name: str) -> Any:
         self.meter.step(name)
-        return self._moving.pop((name, False))[1]
+        return self._moving[name, False].popleft()[1]
 
     def start_move_back(self, name: str, grad: Tensor | None) -> None:
-        self._moving[name, True] = grad, self.move_back(name, grad)
+        self._moving[name, True].append((grad, self.move_back(name, grad)))
 
     def wait_move_back(self, name: str) -> Any:
         self.meter.step(name)
-        return self._moving.pop((name, True))[1]
+        return self._moving[name, True].popleft()[1]
 
     def _moved(
         self, legs: Sequence[Transfer], shard: Tensor | None, src: Any, dst: Any, edge: Edge

@@ -70,7 +70,8 @@ def in_flight(made: Materialized, device: Device) -> dict[int, int]:
                 event, ActionKind.RECOMPUTE in made.stage_kinds[event.stage]
             )
             most[event.stage] = max(most[event.stage], now[event.stage])
-    return {stage: count for stage, count in most.items() if count}
+    halves = made.plan.overlap.num_halves
+    return {stage: count * halves for stage, count in most.items() if count}
 
 
 def held_of(made: Materialized, device: Device, steps: Iterable[Step]) -> tuple[Storage, ...]:

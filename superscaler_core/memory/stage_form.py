@@ -106,7 +106,8 @@ class StageForm:
         return part.form, tuple(sources), tuple(results)
 
     def _instruction(self, instruction: StepInstruction) -> Hashable:
-        what, done = instruction.what, (instruction.kind, instruction.phase)
+        i = instruction
+        what, done = i.what, (i.kind, i.phase, i.half)
         if isinstance(what, Edge):
             return done, self._edge(what)
         if isinstance(what, Window):

@@ -86,7 +86,8 @@ class StepMemory:
         if run.kind in (ActionKind.RECOMPUTE, ActionKind.WEIGHTS):
             return ()
         edges = made.crossing_from(run.stage) if is_back else made.crossing_to(run.stage)
-        return ((edge, run.microbatch, is_back) for edge in edges)
+        mbs = made.microbatches_of(run)
+        return ((edge, mb, is_back) for edge in edges for mb in mbs)
 
 
 class _Walk:

@@ -69,6 +69,7 @@ class Programs:
         self._modes = {name: module.training for name, module in model.named_modules()}
         self._autocasts = active()
         self._is_silent = is_silent
+        self._num_halves = 1  # of a microbatch of the schedule, see ``Overlap.duplex``
         self._first: Compiled | None = None
         self._made: OrderedDict[Hashable, Compiled] = OrderedDict()
         # Ranks that are threads of one process share the programs.
@@ -147,12 +148,15 @@ class Programs:
         self._sprogram(plan, num)
         if plan.num_microbatches == num:
             return plan
-        num = plan.num_microbatches
+        num, self._num_halves = plan.num_microbatches, plan.overlap.num_halves
         return self._filled(self._graph(call, num, trains=True), self.num_devices, num)
 
     def _filled(self, graph: Graph, num_devices: int, num_microbatches: int) -> Plan:
         plan = Plan(graph, range(num_devices))
-        self._sprogram(plan, num_microbatches)
+        self._sprogram(plan, num_microbatches // self._num_halves or 1)
+        if num_microbatches % self._num_halves:
+            # An odd number of samples has no halves.
+            plan.overlap = replace(plan.overlap, duplex=False)
         if plan.num_microbatches != num_microbatches:
             raise PlanError(
                 f"{self._sprogram.name} cuts a step into {plan.num_microbatches} microbatches, and "

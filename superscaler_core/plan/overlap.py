@@ -11,7 +11,10 @@ BUCKET_BYTES = 16 << 20
 """Size of a bucket. It is large enough that bandwidth, not latency, limits a message; and small
 enough that the first message leaves early, and that arriving results need little extra memory."""
 
-_TEXT = re.compile(r"prefetch ([0-9]{1,9}) reductions (on|off) moves (on|off) bucket ([0-9]{1,18})")
+_TEXT = re.compile(
+    r"prefetch ([0-9]{1,9}) reductions (on|off) moves (on|off) duplex (on|off) "
+    r"bucket ([0-9]{1,18})"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,9 @@ class Overlap:
         moves: whether tensor-parallel communication inside a stage overlaps with independent
             computing, mainly gradients of inputs with gradients of weights. Backwards of segments
             are split into halves for this, which costs time in a small model.
+        duplex: whether each microbatch of the schedule runs as two halves, of which one computes
+            while the other communicates inside the stage (``program.duplex``). A step then takes
+            twice as many microbatches, so the model is captured with half of the batch.
         bucket_bytes: the most bytes that one call reduces, or fetches for the whole step; a single
             larger weight is a bucket of its own.
 
@@ -40,6 +46,7 @@ class Overlap:
     prefetch: int = 0
     reductions: bool = False
     moves: bool = False
+    duplex: bool = False
     bucket_bytes: int = BUCKET_BYTES
 
     def __post_init__(self) -> None:
@@ -50,7 +57,12 @@ class Overlap:
             )
 
     def __bool__(self) -> bool:
-        return self.is_of_weights or self.moves
+        return self.is_of_weights or self.moves or self.duplex
+
+    @property
+    def num_halves(self) -> int:
+        """The number of captured batches in a microbatch of the schedule: 2 with duplex, or 1."""
+        return 2 if self.duplex else 1
 
     @property
     def is_of_weights(self) -> bool:
@@ -58,11 +70,9 @@ class Overlap:
         return self.prefetch > 0 or self.reductions
 
     def __str__(self) -> str:
-        reductions, moves = ("on" if on else "off" for on in (self.reductions, self.moves))
-        return (
-            f"prefetch {self.prefetch} reductions {reductions} moves {moves} "
-            f"bucket {self.bucket_bytes}"
-        )
+        switches = {"reductions": self.reductions, "moves": self.moves, "duplex": self.duplex}
+        words = (f"{name} {'on' if on else 'off'}" for name, on in switches.items())
+        return f"prefetch {self.prefetch} {' '.join(words)} bucket {self.bucket_bytes}"
 
     @classmethod
     def parse(cls, text: str) -> Overlap:
@@ -75,9 +85,10 @@ class Overlap:
         if found is None:
             raise PlanError(
                 f"cannot read the overlap {text.strip()[:80]!r}: it is 'prefetch NUMBER reductions "
-                "on|off moves on|off bucket BYTES'."
+                "on|off moves on|off duplex on|off bucket BYTES'."
             )
-        return cls(int(found[1]), found[2] == "on", found[3] == "on", int(found[4]))
+        reductions, moves, duplex = (word == "on" for word in found.group(2, 3, 4))
+        return cls(int(found[1]), reductions, moves, duplex, int(found[5]))
 
 
 NO_OVERLAP = Overlap()

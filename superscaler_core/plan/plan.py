@@ -315,7 +315,8 @@ class Plan(Savings):
     @property
     def num_microbatches(self) -> int:
         """The number of microbatches in a step."""
-        return 1 if self.schedule is None else self.schedule.num_microbatches
+        scheduled = 1 if self.schedule is None else self.schedule.num_microbatches
+        return scheduled * self.overlap.num_halves
 
     @property
     def num_routes(self) -> int:
@@ -325,7 +326,8 @@ class Plan(Savings):
     @property
     def num_turns(self) -> int:
         """The number of forwards without gradient in a step, over all microbatches."""
-        return 0 if self.schedule is None else self.schedule.num_turns
+        scheduled = 0 if self.schedule is None else self.schedule.num_turns
+        return scheduled * self.overlap.num_halves
 
     # --- grids ----------------------------------------------------------------------------------
 

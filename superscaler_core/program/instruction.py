@@ -68,8 +68,14 @@ COMPUTING = frozenset({Verb.FORWARD, Verb.COMPUTE, Verb.RERUN, *GOES_BACK, Verb.
 SWAPS = frozenset({Verb.OUT, Verb.IN})
 """Copies between a device and its host; they wait for no other communication."""
 
-OF_MICROBATCH = frozenset({*SWAPS, Verb.MOVE, Verb.MOVE_BACK})
+MOVES = frozenset({Verb.MOVE, Verb.MOVE_BACK})
+"""Communication inside a stage, of a microbatch's values and gradients."""
+
+OF_MICROBATCH = SWAPS | MOVES
 """Communication that belongs to one microbatch; all other communication is of weights."""
+
+OF_WEIGHTS = frozenset({Verb.FETCH, Verb.GATHER, Verb.RELEASE, Verb.REDUCE})
+"""Communication of weights in a stage's block, which is done once for all of a microbatch."""
 
 
 class Phase(StrEnum):
@@ -86,7 +92,7 @@ class Phase(StrEnum):
 _CARRY = re.compile(r"(carry|carry-back) (\S+) ([0-9]{1,9})")
 _TEXT = re.compile(
     rf"(?:(start|wait) )?({'|'.join(Verb)}) (\S+) on ([0-9]+(?:,[0-9]+)*)"
-    r"(?: at ([0-9]{1,9}))?(?: v([0-9]{1,9}))?(?: keeps ([1-9][0-9]{0,8}))?"
+    r"(?: half ([01]))?(?: at ([0-9]{1,9}))?(?: v([0-9]{1,9}))?(?: keeps ([1-9][0-9]{0,8}))?"
 )
 
 
@@ -102,6 +108,8 @@ class StepInstruction:
             updated. Devices have their own segments, which share names.
         devices: devices that take part, ascending.
         phase: the whole communication, its start, or the wait for its end.
+        half: the half of the microbatch for which this is done, 0 or 1, if microbatches run in
+            halves (``program.duplex``); None if it is done once for the whole microbatch.
         microbatch: the only microbatch for which a stage's block does this; None for all.
         version: version of the stage's weights that a segment reads or an update makes. Version 0
             exists when the step begins.
@@ -117,10 +125,12 @@ class StepInstruction:
     microbatch: int | None = None
     version: int = 0
     keeps: int = 1
+    half: int | None = None
     what: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         words = [self.phase, self.kind, self.name, "on", ",".join(map(str, self.devices))]
+        words += [] if self.half is None else ["half", str(self.half)]
         if self.microbatch is not None:
             words += ["at", str(self.microbatch)]
         words += [f"v{self.version}"] if self.version else []
@@ -146,9 +156,9 @@ class StepInstruction:
             )
         phase = Phase(found[1] or "")
         devices = tuple(map(int, found[4].split(",")))
-        microbatch = None if found[5] is None else int(found[5])
-        versions = int(found[6] or 0), int(found[7] or 1)
-        return cls(Verb(found[2]), found[3], devices, phase, microbatch, *versions)
+        half, microbatch = (None if text is None else int(text) for text in found.group(5, 6))
+        versions = int(found[7] or 0), int(found[8] or 1)
+        return cls(Verb(found[2]), found[3], devices, phase, microbatch, *versions, half)
 
 
 def weights_of(stage: int) -> str:

@@ -16,6 +16,7 @@ from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
+from superscaler_core.program.duplex import both_halves, duplex
 from superscaler_core.program.edges import (
     Edge,
     Edges,
@@ -55,7 +56,7 @@ class Materialized:
         edges: the edges of activations.
         weights: where parameters are stored and used.
         items: for each stage, the items of its forward, in one order for all devices.
-        events: the events of a step, in one order for all devices.
+        scheduled: the events of a step, in one order for all devices, as the schedule has them.
         topology: the topology that communication is planned for; one host if None.
         decided: the plan as the sProgram left it; None if it is the same as ``plan``.
     """
@@ -64,9 +65,19 @@ class Materialized:
     edges: Edges
     weights: Weights
     items: tuple[tuple[Item, ...], ...]
-    events: tuple[Event, ...]
+    scheduled: tuple[Event, ...]
     topology: rv.Topology | None = None
     decided: Plan | None = None
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The events of a step, in one order for all devices."""
+        return tuple(both_halves(self.scheduled)) if self.plan.overlap.duplex else self.scheduled
+
+    def microbatches_of(self, run: Action) -> range:
+        """The microbatches of a step that a run of a stage is for: one, or two halves."""
+        num_halves = self.plan.overlap.num_halves
+        return range(run.microbatch * num_halves, (run.microbatch + 1) * num_halves)
 
     @cached_property
     def loss(self) -> tuple[Transfer, ...]:
@@ -161,10 +172,12 @@ class Materialized:
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
         num_routes = self.plan.num_routes
         program = StepProgram(
-            self.plan.graph.name, devices, blocks, self.events, *self._around, num_routes
+            self.plan.graph.name, devices, blocks, self.scheduled, *self._around, num_routes
         )
         if overlap.moves:
             program = overlap_moves(program)
+        if overlap.duplex:
+            program = duplex(program)
         if self.plan.swaps:
             program = swap_beside(program, max(1, overlap.prefetch))
         if overlap.prefetch:

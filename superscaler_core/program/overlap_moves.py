@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import COMPUTING, Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import COMPUTING, MOVES, Phase, StepInstruction, Verb
 from superscaler_core.program.step_program import Block, StepProgram
-from superscaler_core.program.transfer import Transfer
 
 
 def overlap_moves(program: StepProgram) -> StepProgram:
@@ -34,7 +33,7 @@ def _early(block: Block) -> Iterator[StepInstruction]:
     starts: dict[int, list[StepInstruction]] = {}
     waits: set[int] = set()
     for place, move in enumerate(block):
-        if move.kind is not Verb.MOVE or _is_idle(move.what.forward):
+        if move.kind is not Verb.MOVE or _is_idle(move):
             continue
         first = place
         while first and not _makes(block[first - 1], move.what):
@@ -68,7 +67,8 @@ def _back(block: Block) -> Iterator[StepInstruction]:
     last: dict[Device, int] = {}
     place = 0
     while place < len(block):
-        moves = _moved_together(block, place)
+        is_back = block[place].kind is Verb.MOVE_BACK
+        moves = moved_together(block, place) if is_back else ()
         halves = _divided(done, last, moves)
         if not halves:
             moves = block[place : place + 1]
@@ -76,23 +76,11 @@ def _back(block: Block) -> Iterator[StepInstruction]:
         for number, backward in halves.items():
             done[number] = replace(backward, kind=Verb.BACKWARD_INPUTS)
         weights = [replace(b, kind=Verb.BACKWARD_WEIGHTS) for b in halves.values()]
-        moved = moves if not halves else _beside(moves, weights)
+        moved = moves if not halves else beside(moves, weights)
         for instruction in moved:
             last |= dict.fromkeys(instruction.devices, len(done))
             done.append(instruction)
     yield from done
-
-
-def _moved_together(block: Block, place: int) -> Sequence[StepInstruction]:
-    """The longest run of moves of gradients from a position on that are independent."""
-    found: list[StepInstruction] = []
-    for instruction in block[place:]:
-        if instruction.kind is not Verb.MOVE_BACK:
-            break
-        if any(before.what.parent is instruction.what for before in found):
-            break
-        found.append(instruction)
-    return found
 
 
 def _divided(
@@ -101,7 +89,7 @@ def _divided(
     moves: Sequence[StepInstruction],
 ) -> Mapping[int, StepInstruction]:
     """By position, the backwards of segments with weights that devices ran directly before."""
-    moving = (i for i in moves if not _is_idle(i.what.backward))
+    moving = (i for i in moves if not _is_idle(i))
     places = {last[device] for i in moving for device in i.devices if device in last}
     return {
         place: done[place]
@@ -110,16 +98,37 @@ def _divided(
     }
 
 
-def _beside(
+# --- several moves ------------------------------------------------------------------------------
+
+
+def moved_together(block: Block, place: int) -> Block:
+    """The longest run of independent whole moves of one direction, from a position on."""
+    found: list[StepInstruction] = []
+    for move in block[place:]:
+        if move.kind not in MOVES or move.phase is not Phase.WHOLE:
+            break
+        if any(move.kind is not other.kind or _is_linked(move.what, other.what) for other in found):
+            break
+        found.append(move)
+    return tuple(found)
+
+
+def _is_linked(edge: Edge, other: Edge) -> bool:
+    """Whether one of two edges forwards the result of the other."""
+    return edge.parent is other or other.parent is edge
+
+
+def beside(
     moves: Sequence[StepInstruction], computed: Sequence[StepInstruction]
 ) -> Iterator[StepInstruction]:
     """Moves, with instructions that compute while the moves are under way."""
-    moving = [i for i in moves if not _is_idle(i.what.backward)]
+    moving = [i for i in moves if not _is_idle(i)]
     yield from (replace(i, phase=Phase.START) if i in moving else i for i in moves)
     yield from computed
     yield from (replace(i, phase=Phase.WAIT) for i in moving)
 
 
-def _is_idle(legs: Sequence[Transfer]) -> bool:
-    """Whether all these legs are idle."""
-    return all(leg.is_idle for leg in legs)
+def _is_idle(move: StepInstruction) -> bool:
+    """Whether a move, or a move back, moves nothing."""
+    edge: Edge = move.what
+    return all(leg.is_idle for leg in (edge.forward if move.kind is Verb.MOVE else edge.backward))

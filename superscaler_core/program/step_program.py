@@ -12,6 +12,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.checks import check_device, check_versions
 from superscaler_core.program.instruction import (
+    OF_WEIGHTS,
     Carry,
     Event,
     StepInstruction,
@@ -19,7 +20,9 @@ from superscaler_core.program.instruction import (
 )
 from superscaler_core.schedules import Action, ActionKind
 
-_HEAD = re.compile(r"step of (.+) on ([0-9]+(?:,[0-9]+)*)(?: by ([1-9][0-9]*) routes)?")
+_HEAD = re.compile(
+    r"step of (.+) on ([0-9]+(?:,[0-9]+)*)(?: by ([1-9][0-9]*) routes)?( in halves)?"
+)
 _BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
 
 
@@ -46,6 +49,8 @@ class StepProgram:
         begin, end: the instructions before all events, and after them.
         num_routes: number of copies of the model, one for each route of microbatches; the stages of
             a copy are numbered after those of the copy before.
+        num_halves: 2 if an action runs two microbatches of the step: the action of ``0F3`` then
+            runs microbatches 6 and 7, the halves 0 and 1 of its instructions. Otherwise 1.
     """
 
     name: str
@@ -55,6 +60,7 @@ class StepProgram:
     begin: Block = ()
     end: Block = ()
     num_routes: int = 1
+    num_halves: int = 1
 
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
         """The instructions of one device, without carries; each with its microbatch.
@@ -66,7 +72,7 @@ class StepProgram:
             if isinstance(event, Action):
                 for instruction in self.on(device, event.stage, event.kind):
                     if instruction.is_for(event.microbatch):
-                        yield instruction, event.microbatch
+                        yield instruction, self._microbatch(event, instruction)
         yield from ((i, -1) for i in self.end if device in i.devices)
 
     def everywhere(self) -> Iterator[tuple[StepInstruction, int, int]]:
@@ -80,8 +86,13 @@ class StepProgram:
             if isinstance(event, Action):
                 for instruction in self.blocks[event.stage, event.kind]:
                     if instruction.is_for(event.microbatch):
-                        yield instruction, event.stage % self._route_size, event.microbatch
+                        microbatch = self._microbatch(event, instruction)
+                        yield instruction, event.stage % self._route_size, microbatch
         yield from ((i, -1, -1) for i in self.end)
+
+    def _microbatch(self, event: Action, instruction: StepInstruction) -> int:
+        """The microbatch for which an action does an instruction."""
+        return event.microbatch * self.num_halves + (instruction.half or 0)
 
     @cached_property
     def _route_size(self) -> int:
@@ -106,6 +117,7 @@ class StepProgram:
     def __str__(self) -> str:
         lines = [f"step of {self.name} on {','.join(map(str, self.devices))}"]
         lines[0] += f" by {self.num_routes} routes" if self.num_routes > 1 else ""
+        lines[0] += " in halves" if self.num_halves > 1 else ""
         titled = {f"stage {stage} {run}:": block for (stage, run), block in self.blocks.items()}
         for title, block in {"begin:": self.begin, **titled, "end:": self.end}.items():
             lines += [title, *(f"  {instruction}" for instruction in block)]
@@ -153,6 +165,7 @@ class StepProgram:
             tuple(around["begin:"]),
             tuple(around["end:"]),
             num_routes=int(found[3] or 1),
+            num_halves=2 if found[4] else 1,
         )
 
     # --- invariants -----------------------------------------------------------------------------
@@ -170,8 +183,7 @@ class StepProgram:
         value. What is started is waited for once, by the same devices, before it is started again.
 
         Versions: all runs of a stage for a microbatch read one version of its weights, which is
-            kept
-        until then; an update comes after all gradients that it uses.
+            kept until then; an update comes after all gradients that it uses.
 
         No two devices wait for each other, because all keep the one order of ``events`` and of each
         block.
@@ -179,10 +191,18 @@ class StepProgram:
         Raises:
             PlanError: names the instruction and what is missing.
         """
+        self._check_halves()
         self._check_events()
         for device in self.devices:
             check_device(device, self.instructions(device))
         check_versions(self.everywhere)
+
+    def _check_halves(self) -> None:
+        for instruction in (i for block in self.blocks.values() for i in block):
+            in_halves = self.num_halves > 1 and instruction.kind not in OF_WEIGHTS
+            if in_halves != (instruction.half is not None):
+                wanted = "needs a half" if in_halves else "has a half, and is done once"
+                raise PlanError(f"{instruction}: it {wanted} in this program.")
 
     def _check_events(self) -> None:
         seen: Counter[Event] = Counter()

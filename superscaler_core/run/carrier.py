@@ -36,7 +36,8 @@ class Carrier:
             ends = _box(edge.src), _box(edge.dst)
             self._ways[name, False] = Way(transport, edge.forward, *ends)
             self._ways[name, True] = Way(transport, edge.backward, *ends[::-1])
-        self._moving: dict[tuple[str, bool], Wait] = {}
+        # The halves of a microbatch start in the order in which they wait.
+        self._moving: defaultdict[tuple[str, bool], deque[Wait]] = defaultdict(deque)
         self._mail: defaultdict[tuple[str, str, int], deque[Any]] = defaultdict(deque)
         self._num_carried: Counter[tuple[str, bool]] = Counter()
         self._num_before: Counter[tuple[str, bool]] = Counter()
@@ -72,19 +73,19 @@ class Carrier:
 
     def start_move(self, name: str, shard: Tensor | None) -> None:
         """Start ``move`` in the background."""
-        self._moving[name, False] = self._ways[name, False].start(shard)
+        self._moving[name, False].append(self._ways[name, False].start(shard))
 
     def wait_move(self, name: str) -> Tensor | None:
-        """Wait for ``start_move``, and return the value."""
-        return self._moving.pop((name, False))()
+        """Wait for the first ``start_move`` not waited for yet, and return the value."""
+        return self._moving[name, False].popleft()()
 
     def start_move_back(self, name: str, grad: Tensor | None) -> None:
         """Start ``move_back`` in the background."""
-        self._moving[name, True] = self._ways[name, True].start(self._grad(name, grad))
+        self._moving[name, True].append(self._ways[name, True].start(self._grad(name, grad)))
 
     def wait_move_back(self, name: str) -> Tensor | None:
-        """Wait for ``start_move_back``, and return the gradient."""
-        return self._moving.pop((name, True))()
+        """Wait for the first ``start_move_back`` not waited for yet, and return the gradient."""
+        return self._moving[name, True].popleft()()
 
     def _grad(self, name: str, grad: Tensor | None) -> Tensor | None:
         """The gradient of the value that this rank read; zeros if autograd computed none."""

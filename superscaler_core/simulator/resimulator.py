@@ -174,7 +174,7 @@ class Resimulator:
     def _materialized(
         self, plan: Plan, edges: Edges, weights: Weights, old: _State | None
     ) -> Materialized:
-        events = () if old is None else old.made.events
+        events = () if old is None else old.made.scheduled
         crossing = [edge for edge in edges.all if edge.crosses]
         if old is None or crossing != [edge for edge in old.made.edges.all if edge.crosses]:
             events = step_events(plan, edges)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from superscaler_core.cost.wire import Wire, ticks
 from superscaler_core.plan import Device
@@ -193,8 +194,9 @@ class Stepper:
             return {}
         is_back = event.kind.goes_back
         found: dict[Device, Arrival] = {}
-        for edge, ends in self._awaited(event.stage, is_back):
-            mail = self._mail.get((edge, event.microbatch, is_back))
+        awaited = self._awaited(event.stage, is_back)
+        for (edge, ends), mb in product(awaited, self._made.microbatches_of(event)):
+            mail = self._mail.get((edge, mb, is_back))
             # The first turn of a recycled value waits for nothing.
             for device, arrival in mail.popleft().items() if mail else ():
                 if device in ends and (device not in found or arrival[1] > found[device][1]):

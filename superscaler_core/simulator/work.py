@@ -143,7 +143,7 @@ class Work:
 
     def _in_phase(self, instruction: StepInstruction) -> Iterable[Act]:
         """The acts of a communication, or of its start or its wait."""
-        phase, key = instruction.phase, f"{instruction.kind} {instruction.name}"
+        phase, key = instruction.phase, _key_of(instruction)
         if phase is Phase.WAIT:
             if key in self._waits:
                 wire = self._waits[key]
@@ -283,3 +283,9 @@ class Work:
 
     def _call(self, name: str, wire: Wire) -> Act:
         return Act(name, wire.devices, wire.ticks + ticks(self._times.profile.move_secs), wire)
+
+
+def _key_of(instruction: StepInstruction) -> str:
+    """The key under which a communication is started and waited for."""
+    half = "" if instruction.half is None else f" half {instruction.half}"
+    return f"{instruction.kind} {instruction.name}{half}"

@@ -132,6 +132,8 @@ OVERLAPPING = (
 CASES += [replace(case_of(plan, 4, "float64"), overlap=OVERLAP) for plan in OVERLAPPING]
 CASES += [
     replace(case_of("hybrid", 8, "float64"), overlap=OVERLAP),
+    replace(case_of("expert_parallel", 4, "float64"), overlap=ss.Overlap(duplex=True)),
+    replace(case_of("hybrid", 8, "float64"), overlap=replace(OVERLAP, moves=True, duplex=True)),
     replace(case_of("one_f_one_b", 4, "float64"), rewrite="late"),
     replace(case_of("hybrid", 8, "float64"), rewrite="halves"),
     replace(case_of("coshard", 8, "float64"), rewrite="halves-apart"),
@@ -159,6 +161,7 @@ PIPELINES = [
     replace(case_of("one_f_one_b", 4, "float64"), rewrite="late"),
     case_of("nf1b", 4, "float64"),
     case_of("hybrid", 8, "float64"),
+    replace(case_of("hybrid", 8, "float64"), overlap=ss.Overlap(duplex=True)),
 ]
 
 

@@ -284,6 +284,7 @@ def test_explain_of_an_edge_prints_its_plan(capsys: pytest.CaptureFixture[str]) 
     [
         ["mlp", "megatron", "--dtype", "float64"],
         ["mlp", "one_f_one_b", "--set", "microbatches=3", "--optimizer", "momentum"],
+        ["moe", "expert_parallel", "--dtype", "float64", "--duplex", "--overlap", "1"],
         # Dropout and master weights are compared with a program of one device.
         ["gpt", "data_parallel", "--set", "dropout=0.2", "--set", "layers=1", "--steps", "2"],
         ["mlp", "zero1", "--dtype", "bfloat16", "--master-dtype", "float32"],

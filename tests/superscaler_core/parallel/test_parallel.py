@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
+from superscaler_core import plans
 from superscaler_core.parallel import Evaluated, Programs, SProgram
 from superscaler_core.parallel.programs import MAX_PROGRAMS
 from tests.superscaler_core.parallel.threads import on_threads
@@ -29,7 +30,12 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
 
 
-PLANS: dict[str, tuple[str, dict[str, Any]]] = {
+def megatron_in_halves(plan: ss.Plan) -> None:
+    plans.PLANS["megatron"](plan)
+    plan.overlap = ss.Overlap(duplex=True)
+
+
+PLANS: dict[str, tuple[str | Callable[..., None], dict[str, Any]]] = {
     "data": ("data_parallel", {}),
     "tensor": ("megatron", {}),
     "zero1": ("zero1", {}),
@@ -39,6 +45,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "routes": ("chimera", {"microbatches": 4}),
     "hybrid": ("hybrid", {"tp": 2, "microbatches": 2}),
     "host": ("zero3_offload", {}),
+    "halves": (megatron_in_halves, {}),
 }
 
 SHAPES = [(8, 6), (8, 6), (3, 6), (8, 5), (4, 6), (1, 6), (6, 6), (3, 6)]

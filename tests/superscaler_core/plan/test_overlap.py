@@ -14,6 +14,7 @@ OVERLAPS = [
     ss.Overlap(prefetch=1),
     ss.Overlap(reductions=True),
     ss.Overlap(moves=True),
+    ss.Overlap(duplex=True),
     ss.Overlap(prefetch=3, reductions=True, bucket_bytes=1),
 ]
 

@@ -49,6 +49,10 @@ OVERLAPPING = [
 ]
 OVERLAPPING += [replace(Case("hybrid", 4, {"pp": 2, "microbatches": 2}), overlap=OVERLAP)]
 OVERLAPPING += [replace(Case("chimera", 4, {"pp": 2, "zero1": True}), overlap=OVERLAP)]
+OVERLAPPING += [
+    replace(case, overlap=replace(OVERLAP, duplex=True))
+    for case in (Case("hybrid", 4, {"pp": 2, "microbatches": 2, "tp": 2}), Case("zero3", 2))
+]
 
 
 @pytest.fixture(scope="module", params=[*CASES, *OVERLAPPING, *HALVES], ids=str)

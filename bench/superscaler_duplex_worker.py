@@ -1,0 +1,93 @@
+"""One rank of the duplex benchmark; started by ``superscaler_duplex.py``.
+
+    python -m bench.superscaler_duplex_worker CONFIG.json FOUND.json
+
+Rank 0 writes samples of both programs in seconds (the slowest rank of each step), the time that
+ranks wait for communication in a serial step, and what the simulator predicts.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import rvdcomm as rv
+from bench.superscaler_overlap_worker import NUM_CHECKED, predicted
+from bench.superscaler_predict_worker import TIMEOUT, measured_move_secs
+from bench.training_method import Method, alternating, waiting_secs
+from bench.waiting_moe import WaitingMoE, WaitingMoEConfig, example_inputs
+from rvdcomm.calibration import calibrate
+from superscaler_core.compiled import Compiled, compile
+from superscaler_core.front_end import capture
+from superscaler_core.plan import Overlap, Plan
+from superscaler_core.plans import PLANS
+from superscaler_core.run.load import load
+from superscaler_core.simulator.measured import measured
+
+METHODS = {"serial": Overlap(), "duplex": Overlap(duplex=True)}
+
+
+def main(argv: list[str]) -> None:
+    """Run both programs on this rank."""
+    config = json.loads(Path(argv[0]).read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    topology, _ = calibrate()
+    sizes = WaitingMoEConfig(layers=config["layers"])
+    torch.manual_seed(0)
+    model = WaitingMoE(sizes)
+    generator = torch.Generator().manual_seed(1)
+    batches = [example_inputs(sizes, config["batch"], generator) for _ in range(NUM_CHECKED)]
+    programs = {
+        name: _compiled(sizes, model, config["batch"], overlap, topology)
+        for name, overlap in METHODS.items()
+    }
+    profile = measured(
+        list(programs.values()),
+        op_secs=config["op_secs"],
+        move_secs=measured_move_secs(topology),
+    )
+    folder = Path(config["folder"])
+    methods = {name: _method(folder / name, model, one) for name, one in programs.items()}
+    samples = alternating(methods, batches, config["steps"])
+    comm_secs = waiting_secs(methods["serial"], batches, config["steps"])
+    if dist.get_rank() == 0:
+        foretold = {name: predicted(one, profile, topology) for name, one in programs.items()}
+        found = {"samples": samples, "comm_secs": comm_secs, "predicted": foretold}
+        Path(argv[1]).write_text(json.dumps({**found, "topology": topology.to_json()}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _compiled(
+    sizes: WaitingMoEConfig,
+    model: nn.Module,
+    batch: int,
+    overlap: Overlap,
+    topology: rv.Topology,
+) -> Compiled:
+    """The program of a whole batch: captured with the batch, or with half of it."""
+    inputs = example_inputs(sizes, batch // overlap.num_halves, torch.Generator())
+    plan = Plan(capture(model, inputs), range(dist.get_world_size()))
+    PLANS["expert_parallel"](plan)
+    plan.overlap = overlap
+    return compile(plan, topology=topology, optimizer="momentum")
+
+
+def _method(folder: Path, model: nn.Module, compiled: Compiled) -> Method:
+    """Collective: every rank compiles the same program, and the first writes it."""
+    if dist.get_rank() == 0:
+        compiled.save(folder)
+    dist.barrier()
+    trainer = load(folder)
+    trainer.load_state_dict(model.state_dict())
+    return Method.of(trainer.step, trainer.parameters())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,121 @@
+"""Waiting MoE: a mixture of experts whose devices compute by waiting.
+
+Ranks of an emulated cluster share this machine's cores, so real computing of one rank slows down
+the others, and none of them can overlap its communication with it. Here nearly all computing is a
+wait of a known time, which needs no core; values, communication and everything else are real.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor, nn
+
+from superscaler_core import register_op
+from superscaler_core.models.moe import top_gating
+
+
+@dataclass(frozen=True)
+class WaitingMoEConfig:
+    """Sizes of the model.
+
+    Attributes:
+        vocabulary, sequence, layers, width, experts: as in ``MoEConfig``.
+        inner: width inside an expert.
+        capacity: places of an expert in a sequence.
+        dense_nanos, expert_nanos: nanoseconds that a device waits for an element of the input of a
+            layer or of the head, ``[B, S, M]``, and for one inside experts, ``[E, G, C, H]``;
+            twice that in the backward.
+    """
+
+    vocabulary: int = 16
+    sequence: int = 64
+    layers: int = 3
+    width: int = 128
+    experts: int = 8
+    inner: int = 32
+    capacity: int = 8
+    dense_nanos: float = 300.0
+    expert_nanos: float = 1200.0
+
+
+class _Wait(torch.autograd.Function):
+    """The identity, which takes some time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, secs: float) -> Tensor:
+        ctx.secs = secs
+        time.sleep(secs)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        time.sleep(2 * ctx.secs)
+        return grads[0], None
+
+
+@register_op("b s m -> b s m")
+def dense(x: Tensor, *, nanos: float) -> Tensor:
+    """The identity; waits ``nanos`` nanoseconds for every element."""
+    found: Tensor = _Wait.apply(x, 1e-9 * nanos * x.numel())  # type: ignore[no-untyped-call]
+    return found
+
+
+@register_op("e g c h -> e g c h")
+def expert(x: Tensor, *, nanos: float) -> Tensor:
+    """The same inside the experts, ``[E, G, C, H]``."""
+    found: Tensor = _Wait.apply(x, 1e-9 * nanos * x.numel())  # type: ignore[no-untyped-call]
+    return found
+
+
+class Layer(nn.Module):
+    """A wait in place of the attention, and experts, of which a token chooses one."""
+
+    def __init__(self, config: WaitingMoEConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.norm = nn.LayerNorm(config.width)
+        self.gate = nn.Linear(config.width, config.experts, bias=False)
+        self.up = nn.Parameter(torch.randn(config.experts, config.width, config.inner) / 10)
+        self.down = nn.Parameter(torch.randn(config.experts, config.inner, config.width) / 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(dense(x, nanos=self.config.dense_nanos))
+        combine, _ = top_gating(self.gate(h), top=1, capacity=self.config.capacity)
+        given = torch.einsum("gsec,gsm->egcm", (combine > 0).to(h.dtype), h)
+        hidden = F.gelu(torch.einsum("egcm,emh->egch", given, self.up))
+        hidden = expert(hidden, nanos=self.config.expert_nanos)
+        made = torch.einsum("egch,ehm->egcm", hidden, self.down)
+        return x + torch.einsum("gsec,egcm->gsm", combine, made)
+
+
+class WaitingMoE(nn.Module):
+    """A language model of such layers."""
+
+    def __init__(self, config: WaitingMoEConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocabulary, config.width)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of ``[batch, sequence]`` tokens."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.head(dense(x, nanos=self.config.dense_nanos))
+        return F.cross_entropy(x.transpose(1, 2), targets)
+
+
+def example_inputs(
+    config: WaitingMoEConfig, batch: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Random tokens and targets."""
+    shape = (batch, config.sequence)
+    tokens = torch.randint(config.vocabulary, shape, generator=generator)
+    return tokens, torch.randint(config.vocabulary, shape, generator=generator)

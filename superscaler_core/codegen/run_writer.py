@@ -1,0 +1,259 @@
+"""RunWriter: what one microbatch, or half of one, does in the runs of a stage on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from superscaler_core.codegen.flow import Flow
+from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.statement import (
+    NONE,
+    Expression,
+    Statement,
+    tuple_expression,
+)
+from superscaler_core.codegen.text import INDENT, assigned, index_text, wrapped
+from superscaler_core.codegen.totals import Totals
+from superscaler_core.codegen.values import Values, combined
+from superscaler_core.plan import Device
+from superscaler_core.program.edges import Edge
+from superscaler_core.program.instruction import Phase, StepInstruction, Verb
+from superscaler_core.program.materialized import Materialized
+from superscaler_core.program.segments import Segment
+from superscaler_core.program.transfer import Transfer
+from superscaler_core.schedules import ActionKind
+
+_BACK = {Verb.BACKWARD: "backward", Verb.BACKWARD_INPUTS: "backward_inputs"}
+"""Calls of generated code for the gradients of a segment's inputs."""
+
+
+class RunWriter:
+    """Writes the statements of instructions, and of transfers from and to other stages.
+
+    Args:
+        made: the plan.
+        stage, device: the stage and the device.
+        names: the names of the device's file; of each half they are others (``Names.of_half``).
+        mb: the expression of the microbatch's number.
+
+    Attributes:
+        values, flow: the values of the device, and what the stage passes on.
+    """
+
+    def __init__(
+        self, made: Materialized, stage: int, device: Device, names: Names, mb: str
+    ) -> None:
+        self._made, self._stage, self._device = made, stage, device
+        self._names, self._mb = names, mb
+        self._grads = Totals(names)
+        self._sums = Totals(names)
+        self.values = Values(made, device, names, mb)
+        self.flow = Flow(made, stage, device, self.values)
+
+    # --- around a run ---------------------------------------------------------------------------
+
+    def arriving(self) -> list[Statement]:
+        """Receive what a forward reads of other stages."""
+        lines = []
+        for edge in self._made.crossing_to(self._stage):
+            if self._device in edge.dst.shards:
+                which = "receive" if edge.recycles is None else "recycled"
+                call = Expression(f'run.{which}("{edge.name}", {self._mb})')
+                lines.append(Statement.assign(self.values.of_edge(edge).name, call))
+        return lines
+
+    def leaving(self) -> list[Statement]:
+        """Send what a forward computes for other stages."""
+        lines = []
+        for edge in self._made.crossing_from(self._stage):
+            if self._device in edge.src.shards:
+                shard = self._packed(edge)
+                which = "result" if edge.result else "recycle" if edge.recycles else "send"
+                call = f'run.{which}("{edge.name}", {self._mb}, {shard})'
+                lines.append(Statement.call(call, shard))
+        return lines
+
+    def arriving_back(self) -> list[Statement]:
+        """Receive the gradients that a backward begins with."""
+        self._grads = Totals(self._names)
+        lines = []
+        for edge in self._made.crossing_from(self._stage):
+            if self._device in edge.src.shards and edge.backward:
+                grad = self._grad_name(edge, edge.tensor.name)
+                call = Expression(f'run.receive_grad("{edge.name}", {self._mb})')
+                lines.append(Statement.assign(grad, call))
+                lines += self._unpack_grad(edge, grad)
+        return lines
+
+    def leaving_back(self) -> list[Statement]:
+        """Send the gradients that a backward computes for other stages."""
+        lines = []
+        for edge in self._made.crossing_to(self._stage):
+            if self._device in edge.dst.shards and edge.backward:
+                given = self._sum(self.values.of_edge(edge).name)
+                call = f'run.send_grad("{edge.name}", {self._mb}, {given})'
+                lines.append(Statement.call(call, given))
+        return lines
+
+    # --- instructions ---------------------------------------------------------------------------
+
+    def statements(self, instruction: StepInstruction, run: ActionKind) -> list[Statement]:
+        """The statements of an instruction in a run of the stage."""
+        kind, what = instruction.kind, instruction.what
+        match kind:
+            case Verb.FORWARD | Verb.COMPUTE:
+                again = what.span if run is not ActionKind.FORWARD else 0
+                return [*self._call(what, kind, again), *self._add_up(what, again)]
+            case Verb.HOLD:
+                return [self._with_args("run.hold", what)]
+            case Verb.BACKWARD | Verb.BACKWARD_INPUTS:
+                return self._call_back(what, kind)
+            case Verb.RERUN:
+                return [Statement(f"run.rerun({what.name}, {self._mb})")]
+            case Verb.BACKWARD_WEIGHTS:
+                return [Statement(f"run.backward_weights({what.name}, {self._mb})")]
+            case Verb.OUT | Verb.IN:
+                prefix = prefix_of(instruction.phase)
+                return [Statement(f"run.{prefix}swap_{kind}({what.name}, {self._mb})")]
+            case Verb.KEEP:
+                return self._keep(what)
+            case Verb.RESUME:
+                return self._resume(what)
+            case Verb.MOVE:
+                return self._move(what, instruction.phase)
+            case Verb.MOVE_BACK:
+                return self._move_back(what, instruction.phase)
+            case _:
+                raise AssertionError(f"{instruction} is of weights")
+
+    def _keep(self, span: int) -> list[Statement]:
+        values = tuple_expression(Expression.of(v.name) for v in self.flow.entering(span))
+        call = f'run.keep("stage{self._stage}_span{span}", {self._mb}, {values})'
+        return [Statement.call(call, values)]
+
+    def _resume(self, span: int) -> list[Statement]:
+        """Begin the rerun of a span; its segments now keep what their backward needs."""
+        names = tuple(v.name for v in self.flow.entering(span))
+        self._sums = Totals(self._names)
+        kept = f'run.kept("stage{self._stage}_span{span}", {self._mb})'
+        return [Statement(assigned(names) + kept, names)]
+
+    def _call(self, segment: Segment, kind: Verb, again: int) -> list[Statement]:
+        outs = tuple(value.name for value in self.flow.exports[segment])
+        which = "forward" if kind is Verb.FORWARD else "compute"
+        lines = [self._with_args(f"run.{which}", segment, outs)]
+        for name in () if again else self.flow.loss_names(segment):
+            lines.append(Statement(f"run.add_loss({name})", reads=(name,)))
+        for buffer, name in () if again else self.flow.state_names(segment).items():
+            lines.append(Statement(f'run.keep_state("{buffer}", {name})', reads=(name,)))
+        return lines
+
+    def _with_args(self, call: str, segment: Segment, outs: tuple[str, ...] = ()) -> Statement:
+        """A call with a segment and all its arguments."""
+        with_grad, others = self.flow.args[segment]
+        given = tuple_expression(Expression.of(v.name) for v in with_grad)
+        texts = [v.text for v in others]
+        reads = (*given.reads, *(v.name for v in others if v.text == v.name))
+        head, end = f"{assigned(outs)}{call}", ",))" if len(texts) == 1 else "))"
+        text = wrapped(f"{head}({segment.name}, {self._mb}, {given}, (", texts, end, INDENT)
+        return Statement(text, outs, reads)
+
+    def _add_up(self, segment: Segment, again: int) -> list[Statement]:
+        """Add a segment's results to the sums that edges move."""
+        return [
+            line
+            for value in self.flow.exports[segment]
+            for edge in self.flow.summands.get(value.name, ())
+            if not again or self.flow.is_summed_in(edge, again)
+            for line in self._sums.add(edge, f"{edge.tensor.name}_sum", Expression.of(value.name))
+        ]
+
+    def _move(self, edge: Edge, phase: Phase) -> list[Statement]:
+        if phase is Phase.WAIT:
+            call, comment = Expression(f'run.wait_move("{edge.name}")'), ""
+        else:
+            shard, comment = self._packed(edge), self._comment(edge.forward)
+            call = Expression(f'run.{prefix_of(phase)}move("{edge.name}", {shard})', shard.reads)
+            if phase is Phase.WHOLE and len(edge.forward) == 1 and edge.forward[0].is_idle:
+                call, comment = shard, ""
+        if phase is Phase.START or self._device not in edge.dst.shards:
+            return [Statement.call(f"{call}{comment}", call)]
+        return [Statement.assign(self.values.of_edge(edge).name, call, comment)]
+
+    def _comment(self, legs: Sequence[Transfer]) -> str:
+        """A comment about a move, for the reader of the file."""
+        if len(legs) > 1:
+            return f"  # {len(legs)} regions"
+        steps = legs[0].plan(self._made.topology).path.steps
+        kinds = " + ".join(step.kind for step in steps)
+        return f"  # {kinds}: {legs[0].src.rvd} -> {legs[0].dst.rvd}"
+
+    # --- backward -------------------------------------------------------------------------------
+
+    def _grad_name(self, source: Segment | Edge, name: str) -> str:
+        """The variable of the gradient of a value that comes from a segment or an edge."""
+        return self._names.of((source, name), f"g_{name}")
+
+    def _sum(self, name: str) -> Expression:
+        """The gradient of a value, summed over its readers."""
+        return self._grads.of(name) or NONE
+
+    def _call_back(self, segment: Segment, kind: Verb) -> list[Statement]:
+        outs = [value for value in self.flow.exports[segment] if value.has_grad]
+        loss = self.flow.loss_names(segment)
+        grads = tuple_expression(
+            Expression("run.loss_grad") if v.name in loss else self._sum(v.name) for v in outs
+        )
+        with_grad, _ = self.flow.args[segment]
+        results = tuple(self._grad_name(segment, value.name) for value in with_grad)
+        call = f"run.{_BACK[kind]}({segment.name}, {self._mb}, {grads})"
+        lines = [Statement(assigned(results) + call, results, grads.reads)]
+        for value, result in zip(with_grad, results, strict=True):
+            lines += self._add_grad(value.name, Expression.of(result))
+        return lines
+
+    def _move_back(self, edge: Edge, phase: Phase) -> list[Statement]:
+        if phase is Phase.WAIT:
+            call, comment = Expression(f'run.wait_move_back("{edge.name}")'), ""
+        else:
+            grad = NONE
+            if self._device in edge.dst.shards:
+                grad = self._sum(self.values.of_edge(edge).name)
+            comment = self._comment(edge.backward)
+            call = Expression(f'run.{prefix_of(phase)}move_back("{edge.name}", {grad})', grad.reads)
+            is_idle = len(edge.backward) == 1 and edge.backward[0].is_idle
+            if phase is Phase.WHOLE and is_idle and grad is not NONE:
+                call, comment = grad, ""
+        if phase is Phase.START or self._device not in edge.src.shards:
+            return [Statement.call(f"{call}{comment}", call)]
+        name = self._grad_name(edge, edge.tensor.name)
+        return [Statement.assign(name, call, comment), *self._unpack_grad(edge, name)]
+
+    # --- edges ----------------------------------------------------------------------------------
+
+    def _packed(self, edge: Edge) -> Expression:
+        """This device's shard of an edge."""
+        if self._device not in edge.src.shards:
+            return NONE
+        box = edge.src.shards[self._device].box
+        return self._sums.of(edge) or combined(box, self.values.edge_source(edge))
+
+    def _unpack_grad(self, edge: Edge, grad: str) -> list[Statement]:
+        """Pass the gradient of a shard on to the values that form the shard."""
+        box = edge.src.shards[self._device].box
+        return [
+            line
+            for value in self.values.edge_source(edge)
+            for line in self._add_grad(
+                value.name, Expression(grad + index_text(value.box, box), (grad,))
+            )
+        ]
+
+    def _add_grad(self, name: str, grad: Expression) -> list[Statement]:
+        """Add a gradient of a value that several steps may read."""
+        return self._grads.add(name, f"g_{name}_sum", grad)
+
+
+def prefix_of(phase: Phase) -> str:
+    """The prefix of calls that are one phase of a communication."""
+    return f"{phase}_" if phase else ""

@@ -1,0 +1,145 @@
+"""Duplex: a rewrite of a step program in which half a microbatch computes while the other moves.
+
+Source: the Duplex of HiDup (Zhang et al., Accelerating Large-Scale Distributed Neural Network
+Training with SPMD Parallelism, 2022). It weaves the forward; here backwards are woven too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from superscaler_core.program.instruction import (
+    MOVES,
+    OF_WEIGHTS,
+    Carry,
+    Event,
+    Phase,
+    StepInstruction,
+    Verb,
+)
+from superscaler_core.program.overlap_moves import beside, moved_together
+from superscaler_core.program.step_program import Block, StepProgram
+
+
+def duplex(program: StepProgram) -> StepProgram:
+    """Run every microbatch as two halves: one half computes while the other one communicates.
+
+    Laws (tests/superscaler_core/program/test_duplex.py): each half runs the instructions of the
+    program in their order; weights are gathered and reduced once for both halves; the second half
+    never overtakes the first.
+
+    Args:
+        program: a program whose microbatches run whole, and whose instructions have their objects
+            (``StepInstruction.what``). Its weights' communication is not overlapped yet, but its
+            moves may be.
+
+    Returns:
+        A program of twice as many microbatches, each half as large.
+    """
+    blocks = {
+        key: _joined(woven(*(_half(block, number) for number in (0, 1))))
+        for key, block in program.blocks.items()
+    }
+    events = tuple(both_halves(program.events))
+    return replace(program, blocks=blocks, events=events, num_halves=2)
+
+
+def both_halves(events: Iterable[Event]) -> Iterator[Event]:
+    """The events, with one transfer for each half; an action runs both halves."""
+    for event in events:
+        if isinstance(event, Carry):
+            yield from (replace(event, microbatch=2 * event.microbatch + i) for i in (0, 1))
+        else:
+            yield event
+
+
+def woven(first: Block, second: Block) -> Iterator[StepInstruction]:
+    """Two orders of instructions as one: while one communicates, the other one computes.
+
+    Each order runs until it has to wait for a move. Then it is the other's turn, which begins with
+    the wait for its own move. So with computations A and communications C, two equal orders become:
+    A1 of the first, {C1 of the first beside A1 of the second}, {C1 of the second beside A2 of the
+    first}, and so on. All devices keep this one order.
+
+    Instructions of weights are the same in both orders, and are done once: a gather when the first
+    order comes to it, a release or a reduction when the second one does. The first order waits
+    there for the second one, so the second one is never ahead.
+
+    Args:
+        first, second: whole instructions, or starts and waits; with the same instructions of
+            weights, in the same order.
+    """
+    sides = _Side(first), _Side(second)
+    turn = 0
+    while any(side.left for side in sides):
+        yield from sides[turn].run(sides[1 - turn])
+        turn = 1 - turn
+
+
+class _Side:
+    """One of two woven orders.
+
+    Attributes:
+        left: the instructions that are still to run.
+        num_passed: the number of instructions of weights that this order has passed.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self.left = deque(_in_phases(block))
+        self.num_passed = 0
+
+    def run(self, other: _Side) -> Iterator[StepInstruction]:
+        """Run until the next wait for a move, or until the other order has to catch up."""
+        while self.left and _is_wait(self.left[0]):
+            yield self.left.popleft()
+        while self.left and not _is_wait(self.left[0]):
+            instruction = self.left[0]
+            if instruction.kind not in OF_WEIGHTS:
+                yield self.left.popleft()
+            elif instruction.kind is Verb.GATHER:
+                if self.num_passed >= other.num_passed:
+                    yield instruction
+                self._pass()
+            else:
+                # These weights go when both orders are here; then it is the first order's turn.
+                if other.left[0].kind in OF_WEIGHTS and self.num_passed == other.num_passed:
+                    yield instruction
+                    self._pass()
+                    other._pass()
+                return
+
+    def _pass(self) -> None:
+        """Leave an instruction of weights behind."""
+        self.left.popleft()
+        self.num_passed += 1
+
+
+def _is_wait(instruction: StepInstruction) -> bool:
+    return instruction.kind in MOVES and instruction.phase is Phase.WAIT
+
+
+def _half(block: Block, number: int) -> Block:
+    """A block for one half; instructions of weights are for both."""
+    return tuple(i if i.kind in OF_WEIGHTS else replace(i, half=number) for i in block)
+
+
+def _in_phases(block: Block) -> Iterator[StepInstruction]:
+    """A block whose moves are started before they are waited for, independent ones together."""
+    place = 0
+    while place < len(block):
+        moves = moved_together(block, place)
+        yield from beside(moves, ()) if moves else block[place : place + 1]
+        place += len(moves) or 1
+
+
+def _joined(instructions: Iterable[StepInstruction]) -> Block:
+    """The instructions, with one instruction in place of a start with its wait right behind it."""
+    done: list[StepInstruction] = []
+    for now in instructions:
+        if now.phase is Phase.WAIT and done and done[-1] == replace(now, phase=Phase.START):
+            done[-1] = replace(done[-1], phase=Phase.WHOLE)
+        else:
+            done.append(now)
+    return tuple(done)

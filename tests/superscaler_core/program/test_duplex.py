@@ -1,0 +1,261 @@
+"""Duplex: one half of a microbatch computes while the other one communicates, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import superscaler_core as ss
+from superscaler_core.cost.presets import PROFILES
+from superscaler_core.errors import PlanError
+from superscaler_core.memory.footprint import footprints
+from superscaler_core.memory.memory import memory_of
+from superscaler_core.memory.moments import Moment
+from superscaler_core.program.duplex import duplex, woven
+from superscaler_core.program.instruction import (
+    COMPUTING,
+    MOVES,
+    OF_WEIGHTS,
+    Phase,
+    StepInstruction,
+    Verb,
+)
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.schedules import Action
+from superscaler_core.simulator.simulated import Simulated
+from superscaler_core.simulator.simulation import simulate
+from tests.superscaler_core.training import Case, errors_on_threads
+
+DUPLEX = ss.Overlap(duplex=True)
+ALL = ss.Overlap(prefetch=1, reductions=True, moves=True, duplex=True, bucket_bytes=1 << 12)
+PLANS = [
+    Case("data_parallel", 2),
+    Case("zero3", 2),
+    Case("megatron", 2),
+    Case("megatron_sp", 2),
+    Case("expert_parallel", 2, model="moe"),
+    Case("hybrid", 4, {"pp": 2, "tp": 2, "microbatches": 3}),
+    Case("recompute", 2),
+]
+OTHERS = [
+    Case("data_parallel", 2, model="wide_resnet"),
+    Case("chimera", 4, {"pp": 2, "tp": 2, "zero1": True}),
+    Case("nf1b", 2, {"microbatches": 2, "recycle": 1}, model="evoformer"),
+    Case("hybrid", 4, {"pp": 2, "tp": 2, "microbatches": 2}, rewrite="halves-apart"),
+    Case("expert_parallel", 4, {"ep": 2}, model="moe"),
+]
+
+
+WOVEN = [replace(case, overlap=DUPLEX) for case in (*PLANS, *OTHERS)]
+WOVEN += [replace(case, overlap=ALL) for case in (*PLANS[1::2], PLANS[4], OTHERS[1])]
+WOVEN += [Case("swap", 2, overlap=DUPLEX)]
+
+
+@pytest.mark.parametrize("case", WOVEN, ids=str)
+def test_halves_train_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+    case = replace(case, num_steps=2)
+    program = case.compiled().step_program
+    program.check()
+    assert StepProgram.parse(str(program)) == program
+    # Not max(errors), which may pass over a NaN.
+    assert [error for error in errors_on_threads(case, tmp_path) if not error <= 1e-10] == []
+
+
+# --- the order ----------------------------------------------------------------------------------
+
+
+def programs(case: Case) -> tuple[StepProgram, StepProgram]:
+    """The program, and the same in halves."""
+    plain = case.compiled().step_program
+    return plain, duplex(plain)
+
+
+def of_kinds(block: Iterable[StepInstruction], kinds: Iterable[Verb]) -> list[StepInstruction]:
+    wanted = frozenset(kinds)
+    return [i for i in block if i.kind in wanted]
+
+
+def done_by(block: Iterable[StepInstruction], half: int) -> list[str]:
+    """What one half does, in order; a move where it is waited for."""
+    mine = (i for i in block if i.half == half and i.phase is not Phase.START)
+    return [str(replace(i, half=None, phase=Phase.WHOLE)) for i in mine]
+
+
+@pytest.mark.parametrize("case", [*PLANS, *OTHERS], ids=str)
+def test_each_half_runs_the_program_and_weights_move_once(case: Case) -> None:
+    plain, both = programs(case)
+    for key, block in plain.blocks.items():
+        mine = [i for i in block if i.kind not in OF_WEIGHTS]
+        for half in (0, 1):
+            assert done_by(both.blocks[key], half) == list(map(str, mine))
+        assert of_kinds(both.blocks[key], OF_WEIGHTS) == of_kinds(block, OF_WEIGHTS)
+    assert (both.begin, both.end) == (plain.begin, plain.end)
+    runs, others = ([e for e in p.events if isinstance(e, Action)] for p in (plain, both))
+    assert runs == others
+    assert len(both.events) - len(runs) == 2 * (len(plain.events) - len(runs))
+
+
+@pytest.mark.parametrize("case", [*PLANS, *OTHERS], ids=str)
+def test_the_second_half_comes_after_the_first_everywhere(case: Case) -> None:
+    for block in programs(case)[1].blocks.values():
+        computing = of_kinds(block, COMPUTING)
+        for place, instruction in enumerate(computing):
+            if instruction.half == 1:
+                assert replace(instruction, half=0) in computing[:place]
+
+
+@pytest.mark.parametrize("case", PLANS[2:5], ids=str)
+def test_one_half_computes_while_the_other_communicates(case: Case) -> None:
+    for block in programs(case)[1].blocks.values():
+        waits = [n for n, i in enumerate(block) if i.kind in MOVES and i.phase is Phase.WAIT]
+        assert len(waits) >= 4
+        for place in waits:
+            start = block.index(replace(block[place], phase=Phase.START))
+            beside = of_kinds(block[start:place], COMPUTING)
+            # Of both devices, and of the other half alone.
+            assert {i.devices for i in beside} == {(0,), (1,)}
+            assert {i.half for i in beside} == {0, 1} - {block[place].half}
+
+
+def test_windows_are_open_until_both_halves_have_read_them() -> None:
+    for block in programs(Case("zero3", 2))[1].blocks.values():
+        verbs = [i.kind for i in of_kinds(block, {*OF_WEIGHTS, *COMPUTING})]
+        ends = [n for n, verb in enumerate(verbs) if verb in (Verb.RELEASE, Verb.REDUCE)]
+        assert ends
+        # Two devices compute, each for two halves.
+        for begin, end in pairwise([-1, *ends]):
+            assert sum(verb in COMPUTING for verb in verbs[begin + 1 : end]) % 4 == 0
+            assert verbs[begin + 1 : end].count(Verb.GATHER) <= 1
+
+
+# --- against HiDup's formula --------------------------------------------------------------------
+
+
+def stages(secs: Sequence[tuple[int, int]]) -> tuple[StepInstruction, ...]:
+    """A block: before each computation but the first comes communication, if it takes time."""
+    leg = SimpleNamespace(is_idle=False)
+    block: list[StepInstruction] = []
+    for number, (c, p) in enumerate(secs):
+        edge = SimpleNamespace(parent=None, forward=(leg,), secs=c)
+        if c:
+            block.append(StepInstruction(Verb.MOVE, f"e{number}", (0,), what=edge))
+        what = SimpleNamespace(secs=p)
+        block.append(StepInstruction(Verb.FORWARD, f"s{number}", (0,), what=what))
+    return tuple(block)
+
+
+def secs_of(order: Iterable[StepInstruction]) -> int:
+    """When the last one ends: computations one after another, and communication beside them."""
+    clock = link = 0
+    ends: dict[tuple[str, int | None], int] = {}
+    for i in order:
+        if i.kind is Verb.FORWARD:
+            clock += i.what.secs
+        elif i.phase is Phase.WAIT:
+            clock = max(clock, ends[i.name, i.half])
+        else:
+            link = ends[i.name, i.half] = max(clock, link) + i.what.secs
+            clock = clock if i.phase is Phase.START else link
+    return clock
+
+
+def by_stages(secs: Iterable[tuple[int, int]]) -> int:
+    """HiDup's forward: {move of one beside the other's last computation}, and the other way."""
+    total = debt = 0
+    for c, p in secs:
+        total += max(debt, c) + max(p, c)
+        debt = p
+    return total + debt
+
+
+def halves_of(secs: Sequence[tuple[int, int]]) -> Iterable[StepInstruction]:
+    return woven(*(tuple(replace(i, half=h) for i in stages(secs)) for h in (0, 1)))
+
+
+def test_hidups_example_takes_27_instead_of_40() -> None:
+    secs = [(0, 4), (3, 5), (6, 2)]
+    assert by_stages(secs) == secs_of(halves_of(secs)) == 27
+    assert 2 * secs_of(stages(secs)) == 40
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8))
+def test_the_woven_order_is_never_slower_than_hidups_stages(secs: list[tuple[int, int]]) -> None:
+    secs[0] = (0, secs[0][1])
+    computing = 2 * sum(p for _, p in secs)
+    assert computing <= secs_of(halves_of(secs)) <= by_stages(secs) <= 2 * secs_of(stages(secs))
+
+
+# --- memory and time ----------------------------------------------------------------------------
+
+
+def largest_segment(compiled: ss.Compiled, device: int) -> int:
+    """The most that any step of a run takes over what was there before it."""
+    found = footprints(compiled.materialized, device).values()
+    return max(
+        peak.most.total - before.total
+        for one in found
+        for before, peak in zip([Moment(), *(p.after for p in one.peaks)], one.peaks, strict=False)
+    )
+
+
+MEMORY = [case for case in WOVEN if case.model != "evoformer" and case.plan != "swap"]
+
+
+@pytest.mark.parametrize("case", MEMORY, ids=str)
+def test_halves_need_a_segment_more_memory_at_most(case: Case) -> None:
+    """Compared with the whole batch, which the same plan runs as one microbatch."""
+    whole = replace(case, overlap=replace(case.overlap, duplex=False), batch=8).compiled()
+    both = case.compiled()
+    most = memory_of(whole.materialized)
+    for device, memory in memory_of(both.materialized).items():
+        segment = largest_segment(whole, device)
+        assert memory.total_bytes <= most[device].total_bytes + segment
+
+
+@pytest.mark.parametrize("case", PLANS[2:5], ids=str)
+def test_the_simulator_hides_communication_behind_the_other_half(case: Case) -> None:
+    # Overheads of calls, which halves have twice, are left out.
+    profile = replace(PROFILES["v100"], segment_secs=0.0, move_secs=0.0)
+
+    def found(overlap: ss.Overlap, batch: int) -> Simulated:
+        sizes = {"width": 64, "sequence": 32}
+        made = replace(case, overlap=overlap, batch=batch, sizes=sizes, dtype="float32").compiled()
+        return simulate(made, profile)
+
+    whole, both = found(ss.Overlap(), 64), found(DUPLEX, 32)
+    exposed = [sum(level.exposed_secs for level in one.levels) for one in (whole, both)]
+    assert exposed[1] < 0.7 * exposed[0]
+    assert both.overlap > 0.3
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def changed(
+    program: StepProgram, change: Callable[[StepInstruction], StepInstruction]
+) -> StepProgram:
+    blocks = {key: tuple(map(change, block)) for key, block in program.blocks.items()}
+    return replace(program, blocks=blocks)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda i: replace(i, half=None), "needs a half"),
+        (lambda i: replace(i, half=0), "done once|kept already"),
+    ],
+)
+def test_an_instruction_without_its_half_is_refused(change: Any, words: str) -> None:
+    _, both = programs(Case("zero3", 2))
+    with pytest.raises(PlanError, match=words):
+        changed(both, change).check()
+    with pytest.raises(PlanError, match="has a half"):
+        replace(both, num_halves=1).check()
