@@ -138,7 +138,7 @@ def timeline(
     for action in _in_order(schedule, waits):
         start = max((spans[wait.on].end for wait in waits[action]), default=0)
         name = _name(beside[action]) if action in beside else action.kind
-        spans[action] = Span(action, start, start + _duration(name, action.stage, durations))
+        spans[action] = Span(action, start, start + duration_of(name, action.stage, durations))
     return Timeline(schedule, tuple(tuple(spans[a] for a in row) for row in schedule.rows))
 
 
@@ -163,7 +163,12 @@ def _in_order(schedule: Schedule, waits: Waits) -> list[Action]:
     return order
 
 
-def _duration(name: str, stage: int, durations: Durations) -> Time:
+def duration_of(name: str, stage: int, durations: Durations) -> Time:
+    """The time of an action of a stage, by its kind or, of a pair, by their kinds.
+
+    Raises:
+        ScheduleError: it is missing, or not above 0.
+    """
     duration = durations.get((name, stage), durations.get(name))
     if not isinstance(duration, int | Fraction) or duration <= 0:
         raise ScheduleError(

@@ -1,0 +1,26 @@
+"""Search for schedules: the best order of actions for given times, memory limits and routes.
+
+Below, a V: each worker holds two stages, one on the way down and one on the way back.
+
+>>> from superscaler_core.schedules import grid, timeline
+>>> times = {"F": 1, "I": 1, "W": 1}
+>>> found = search_schedule(v_routes(2), times, 3, memory_limit=4)
+>>> timeline(found, times).makespan
+19
+"""
+
+from superscaler_core.schedules.search.exact import exact_schedule
+from superscaler_core.schedules.search.routes import (
+    both_ways,
+    looped_routes,
+    straight_routes,
+    v_routes,
+)
+
+__all__ = [
+    "both_ways",
+    "exact_schedule",
+    "looped_routes",
+    "straight_routes",
+    "v_routes",
+]

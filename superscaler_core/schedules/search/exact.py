@@ -1,0 +1,103 @@
+"""Exact: a schedule of the least makespan, by bisection between a lower bound and a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+
+import numpy as np
+
+from superscaler_core.schedules.dataflow import Edges
+from superscaler_core.schedules.schedule import Route, Schedule
+from superscaler_core.schedules.search.counts import Line, Table, find_counts
+from superscaler_core.schedules.search.in_list import RULES, in_list
+from superscaler_core.schedules.search.problem import Problem, Starts
+from superscaler_core.schedules.search.reading import Request
+from superscaler_core.schedules.timeline import Durations, Time
+
+
+def exact_schedule(
+    routes: Sequence[Route],
+    durations: Durations,
+    num_microbatches: int,
+    memory_limit: Time | Sequence[Time] | None = None,
+    *,
+    activations: Mapping[int, Time] | None = None,
+    edges: Edges | None = None,
+    budget_secs: float = 60,
+) -> Schedule:
+    """A schedule of which it is proved that no other has a shorter makespan.
+
+    Its times are those of ``timeline(schedule, durations, edges)``, without communication. For up
+    to about 100 actions whose durations are small whole numbers it takes seconds.
+
+    >>> from superscaler_core.schedules import timeline
+    >>> from superscaler_core.schedules.search import straight_routes
+    >>> times = {"F": 1, "I": 1, "W": 1}
+    >>> timeline(exact_schedule(straight_routes(4), times, 8, memory_limit=4), times).makespan
+    27
+
+    Args:
+        routes, durations, num_microbatches, memory_limit, activations, edges, budget_secs: as of
+            ``search_schedule``.
+
+    Raises:
+        ScheduleError: as of ``search_schedule``.
+        OutOfTimeError: a ScheduleError: ``budget_secs`` are over, and nothing is proved yet.
+    """
+    request = Request(
+        tuple(routes), durations, num_microbatches, memory_limit, activations, edges
+    )  # fmt: skip
+    problem = request.problem()
+    starts = shortest(problem, best_in_list(problem), monotonic() + budget_secs)
+    return problem.schedule("exact", starts)
+
+
+def best_in_list(problem: Problem) -> Starts:
+    """The shortest of the schedules of all rules."""
+    return min((in_list(problem, rule) for rule in RULES), key=problem.makespan)
+
+
+def shortest(problem: Problem, starts: Starts, deadline: float) -> Starts:
+    """Starts of the least makespan.
+
+    Every start is a sum of durations in some best schedule, so a whole number of ticks: one in
+    which every action starts as early as the order of its workers allows.
+
+    Args:
+        problem: tasks.
+        starts: of any schedule.
+        deadline: by ``time.monotonic``.
+
+    Raises:
+        OutOfTimeError: the deadline came first.
+    """
+    low, high = problem.bound, problem.makespan(starts)
+    # No makespan is below low, and starts have high.
+    while low < high:
+        middle = (low + high) // 2
+        table = find_counts(problem, _within(problem, middle), deadline)
+        if table is None:
+            low = middle + 1
+        else:
+            starts = starts_of(table)
+            high = problem.makespan(starts)
+    return starts
+
+
+def _within(problem: Problem, num_ticks: int) -> Line:
+    """All actions in so many ticks; a task's cannot start before its head, nor end in its tail."""
+
+    def known(number: int, tick: int) -> int | None:
+        task = problem.tasks[number]
+        if tick < problem.heads[number]:
+            return 0
+        is_late = tick >= num_ticks - problem.tails[number] - task.ticks
+        return task.num if is_late else None
+
+    return Line(num_ticks, known)
+
+
+def starts_of(table: Table) -> Starts:
+    """The starts of a table that counts from 0, with one action of a task at most in a tick."""
+    return [np.flatnonzero(np.diff(row, prepend=0)).tolist() for row in table]
