@@ -16,11 +16,13 @@ from superscaler_core.schedules.search.routes import (
     straight_routes,
     v_routes,
 )
+from superscaler_core.schedules.search.search import search_schedule
 
 __all__ = [
     "both_ways",
     "exact_schedule",
     "looped_routes",
+    "search_schedule",
     "straight_routes",
     "v_routes",
 ]

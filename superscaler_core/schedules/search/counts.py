@@ -53,10 +53,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """A table that repeats: in every ``num_ticks``, each task runs ``growth`` actions more."""
+    """A table that repeats: in every ``num_ticks``, each task runs ``growth`` actions more.
+
+    No count is above ``most``. Without that bound, HiGHS may raise the counts of an impossible
+    ring for ever.
+    """
 
     num_ticks: int
     growth: int
+    most: int
 
     def entry(self, task: int, tick: int) -> tuple[int | None, int]:
         """The tick of the table in which a count is found, and what to add to it."""
@@ -66,8 +71,6 @@ class Ring:
 
 def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table | None:
     """A table that follows all rules; None if there is none.
-
-    In a ring, tasks run as few microbatches ahead of the last as they can, by the sum over tasks.
 
     Args:
         problem: the tasks.
@@ -81,13 +84,12 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
     from scipy.sparse import coo_array
 
     shape = (len(problem.tasks), frame.num_ticks)
-    if not frame.num_ticks:
-        return np.zeros(shape, np.int64)
     rows: list[int] = []
     columns: list[int] = []
     factors: list[int] = []
     tops: list[int] = []
     for terms, top in _rules(problem, frame):
+        size = len(columns)
         for factor, task, tick in terms:
             inside, constant = frame.entry(task, tick)
             top -= factor * constant
@@ -95,17 +97,21 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
                 rows.append(len(tops))
                 columns.append(task * frame.num_ticks + inside)
                 factors.append(factor)
+        if len(columns) == size and top < 0:
+            return None  # What is known breaks the rule.
         tops.append(top)
     size = shape[0] * shape[1]
+    if not size:
+        return np.zeros(shape, np.int64)
     left_secs = deadline - monotonic()
     if left_secs <= 0:
         raise OutOfTimeError("search_schedule: its time is over.")
     found = milp(
-        np.full(size, int(isinstance(frame, Ring))),
+        np.zeros(size),
         constraints=LinearConstraint(
             coo_array((factors, (rows, columns)), shape=(len(tops), size)).tocsr(), ub=tops
         ),
-        bounds=Bounds(0, np.inf),
+        bounds=Bounds(0, frame.most if isinstance(frame, Ring) else np.inf),
         integrality=np.ones(size),
         options={"time_limit": left_secs},
     )

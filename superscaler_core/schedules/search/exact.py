@@ -9,7 +9,8 @@ import numpy as np
 
 from superscaler_core.schedules.dataflow import Edges
 from superscaler_core.schedules.schedule import Route, Schedule
-from superscaler_core.schedules.search.counts import Line, Table, find_counts
+from superscaler_core.schedules.search.bisection import least
+from superscaler_core.schedules.search.counts import Line, OutOfTimeError, Table, find_counts
 from superscaler_core.schedules.search.in_list import RULES, in_list
 from superscaler_core.schedules.search.problem import Problem, Starts
 from superscaler_core.schedules.search.reading import Request
@@ -49,7 +50,13 @@ def exact_schedule(
         tuple(routes), durations, num_microbatches, memory_limit, activations, edges
     )  # fmt: skip
     problem = request.problem()
-    starts = shortest(problem, best_in_list(problem), monotonic() + budget_secs)
+    starts, is_proved = shortest(problem, best_in_list(problem), monotonic() + budget_secs)
+    if not is_proved:
+        raise OutOfTimeError(
+            f"exact_schedule: {budget_secs} s are over, and it is not proved that makespan "
+            f"{problem.makespan(starts) * problem.tick} is the least; no schedule has less than "
+            f"{problem.bound * problem.tick}. Give it more time, or use search_schedule."
+        )
     return problem.schedule("exact", starts)
 
 
@@ -58,8 +65,8 @@ def best_in_list(problem: Problem) -> Starts:
     return min((in_list(problem, rule) for rule in RULES), key=problem.makespan)
 
 
-def shortest(problem: Problem, starts: Starts, deadline: float) -> Starts:
-    """Starts of the least makespan.
+def shortest(problem: Problem, starts: Starts, deadline: float) -> tuple[Starts, bool]:
+    """Starts of the least makespan, and whether it is proved that it is the least.
 
     Every start is a sum of durations in some best schedule, so a whole number of ticks: one in
     which every action starts as early as the order of its workers allows.
@@ -67,22 +74,18 @@ def shortest(problem: Problem, starts: Starts, deadline: float) -> Starts:
     Args:
         problem: tasks.
         starts: of any schedule.
-        deadline: by ``time.monotonic``.
-
-    Raises:
-        OutOfTimeError: the deadline came first.
+        deadline: by ``time.monotonic``; past it, the best so far is taken.
     """
-    low, high = problem.bound, problem.makespan(starts)
-    # No makespan is below low, and starts have high.
-    while low < high:
-        middle = (low + high) // 2
-        table = find_counts(problem, _within(problem, middle), deadline)
+
+    def solve(num_ticks: int) -> tuple[int, Starts] | None:
+        table = find_counts(problem, _within(problem, num_ticks), deadline)
         if table is None:
-            low = middle + 1
-        else:
-            starts = starts_of(table)
-            high = problem.makespan(starts)
-    return starts
+            return None
+        found = starts_of(table)
+        return problem.makespan(found), found
+
+    _, found, is_proved = least(problem.bound, problem.makespan(starts), starts, solve)
+    return found, is_proved
 
 
 def _within(problem: Problem, num_ticks: int) -> Line:

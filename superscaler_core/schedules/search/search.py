@@ -1,0 +1,88 @@
+"""Search: the best order of actions for given times, a memory limit and the routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
+
+from superscaler_core.schedules.dataflow import Edges
+from superscaler_core.schedules.schedule import Route, Schedule
+from superscaler_core.schedules.search.exact import best_in_list, shortest, starts_of
+from superscaler_core.schedules.search.reading import Request
+from superscaler_core.schedules.search.repetend import repeated
+from superscaler_core.schedules.timeline import Durations, Time, timeline
+
+MAX_PERIOD_COUNTS = 200
+"""Most entries of a table of counts for the work of one microbatch of every route; durations are
+rounded to a unit in which it has no more. The repetend of eight stages then takes seconds."""
+
+MAX_COUNTS = 6000
+"""Most entries of a table of counts for which the whole step is searched at once."""
+
+
+def search_schedule(
+    routes: Sequence[Route],
+    durations: Durations,
+    num_microbatches: int,
+    memory_limit: Time | Sequence[Time] | None = None,
+    *,
+    activations: Mapping[int, Time] | None = None,
+    edges: Edges | None = None,
+    budget_secs: float = 60,
+) -> Schedule:
+    """A schedule of a short makespan, within the memory limit of every worker.
+
+    Three searches are tried: lists by urgency; a repetend with the best way into it and out of it,
+    as in Tessel; and, if the step is small enough, integer programming of all of it. The shortest
+    result by ``timeline`` is taken. The last two round durations that have no large common unit.
+    ``exact_schedule`` rounds nothing, and proves that its result is the shortest.
+
+    >>> from superscaler_core.schedules import timeline
+    >>> from superscaler_core.schedules.search import both_ways
+    >>> timeline(search_schedule(both_ways(4), {"F": 1, "B": 1}, 4)).bubble_of_makespan
+    Fraction(1, 5)
+
+    Args:
+        routes: for each route the workers of every stage; several workers run it together.
+            Microbatch m takes route ``m % len(routes)``. ``straight_routes``, ``looped_routes``,
+            ``v_routes`` and ``both_ways`` make the usual ones.
+        durations: as of ``timeline``. Stages of which they give no B have their backwards split
+            into I and W.
+        num_microbatches: N.
+        memory_limit: most activations of a worker, one number for all or one each; None for no
+            limit. Activations count as in ``Schedule.peak_microbatches``.
+        activations: memory of a microbatch's activations on each worker of a stage; 1 if absent.
+        edges: the stage graph; a chain of stages if None.
+        budget_secs: seconds after which the best schedule so far is taken.
+
+    Raises:
+        ScheduleError: routes differ in length, a stage has no worker, or a worker no microbatch;
+            a duration is missing; edges form a circle; or the memory limit of a worker is less
+            than what a single microbatch takes there.
+    """
+    request = Request(
+        tuple(routes), durations, num_microbatches, memory_limit, activations, edges
+    )  # fmt: skip
+    schedules = list(_candidates(request, monotonic() + budget_secs))
+    return min(schedules, key=lambda one: timeline(one, durations, request.edges).makespan)
+
+
+def _candidates(request: Request, deadline: float) -> Iterator[Schedule]:
+    problem = request.problem()
+    best = best_in_list(problem)
+    yield problem.schedule(_NAME, best)
+    if problem.makespan(best) == problem.bound:
+        return
+    rough = request.problem(MAX_PERIOD_COUNTS // len(problem.tasks))
+    starts = best if rough.tick == problem.tick else best_in_list(rough)
+    # Half of the time is left for the whole step.
+    table = repeated(rough, (monotonic() + deadline) / 2)
+    if table is not None:
+        found = starts_of(table)
+        yield rough.schedule(_NAME, found)
+        starts = min(starts, found, key=rough.makespan)
+    if len(rough.tasks) * rough.makespan(starts) <= MAX_COUNTS:
+        yield rough.schedule(_NAME, shortest(rough, starts, deadline)[0])
+
+
+_NAME = "searched"

@@ -1,0 +1,154 @@
+"""Laws of the search for schedules: limits hold, long steps repeat a pattern, branches run."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from time import monotonic
+
+import pytest
+
+from superscaler_core.schedules import ScheduleError, timeline
+from superscaler_core.schedules.schedule import Route
+from superscaler_core.schedules.search import (
+    both_ways,
+    exact_schedule,
+    search_schedule,
+    straight_routes,
+    v_routes,
+)
+from superscaler_core.schedules.search.exact import best_in_list, starts_of
+from superscaler_core.schedules.search.reading import Request
+from superscaler_core.schedules.search.repetend import find_repetend, repeated
+from superscaler_core.schedules.timeline import EQUAL, Durations, Time
+from tests.superscaler_core.schedule_rows import TWICE
+
+HALVES: Durations = {"F": 1, "I": 1, "W": 1}
+
+
+@pytest.mark.parametrize(
+    "routes, durations, num_microbatches, limit, makespan",
+    [
+        (straight_routes(8), EQUAL, 32, 8, 78),
+        (straight_routes(8), TWICE, 32, range(8, 0, -1), 117),
+        (straight_routes(8), HALVES, 24, 15, 79),
+        (v_routes(8), HALVES, 16, 16, 103),
+        (both_ways(8), EQUAL, 16, 8, 38),
+    ],
+    ids=["1F1B", "1F1B-2", "ZB-H2", "ZB-V", "Chimera"],
+)
+def test_eight_workers_reach_the_makespan_of_the_named_schedule(
+    routes: tuple[Route, ...],
+    durations: Durations,
+    num_microbatches: int,
+    limit: int | range,
+    makespan: int,
+) -> None:
+    found = search_schedule(routes, durations, num_microbatches, limit)
+    limits = limit if isinstance(limit, range) else [limit] * 8
+    assert all(a <= b for a, b in zip(found.peak_microbatches, limits, strict=True))
+    assert timeline(found, durations).makespan == makespan
+
+
+@pytest.mark.parametrize("num_microbatches", [9, 10, 40])
+@pytest.mark.parametrize(
+    "routes, durations, limit, period",
+    [
+        (straight_routes(3), TWICE, 3, 3),
+        (straight_routes(3), TWICE, 1, 9),
+        (straight_routes(2), EQUAL, None, 2),
+        (both_ways(2), TWICE, 2, 6),
+        (v_routes(2), HALVES, 4, 6),
+    ],
+)
+def test_a_repetend_repeats(
+    routes: tuple[Route, ...],
+    durations: Durations,
+    limit: int | None,
+    period: int,
+    num_microbatches: int,
+) -> None:
+    problem = Request(routes, durations, num_microbatches, limit).problem()
+    deadline = monotonic() + 60
+    assert find_repetend(problem, deadline).num_ticks == period
+    table = repeated(problem, deadline)
+    assert table is not None
+    found = problem.schedule("repeated", starts_of(table))
+    assert limit is None or max(found.peak_microbatches) <= limit
+    # The way in and out do not depend on the number of microbatches.
+    periods = Fraction(num_microbatches, len(routes)) * period
+    assert 0 <= timeline(found, durations).makespan - periods <= 2 * period + 2
+
+
+def test_a_pattern_of_several_microbatches_is_found_where_memory_is_scarce() -> None:
+    problem = Request(straight_routes(3), EQUAL, 30, [2, 2, 1]).problem()
+    repetend = find_repetend(problem, monotonic() + 60)
+    assert Fraction(repetend.num_ticks, repetend.growth) == 3
+
+
+def test_a_time_budget_of_nothing_gives_the_best_list() -> None:
+    request = Request(straight_routes(4), HALVES, 8, 4)
+    problem = request.problem()
+    found = search_schedule(straight_routes(4), HALVES, 8, 4, budget_secs=0)
+    times = timeline(found, HALVES)
+    assert times.makespan <= problem.makespan(best_in_list(problem))
+    with pytest.raises(ScheduleError, match="it is not proved that makespan"):
+        exact_schedule(straight_routes(4), HALVES, 8, 4, budget_secs=0)
+
+
+def test_measured_times_are_searched_in_rounded_ones() -> None:
+    durations: Durations = {
+        (kind, stage): Fraction(time)
+        for stage, times in enumerate(((0.011, 0.023), (0.0107, 0.0221), (0.0131, 0.0263)))
+        for kind, time in zip("FB", times, strict=True)
+    }
+    found = search_schedule(straight_routes(3), durations, 6, 3)
+    # A worker cannot be faster: the last one's work, and what it waits for before and after.
+    least = 6 * (0.0131 + 0.0263) + 0.011 + 0.0107 + 0.0221 + 0.023
+    # Three times a tick of rounding are lost at most.
+    assert least * (1 - 1e-9) <= timeline(found, durations).makespan <= 1.02 * least
+
+
+def test_activations_weigh_by_stage() -> None:
+    weights: dict[int, Time] = {0: Fraction(3, 2), 1: Fraction(1, 2)}
+    found = search_schedule(straight_routes(2), TWICE, 4, 3, activations=weights)
+    assert found.peak_microbatches[0] <= 2
+    with pytest.raises(ScheduleError, match="worker 0, which holds 3/2 of a single microbatch"):
+        search_schedule(straight_routes(2), TWICE, 4, 1, activations=weights)
+
+
+BRANCHES = (((0,), (1,), (2,), (3,)),)
+"""An image encoder of two stages, a text encoder, and a decoder that reads both."""
+BRANCH_EDGES = ((0, 1), (1, 3), (2, 3))
+
+
+def test_branches_run_beside_each_other() -> None:
+    found = search_schedule(BRANCHES, TWICE, 4, 4, edges=BRANCH_EDGES)
+    times = timeline(found, TWICE, BRANCH_EDGES)
+    # As a line of three: the text encoder adds no time to it.
+    assert times.makespan == 3 * 4 + 3 * 2
+    chain = search_schedule(BRANCHES, TWICE, 4, 4)
+    assert timeline(chain, TWICE).makespan == 3 * 4 + 3 * 3
+
+
+@pytest.mark.parametrize(
+    "routes, more, match",
+    [
+        ((((0,), ()),), {}, "names the workers of every stage"),
+        ((((0,), (2,)),), {}, "they are numbered from 0"),
+        (both_ways(2), {"num_microbatches": 1}, None),
+        ((((0,), (1,)), ((2,), (3,))), {"num_microbatches": 1}, "have to take every route"),
+        (straight_routes(2), {"edges": ((0, 1), (1, 0))}, "read each other in a circle"),
+        (straight_routes(2), {"edges": ((0, 2),)}, "edge 0 -> 2"),
+        (straight_routes(2), {"memory_limit": [1]}, "1 memory limits of 2 workers"),
+        (straight_routes(2), {"durations": {"F": 1}}, "duration of I at stage 0"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    routes: tuple[Route, ...], more: dict[str, object], match: str | None
+) -> None:
+    arguments = {"durations": TWICE, "num_microbatches": 4} | more
+    if match is None:
+        search_schedule(routes, **arguments)  # type: ignore[arg-type]
+        return
+    with pytest.raises(ScheduleError, match=match):
+        search_schedule(routes, **arguments)  # type: ignore[arg-type]
