@@ -22,6 +22,7 @@ from superscaler_core.plans.mesh_2d import mesh_2d
 from superscaler_core.plans.nf1b import nf1b
 from superscaler_core.plans.one_f_one_b import one_f_one_b
 from superscaler_core.plans.recompute import recompute
+from superscaler_core.plans.searched import searched
 from superscaler_core.plans.sequence_parallel import sequence_parallel
 from superscaler_core.plans.spatial import spatial
 from superscaler_core.plans.swap import swap
@@ -52,6 +53,7 @@ PLANS: dict[str, Callable[..., None]] = {
     "chimera": chimera,
     "dualpipe": dualpipe,
     "dualpipe_v": dualpipe_v,
+    "searched": searched,
     "interlaced": interlaced,
     "hybrid": hybrid,
     "dap": dap,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from superscaler_core.cost.halves import halves
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.wire import Wire, Wires, ticks
 from superscaler_core.graph.graph import Op
@@ -25,7 +26,6 @@ from superscaler_core.program.segments import Segment
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import Action, ActionKind
-from superscaler_core.simulator.halves import halves
 from superscaler_core.simulator.sums import Sums
 
 

@@ -131,6 +131,10 @@ CASES = [
     *(Case("hybrid", 2, {"schedule": schedule, "pp": 2, "microbatches": 4, "apart": True,
                          "keep": Keep.BLOCK_INPUTS}, model="mlp", sizes={"layers": 4})
       for schedule in (zero_bubble_h2, zero_bubble_v, chimera, dualpipe, dualpipe_v)),
+    Case("searched", 3, {"microbatches": 4, "halves": True, "sizes": (1, 2, 1)},
+         sizes={"layers": 4, "tied": True}, optimizer="adamw"),
+    Case("searched", 2, {"microbatches": 3, "route": "v", "halves": True}, sizes={"layers": 4}),
+    Case("searched", 4, {"pp": 2, "tp": 2, "microbatches": 3, "route": "both", "zero1": True}),
     Case("spatial", 3, model="wide_resnet"),
     Case("spatial", 4, {"rows": 2, "columns": 2}, model="wide_resnet", optimizer="adamw"),
     Case("spatial", 8, {"columns": 2}, model="wide_resnet", batch=2),

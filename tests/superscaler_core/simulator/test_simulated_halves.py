@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
+from superscaler_core.cost.halves import halves
 from superscaler_core.graph.graph import Graph
 from superscaler_core.schedules import (
     Schedule,
@@ -21,7 +22,6 @@ from superscaler_core.schedules import (
     zero_bubble,
 )
 from superscaler_core.simulator import PROFILES, simulate
-from superscaler_core.simulator.halves import halves
 from superscaler_core.simulator.trace import events
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.simulated_chains import free, given
