@@ -126,8 +126,8 @@ class Blocks:
 
     @property
     def behind(self) -> OpGroup:
-        """The ops after all blocks."""
-        return self.graph.ops[self.all[-1][-1].index + 1 :]
+        """The ops after all blocks, or layers."""
+        return self.graph.ops[self.layers[-1][-1].index + 1 :]
 
     # --- what a block consists of ---------------------------------------------------------------
 
@@ -196,18 +196,24 @@ class Blocks:
         row the last two count, so that no map is cut twice; where a block is one linear map, two
         blocks make a pair, and of one that is left over its result counts.
 
+        A model that repeats nothing, or whose blocks have no such pair, is searched as a whole, as
+        if it were one block. Without a pair there, the results of all its maps count.
+
         Raises:
-            PlanError: no block has two linear maps in a row, or no parameter is as was said.
+            PlanError: the model has no linear map and no convolution whose features can be cut, or
+                no parameter is as was said.
         """
         if self.said_features:
             return self._in_order(self.dims.of_params(*self.said_features))
         found = {dim for unit in self._units for dim in self._inner(unit)}
+        found = found or self._inner(self.graph.ops)
+        found = found or {dim for op in filter(is_map, self.graph.ops) for dim in self._made(op)}
         if not found:
             raise PlanError(
-                f"{self.graph.name} has no inner features: looked in its {len(self.all)} blocks "
-                "for a linear map whose result stays in the block and is summed by a second map; "
-                "say find_blocks(graph, features=(('NAME', DIM), ...)), where NAME is a parameter, "
-                "with wildcards, whose dim DIM is cut. It has "
+                f"{self.graph.name} has no inner features: looked for a linear map or a "
+                "convolution whose features can be cut. Use a plan that cuts the batch, such as "
+                "data_parallel or zero3; or say find_blocks(graph, features=(('NAME', DIM), ...)), "
+                "where NAME is a parameter, with wildcards, whose dim DIM is cut. It has "
                 f"{', '.join(list(self.graph.parameters)[:8])}, ..."
             )
         return self._in_order(found)
@@ -229,7 +235,9 @@ class Blocks:
 
     @property
     def _units(self) -> Sequence[OpGroup]:
-        """The blocks, or pairs of blocks if each is a single linear map."""
+        """The blocks, or pairs of blocks if each is a single linear map; ``()`` if none."""
+        if self.said is None and not self._found:
+            return ()
         if any(sum(map(is_map, ops)) > 1 for ops in self.all):
             return self.all
         pairs = [self.all[i : i + 2] for i in range(0, len(self.all), 2)]
@@ -264,13 +272,15 @@ class Blocks:
 
     def _stream(self, unit: OpGroup) -> set[DimClass]:
         """The dims of a block's inputs and results, and those that some op of it cannot cut."""
-        inside = set(unit)
+        inside, kept = set(unit), set(self.graph.state.values())
         made = {tensor for op in unit for tensor in op.outputs}
         left = {t for t in made if any(op not in inside for op, _ in self.graph.readers.get(t, ()))}
         read = {tensor for op in unit for tensor in op.inputs if tensor.kind in (ACTIVATION, INPUT)}
+        # A buffer that is replaced is gathered for that, however it was computed.
+        computed = (op for op in unit if kept.isdisjoint(op.outputs))
         whole = {
             self.dims.of_loop(op, i)
-            for op in unit
+            for op in computed
             for i in op.annotation.fixed
             if not _is_piece(op) or any(i in loops_of(operand) for operand in op.annotation.inputs)
         }
@@ -284,9 +294,9 @@ class Blocks:
 
     def _made(self, op: Op) -> set[DimClass]:
         """The dims of a linear map's parameters that its result has and its input lacks."""
-        return self._of_parameters(op).difference(
-            self._summed(op), *(self.dims.of_tensor(t) for t in op.inputs if t.kind != PARAMETER)
-        )
+        read = (self.dims.of_tensor(t) for t in op.inputs if t.kind != PARAMETER)
+        result = {dim for tensor in op.outputs for dim in self.dims.of_tensor(tensor)}
+        return (self._of_parameters(op) & result).difference(self._summed(op), *read)
 
     def _numbers(self, op: Op) -> set[DimClass]:
         """The dims of a linear map's parameters that its input and its result have."""

@@ -26,7 +26,13 @@ def recomputed(plan: ss.Plan) -> None:
 HOW: dict[str, Callable[[ss.Plan], None]] = {
     **{name: PLANS[name] for name in ("data_parallel", "zero3", "one_f_one_b")},
     "recomputed": recomputed,
+    **{name: PLANS[name] for name in ("megatron", "mesh_2d")},
 }
+BY_FEATURES = {
+    "megatron": ["test_resnet", "test_efficientnet", "test_convnext", "test_byobnet", "bags"],
+    "mesh_2d": ["test_resnet", "convolutions", "lstm"],
+}
+"""Models, of many that would do, that these plans cut."""
 
 
 def train(step: Callable[[int], float], optimizer: torch.optim.Optimizer) -> list[float]:
@@ -68,19 +74,44 @@ CASES = [
     if name != "noise"
     # It has one layer.
     if (name, how) != ("divergence", "one_f_one_b")
+    if name in BY_FEATURES.get(how, MODELS)
 ]
+
+
+def graph_of(name: str) -> ss.Graph:
+    if name not in _graphs:
+        _graphs[name] = ss.capture(made(name), batch(name, 0, 1))
+    return _graphs[name]
 
 
 @pytest.mark.parametrize("name, how", CASES)
 def test_a_model_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> None:
-    if name not in _graphs:
-        _graphs[name] = ss.capture(made(name), batch(name, 0, 1))
-    plan = ss.Plan(_graphs[name], devices=range(2))
+    plan = ss.Plan(graph_of(name), devices=range(2))
     HOW[how](plan)
     expected = copy.deepcopy(train_alone(name, plan.num_microbatches))
     folder = ss.compile(plan).save(tmp_path, weights=True)
     for found in ss.run_threads(folder, lambda t: train_rank(name, t), range(2)).values():
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", BY_FEATURES["megatron"][:4])
+def test_tensor_parallelism_cuts_most_of_the_convolutions(name: str) -> None:
+    plan = ss.Plan(graph_of(name), devices=range(2))
+    PLANS["megatron"](plan)
+    found = [
+        (tensor.num_bytes, all(part.inputs[i].box.shape != tensor.shape for part in plan.parts(op)))
+        for op in plan.graph.ops
+        for i, tensor in enumerate(op.inputs)
+        if tensor.kind == "parameter"
+    ]
+    assert sum(size for size, is_cut in found if is_cut) > 0.7 * sum(size for size, _ in found)
+
+
+def test_a_model_without_features_to_cut_is_refused_with_what_to_do() -> None:
+    # Its distances tie the results of its map to its inputs.
+    plan = ss.Plan(graph_of("divergence"), devices=range(2))
+    with pytest.raises(ss.PlanError, match=r"no inner features.*data_parallel or zero3; or say"):
+        PLANS["megatron"](plan)
 
 
 def alternating(plan: ss.Plan) -> None:

@@ -505,7 +505,8 @@ def test_layers_are_the_blocks_or_the_modules_with_parameters() -> None:
         _ = blocks.all
     assert [layer[0].module for layer in blocks.layers] == ["words", "recurrent", "head"]
     assert [op for group in blocks.groups for op in group] == list(graph.ops)
-    for name in ("zero2", "zero3", "one_f_one_b", "recompute", "swap"):
+    assert blocks.inner == (blocks.dims.of("head.weight", 0),)
+    for name in ("zero2", "zero3", "one_f_one_b", "recompute", "swap", "megatron", "mesh_2d"):
         plan = ss.Plan(graph, range(2))
         PLANS[name](plan)
         assert ss.compile(plan).memory
