@@ -113,7 +113,7 @@ def fault_at_prompt(body: str) -> str | None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_python_of_documents_can_be_pasted_into_a_prompt(document: Path) -> None:
     # Methods are parted by blank lines, so classes are for files.
-    bodies = [body for body in blocks(ROOT / document, "python") if "\nclass " not in body]
+    bodies = [body for body in blocks(ROOT / document, "python") if "\nclass " not in f"\n{body}"]
     assert [fault for body in bodies if (fault := fault_at_prompt(body))] == []
 
 
