@@ -63,10 +63,8 @@ def read_bounded(path: str | FilePath, max_bytes: int) -> bytes:
         LayoutError: it is longer than ``max_bytes``.
         OSError: it cannot be read.
     """
-    # Opened without O_NONBLOCK, a pipe waits for its writer, for ever if there is none.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        os.set_blocking(descriptor, True)
+    with open(path, "rb", opener=_at_once) as file:
+        os.set_blocking(file.fileno(), True)
         # One byte more than allowed, so that an endless file (a device, a pipe) is refused too.
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -123,6 +121,11 @@ def entry(values: Any, name: str, kind: type[_Type]) -> _Type:
     if type(found) is not kind or (isinstance(found, float) and not math.isfinite(found)):
         raise LayoutError(f"{name!r} must be {_NAMES[kind]}, got {quoted(found)}")
     return found
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file; without O_NONBLOCK a pipe waits for its writer, for ever if there is none."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _refuse(constant: str) -> NoReturn:

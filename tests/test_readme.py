@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import codeop
 import contextlib
 import io
 import re
@@ -90,6 +91,44 @@ def test_documents_show_what_is_printed(
     text = (ROOT / document).read_text(encoding="utf-8")
     shown, printed = (ROUNDING.sub(r"\1", each) for each in (text, rendered(text)))
     assert printed == shown, "python -m tests.test_readme writes all printouts anew"
+
+
+def fault_at_prompt(body: str) -> str | None:
+    """What the prompt of Python 3.11 or 3.12 says to a pasted block; None if it runs.
+
+    It takes one line after another, and a blank line ends a block.
+    """
+    compile_lines = codeop.CommandCompiler()
+    lines: list[str] = []
+    for line in body.split("\n"):
+        lines.append(line)
+        try:
+            is_whole = compile_lines("\n".join(lines), symbol="single") is not None
+        except SyntaxError as error:
+            return f"{error.msg}: {line!r}"
+        lines = [] if is_whole else lines
+    return f"unfinished: {lines[0]!r}" if any(lines) else None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_python_of_documents_can_be_pasted_into_a_prompt(document: Path) -> None:
+    # Methods are parted by blank lines, so classes are for files.
+    bodies = [body for body in blocks(ROOT / document, "python") if "\nclass " not in f"\n{body}"]
+    assert [fault for body in bodies if (fault := fault_at_prompt(body))] == []
+
+
+@pytest.mark.parametrize(
+    "body, fault",
+    [
+        ("for i in x:\n    f(i)\ng()\n", "invalid syntax: 'g()'"),
+        ("for i in x:\n    f(i)\n\ng()\n", None),
+        ("class C:\n    a = 1\n\n    b = 2\n", "unexpected indent: '    b = 2'"),
+        ("f(\n    1,\n\n    2,\n)\n", None),
+        ("f(\n    1,\n", "unfinished: 'f('"),
+    ],
+)
+def test_a_prompt_ends_blocks_at_blank_lines(body: str, fault: str | None) -> None:
+    assert fault_at_prompt(body) == fault
 
 
 def blocks(document: Path, language: str) -> list[str]:

@@ -57,7 +57,9 @@ def redistribute_many(
         src, dst: the layouts of every tensor, by the names that it has on either side; texts need
             their ``shape(...)``.
         names: the name in ``dst`` of a name in ``src``; the same if None.
-        out: where results go, maybe strided; what has no entry is allocated.
+        out: where results go by the names of ``dst``, maybe strided; what has no entry is
+            allocated. A tensor may be the part of its own ``out`` that keeps its values, as of
+            ``redistribute``; then it may share memory with no other ``out``.
         dst_dtype: what tensors become: one dtype, or some by the names of ``dst``; values are
             summed before they are rounded, and travel in the narrower dtype.
         scale: what 1.0 of a float8 value stands for, one or by the names of ``dst``: a number, or a
@@ -161,7 +163,7 @@ class _Mover:
             and all(name in src and src[name] == t.shape for name, t in tensors.items())
             and all(name in dst and dst[name] == t.shape for name, t in out.items())
             and all(self._becomes[name] == t.dtype for name, t in out.items())
-            and not request.misused()
+            and not request.misused(self._rank)
         )
 
     def refuse(self, request: ManyRequest) -> NoReturn:

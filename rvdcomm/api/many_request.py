@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, is_float8
-from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, sharing
+from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, num_sharing, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.run.agree import compare_requests
 from rvdcomm.run.choice import executor_name
-from rvdcomm.run.request import SHARES_MEMORY, check_in_group, shard_shape
+from rvdcomm.run.request import SHARES_MEMORY, check_in_group, kept_place, shard_shape
 from rvdcomm.run.world import World
 
 WHAT = "redistribute_many"
@@ -204,16 +204,27 @@ class ManyRequest:
                 )
         for name, out in self.out.items():
             _check_shape(name, rank, "out", out, dst[name])
-        for name, misuse in self.misused().items():
+        for name, misuse in self.misused(rank).items():
             raise LayoutError(f"{WHAT}: tensor {name!r}: rank {rank}: {misuse}")
 
-    def misused(self) -> dict[str, str]:
+    def misused(self, rank: int) -> dict[str, str]:
         """What is wrong with tensors that would lose a gradient or be overwritten, by name."""
         found = {}
         if torch.is_grad_enabled():
             found = {name: NO_GRADIENT for name, t in self.tensors.items() if t.requires_grad}
-        found |= dict.fromkeys(sharing(self.tensors, self.out), SHARES_MEMORY)
-        return found
+        shared = num_sharing(self.tensors, self.out)
+        own = dict(self.pairs) if shared else {}
+        return found | {
+            name: SHARES_MEMORY
+            for name, num_outs in shared.items()
+            if num_outs > 1 or not self._is_kept(name, own[name], rank)
+        }
+
+    def _is_kept(self, src_name: str, name: str, rank: int) -> bool:
+        """Whether a tensor is the part of its own ``out`` that keeps its values."""
+        place = place_within(self.tensors[src_name], self.out.get(name))
+        src, dst = self.layouts
+        return place is not None and place == kept_place(src[src_name], dst[name], rank)
 
     @staticmethod
     def check_out_dtypes(

@@ -7,9 +7,8 @@ first.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -53,7 +52,12 @@ def place_within(tensor: Tensor | None, out: Tensor | None) -> tuple[int, ...] |
         return None
     if tensor.dtype != out.dtype or tensor.dim() != out.dim() or not out.is_contiguous():
         return None
-    left = int(tensor.storage_offset()) - int(out.storage_offset())
+    if resolved(tensor) is not tensor:
+        return None
+    # Two storages may be made of one memory, so offsets in them do not tell where a tensor lies.
+    left, odd = divmod(tensor.data_ptr() - out.data_ptr(), out.itemsize)
+    if odd:
+        return None
     place = []
     for d, (size, num) in enumerate(zip(out.shape, tensor.shape, strict=True)):
         stride = prod(out.shape[d + 1 :])
@@ -65,9 +69,9 @@ def place_within(tensor: Tensor | None, out: Tensor | None) -> tuple[int, ...] |
 
 
 def _shares(tensor: Tensor, out: Tensor) -> bool:
-    """Whether a storage of theirs overlaps the other's."""
+    """Whether one begins before the other ends, whatever lies between their elements."""
     (start, end), (out_start, out_end) = _span(tensor), _span(out)
-    return bool(start < out_end and out_start < end and tensor.numel() and out.numel())
+    return start < out_end and out_start < end and start < end and out_start < out_end
 
 
 def fault_of(tensor: Any) -> str | None:
@@ -112,20 +116,19 @@ def fault_of_mode() -> str | None:
     )
 
 
-def sharing(tensors: Mapping[str, Tensor], outs: Mapping[str, Tensor]) -> list[str]:
-    """Names of ``tensors`` whose storage overlaps that of one of ``outs``."""
-    spans = sorted({_span(out) for out in outs.values() if out.numel()})
+def num_sharing(tensors: Mapping[str, Tensor], outs: Mapping[str, Tensor]) -> dict[str, int]:
+    """With how many of ``outs`` a tensor shares memory, by the names of those that do."""
+    spans = [_span(out) for out in outs.values() if out.numel()]
     if not spans:
-        return []
-    starts = [start for start, _ in spans]
-    # The largest end so far: storages that were made of one buffer may overlap each other.
-    ends = list(accumulate((end for _, end in spans), max))
-    found = []
+        return {}
+    starts, ends = (sorted(each) for each in zip(*spans, strict=True))
+    found = {}
     for name, tensor in tensors.items():
         start, end = _span(tensor)
-        before = bisect_left(starts, end)
-        if before and ends[before - 1] > start and tensor.numel():
-            found.append(name)
+        # Those that begin before its end, without those that end before its start.
+        num = bisect_left(starts, end) - bisect_right(ends, start) if start < end else 0
+        if num:
+            found[name] = num
     return found
 
 
@@ -256,7 +259,7 @@ _UNWRITABLE: tuple[tuple[Callable[[Tensor], bool], str], ...] = (
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of the first byte of a tensor's storage, and of the one after its last."""
-    storage = tensor.untyped_storage()
-    start = storage.data_ptr()
-    return start, start + storage.nbytes()
+    """The addresses of the first byte of a tensor, and of the one after its last."""
+    start = tensor.data_ptr()
+    used = tensor.nbytes if tensor.is_contiguous() else _used_bytes(tensor)
+    return start, start + used

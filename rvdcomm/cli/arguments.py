@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from typing import NoReturn
 
-from rvdcomm import RVD, Layout, Plan, Program, Topology, plan
+from rvdcomm import RVD, Layout, LayoutError, Plan, Program, Topology, plan
 from rvdcomm.json_file import read_bounded
 from rvdcomm.layout import CUT_RULES, PRESETS, parse_ranges
 from rvdcomm.plans import EXECUTORS
@@ -237,7 +237,10 @@ def program_of(args: argparse.Namespace) -> Program:
         # One character more than is accepted: a longer input is then refused, not cut.
         text = sys.stdin.read(MAX_CHARS + 1)
     else:
-        text = read_bounded(args.program_file, MAX_CHARS).decode("utf-8")
+        try:
+            text = read_bounded(args.program_file, MAX_CHARS).decode("utf-8")
+        except (LayoutError, UnicodeError) as error:
+            raise UsageError(f"--program-file {args.program_file}: {error}.") from None
     if not text.strip():
         raise UsageError(
             f"--program-file {args.program_file} is empty; 'rvdcomm plan ... --program' prints a "

@@ -217,7 +217,8 @@ class RankProgram:
         staging.end_call(self._totals)
 
     def _run_steps(self, native: _NativeSteps, shards: Shards, addresses: tuple[int, ...]) -> None:
-        call = self._call(shards, native.arena)
+        # A program that is not called again must not keep memory that was outgrown.
+        call = self._call(shards, self._staging.block.view(self._dtype))
         for stage, transfer in native.steps:
             if stage is not None:
                 stage(addresses, self._num_threads)
@@ -236,7 +237,6 @@ class RankProgram:
             assert not isinstance(staging, CudaStaging), "the caller chooses programs by device"
             for stage in native.stages:
                 staging.bind(stage)
-            native.arena = staging.block.view(self._dtype)
             native.bound = bound
         return native
 
@@ -358,7 +358,6 @@ class _NativeSteps:
         self.stages: list[Any] = []
         self.alone: Any = None
         self.bound: Any = None
-        self.arena = torch.empty(0)
 
 
 def _parts(actions: Sequence[Action]) -> Iterator[Start | Finish | list[Action]]:

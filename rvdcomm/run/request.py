@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -232,6 +233,8 @@ def check_tensors(made: Plan, rank: int, request: Request) -> None:
         raise LayoutError(f"{what}: rank {rank}: {SHARES_MEMORY}")
 
 
+# Asked for in every call, of every tensor of a state dict.
+@lru_cache(maxsize=1 << 14)
 def kept_place(src: Layout, dst: Layout, rank: int) -> tuple[int, ...] | None:
     """Where in its dst shard a rank's src shard lies as it is; None if nowhere.
 

@@ -462,6 +462,9 @@ def test_numbers_that_make_no_sense_are_refused(capsys, words, match):
         ),
         ("verify", "needs SRC and DST, or --program-file"),
         ("verify --program-file no.txt", "No such file"),
+        ("verify --program-file .", "Is a directory: '.'"),
+        ("verify --program-file /dev/zero", "--program-file /dev/zero: it is longer than"),
+        ("plan R(1)V(1)D(2) R(1)V(1)D(2) --shape 4 --topology .", "Is a directory: '.'"),
         ("verify R(1)V(1)D(2) R(2)V(1)D(1) --program-file p", "leave out src, dst"),
     ],
 )

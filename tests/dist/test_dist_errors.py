@@ -50,8 +50,8 @@ class Call:
         tensor = self._zeros(self.shard, self.dtype)
         out = self._zeros(self.out, self.out_dtype)
         if self.is_out_shared:
-            room = torch.zeros(12)
-            tensor, out = room[:2], room[4:]
+            room = torch.zeros(9)
+            tensor, out = room[:2], room[1:]
         if tensor is not None and self.requires_grad:
             tensor.requires_grad_()
         return rv.redistribute(tensor, self.src, self.dst, out=out, group=group, **self.options)

@@ -203,6 +203,23 @@ def test_nothing_stays_of_a_group_that_was_destroyed(
             assert max(counts[-3:]) <= max(counts[:3]) + 2, f"{name}: {counts}"
 
 
+def outgrow(rank: int, num_shapes: int) -> list[int]:
+    """Mappings after each of some calls, each of which needs more memory than the one before."""
+    size = dist.get_world_size()
+    found = []
+    for rows in range(1, num_shapes + 1):
+        src = rv.Layout((rows * 512, size), f"R(1)V(1)D({size},1)")
+        dst = rv.Layout((rows * 512, size), f"R(1)V(1)D(1,{size})")
+        rv.redistribute(shard_of(rank, src), src, dst, executor="peer")
+        found.append(held()["mappings"])
+    return found
+
+
+def test_memory_that_was_outgrown_is_given_back(worlds: Worlds) -> None:
+    for found in worlds(2).run(outgrow, 16):
+        assert max(found[1:]) == found[1]
+
+
 # --- a store that cannot be reached -------------------------------------------------------------
 
 TIMEOUT_SECS = 3.0
