@@ -25,7 +25,7 @@ class Chains:
     """The best chains of stages, by their number of stages, where they start, and their devices.
 
     Law (tests/superscaler_core/planners/test_stage_planners.py): ``best`` is the least value of all
-    chains that exist, and ``stages`` has that value.
+    chains that exist, and the stages of ``least`` have that value.
 
     Time and memory: with L levels, P points, N sizes of stages and D devices, at most
     ``L P**2 N D`` steps and ``L P D`` numbers. L is 1 where memory limits no stage.

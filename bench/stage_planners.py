@@ -1,0 +1,324 @@
+"""Where published planners cut models into stages, and how long they take to decide."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from math import inf, log2
+from pathlib import Path
+from typing import Any
+
+import superscaler_core as ss
+from bench.run import environment
+from bench.studies import cluster
+from bench.studies.pages import written
+from bench.studies.processes import side_by_side
+from bench.studies.study import STUDIES
+from bench.studies.workload import Workload, captured
+from superscaler_core.errors import PlanError
+from superscaler_core.planners.stages import (
+    STAGE_PLANNERS,
+    Degrees,
+    Layer,
+    LayerCost,
+    StageCut,
+    StageProblem,
+    plan_stages,
+    price_stages,
+    tarnawski_scattered,
+)
+from superscaler_core.simulator import simulate
+
+DESCRIPTION = """\
+Let every planner of superscaler_core.planners.stages cut the largest models of the four studies on
+32 V100s (4 hosts of 8) and a GPT-3 of 39 B parameters on 64 (8 hosts), whose costs are those of the
+cost functions. Each planner has microbatches of 1 and of 8 samples, and layers that keep everything
+or their input alone; of those the cut with the least predicted step counts, if the memory reader
+agrees that it fits. That step is simulated in full; nothing was run on a GPU. Then each planner's
+time for 96 layers on 64 devices, in seconds of the processor.
+"""
+
+EPILOG = """\
+examples:
+  python -m bench.stage_planners                        # all models, a JSON, and docs/stages.md
+  python -m bench.stage_planners --models gpt39b --no-scale --page ''
+"""
+
+SAMPLES = (1, 8)
+"""Of a microbatch; as many are the most replicas of a stage."""
+
+KEEPS = (ss.Keep.EVERYTHING, ss.Keep.BLOCK_INPUTS)
+
+_GPT39B = Workload(
+    "gpt",
+    {
+        "layers": 48, "width": 8192, "heads": 64, "sequence": 1024, "vocabulary": 51200,
+        "fused": False,
+    },
+    "float16",
+    512,
+)  # fmt: skip
+
+MODELS: dict[str, tuple[Workload, int]] = {
+    **{name: (next(iter(study.workloads[32].values())), 32) for name, study in STUDIES.items()},
+    "gpt39b": (_GPT39B, 64),
+}
+"""What is trained, and on how many GPUs."""
+
+TITLES = {
+    "swin": "Swin",
+    "gpt3": "GPT-3 29 B",
+    "mbart": "mBART",
+    "alphafold2": "AlphaFold2",
+    "gpt39b": "GPT-3 39 B",
+}
+
+
+# --- models -------------------------------------------------------------------------------------
+
+
+def cut_model(name: str) -> dict[str, Any]:
+    """What every planner makes of a model."""
+    workload, num_gpus = MODELS[name]
+    problems = {}
+    start = time.process_time()
+    for samples in SAMPLES:
+        for keep in KEEPS:
+            problems[samples, keep] = price_stages(
+                captured(workload, samples),
+                range(num_gpus),
+                cluster.topology(num_gpus),
+                cluster.profile(),
+                workload.batch // samples,
+                memory_bytes=cluster.limit_bytes(),
+                keep=keep,
+                has_changes=True,
+                vocabulary=_has_words(workload),
+                master_dtype="float32",
+            )
+    secs = time.process_time() - start
+    rows = {planner: _row(workload, num_gpus, planner, problems) for planner in STAGE_PLANNERS}
+    layers = len(problems[SAMPLES[0], KEEPS[0]].layers)
+    return {"gpus": num_gpus, "layers": layers, "pricing_cpu_secs": secs, "planners": rows}
+
+
+def _has_words(workload: Workload) -> bool:
+    return workload.model in ("gpt", "mbart")
+
+
+def _row(
+    workload: Workload,
+    num_gpus: int,
+    name: str,
+    problems: dict[tuple[int, ss.Keep], StageProblem],
+) -> dict[str, Any] | None:
+    """The planner's best cut by the predicted step that has memory; None if it has none."""
+    planner = STAGE_PLANNERS[name]
+    predicted = {}
+    for key, problem in problems.items():
+        try:
+            predicted[key] = problem.step_secs(planner(problem))
+        except PlanError:
+            continue
+    best: dict[str, Any] | None = None
+    for (samples, keep), secs in sorted(predicted.items(), key=lambda pair: pair[1]):
+        # What the reader refuses becomes slower, never faster.
+        if best is not None and best["predicted_secs"] <= secs:
+            break
+        problem = problems[samples, keep]
+        try:
+            cut, made = plan_stages(
+                captured(workload, samples),
+                problem,
+                planner,
+                cluster.topology(num_gpus),
+                keep=keep,
+                vocabulary=_has_words(workload),
+                master_dtype="float32",
+            )
+        except PlanError:
+            continue
+        if best is None or problem.step_secs(cut) < best["predicted_secs"]:
+            best = {
+                "samples": samples,
+                "keep": str(keep),
+                "cut": str(cut),
+                "objective_secs": cut.objective,
+                "predicted_secs": problem.step_secs(cut),
+                "peak_bytes": max(memory.total_bytes for memory in made.memory.values()),
+                "simulated_secs": simulate(made, cluster.profile()).secs,
+            }
+    return best
+
+
+# --- scale --------------------------------------------------------------------------------------
+
+SCALE_BYTES = {"any": inf, "80 GB": 80e9, "32 GB": 32e9}
+"""Memory of a device; with 32 GB the problem needs tensor parallelism."""
+
+
+def scale_problem(memory_bytes: float, num_layers: int = 96, num_devices: int = 64) -> StageProblem:
+    """Layers of width 8192 on hosts of eight devices; the first and the last are longer."""
+    degrees = Degrees.powers_of_two(num_devices)
+
+    def layer(index: int) -> Layer:
+        share = 1.6 if index in (0, num_layers - 1) else 1.0
+        size = 2 * 12 * 8192**2 * share
+
+        def cost(each: Degrees) -> LayerCost:
+            secs = share / each.num_devices * (1 + log2(each.tensor) / 10 + log2(each.data) / 50)
+            sync = 2 * size / each.tensor * (each.data - 1) / each.data / 20e9
+            return LayerCost(
+                secs, 2 * secs, sync, 9 * size / each.tensor, 1e9 / each.num_devices,
+                5e8 / each.num_devices,
+            )  # fmt: skip
+
+        return Layer(str(index), tuple(map(cost, degrees)), size, 2e8)
+
+    return StageProblem.chain(
+        [layer(i) for i in range(num_layers)], degrees, tuple(range(num_devices)),
+        8, 200e9, 25e9, 64, memory_bytes,
+    )  # fmt: skip
+
+
+def measure_scale() -> dict[str, dict[str, Any]]:
+    """Seconds of the processor, and the objective, by planner and memory."""
+    planners = {**STAGE_PLANNERS, "tarnawski_scattered": partial(tarnawski_scattered, limit_secs=4)}
+    found: dict[str, dict[str, Any]] = {}
+    for memory, num_bytes in SCALE_BYTES.items():
+        problem = scale_problem(num_bytes)
+        for name, planner in planners.items():
+            start = time.process_time()
+            try:
+                objective = planner(problem).objective
+            except PlanError:
+                objective = None
+            secs = time.process_time() - start
+            found.setdefault(name, {})[memory] = {"cpu_secs": secs, "objective_secs": objective}
+    return found
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def page(result: dict[str, Any]) -> Iterator[str]:
+    """The tables of the page."""
+    yield (
+        f"Commit `{result['commit']}`; `{result['command']}`. Seconds of a step; *best* is the "
+        "least simulated step of a row."
+    )
+    for name, found in result["models"].items():
+        workload, num_gpus = MODELS[name]
+        yield (
+            f"### {TITLES[name]} on {num_gpus} V100s\n\n{found['layers']} layers, a batch of "
+            f"{workload.batch}; priced in {found['pricing_cpu_secs']:.0f} s of the processor."
+        )
+        yield "\n".join(_model_table(found["planners"]))
+    if "scale" in result:
+        yield "### 96 layers on 64 devices: seconds of the processor"
+        yield "\n".join(_scale_table(result["scale"]))
+
+
+def _model_table(rows: dict[str, Any]) -> Iterator[str]:
+    yield "| planner | stages | microbatch | keeps | objective | predicted | simulated | best |"
+    yield "|---|---|---|---|---|---|---|---|"
+    least = min((row["simulated_secs"] for row in rows.values() if row), default=inf)
+    for planner, row in rows.items():
+        if row is None:
+            yield f"| {planner} | no cut fits | | | | | | |"
+            continue
+        best = "●" if row["simulated_secs"] <= 1.001 * least else ""
+        numbers = (row[f"{what}_secs"] for what in ("objective", "predicted", "simulated"))
+        yield (
+            f"| {planner} | {cut_text(StageCut.parse(row['cut']))} | {row['samples']} | "
+            f"{row['keep']} | {' | '.join(f'{secs:.4g}' for secs in numbers)} | {best} |"
+        )
+
+
+def cut_text(cut: StageCut) -> str:
+    """Layers and degrees of all stages; equal ones in a row are counted.
+
+    >>> cut_text(StageCut.parse("cut 1\\nstage 0-1 on 0 as 1x1\\nstage 2-3 on 1 as 1x1"))
+    '2 × (2 at 1x1)'
+    """
+    runs: list[list[Any]] = []
+    for stage in cut.stages:
+        different = dict.fromkeys(map(str, stage.degrees))
+        text = f"{len(stage.layers)} at {'/'.join(different)}"
+        if runs and runs[-1][0] == text:
+            runs[-1][1] += 1
+        else:
+            runs.append([text, 1])
+    return ", ".join(text if count == 1 else f"{count} × ({text})" for text, count in runs)
+
+
+def _scale_table(found: dict[str, Any]) -> Iterator[str]:
+    yield f"| planner | {' | '.join(f'memory {memory}' for memory in SCALE_BYTES)} |"
+    yield "|---|" + "---|" * len(SCALE_BYTES)
+    for planner, row in found.items():
+        cells = (
+            f"{each['cpu_secs']:.2f}" + ("" if each["objective_secs"] else " (no cut fits)")
+            for each in row.values()
+        )
+        yield f"| {planner} | {' | '.join(cells)} |"
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.stage_planners",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--models", default=",".join(MODELS), help="default: %(default)s")
+    parser.add_argument("--no-scale", action="store_true", help="leave out the planners' times")
+    parser.add_argument("--processes", type=int, default=2, help="at a time (default: 2)")
+    parser.add_argument("--page", default="docs/stages.md", help="page that gets the tables, or ''")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench/results/scratch/stage_planners.json"),
+        help="result file (default: %(default)s)",
+    )
+    args = parser.parse_args(words)
+    unknown = set(args.models.split(",")) - set(MODELS)
+    if unknown:
+        parser.error(f"--models {', '.join(sorted(unknown))}: there are {', '.join(MODELS)}.")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Cut, measure, write a JSON and the page's tables."""
+    words = sys.argv[1:] if argv is None else argv
+    args = parse_args(words)
+    result: dict[str, Any] = environment(
+        shlex.join(["python", "-m", "bench.stage_planners", *words])
+    )
+    names = args.models.split(",")
+    result["models"] = dict(
+        zip(names, side_by_side(cut_model, names, args.processes, "models"), strict=True)
+    )
+    if not args.no_scale:
+        result["scale"] = measure_scale()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    text = "\n\n".join(page(result))
+    print(text)
+    if args.page:
+        path = Path(args.page)
+        path.write_text(written(path.read_text(encoding="utf-8"), text), encoding="utf-8")
+    print(f"wrote {args.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
