@@ -19,6 +19,7 @@ from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import STATES
 from superscaler_core.models import MODELS
+from superscaler_core.parallel.knobs import parse_plan
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plan.overlap import BUCKET_BYTES
 from superscaler_core.plans import PLANS
@@ -34,9 +35,14 @@ def _names(title: str, names: Iterable[str], more: str) -> str:
 
 _RETURNS = "which returns (module, example_inputs), a tuple or dict of inputs; may take 'batch'"
 
+_FILLS = (
+    "which takes the plan; or FILE.plan, which 'plan --decisions' wrote; a plan's options may "
+    "follow its name: hybrid:tp=2,pp=2"
+)
+
 NAMES = f"""\
 {_names("MODEL", MODELS, _RETURNS)}
-{_names("PLAN", PLANS, "which takes the plan; or FILE.plan, which 'plan --decisions' wrote")}
+{_names("PLAN", PLANS, _FILLS)}
 """
 
 
@@ -191,8 +197,10 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         CaptureError: the model cannot be captured.
         PlanError: the sProgram asks for something impossible.
     """
-    model_from, plan_from = model_source(args.model, args.preset), plan_source(args.plan)
-    sizes, knobs = settings_of(model_from, plan_from, args.set)
+    name, said = parse_plan(args.plan)
+    model_from, plan_from = model_source(args.model, args.preset), plan_source(name)
+    sizes, more = settings_of(model_from, plan_from, args.set)
+    knobs = {**said, **more}
 
     def make(batch: int) -> Made:
         with torch.random.fork_rng(devices=[]), torch.device(device):

@@ -17,7 +17,9 @@ from torch.utils import _pytree as pytree
 
 from superscaler_core.cli import options
 from superscaler_core.cli.command import UsageError
+from superscaler_core.errors import PlanError
 from superscaler_core.models import MODELS, config_of
+from superscaler_core.parallel import knobs as texts
 from superscaler_core.plan import Decisions, Plan
 from superscaler_core.plans import PLANS
 
@@ -83,7 +85,7 @@ class Source:
     defaults: Mapping[str, Any]
     call: Callable[..., Any]
     recycled: Mapping[str, int] = field(default_factory=dict)
-    readers: Mapping[str, options.TextReader] = field(default_factory=dict)
+    readers: Mapping[str, texts.TextReader] = field(default_factory=dict)
     also: Collection[str] = ()
 
 
@@ -130,15 +132,15 @@ def plan_source(name: str) -> Source:
         raise UsageError(f"{name} takes no plan: an sProgram is a function of one.")
 
     def fill(plan: Plan, **given: Any) -> None:
-        knobs = options.with_parts(plan, given)
+        knobs = texts.with_parts(plan, given)
         knobs, besides = options.levels(name, knobs) if is_shipped else (knobs, [])
         function(plan, **knobs)
         for level in besides:
             plan.keep(level)
 
     takes = _settings(function, skip=first)
-    readers = {**options.PARTS, **(options.READERS if is_shipped else {})}
-    also = [*options.PARTS, *options.savings(takes)] if is_shipped else [*options.PARTS]
+    readers = {**texts.PARTS, **(texts.READERS if is_shipped else {})}
+    also = [*texts.PARTS, *options.savings(takes)] if is_shipped else [*texts.PARTS]
     also = [word for word in also if word not in takes]
     return Source(name, takes, fill, readers=readers, also=also)
 
@@ -175,19 +177,22 @@ def settings_of(
         source = sources.get(whose[0]) if whose else None
         if source is None or name not in {*source.defaults, *source.also}:
             raise UsageError(f"--set {text}: {_known_text(sources, key)}")
-        reader = source.readers.get(name) or options.reader_of(source.defaults.get(name, False))
-        found[whose[0]][name] = options.read(text, value, reader)
+        reader = source.readers.get(name) or texts.reader_of(source.defaults.get(name, False))
+        try:
+            found[whose[0]][name] = texts.read(f"--set {text}", value, reader)
+        except PlanError as error:
+            raise UsageError(str(error)) from None
     return found["model"], found["plan"]
 
 
 def _known_text(sources: Mapping[str, Source], key: str) -> str:
     known = [name for source in sources.values() for name in (*source.defaults, *source.also)]
     near = get_close_matches(key.rpartition(".")[2], known, 1)
-    texts = (
+    said = (
         f"the {what} {source.name} takes {', '.join(source.defaults) or 'nothing'}"
         for what, source in sources.items()
     )
-    return "; ".join(texts) + "." + (f" Is it {near[0]}?" if near else "")
+    return "; ".join(said) + "." + (f" Is it {near[0]}?" if near else "")
 
 
 def _settings(function: Callable[..., Any], skip: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from superscaler_core.errors import PlanError
+from superscaler_core.parallel.knobs import PARTS, parse_plan, with_parts
 from superscaler_core.plan import Plan
 from superscaler_core.plans import PLANS
 
@@ -32,17 +33,19 @@ class SProgram:
     def of(
         cls, plan: str | Callable[..., None], knobs: Mapping[str, Any] | None = None
     ) -> SProgram:
-        """A shipped plan by its name, or a function.
+        """A shipped plan by its name, which knobs may follow (``hybrid:tp=2``), or a function.
 
         Raises:
             PlanError: there is no plan of that name, or it takes no such knob.
         """
+        plan, said = parse_plan(plan) if isinstance(plan, str) else (plan, {})
         if isinstance(plan, str) and plan not in PLANS:
             near = get_close_matches(plan, PLANS, 3)
             hint = f" Is it {' or '.join(near)}?" if near else ""
             raise PlanError(f"there is no plan {plan!r}; there are {', '.join(PLANS)}.{hint}")
-        made = cls(PLANS[plan] if isinstance(plan, str) else plan, knobs or {})
-        unknown = [name for name in made.knobs if name not in made._takes and not made._takes_any]
+        made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(knobs or {})})
+        known = {*made._takes, *PARTS}
+        unknown = [name for name in made.knobs if name not in known and not made._takes_any]
         if unknown:
             takes = ", ".join([*made._takes][1:]) or "nothing"
             raise PlanError(f"{made.name} takes no {', '.join(unknown)}; it takes {takes}.")
@@ -72,7 +75,7 @@ class SProgram:
             num_microbatches: the number of microbatches, if the function can choose it.
         """
         more = {_MICROBATCHES: num_microbatches} if self.takes_microbatches else {}
-        self.function(plan, **{**self.knobs, **more})
+        self.function(plan, **{**with_parts(plan, self.knobs), **more})
 
     @property
     def _takes(self) -> Mapping[str, inspect.Parameter]:

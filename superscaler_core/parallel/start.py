@@ -45,8 +45,10 @@ def parallelize(
         args, kwargs: an example of a whole batch of one step, by position and by name (``args`` may
             be a mapping too); of tensors only shapes and dtypes matter. A plan with microbatches
             cuts it along dim 0.
-        plan: name of a plan (``docs/plans.md``), or a function that fills a ``Plan``.
-        knobs: options of the plan, by name, such as ``{"tp": 2, "pp": 2}``.
+        plan: name of a plan (``docs/plans.md``), which options may follow as a text, such as
+            ``"hybrid:tp=2,pp=2"``; or a function that fills a ``Plan``.
+        knobs: options of the plan as values, by name, such as ``{"tp": 2, "pp": 2}``; these count
+            where the text has them too.
         results: what ``evaluate`` returns beside the loss, as in ``capture``.
         group: process group; if None the default group, which is created as torchrun asks if there
             is none. A process that torchrun did not start trains alone.

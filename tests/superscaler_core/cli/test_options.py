@@ -11,6 +11,9 @@ import superscaler_core as ss
 from superscaler_core.cli import options
 from superscaler_core.cli.command import UsageError
 from superscaler_core.cli.sources import Source, plan_source, settings_of
+from superscaler_core.parallel import SProgram
+from superscaler_core.parallel import knobs as texts
+from superscaler_core.parallel.knobs import parse_plan
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.branch_parallel import EVOFORMER as BRANCHES
@@ -49,6 +52,29 @@ def knobs(plan: str, *texts: str) -> dict[str, Any]:
 def test_a_text_means_a_value(plan: str, text: str, value: object) -> None:
     (found,) = knobs(plan, text).values()
     assert found == value
+    assert parse_plan(f"{plan}:{text.removeprefix('plan.')}")[1] == knobs(plan, text)
+
+
+def test_a_plan_may_be_named_with_its_knobs() -> None:
+    text = "hybrid: tp=2,sizes=3,1,keep=block_inputs"
+    said = {"tp": 2, "sizes": (3, 1), "keep": Keep.BLOCK_INPUTS}
+    assert parse_plan(text) == ("hybrid", said)
+    assert parse_plan("mine.py:split") == ("mine.py:split", {})
+    assert SProgram.of(text, {"tp": 4}).knobs == {**said, "tp": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hybrid:dp=2", "not 'dp=2'; hybrid takes tp, pp, microbatches"),
+        ("hybrid:tp=2,pp", "hybrid:tp=2,pp: expected a whole number, such as 1"),
+        ("hybrid:pp", "expected hybrid:KNOB=VALUE"),
+        ("zero3:x=1", "zero3 takes nothing, and every plan block, features, experts, embedding"),
+    ],
+)
+def test_a_fault_in_a_plan_with_knobs_names_what_the_plan_takes(text: str, words: str) -> None:
+    with pytest.raises(ss.PlanError, match=words):
+        parse_plan(text)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +102,7 @@ def test_every_knob_of_every_plan_has_a_reader(name: str) -> None:
     """What is no number has its own; a default is never a text that a plan would have to read."""
     for parameter in list(inspect.signature(PLANS[name]).parameters.values())[1:]:
         is_number = isinstance(parameter.default, bool | int)
-        assert is_number or parameter.name in options.READERS, parameter.name
+        assert is_number or parameter.name in texts.READERS, parameter.name
         assert not isinstance(parameter.default, str)
 
 
@@ -132,6 +158,6 @@ def test_defaults_are_what_their_texts_mean() -> None:
         "*.msa_row:1, *.msa_col:2, *.msa_transition:2, *.outer:2>1, *.tri_out:1, *.tri_in:2, "
         "*.tri_start:1, *.tri_end:2, *.pair_transition:1"
     )
-    assert options.cuts(text) == EVOFORMER
-    assert options.branches("layers.*.msa_*; layers.*.outer,layers.*.tri_*,"
+    assert texts.cuts(text) == EVOFORMER
+    assert texts.branches("layers.*.msa_*; layers.*.outer,layers.*.tri_*,"
                             "layers.*.pair_transition") == BRANCHES  # fmt: skip

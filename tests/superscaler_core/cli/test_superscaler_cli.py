@@ -346,6 +346,15 @@ def test_run_under_torchrun_trains_as_a_single_device_does(tmp_path: Path) -> No
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["step", "step", "same"]
 
 
+def test_options_behind_a_plan_are_those_of_set(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "gpt", "--devices", "4", "--summary"]
+    one = Said([*words, "hybrid:tp=2,pp=2,keep=block_inputs"], capsys)
+    sets = ("tp=2", "pp=2", "keep=block_inputs")
+    two = Said([*words, "hybrid", *(w for text in sets for w in ("--set", text))], capsys)
+    assert one.status == 0
+    assert (one.out, one.err) == (two.out, two.err)
+
+
 # --- wrong requests -----------------------------------------------------------------------------
 
 
@@ -355,6 +364,8 @@ def test_run_under_torchrun_trains_as_a_single_device_does(tmp_path: Path) -> No
         (["plan"], "the following arguments are required: MODEL, PLAN (see 'superscaler plan"),
         (["plam", "mlp", "zero1"], "invalid choice: 'plam'"),
         (["plan", "gpd", "zero1"], "there is no model 'gpd'; there are gpt, moe,"),
+        (["plan", "mlp", "hybrid:dp=2"], "not 'dp=2'; hybrid takes tp, pp, microbatches,"),
+        (["plan", "mlp", "hybrid:tp=x"], "hybrid:tp=x: expected a whole number, such as 1"),
         (["plan", "mlp", "zero"], "Is it zero3 or zero2 or zero1?"),
         (["plan", "mlp", "zero1", "--preset", "tinny"], "no preset of mlp 'tinny'; there are tiny"),
         (["plan", "mlp", "zero1", "--devices", "0"], "expected a number of at least 1, got '0'"),

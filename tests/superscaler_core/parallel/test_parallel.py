@@ -43,7 +43,7 @@ PLANS: dict[str, tuple[str | Callable[..., None], dict[str, Any]]] = {
     "accumulate": ("accumulate", {"microbatches": 2}),
     "pipeline": ("one_f_one_b", {"microbatches": 4}),
     "routes": ("chimera", {"microbatches": 4}),
-    "hybrid": ("hybrid", {"tp": 2, "microbatches": 2}),
+    "hybrid": ("hybrid:tp=2", {"microbatches": 2}),
     "host": ("zero3_offload", {}),
     "halves": (megatron_in_halves, {}),
 }
