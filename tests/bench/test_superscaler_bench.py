@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import llama_train, superscaler_compile, superscaler_train
+from bench import llama_train, superscaler_compile, superscaler_duplex, superscaler_train
 from bench.sockets import sent_bytes
 from bench.superscaler_compile import PHASES, grid_of, points_of
 from bench.superscaler_train import compiled_gpt, planned_bytes
@@ -132,3 +132,29 @@ def test_a_row_of_llamas_compares_with_torchs_own_way() -> None:
     lines = llama_train.table(result).splitlines()
     assert lines[2].split() == ["2", "zero3", "200", "100", "300", "fsdp2", "2.00"]
     assert lines[3].split() == ["2", "fsdp2", "400", "300", "500", "-"]
+
+
+# --- duplex -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "total, communication, wall, share",
+    [(0.3245, 0.0297, 0.2972, 0.9192), (0.4611, 0.1523, 0.3985, 0.4110),
+     (0.7453, 0.4432, 0.6657, 0.2635)],
+)  # fmt: skip
+def test_what_duplex_hides_is_counted_as_in_hidups_table(
+    total: float, communication: float, wall: float, share: float
+) -> None:
+    """The break-down of HiDup's paper: one machine, two of them, and two with slow links."""
+    row = {
+        "rate": "100mbit",
+        "samples": {"serial": [total], "duplex": [wall]},
+        "comm_secs": communication,
+        "predicted": {
+            "serial": {"secs": total, "comm_secs": communication}, "duplex": {"secs": wall}
+        },
+    }  # fmt: skip
+    for what in ("measured", "predicted"):
+        assert superscaler_duplex.hidden(row, what) == pytest.approx(share, abs=5e-4)
+    result = {"layers": 3, "batch": 64, "cluster": "2x2", "rows": [row]}
+    assert f"{share:.0%}" in superscaler_duplex.table(result)
