@@ -8,6 +8,7 @@ from inspect import signature
 from superscaler_core.schedules.chimera import chimera
 from superscaler_core.schedules.dualpipe import dualpipe, dualpipe_v
 from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules.fitted import zero_bubble_fitted
 from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.interlaced import interlaced
 from superscaler_core.schedules.interleaved import interleaved, looped_bfs
@@ -32,6 +33,7 @@ SCHEDULES: dict[str, Generator] = {
     "nf1b": nf1b,
     "zero-bubble": zero_bubble,
     "zero-bubble-h2": zero_bubble_h2,
+    "zero-bubble-fitted": zero_bubble_fitted,
     "zero-bubble-v": zero_bubble_v,
     "chimera": chimera,
     "dualpipe": dualpipe,
