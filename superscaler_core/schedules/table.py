@@ -70,9 +70,10 @@ def generate(
     """
     takes_chunks = "num_chunks" in signature(generator).parameters
     if chunks != 1 and not takes_chunks:
+        name = getattr(generator, "__name__", generator)
         raise ScheduleError(
-            f"{generator.__name__} with chunks={chunks}: only interleaved and looped_bfs have a "
-            "choice of stages a worker; leave chunks out."
+            f"{name} with chunks={chunks}: only interleaved and looped_bfs have a choice of stages "
+            "a worker; leave chunks out."
         )
     knobs = {"num_chunks": chunks} if takes_chunks else {}
     schedule = generator(num_workers, num_microbatches, **knobs)
