@@ -11,6 +11,7 @@ from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.chimera import chimera
 from superscaler_core.schedules.dualpipe import dualpipe, dualpipe_v
 from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules.fitted import zero_bubble_fitted
 from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.grid import grid
 from superscaler_core.schedules.interlaced import interlaced, interlaced_edges
@@ -52,6 +53,7 @@ __all__ = [
     "split_backward",
     "timeline",
     "zero_bubble",
+    "zero_bubble_fitted",
     "zero_bubble_h2",
     "zero_bubble_v",
 ]

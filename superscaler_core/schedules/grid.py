@@ -52,7 +52,7 @@ def grid(what: Timeline | Schedule, *, unit: Time | None = None, width: int = 10
     for worker, row in enumerate(timeline.rows):
         moments = [unit * Fraction(2 * column + 1, 2) for column in columns]
         rows.append((f"worker {worker}", _cells(row, moments, several)))
-    return "\n".join([*wrap(_title(timeline, unit), width), *_lines(rows, width)])
+    return "\n".join([*wrap(title(timeline, unit), width), *_lines(rows, width)])
 
 
 def _unit(timeline: Timeline) -> Time:
@@ -62,7 +62,8 @@ def _unit(timeline: Timeline) -> Time:
     return max(unit, Fraction(timeline.makespan) / MAX_COLUMNS)
 
 
-def _title(timeline: Timeline, unit: Time) -> str:
+def title(timeline: Timeline, unit: Time = 1) -> str:
+    """Makespan, idle share and peaks of a timeline, in a line."""
     peaks = " ".join(map(str, timeline.peak_microbatches))
     return (
         f"{timeline.schedule.name}: makespan {timeline.makespan}, "

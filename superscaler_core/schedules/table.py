@@ -8,6 +8,7 @@ from inspect import signature
 from superscaler_core.schedules.chimera import chimera
 from superscaler_core.schedules.dualpipe import dualpipe, dualpipe_v
 from superscaler_core.schedules.errors import ScheduleError
+from superscaler_core.schedules.fitted import zero_bubble_fitted
 from superscaler_core.schedules.gpipe import gpipe
 from superscaler_core.schedules.interlaced import interlaced
 from superscaler_core.schedules.interleaved import interleaved, looped_bfs
@@ -32,6 +33,7 @@ SCHEDULES: dict[str, Generator] = {
     "nf1b": nf1b,
     "zero-bubble": zero_bubble,
     "zero-bubble-h2": zero_bubble_h2,
+    "zero-bubble-fitted": zero_bubble_fitted,
     "zero-bubble-v": zero_bubble_v,
     "chimera": chimera,
     "dualpipe": dualpipe,
@@ -68,9 +70,10 @@ def generate(
     """
     takes_chunks = "num_chunks" in signature(generator).parameters
     if chunks != 1 and not takes_chunks:
+        name = getattr(generator, "__name__", generator)
         raise ScheduleError(
-            f"{generator.__name__} with chunks={chunks}: only interleaved and looped_bfs have a "
-            "choice of stages a worker; leave chunks out."
+            f"{name} with chunks={chunks}: only interleaved and looped_bfs have a choice of stages "
+            "a worker; leave chunks out."
         )
     knobs = {"num_chunks": chunks} if takes_chunks else {}
     schedule = generator(num_workers, num_microbatches, **knobs)

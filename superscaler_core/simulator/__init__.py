@@ -2,8 +2,17 @@
 
 from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.simulator.account import Level
+from superscaler_core.simulator.grid_picture import draw_grids
 from superscaler_core.simulator.resimulator import Resimulator
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.simulation import simulate
 
-__all__ = ["PROFILES", "DeviceProfile", "Level", "Resimulator", "Simulated", "simulate"]
+__all__ = [
+    "PROFILES",
+    "DeviceProfile",
+    "Level",
+    "Resimulator",
+    "Simulated",
+    "draw_grids",
+    "simulate",
+]

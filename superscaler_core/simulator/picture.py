@@ -55,8 +55,22 @@ def draw(account: Account, path: str | Path) -> None:
     Raises:
         PlanError: matplotlib is missing, or cannot write this suffix.
     """
-    file = Path(path)
-    if file.suffix not in (".png", ".svg", ".pdf"):
+    rows = _rows(account.devices)
+    height = 0.4 + 0.28 * len(rows)
+    figure = new_figure(path, (12, height + 3.2))
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(height, 1.4), 2.2])
+    _gantt(above, account, rows)
+    _memory(below, account)
+    figure.savefig(Path(path))
+
+
+def new_figure(path: str | Path, inches: tuple[float, float]) -> Any:
+    """An empty figure that can be saved at ``path``.
+
+    Raises:
+        PlanError: matplotlib is missing, or cannot write this suffix.
+    """
+    if Path(path).suffix not in (".png", ".svg", ".pdf"):
         raise PlanError(f"cannot draw to {str(path)!r}: use a name in .png, .svg or .pdf.")
     try:
         from matplotlib.figure import Figure
@@ -64,13 +78,7 @@ def draw(account: Account, path: str | Path) -> None:
         raise PlanError(
             "a picture needs matplotlib, which is not installed: pip install 'rvdcomm[plot]'."
         ) from None
-    rows = _rows(account.devices)
-    height = 0.4 + 0.28 * len(rows)
-    figure = Figure(figsize=(12, height + 3.2), dpi=120, layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[max(height, 1.4), 2.2])
-    _gantt(above, account, rows)
-    _memory(below, account)
-    figure.savefig(file)
+    return Figure(figsize=inches, dpi=120, layout="constrained")
 
 
 def _rows(devices: tuple[Device, ...]) -> dict[Device, int]:

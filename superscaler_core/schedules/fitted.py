@@ -1,0 +1,70 @@
+"""Fitted: the zero bubble that is fastest for given times of F, I and W, within a memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from superscaler_core.schedules.errors import ScheduleError, require_counts
+from superscaler_core.schedules.list_schedule import list_schedule
+from superscaler_core.schedules.schedule import Schedule
+from superscaler_core.schedules.split_backward import split_backward
+from superscaler_core.schedules.straight import straight
+from superscaler_core.schedules.timeline import EQUAL, Durations, timeline
+
+
+def zero_bubble_fitted(
+    num_stages: int, num_microbatches: int, durations: Durations = EQUAL, limit: int = 0
+) -> Schedule:
+    """The fastest of several orders of F, I and W for given times, one worker per stage.
+
+    Compared are list scheduling, and straight pipelines with some warm-up and some delay of W's.
+    Among these are 1F1B in halves, and ZB-H1 and ZB-H2 where they fit: so it is never slower than
+    1F1B. It is a heuristic. In small cases with N >= D, a limit of D and stages that are alike it
+    takes as long as the best order, and with other counts at most 5 % longer
+    (tests/superscaler_core/schedules/test_schedules_fitted.py).
+
+    >>> times = {"F": 2, "I": 3, "W": 1}
+    >>> print(zero_bubble_fitted(2, 3, times))
+    zero-bubble-fitted stages=2 microbatches=3
+    worker 0: 0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2
+    worker 1: 1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2
+
+    Args:
+        num_stages: D.
+        num_microbatches: N.
+        durations: times of F, I and W, of all stages or of each.
+        limit: the most microbatches whose activations a worker may hold, at least D; D if 0.
+
+    Raises:
+        ScheduleError: a count is below 1, the limit is below D, or a time is missing.
+
+    Source: the aim is that of the automatic schedules of Qi et al., Zero Bubble Pipeline
+    Parallelism, 2023; the orders compared are our own.
+    """
+    name = "zero-bubble-fitted"
+    require_counts(name, num_stages=num_stages, num_microbatches=num_microbatches)
+    limit = limit or num_stages
+    if limit < num_stages:
+        raise ScheduleError(
+            f"{name} of {num_stages} stages: limit={limit} microbatches; the first worker of a "
+            f"pipeline without more bubbles than 1F1B holds {num_stages}."
+        )
+    listed = list_schedule(name, range(num_stages), num_microbatches, durations, limit)
+    assert listed is not None, "a worker that holds its limit can run a W, or waits for an I"
+    found = (listed, *_straights(name, num_stages, num_microbatches, limit))
+    return min(found, key=lambda schedule: timeline(schedule, durations).makespan)
+
+
+def _straights(name: str, num_stages: int, num_microbatches: int, limit: int) -> Iterator[Schedule]:
+    """Warm-ups of 1F1B or twice as long, and W's that wait for none or for more and more I's.
+
+    A warm-up of ``factor (D - 1 - d)`` forwards and a delay of ``factor d`` of worker d are ZB-H1
+    (factor 1) and ZB-H2 (factor 2). A worker holds one microbatch more than both together.
+    """
+    for factor in (1, 2):
+        ahead = [min(factor * lag, limit - 1) for lag in reversed(range(num_stages))]
+        whole = straight(name, num_stages, num_microbatches, ahead.__getitem__)
+        for most in range(factor * (num_stages - 1) + 1):
+            delays = [min(factor * d, most, limit - 1 - ahead[d]) for d in range(num_stages)]
+            yield replace(split_backward(whole, delays.__getitem__), name=name)
