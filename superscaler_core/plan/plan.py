@@ -87,6 +87,14 @@ class Plan(Savings):
         self._orders: list[tuple[Op | Part, Op | Part]] = []
         self._cuts: tuple[int, ...] = ()
 
+    def rewrite(self, graph: Graph) -> None:
+        """Plan another graph, which computes the same, in place of this one; nothing is decided
+        about it yet.
+        """
+        devices = self.devices
+        self.__dict__.clear()
+        Plan.__init__(self, graph, devices)
+
     @cached_property
     def blocks(self) -> Blocks:
         """The repeated blocks of the model. Set them where the search by structure does not find

@@ -26,6 +26,7 @@ from superscaler_core.plans.searched import searched
 from superscaler_core.plans.sequence_parallel import sequence_parallel
 from superscaler_core.plans.spatial import spatial
 from superscaler_core.plans.swap import swap
+from superscaler_core.plans.terapipe import terapipe
 from superscaler_core.plans.zero1 import zero1
 from superscaler_core.plans.zero2 import zero2
 from superscaler_core.plans.zero3 import zero3
@@ -54,6 +55,7 @@ PLANS: dict[str, Callable[..., None]] = {
     "dualpipe": dualpipe,
     "dualpipe_v": dualpipe_v,
     "searched": searched,
+    "terapipe": terapipe,
     "interlaced": interlaced,
     "hybrid": hybrid,
     "dap": dap,

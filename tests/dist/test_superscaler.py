@@ -66,6 +66,7 @@ KNOBS = {
     "zero_bubble_v": {4: {"pp": 2, "tp": 2}, 8: {"pp": 2, "tp": 2, "zero1": True}},
     "dualpipe": {8: {"pp": 4, "zero1": True}},
     "dualpipe_v": {4: {"pp": 2, "zero1": True}, 8: {"pp": 2, "tp": 4}},
+    "terapipe": {4: {"microbatches": 2, "slices": 3}, 8: {"pp": 4, "tp": 2, "zero1": True}},
     "searched": {
         2: {"microbatches": 2, "route": "v"},
         4: {"pp": 2, "tp": 2, "route": "both", "microbatches": 4},
@@ -92,7 +93,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "hybrid": {"sizes": {**GPT, "layers": 2}},
     "chimera": {"sizes": {**GPT, "layers": 4}},
     **{plan: {"model": "mlp", "sizes": {"layers": 4}} for plan in NEWER},
-    "searched": {"sizes": {**GPT, "layers": 4}},
+    **{plan: {"sizes": {**GPT, "layers": 4}} for plan in ("searched", "terapipe")},
     "coshard": {"model": "swin", "sizes": {"heads": 8, "depths": (2,)}, "batch": 4},
     # Under Adam its batch norms make 1e-4 of float32's rounding, with data_parallel too.
     "spatial": {"model": "wide_resnet", "sizes": {}, "optimizer": "sgd"},

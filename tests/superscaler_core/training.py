@@ -65,7 +65,7 @@ FOLDED = ("interleaved", "zero_bubble_v", "dualpipe_v")
 """Plans with two stages a device."""
 
 MODEL_OF = {"expert_parallel": "moe", **dict.fromkeys(EVOFORMER_PLANS, "evoformer"),
-            "interlaced": "mbart", "spatial": "wide_resnet"}  # fmt: skip
+            "interlaced": "mbart", "terapipe": "gpt", "spatial": "wide_resnet"}  # fmt: skip
 """The model of a plan that is for one kind of model alone."""
 
 

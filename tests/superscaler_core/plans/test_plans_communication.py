@@ -209,6 +209,15 @@ def test_pipelines_send_one_hidden_state_between_stages_each_way(name: str) -> N
     assert kinds(reductions(made)) == {}
 
 
+def test_slices_send_in_all_what_a_microbatch_sends() -> None:
+    made = Case("terapipe", 2, {"lengths": (4, 3, 1)}, sizes={"layers": 2}).compiled()
+    assert kinds(forward(made)) == kinds(backward(made)) == {"transfer": 3}
+    hidden = 4 * 8 * 16 * 8  # batch, sequence, width, bytes of a float64
+    assert sent_bytes(forward(made)) == sent_bytes(backward(made)) == hidden
+    # Slices of a stage add their gradients on its device.
+    assert kinds(reductions(made)) == {}
+
+
 @pytest.mark.parametrize("name", ["chimera", "dualpipe"])
 def test_chimera_sends_what_1f1b_sends_and_sums_gradients_between_pairs_once(name: str) -> None:
     made = Case(name, NUM, sizes={"layers": 4}).compiled()

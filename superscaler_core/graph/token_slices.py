@@ -1,0 +1,266 @@
+"""Token slices: a graph in which every op works on a slice of its sequences at a time.
+
+A causal model computes a token from tokens before it alone. So its ops can be cut along the
+sequence into slices that run one after another: attention of a slice reads the keys and values of
+all slices up to it, and every other op reads its own slice. What an op sums over the sequence, such
+as the loss, is the sum of what it makes of the slices.
+
+Source: Li et al., TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language
+Models, ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.annotation import Annotation, Operand
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.invocation import Invocation
+from superscaler_core.graph.sliding import SlidingWindow
+from superscaler_core.graph.tensor import CONSTANT, INPUT, PTensor
+
+LoopOf = Callable[[Op], Sequence[str]]
+"""The loops of an op over tokens that can be cut."""
+
+
+def token_slices(
+    graph: Graph, loops_of: LoopOf, ends: Sequence[int], stages: Sequence[Sequence[Op]]
+) -> tuple[Graph, tuple[int, ...]]:
+    """Cut the sequence of a graph into slices.
+
+    Law (tests/superscaler_core/graph/test_token_slices.py): the slices compute the same loss.
+
+    Args:
+        graph: of a causal model.
+        loops_of: the loops of an op over tokens that can be cut.
+        ends: the token behind each slice, ascending; the last is the length of the sequence.
+        stages: the ops of the graph in order, in stages.
+
+    Returns:
+        The graph, whose ops are those of stage 0's slice 0, of its slice 1, and so on; and for
+        each stage and slice the index of its first op.
+
+    Raises:
+        PlanError: a token reads later ones, or an op's numbers depend on the place of its slice.
+    """
+    if any((graph.results, graph.recycled, graph.state)):
+        raise PlanError(
+            f"{graph.name} returns results, recycles values or changes buffers: only a model that "
+            "returns its loss alone is cut into token slices."
+        )
+    cutter = _Cutter(graph, loops_of, tuple(pairwise((0, *ends))))
+    firsts: list[int] = []
+    ops: list[Op] = []
+    for stage in stages:
+        made: list[list[Op]] = [[] for _ in ends]
+        for op in stage:
+            cutter.cut(op, made)
+        for slice_ in made:
+            firsts.append(len(ops))
+            ops += slice_
+    ops = [replace(op, index=index) for index, op in enumerate(ops)]
+    return replace(graph, ops=tuple(ops), loss=cutter.whole(graph.loss)), tuple(firsts)
+
+
+class _Cutter:
+    """Cuts ops one after another, and knows what became of their results.
+
+    Args:
+        graph, loops_of: as in ``token_slices``.
+        bounds: the first token of each slice, and that behind it.
+    """
+
+    def __init__(self, graph: Graph, loops_of: LoopOf, bounds: tuple[tuple[int, int], ...]) -> None:
+        self._graph, self._loops_of, self._bounds = graph, loops_of, bounds
+        self._slices: dict[PTensor, list[PTensor]] = {}
+        """Of an activation that has tokens, or of what was read in slices."""
+        self._until: dict[PTensor, list[PTensor]] = {}
+        """Of keys or values, all tokens up to the end of each slice."""
+        self._sums: dict[PTensor, PTensor] = {}
+        """Of what is summed over tokens."""
+
+    def whole(self, tensor: PTensor) -> PTensor:
+        """What became of a tensor without tokens."""
+        return self._sums.get(tensor, tensor)
+
+    def cut(self, op: Op, made: Sequence[list[Op]]) -> None:
+        """Append the slices of an op to the ops of each slice."""
+        loops = self._loops_of(op)
+        reads_batch = all(tensor.kind in (INPUT, CONSTANT) for tensor in op.inputs)
+        if not loops or (reads_batch and loops[0] in op.annotation.reductions):
+            self._keep(op, made)
+            return
+        loop = loops[0]
+        self._check(op, loops)
+        kept = [loop in _ids(dims) for dims in op.annotation.outputs]
+        results: list[list[PTensor]] = [[] for _ in op.outputs]
+        for i, (lo, hi) in enumerate(self._bounds):
+            inputs = [
+                self._read(op, position, loop, i, made[i]) for position in range(len(op.inputs))
+            ]
+            outputs = [
+                _named(t, i, op.annotation.outputs[k], loop, hi - lo)
+                for k, t in enumerate(op.outputs)
+            ]
+            for result, output in zip(results, outputs, strict=True):
+                result.append(output)
+            made[i].append(self._slice(op, loop, i, inputs, outputs))
+        for tensor, slices, is_cut in zip(op.outputs, results, kept, strict=True):
+            if is_cut:
+                self._slices[tensor] = slices
+            else:
+                self._sums[tensor] = self._add_up(op, slices, made)
+
+    def _keep(self, op: Op, made: Sequence[list[Op]]) -> None:
+        """Run an op without tokens as it is, in the first slice."""
+        late = [t for t in op.inputs if t in self._slices or t in self._sums]
+        if late:
+            raise PlanError(
+                f"{self._graph.name}: {op.name} reads {late[0]} of all tokens at once, so it "
+                "cannot be cut into token slices; only causal models can."
+            )
+        made[0].append(op)
+
+    def _check(self, op: Op, loops: Sequence[str]) -> None:
+        if len(loops) > 1:
+            raise PlanError(
+                f"{self._graph.name}: {op.name}, {op.annotation}, relates tokens with tokens, and "
+                "is no scaled_dot_product_attention(..., is_causal=True), so it cannot be cut into "
+                "token slices."
+            )
+        if any(word in op.code for word in ("{in", "{pad", "{seed}")):
+            raise PlanError(
+                f"{self._graph.name}: {op.name}, {op.annotation}, depends on the place of its "
+                "tokens, as dropout does, and cannot be cut into token slices."
+            )
+
+    def _read(self, op: Op, position: int, loop: str, i: int, made: list[Op]) -> PTensor:
+        """The input of slice i of an op; what it takes to make it is appended to ``made``."""
+        tensor, dims = op.inputs[position], op.annotation.inputs[position]
+        if loop in _ids(dims):
+            slices = self._slices.get(tensor)
+            return slices[i] if slices else self._narrowed(tensor, dims, loop, i, made)
+        if tensor not in self._slices:
+            return self.whole(tensor)
+        if op.kind != "attention" or "is_causal=True" not in op.code:
+            raise PlanError(
+                f"{self._graph.name}: {op.name} reads {tensor} of all tokens, and is no causal "
+                "attention, so it cannot be cut into token slices."
+            )
+        return self._joined(op, tensor, i, made)
+
+    def _joined(self, op: Op, tensor: PTensor, i: int, made: list[Op]) -> PTensor:
+        """Keys or values up to the end of slice i: those before, and its own."""
+        until = self._until.setdefault(tensor, [])
+        if len(until) > i:
+            return until[i]
+        own = self._slices[tensor][i]
+        if not until:
+            until.append(own)
+            return own
+        dim = next(
+            d for d, (a, b) in enumerate(zip(own.shape, tensor.shape, strict=True)) if a != b
+        )
+        shape = (*own.shape[:dim], self._bounds[i][1], *own.shape[dim + 1 :])
+        joined = replace(tensor, name=f"{tensor.name}.until{i}", shape=shape)
+        sides = [_dims(len(shape), dim, which) for which in ("c", "o", "u")]
+        made.append(
+            _op(
+                f"{op.name}.{tensor.name}.until{i}", "cat", op.module,
+                f"{sides[0]}, {sides[1]} -> {sides[2]}", (until[-1], own), joined,
+                f"torch.cat([{{x0}}, {{x1}}], {dim})",
+            )
+        )  # fmt: skip
+        until.append(joined)
+        return joined
+
+    def _narrowed(
+        self, tensor: PTensor, dims: Operand, loop: str, i: int, made: list[Op]
+    ) -> PTensor:
+        """Slice i of an input, a parameter or a constant."""
+        lo, hi = self._bounds[i]
+        dim = next(d for d, ids in enumerate(dims) if loop in _ids((ids,)))
+        shape = (*tensor.shape[:dim], hi - lo, *tensor.shape[dim + 1 :])
+        name = f"{tensor.name}.slice{i}.{len(made)}"
+        made.append(
+            _op(
+                f"{name}:narrow", "narrow", "",
+                f"{_dims(len(shape), dim, 'c')} -> {_dims(len(shape), dim, 'o')}", (tensor,),
+                PTensor(name, shape, tensor.dtype, "activation", tensor.requires_grad),
+                f"{{x0}}.narrow({dim}, {lo}, {hi - lo})",
+            )
+        )  # fmt: skip
+        return made[-1].outputs[0]
+
+    def _slice(
+        self, op: Op, loop: str, i: int, inputs: Sequence[PTensor], outputs: Sequence[PTensor]
+    ) -> Op:
+        lo, hi = self._bounds[i]
+        start = f"{{start[{loop}]}}"
+        sizes = op.annotation.sizes([t.shape for t in inputs], [t.shape for t in outputs])
+        # Causal attention of a slice sees, of the keys up to its end, a share of (lo + hi) / 2 hi.
+        is_causal = any(t in self._until for t in op.inputs)
+        return replace(
+            op,
+            name=f"{op.name}.slice{i}",
+            sizes={**op.sizes, **sizes},
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            computes=_replaced(op, start, f"{lo} + {start}"),
+            flops=op.flops * (lo + hi) / hi if is_causal else op.flops,
+        )
+
+    def _add_up(self, op: Op, slices: Sequence[PTensor], made: Sequence[list[Op]]) -> PTensor:
+        total = slices[0]
+        dims = " ".join(f"d{i}" for i in range(len(total.shape))) or "()"
+        for i, one in enumerate(slices[1:], 1):
+            name = f"{op.name}.sum{i}"
+            result = replace(one, name=name.replace(":", "."))
+            made[i].append(
+                _op(name, "add", op.module, f"{dims}, {dims} -> {dims}", (total, one), result,
+                    "{x0} + {x1}")
+            )  # fmt: skip
+            total = result
+        return total
+
+
+def _op(
+    name: str,
+    kind: str,
+    module: str,
+    annotation: str,
+    inputs: tuple[PTensor, ...],
+    output: PTensor,
+    code: str,
+) -> Op:
+    """An op that the model does not have; its index is given later."""
+    made = Annotation.parse(annotation)
+    sizes = made.sizes([t.shape for t in inputs], [output.shape])
+    return Op(0, name, kind, module, made, sizes, inputs, (output,), code, (), 0.0)
+
+
+def _replaced(op: Op, old: str, new: str) -> str | Invocation:
+    computes = op.computes
+    return computes.replace(old, new) if isinstance(computes, str) else computes.replacing(old, new)
+
+
+def _ids(dims: Operand) -> set[str]:
+    """The loops of an operand's dims."""
+    return {i for dim in dims for i in ((dim.loop,) if isinstance(dim, SlidingWindow) else dim)}
+
+
+def _dims(rank: int, dim: int, name: str) -> str:
+    """The dims of an operand of which one, of this name, is not cut."""
+    return " ".join(f"{name}^" if i == dim else f"d{i}" for i in range(rank))
+
+
+def _named(tensor: PTensor, i: int, dims: Operand, loop: str, size: int) -> PTensor:
+    """Slice i of a result."""
+    shape = tuple(
+        size if loop in _ids((ids,)) else length
+        for ids, length in zip(dims, tensor.shape, strict=True)
+    )
+    return replace(tensor, name=f"{tensor.name}.slice{i}", shape=shape)

@@ -1,0 +1,71 @@
+"""Laws of TeraPipe's slices: its formula is the pipeline's time, its programme is brute force."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from superscaler_core.planners.slices import cut_slices, pipeline_secs
+from superscaler_core.schedules import timeline
+from superscaler_core.schedules.terapipe import terapipe, terapipe_edges
+from superscaler_core.schedules.timeline import Durations
+
+
+@pytest.mark.parametrize("slices, secs", [((4, 3, 2, 1), 22), ((2, 2, 2, 2, 2), 16)])
+def test_slices_take_what_the_formula_says(slices: tuple[int, ...], secs: int) -> None:
+    num = len(slices)
+    durations: Durations = {("F", d * num + i): t for d in range(4) for i, t in enumerate(slices)}
+    times = timeline(terapipe(4, 1, num), {"B": 1, **durations}, terapipe_edges(4, num))
+    ends = [span.end for row in times.rows for span in row if span.action.kind == "F"]
+    assert max(ends) == pipeline_secs(slices, 4) == secs
+
+
+def compositions(total: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a sum, in order."""
+    if not total:
+        yield ()
+    for first in range(1, total + 1):
+        yield from ((first, *rest) for rest in compositions(total - first))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nothing_is_better_than_the_programme(seed: int) -> None:
+    generator = random.Random(seed)
+    num_stages, batch = generator.randint(1, 5), generator.randint(1, 3)
+    length = generator.randint(1, 5)
+
+    @cache
+    def latency(size: int, tokens: int, before: int) -> int:
+        return generator.randint(1, 20)
+
+    def secs(size: int, slices: tuple[int, ...]) -> list[int]:
+        return [latency(size, s, sum(slices[:i])) for i, s in enumerate(slices)]
+
+    def every(sequences: int) -> Iterator[list[int]]:
+        """The seconds of all slices, for all cuts."""
+        if not sequences:
+            yield []
+        for size in range(1, sequences + 1):
+            for slices in compositions(length):
+                yield from ([*secs(size, slices), *rest] for rest in every(sequences - size))
+
+    found = cut_slices(latency, num_stages, batch, length)
+    assert found.secs == min(pipeline_secs(cut, num_stages) for cut in every(batch))
+    chosen = [one for size, slices in found.groups for one in secs(size, slices)]
+    assert sum(size for size, _ in found.groups) == batch
+    assert pipeline_secs(chosen, num_stages) == found.secs
+
+
+def test_later_slices_are_shorter_where_they_see_more_keys() -> None:
+    found = cut_slices(lambda b, s, c: 60 + b * s * (4 + c), 8, 1, 64, grain=4)
+    ((_, slices),) = found.groups
+    assert slices[0] > slices[-1]
+    assert sum(slices) == 64
+
+
+def test_a_grain_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="the grain of 3 tokens has to divide the length"):
+        cut_slices(lambda b, s, c: 1.0, 2, 1, 8, grain=3)
