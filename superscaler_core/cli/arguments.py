@@ -14,14 +14,20 @@ from torch import Tensor
 import rvdcomm as rv
 from superscaler_core.cli.command import USER_ERRORS, UsageError
 from superscaler_core.cli.progress import phase
-from superscaler_core.cli.sources import Made, Source, model_source, plan_source, settings_of
+from superscaler_core.cli.sources import (
+    SPROGRAMS,
+    Made,
+    Source,
+    model_source,
+    plan_source,
+    settings_of,
+)
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import STATES
 from superscaler_core.models import MODELS
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plan.overlap import BUCKET_BYTES
-from superscaler_core.plans import PLANS
 from superscaler_core.units import parse_bytes
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -36,7 +42,7 @@ _RETURNS = "which returns (module, example_inputs), a tuple or dict of inputs; m
 
 NAMES = f"""\
 {_names("MODEL", MODELS, _RETURNS)}
-{_names("PLAN", PLANS, "which takes the plan; or FILE.plan, which 'plan --decisions' wrote")}
+{_names("PLAN", SPROGRAMS, "which takes the plan; or FILE.plan, which 'plan --decisions' wrote")}
 """
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import rvdcomm as rv
 from superscaler_core.cli.command import UsageError
+from superscaler_core.cost import PROFILES
 from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.modules import Modules
 from superscaler_core.plan import Keep, Plan
+from superscaler_core.planners.stages import STAGE_PLANNERS
 from superscaler_core.plans.pieces.axial import Cut
 from superscaler_core.schedules import SCHEDULES
+from superscaler_core.units import parse_bytes
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -80,6 +84,10 @@ READERS: Mapping[str, TextReader] = {
     "modules": (cuts, "PATTERN:DIM or PATTERN:DIM>DIM with commas between, such as *.tri_in:2"),
     "branches": (branches, "patterns of modules with commas between; semicolons between branches"),
     "schedule": (SCHEDULES.__getitem__, f"one of {', '.join(SCHEDULES)}"),
+    "planner": (STAGE_PLANNERS.__getitem__, f"one of {', '.join(STAGE_PLANNERS)}"),
+    "profile": (PROFILES.__getitem__, f"one of {', '.join(PROFILES)}"),
+    "topology": (rv.Topology.load, "a JSON file that rvdcomm.Topology.save wrote"),
+    "memory_bytes": (parse_bytes, "bytes, such as 32GiB"),
     "keep": (Keep, f"one of {', '.join(map(str, Keep))}"),
     "keep_coshard": (Keep, f"one of {', '.join(map(str, Keep))}"),
 }
