@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import rvdcomm as rv
 from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.plan import Keep, Plan
@@ -43,6 +45,6 @@ def stages(
         memory_bytes=memory_bytes, keep=keep, has_changes=True, vocabulary=vocabulary,
         blocks=plan.blocks,
     )  # fmt: skip
-    how = {"vocabulary": vocabulary, "keep": keep}
+    how: dict[str, Any] = {"vocabulary": vocabulary, "keep": keep}
     cut, _ = plan_stages(plan.graph, problem, planner, cluster, blocks=plan.blocks, **how)
     fill(plan, cut=cut, microbatches=microbatches, **how)
