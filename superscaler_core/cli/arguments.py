@@ -19,10 +19,9 @@ from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.memory import STATES
 from superscaler_core.models import MODELS
-from superscaler_core.parallel.knobs import parse_plan
+from superscaler_core.parallel.knobs import SPROGRAMS, parse_plan
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plan.overlap import BUCKET_BYTES
-from superscaler_core.plans import PLANS
 from superscaler_core.units import parse_bytes
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -42,7 +41,7 @@ _FILLS = (
 
 NAMES = f"""\
 {_names("MODEL", MODELS, _RETURNS)}
-{_names("PLAN", PLANS, _FILLS)}
+{_names("PLAN", SPROGRAMS, _FILLS)}
 """
 
 

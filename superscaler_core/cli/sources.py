@@ -20,8 +20,8 @@ from superscaler_core.cli.command import UsageError
 from superscaler_core.errors import PlanError
 from superscaler_core.models import MODELS, config_of
 from superscaler_core.parallel import knobs as texts
+from superscaler_core.parallel.knobs import SPROGRAMS
 from superscaler_core.plan import Decisions, Plan
-from superscaler_core.plans import PLANS
 
 DECISIONS_SUFFIX = ".plan"
 """Suffix of files that ``superscaler plan --decisions`` writes."""
@@ -123,10 +123,10 @@ def plan_source(name: str) -> Source:
         if not Path(name).is_file():
             raise UsageError(f"{name}: there is no such file of decisions.")
         return Source(name, {}, lambda plan: plan.decide(Decisions.load(name)))
-    is_shipped = name in PLANS
+    is_shipped = name in SPROGRAMS
     if ":" not in name:
-        _check_known("plan", name, PLANS)
-    function = _function(name) if ":" in name else PLANS[name]
+        _check_known("plan", name, SPROGRAMS)
+    function = _function(name) if ":" in name else SPROGRAMS[name]
     first = next(iter(inspect.signature(function).parameters), None)
     if first is None:
         raise UsageError(f"{name} takes no plan: an sProgram is a function of one.")

@@ -10,13 +10,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import rvdcomm as rv
+from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.modules import Modules
 from superscaler_core.plan import Keep, Plan
+from superscaler_core.planners.stages import STAGE_PLANNERS, stages
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.pieces.axial import Cut
 from superscaler_core.schedules import SCHEDULES
+from superscaler_core.units import parse_bytes
+
+SPROGRAMS: Mapping[str, Callable[..., None]] = {**PLANS, "stages": stages}
+"""The sPrograms that a text may name."""
 
 
 def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
@@ -32,9 +39,9 @@ def parse_plan(text: str) -> tuple[str, dict[str, Any]]:
     ('mine.py:split', {})
     """
     name, _, rest = text.partition(":")
-    if name not in PLANS:
+    if name not in SPROGRAMS:
         return text, {}
-    takes = [*inspect.signature(PLANS[name]).parameters.values()][1:]
+    takes = [*inspect.signature(SPROGRAMS[name]).parameters.values()][1:]
     defaults = {parameter.name: parameter.default for parameter in takes}
     found = {}
     # A comma that no new knob follows is in a value.
@@ -114,6 +121,10 @@ READERS: Mapping[str, TextReader] = {
     "modules": (cuts, "PATTERN:DIM or PATTERN:DIM>DIM with commas between, such as *.tri_in:2"),
     "branches": (branches, "patterns of modules with commas between; semicolons between branches"),
     "schedule": (SCHEDULES.__getitem__, f"one of {', '.join(SCHEDULES)}"),
+    "planner": (STAGE_PLANNERS.__getitem__, f"one of {', '.join(STAGE_PLANNERS)}"),
+    "profile": (PROFILES.__getitem__, f"one of {', '.join(PROFILES)}"),
+    "topology": (rv.Topology.load, "a JSON file that rvdcomm.Topology.save wrote"),
+    "memory_bytes": (parse_bytes, "bytes, such as 32GiB"),
     "keep": (Keep, f"one of {', '.join(map(str, Keep))}"),
     "keep_coshard": (Keep, f"one of {', '.join(map(str, Keep))}"),
 }

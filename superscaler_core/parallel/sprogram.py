@@ -9,9 +9,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from superscaler_core.errors import PlanError
-from superscaler_core.parallel.knobs import PARTS, parse_plan, with_parts
+from superscaler_core.parallel.knobs import PARTS, SPROGRAMS, parse_plan, with_parts
 from superscaler_core.plan import Plan
-from superscaler_core.plans import PLANS
 
 _MICROBATCHES = "microbatches"
 """The knob by which shipped plans take the number of microbatches."""
@@ -39,11 +38,11 @@ class SProgram:
             PlanError: there is no plan of that name, or it takes no such knob.
         """
         plan, said = parse_plan(plan) if isinstance(plan, str) else (plan, {})
-        if isinstance(plan, str) and plan not in PLANS:
-            near = get_close_matches(plan, PLANS, 3)
+        if isinstance(plan, str) and plan not in SPROGRAMS:
+            near = get_close_matches(plan, SPROGRAMS, 3)
             hint = f" Is it {' or '.join(near)}?" if near else ""
-            raise PlanError(f"there is no plan {plan!r}; there are {', '.join(PLANS)}.{hint}")
-        made = cls(PLANS[plan] if isinstance(plan, str) else plan, {**said, **(knobs or {})})
+            raise PlanError(f"there is no plan {plan!r}; there are {', '.join(SPROGRAMS)}.{hint}")
+        made = cls(SPROGRAMS[plan] if isinstance(plan, str) else plan, {**said, **(knobs or {})})
         known = {*made._takes, *PARTS}
         unknown = [name for name in made.knobs if name not in known and not made._takes_any]
         if unknown:

@@ -12,6 +12,7 @@ from superscaler_core.planners.stages.piper import piper
 from superscaler_core.planners.stages.plan_stages import STAGE_PLANNERS, plan_stages
 from superscaler_core.planners.stages.pricing import price_stages
 from superscaler_core.planners.stages.problem import Layer, LayerCost, StageProblem
+from superscaler_core.planners.stages.stages import stages
 from superscaler_core.planners.stages.tarnawski import tarnawski, tarnawski_scattered
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "piper",
     "plan_stages",
     "price_stages",
+    "stages",
     "tarnawski",
     "tarnawski_scattered",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import rvdcomm as rv
 from superscaler_core.compiled import Compiled, compile
+from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Plan
 from superscaler_core.planners.stages.alpa import alpa
@@ -42,6 +43,7 @@ def plan_stages(
     *,
     optimizer: str = "adam",
     master_dtype: str | None = None,
+    blocks: Blocks | None = None,
     **options: Any,
 ) -> tuple[StageCut, Compiled]:
     """Let a planner cut a model, and compile the plan; its program fits in the problem's memory.
@@ -56,6 +58,7 @@ def plan_stages(
         planner: one of ``STAGE_PLANNERS``.
         topology: of the devices.
         optimizer, master_dtype: as in ``compile``.
+        blocks: of the graph; found by its structure if None.
         options: those of ``fill``.
 
     Raises:
@@ -68,6 +71,7 @@ def plan_stages(
         # Planners with rules of their own (PipeDream's hosts) take some cuts for too small.
         if peak <= problem.memory_bytes:
             plan = Plan(graph, sorted(device for stage in cut.stages for device in stage.devices))
+            plan.blocks = blocks or plan.blocks
             fill(plan, cut=cut, microbatches=problem.microbatches, **options)
             made = compile(plan, topology=topology, optimizer=optimizer, master_dtype=master_dtype)
             peak = max(memory.total_bytes for memory in made.memory.values())

@@ -11,6 +11,7 @@ import torch
 
 import rvdcomm as rv
 import superscaler_core as ss
+from superscaler_core.cli import main
 from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.models.gpt import GPT, GPTConfig
@@ -23,6 +24,7 @@ from superscaler_core.planners.stages import (
     fill,
     plan_stages,
     price_stages,
+    stages,
 )
 from superscaler_core.simulator import simulate
 from tests.superscaler_core.training import Case, errors_on_threads
@@ -117,7 +119,7 @@ class CutCase(Case):
 
 
 @pytest.mark.parametrize(
-    "stages",
+    "text",
     [
         "stage 0 on 3 as 1x1\nstage 1-2 on 0-1 as 1x2 2x1\nstage 3 on 2 as 1x1",
         "stage 0-2 on 0-1 as 2x1 2x1 1x2\nstage 3 on 2-3 as 1x2",
@@ -126,10 +128,10 @@ class CutCase(Case):
     ids=["three stages", "two stages", "one stage"],
 )
 def test_uneven_stages_with_degrees_of_layers_train_as_one_device(
-    stages: str, tmp_path: Path
+    text: str, tmp_path: Path
 ) -> None:
     knobs = {"microbatches": 3, "keep": ss.Keep.BLOCK_INPUTS}
-    case = CutCase(knobs=knobs, sizes={"layers": 4}, cut=f"cut 0.0\n{stages}", num_steps=2)
+    case = CutCase(knobs=knobs, sizes={"layers": 4}, cut=f"cut 0.0\n{text}", num_steps=2)
     # Rounding of float64 over two steps.
     assert max(errors_on_threads(case, tmp_path)) < 1e-9
 
@@ -138,3 +140,38 @@ def test_a_stage_that_is_no_run_of_layers_has_no_plan() -> None:
     cut = StageCut.parse("cut 1.0\nstage 0,2 on 0 as 1x1\nstage 1,3 on 1 as 1x1")
     with pytest.raises(PlanError, match="a plan's stages are runs of layers"):
         fill(ss.Plan(gpt(), range(2)), cut=cut, microbatches=2)
+
+
+# --- the sProgram -------------------------------------------------------------------------------
+
+
+def test_the_sprogram_cuts_as_the_planner_does() -> None:
+    plan = ss.Plan(gpt(), range(4))
+    planner = STAGE_PLANNERS["piper"]
+    stages(
+        plan, planner=planner, microbatches=MICROBATCHES, profile=PROFILES["a100"], topology=HOSTS
+    )
+    _, made = plan_stages(gpt(), problem(), planner, HOSTS)
+    assert plan.decisions.parts == made.plan.decisions.parts
+
+
+def test_devices_that_a_planner_does_not_use_stay_idle() -> None:
+    plan = ss.Plan(gpt(), range(4))
+    stages(plan, planner=on_one, microbatches=2, profile=PROFILES["a100"], topology=HOSTS)
+    program = ss.compile(plan, topology=HOSTS)
+    # All devices hold the loss.
+    used = [memory.total_bytes > 64 for memory in program.memory.values()]
+    assert used == [True, False, False, False]
+    assert simulate(program, "a100").secs > 0
+
+
+def on_one(problem: StageProblem) -> StageCut:
+    return problem.placed([(range(len(problem.layers)), Degrees(1, 1))], 0.0)
+
+
+def test_the_command_line_names_planners(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan gpt stages --devices 2 --set layers=3 --set microbatches=2 --summary --set"
+    assert main([*words.split(), "planner=piper"]) == 0
+    assert "86 ops on 2 devices, 2 stages, 2 microbatches" in capsys.readouterr().out
+    assert main([*words.split(), "planner=metis"]) == 2
+    assert "expected one of pipedream" in capsys.readouterr().err

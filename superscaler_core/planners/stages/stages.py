@@ -1,0 +1,50 @@
+"""Stages: an sProgram whose stages a planner chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import rvdcomm as rv
+from superscaler_core.cost import PROFILES, DeviceProfile
+from superscaler_core.plan import Keep, Plan
+from superscaler_core.planners.stages.alpa import alpa
+from superscaler_core.planners.stages.fill import fill
+from superscaler_core.planners.stages.plan_stages import Planner, plan_stages
+from superscaler_core.planners.stages.pricing import price_stages
+
+
+def stages(
+    plan: Plan,
+    *,
+    planner: Planner = alpa,
+    microbatches: int = 8,
+    profile: DeviceProfile = PROFILES["v100"],
+    topology: rv.Topology | None = None,
+    memory_bytes: int | None = None,
+    vocabulary: bool = False,
+    keep: Keep = Keep.EVERYTHING,
+) -> None:
+    """Cut a model into stages by a planner; devices that it does not use stay idle.
+
+    Args:
+        plan: to fill.
+        planner: one of ``STAGE_PLANNERS``.
+        microbatches: of a step, each as large as what was captured; the replicas share it.
+        profile: of every device.
+        topology: with the plan's devices; one host with NVLink if None.
+        memory_bytes: of a device; that of the profile if None.
+        vocabulary: as in ``tensor_parallel``.
+        keep: what of the blocks stays for the backward: everything or block inputs.
+
+    Raises:
+        PlanError: the planner finds no cut that fits in memory.
+    """
+    cluster = topology or rv.Topology.single_host(max(plan.devices) + 1, 5e-6, 200e9)
+    problem = price_stages(
+        plan.graph, plan.devices, cluster, profile, microbatches,
+        memory_bytes=memory_bytes, keep=keep, has_changes=True, vocabulary=vocabulary,
+        blocks=plan.blocks,
+    )  # fmt: skip
+    how: dict[str, Any] = {"vocabulary": vocabulary, "keep": keep}
+    cut, _ = plan_stages(plan.graph, problem, planner, cluster, blocks=plan.blocks, **how)
+    fill(plan, cut=cut, microbatches=microbatches, **how)

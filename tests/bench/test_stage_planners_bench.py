@@ -1,0 +1,45 @@
+"""Laws of the benchmark of stage planners: what it takes, and what its page says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import stage_planners
+from bench.studies.pages import BEGIN, END
+from bench.studies.workload import Workload
+from superscaler_core.planners.stages import STAGE_PLANNERS, StageCut, alpa
+
+TINY = Workload(
+    "gpt",
+    {"layers": 4, "width": 64, "heads": 4, "sequence": 16, "vocabulary": 64, "fused": False},
+    "float16",
+    8,
+)
+
+
+def test_a_small_scale_problem_has_a_cut() -> None:
+    problem = stage_planners.scale_problem(80e9, num_layers=6, num_devices=8)
+    assert sum(alpa(problem).sizes) == 6
+
+
+def test_every_planner_has_a_row_whose_cut_is_of_the_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(stage_planners.MODELS, "gpt39b", (TINY, 4))
+    monkeypatch.setattr(stage_planners, "SAMPLES", (4,))
+    monkeypatch.setattr(stage_planners, "side_by_side", lambda do, names, *rest: [*map(do, names)])
+    page, out = tmp_path / "page.md", tmp_path / "result.json"
+    page.write_text(f"head\n{BEGIN}\n{END}\n")
+    words = ["--models", "gpt39b", "--no-scale", "--page", str(page), "--out", str(out)]
+    assert stage_planners.main(words) == 0
+    rows = json.loads(out.read_text())["models"]["gpt39b"]["planners"]
+    assert [*rows] == [*STAGE_PLANNERS]
+    for planner, row in rows.items():
+        assert sum(StageCut.parse(row["cut"]).sizes) == 4
+        assert row["simulated_secs"] == pytest.approx(row["predicted_secs"], rel=0.5)
+        assert f"| {planner} | " in page.read_text()
+    assert page.read_text().count("●") >= 1
+    capsys.readouterr()
