@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 {imports}
 from superscaler_core import ops
-from superscaler_core.run.tables import Leg, RankEdge, Stored, Tables, Weight
+from superscaler_core.run.tables import Leg, Packing, RankEdge, Stored, Tables, Weight
 '''
 
 

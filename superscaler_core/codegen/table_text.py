@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import rvdcomm as rv
+from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
@@ -127,12 +128,17 @@ def _parameter_lines(made: Materialized, device: Device) -> Iterator[str]:
         if not all(device in leg.dst for leg in whole):
             legs = tuple(leg for leg in whole if device in leg.src or device in leg.dst)
         is_hosted = tensor.name in hosted
-        yield _stored_text(tensor, None if shard is None else shard.box, legs, is_hosted)
+        packing = made.plan.graph.packed.get(tensor.name)
+        yield _stored_text(tensor, None if shard is None else shard.box, legs, is_hosted, packing)
 
 
 @lru_cache(maxsize=MAX_TEXTS)
 def _stored_text(
-    tensor: PTensor, box: rv.Box | None, whole: tuple[Transfer, ...], is_hosted: bool
+    tensor: PTensor,
+    box: rv.Box | None,
+    whole: tuple[Transfer, ...],
+    is_hosted: bool,
+    packing: Packing | None,
 ) -> str:
     """The lines of one parameter."""
     lines = [
@@ -143,6 +149,7 @@ def _stored_text(
         f"    is_trained={tensor.requires_grad},",
         f"    whole={_legs_text(whole)},",
         *(["    on_host=True,"] if is_hosted else []),
+        *([f"    packing={packing},"] if packing else []),
         "),",
     ]
     return "\n".join(_indented([lines]))

@@ -13,12 +13,15 @@ from superscaler_core.errors import AnnotationError, CaptureError
 from superscaler_core.front_end.call import Call, NoRuleError, broadcast_to, names, text
 from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedValue
 from superscaler_core.front_end.rules import opaque, rule_of
+from superscaler_core.front_end.rules.shape import view_of
 from superscaler_core.front_end.rules.table import LIKE
 from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.small_constants import compact, is_folded, run_small
 from superscaler_core.front_end.storage import Storages, written
 from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
+from superscaler_core.graph.packed import find_packings
+from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
 
 
@@ -41,7 +44,11 @@ def graph_of(
     Raises:
         CaptureError: an op has no rule, or does what cannot be split; the message names it.
     """
-    return _Conversion(program, model, name).graph(recycled, results)
+    made = _Conversion(program, model, name).graph(recycled, results)
+    packings = find_packings(made)
+    if not packings:
+        return made
+    return _Conversion(program, model, name, packings).graph(recycled, results)
 
 
 class _Conversion:
@@ -54,10 +61,18 @@ class _Conversion:
         folded: those of them of which a constant was computed.
         without_value: constants on the meta device, with the names of those kept that they need.
         valueless: those of the names that the graph reads.
+        packings: how parameters are read whose features are several pieces, by name.
     """
 
-    def __init__(self, program: TracedProgram, model: nn.Module, name: str) -> None:
+    def __init__(
+        self,
+        program: TracedProgram,
+        model: nn.Module,
+        name: str,
+        packings: Mapping[str, Packing] | None = None,
+    ) -> None:
         self.program, self.model = program, model
+        self.packings = packings or {}
         self.builder = GraphBuilder(name)
         self.values: dict[Ref, PTensor | Tensor] = {}
         self.constants: dict[Ref, PTensor] = {}
@@ -88,6 +103,7 @@ class _Conversion:
             {self._input(name): self._output(i, num_outputs) for name, i in recycled.items()},
             weights=self._weights(),
             buffers=self._buffers(),
+            packed=self.packings,
             folded=frozenset(self.folded),
             valueless=frozenset(self.valueless),
             results={
@@ -133,19 +149,28 @@ class _Conversion:
 
     def _add_parameters(self) -> None:
         """Every parameter of the model under its first name, tied ones as aliases of it."""
-        made: dict[int, PTensor] = {}
-        by_name: dict[str, PTensor] = {}
+        first: dict[int, str] = {}
+        made: dict[str, PTensor] = {}
         for name, tensor in self.model.named_parameters(remove_duplicate=False):
-            if id(tensor) in made:
-                self.builder.alias(name, made[id(tensor)].name)
+            of = first.setdefault(id(tensor), name)
+            if of == name:
+                made[name] = self._parameter(name, tensor)
             else:
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                made[id(tensor)] = self.builder.parameter(
-                    name, tensor.shape, dtype, tensor.requires_grad
-                )
-            by_name[name] = made[id(tensor)]
+                made[name] = made[of]
+                self.builder.alias(name, of)
         for place, name in self.program.parameters.items():
-            self.values[Ref(place)] = by_name[name]
+            self.values[Ref(place)] = made[name]
+
+    def _parameter(self, name: str, tensor: Tensor) -> PTensor:
+        """A parameter, in the shape that it has in the model."""
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        packing = self.packings.get(name)
+        if packing is None:
+            return self.builder.parameter(name, shape, dtype, tensor.requires_grad)
+        apart = packing.shape(shape)
+        made = self.builder.parameter(name, apart, dtype, tensor.requires_grad)
+        # No op reads this view: rules read what it is a view of.
+        return view_of(self.builder, made, shape)
 
     def _add_constants(self) -> None:
         given = {place: (n, self.model.get_buffer(n)) for place, n in self.program.buffers.items()}

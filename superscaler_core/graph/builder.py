@@ -61,6 +61,10 @@ class GraphBuilder:
         self._casts[made] = tensor
         return made
 
+    def uncast(self, tensor: PTensor) -> PTensor:
+        """What a tensor is a cast of; itself if it is none."""
+        return self._casts.get(tensor, tensor)
+
     def value_of(self, tensor: PTensor) -> Any:
         """The value of a constant; None of any other tensor."""
         return self._constants.get(tensor.name) if tensor.kind == CONSTANT else None

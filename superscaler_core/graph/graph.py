@@ -12,6 +12,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.form import OpForm, TensorForm
 from superscaler_core.graph.invocation import Invocation
+from superscaler_core.graph.packing import Packing
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 UPDATE = "update"
@@ -124,6 +125,7 @@ class Graph:
         weights: the captured model's own parameters, not copies, by the names of ``parameters``;
             empty if the graph has no model, or its model is on the meta device.
         buffers: other entries of the model's ``state_dict``, by name, as at the capture.
+        packed: how the graph reads parameters whose features are several pieces, by name.
         folded: the buffers from which constants were computed, so that they can no longer change.
         valueless: buffers on the meta device that the graph needs: it can be planned, and not run.
         state: buffers that a forward replaces, such as running statistics: each, a constant of the
@@ -144,6 +146,7 @@ class Graph:
     recycled: Mapping[PTensor, PTensor] = field(default_factory=dict)
     weights: Mapping[str, Any] = field(default_factory=dict)
     buffers: Mapping[str, Any] = field(default_factory=dict)
+    packed: Mapping[str, Packing] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
     valueless: frozenset[str] = frozenset()
     state: Mapping[PTensor, PTensor] = field(default_factory=dict)

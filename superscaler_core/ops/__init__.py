@@ -7,6 +7,7 @@ from superscaler_core.ops.lookup import embedding, embedding_bag
 from superscaler_core.ops.loss import count_labels, cross_entropy, mean_of_labels, nll_loss
 from superscaler_core.ops.modules import call_module
 from superscaler_core.ops.norm import batch_norm
+from superscaler_core.ops.pieces import linear_of_pieces, matmul_of_pieces
 from superscaler_core.ops.random import dropout, mix, normal, uniform, uniform_bits
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "embedding",
     "embedding_bag",
     "join",
+    "linear_of_pieces",
+    "matmul_of_pieces",
     "max_pool",
     "mean_of_labels",
     "mix",

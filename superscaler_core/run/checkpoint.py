@@ -12,17 +12,18 @@ from torch import Tensor, nn
 
 import rvdcomm as rv
 from rvdcomm.checkpoint import commit_shards, load_shards, reshard, save_shards
-from superscaler_core.errors import PlanError
-from superscaler_core.run.tables import Tables
+from superscaler_core.run.tables import Stored, Tables
 from superscaler_core.run.together import ranks_of, texts_of_all
 from superscaler_core.run.transport import Transport
+from superscaler_core.run.weights import WeightStore
 
 FORMATS = ("safetensors", "dcp")
 """Forms of a checkpoint's files: those of ``rvdcomm.checkpoint.save_shards``, and those of
 ``torch.distributed.checkpoint``."""
 
-Home = tuple[rv.Layout, tuple[slice, ...] | None]
-"""A layout, and the index of this rank's box in its shard, if the box is only a part of it."""
+Home = tuple[rv.Layout, Stored | None]
+"""The layout in which a parameter is read; whole, with what the rank stores of it, if its boxes
+form no layout of the model's parameter."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,11 @@ class StoredModel:
         ranks: all ranks.
         stored: this rank's boxes of parameters, by name.
         buffers: whole, the same on all ranks.
-        homes: for every parameter, the layout in which it is read.
+        homes: for every parameter, where it is read from.
         texts_of_all: gives every rank's text to every rank; collective.
+        whole: brings a tensor with the boxes of a parameter whole to every rank, given the
+            parameter, this rank's tensor, if it stores any of it, and its dtype; collective.
+        dtypes: in which parameters are stored.
         buffer_faults: reasons why buffers cannot take these values.
     """
 
@@ -45,13 +49,15 @@ class StoredModel:
     buffers: Mapping[str, Tensor]
     homes: Mapping[str, Home]
     texts_of_all: Callable[[str], list[str]]
+    whole: Callable[[str, Tensor | None, torch.dtype], Tensor]
+    dtypes: Mapping[str, torch.dtype]
     buffer_faults: Callable[[Mapping[str, Tensor]], list[str]] = lambda _: []
 
     @classmethod
     def of_program(
         cls,
         tables: Tables,
-        stored: Mapping[str, Tensor],
+        weights: WeightStore,
         buffers: Mapping[str, Tensor],
         buffer_faults: Callable[[Mapping[str, Tensor]], list[str]],
         transport: Transport,
@@ -59,14 +65,19 @@ class StoredModel:
         """The model of a program's rank."""
         homes: dict[str, Home] = {}
         for name, entry in tables.parameters.items():
-            if len(entry.whole) == 1:
-                homes[name] = entry.whole[0].layouts[0], None
-            else:
-                # The boxes form no layout: the parameter is read whole and the box is cut out.
-                index = entry.index if entry.box is not None else ()
-                homes[name] = on_rank(tables.rank, entry.shape), index
+            layout = entry.whole[0].layouts[0] if len(entry.whole) == 1 else None
+            if layout is not None and entry.packing is not None:
+                layout = (
+                    _copies(layout.ranks, entry.model_shape) if max(layout.rvd.d) == 1 else None
+                )
+            # Where boxes form no layout, the parameter is read whole and the box is cut out.
+            whole = on_rank(tables.rank, entry.model_shape)
+            homes[name] = (whole, entry) if layout is None else (layout, None)
         texts = lambda text: texts_of_all(text, tables, transport)  # noqa: E731
-        return cls(tables.rank, ranks_of(tables), stored, buffers, homes, texts, buffer_faults)
+        return cls(
+            tables.rank, ranks_of(tables), weights.stored, buffers, homes, texts, weights.whole,
+            {name: weights.stored_dtype(name) for name in tables.parameters}, buffer_faults,
+        )  # fmt: skip
 
     @classmethod
     def alone(cls, model: nn.Module) -> StoredModel:
@@ -75,30 +86,46 @@ class StoredModel:
         tied = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         buffers = {name: value for name, value in model.state_dict().items() if name not in tied}
         homes: dict[str, Home] = {n: (on_rank(0, p.shape), None) for n, p in parameters.items()}
-        return cls(0, (0,), parameters, buffers, homes, lambda text: [text])
+        dtypes = {name: parameter.dtype for name, parameter in parameters.items()}
+        texts, whole = lambda text: [text], lambda name, tensor, dtype: tensor  # noqa: E731
+        return cls(0, (0,), parameters, buffers, homes, texts, whole, dtypes)
 
     @property
     def written(self) -> dict[str, rv.Layout]:
         """For every parameter, the layout in which it is written: each box by one rank.
 
-        Replicas take turns, so that each writes an equal share of the model.
-
-        Raises:
-            PlanError: a parameter is stored in boxes that form no layout.
+        Replicas take turns, so that each writes an equal share of the model; and so do all ranks
+        with parameters whose boxes form no layout, each of which one rank writes whole.
         """
         found = {}
-        for number, (name, (layout, index)) in enumerate(self.homes.items()):
-            if index is not None:
-                raise PlanError(
-                    f"{name} is stored in boxes that form no layout: use state_dict() and "
-                    "load_state_dict(), or give plan.update(...) parts of one split."
-                )
+        for number, (name, (layout, entry)) in enumerate(self.homes.items()):
+            if entry is not None:
+                found[name] = on_rank(self.ranks[number % len(self.ranks)], layout.shape)
+                continue
             size = len(layout.ranks) // layout.rvd.r
             start = number % layout.rvd.r * size
             found[name] = rv.Layout(
                 layout.shape, replace(layout.rvd, r=1), layout.ranks[start : start + size],
                 layout.cuts,
             )  # fmt: skip
+        return found
+
+    def as_written(
+        self, tensors: Mapping[str, tuple[str, torch.dtype]], here: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The shards that this rank writes; collective.
+
+        Args:
+            tensors: of the checkpoint, each with the parameter whose boxes it has, and its dtype.
+            here: this rank's boxes of them.
+        """
+        written, found = self.written, {}
+        for name, (parameter, dtype) in tensors.items():
+            value = here.get(name)
+            if self.homes[parameter][1] is not None:
+                value = self.whole(parameter, value, dtype)
+            if value is not None and self.rank in written[parameter]:
+                found[name] = value
         return found
 
     def read(
@@ -118,9 +145,9 @@ class StoredModel:
         layouts |= {name: on_rank(self.rank, self.buffers[name].shape) for name in buffers}
         found = load_shards(folder, layouts, self.rank)
         for name, parameter in names.items():
-            index = self.homes[parameter][1]
-            if index is not None and name in found:
-                found[name] = found[name][index]
+            entry = self.homes[parameter][1]
+            if entry is not None and entry.box is not None:
+                found[name] = entry.taken(found[name])
         return {n: t for n, t in found.items() if n not in names or names[n] in self.stored}
 
 
@@ -179,8 +206,12 @@ def save_weights(folder: Path, weights: Mapping[str, Tensor]) -> None:
 
 def on_rank(rank: int, shape: Sequence[int]) -> rv.Layout:
     """The layout of a tensor that is whole on one rank."""
+    return _copies([rank], shape)
+
+
+def _copies(ranks: Sequence[int], shape: Sequence[int]) -> rv.Layout:
     counts = ",".join("1" for _ in shape)
-    return rv.Layout(tuple(shape), f"R(1)V(1)D({counts})", ranks=[rank])
+    return rv.Layout(tuple(shape), f"R({len(ranks)})V(1)D({counts})", ranks=ranks)
 
 
 def copy_into(stored: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

@@ -69,7 +69,9 @@ def evaluate(
         else dict(zip((t.name for t in graph.batch_inputs), inputs, strict=True))
     )
     values: dict[PTensor, Tensor] = {t: given[t.name] for t in graph.batch_inputs}
-    values |= {t: parameters[name] for name, t in graph.parameters.items()}
+    for name, tensor in graph.parameters.items():
+        packing = graph.packed.get(name)
+        values[tensor] = packing.packed(parameters[name]) if packing else parameters[name]
     values |= {t: torch.zeros(t.shape, dtype=getattr(torch, t.dtype)) for t in graph.recycled}
     for turn in range(turns):
         with torch.no_grad():

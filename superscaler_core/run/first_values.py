@@ -43,11 +43,12 @@ def take_first_values(
     for name, entry in tables.parameters.items():
         given = None
         if is_first:
-            given = weights[name].detach().to(device), rv.Box.of_shape(entry.shape)
+            whole = entry.packed(weights[name].detach().to(device))
+            given = whole, rv.Box.of_shape(entry.shape)
         legs = [leg for leg in _from_rank(first, entry.whole) if tables.rank in leg.ranks]
         for _, box, value in move_many(transport, {name: (legs, given)}):
             with torch.no_grad():
-                part = stored[name][box.slices_within(_held(entry))]
+                part = entry.boxed(stored[name])[box.slices_within(_held(entry))]
                 part.copy_(value)
 
 

@@ -209,7 +209,7 @@ class Rank(SegmentRunner):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all entries of the model's ``state_dict``, by name."""
-        parameters = {name: entry.shape for name, entry in self.tables.parameters.items()}
+        parameters = {name: entry.model_shape for name, entry in self.tables.parameters.items()}
         aliases = {alias: parameters[name] for alias, name in self.tables.aliases.items()}
         buffers = {name: tuple(self._constants[name].shape) for name in self.tables.buffers}
         return {**parameters, **aliases, **buffers}

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
+from torch import Tensor
+
 import rvdcomm as rv
+from superscaler_core.graph.packing import Packing
 
 # A program asks for the same few boxes and layouts in every step.
 box_of = cache(rv.Box.parse)
@@ -101,7 +104,9 @@ class Stored:
     """A parameter: the box that this rank stores (None: nothing), and the legs that gather all of
     it.
 
-    ``on_host`` tells whether it is stored in host memory.
+    ``on_host`` tells whether it is stored in host memory. ``packing`` tells how the program reads
+    a parameter whose features are several pieces: ``shape`` and all boxes are in these dims, while
+    optimizers, checkpoints and callers see the dims of the model.
     """
 
     shape: tuple[int, ...]
@@ -110,6 +115,38 @@ class Stored:
     is_trained: bool
     whole: tuple[Leg, ...]
     on_host: bool = False
+    packing: Packing | None = None
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """The shape of the whole parameter in the model."""
+        return self.packing.merged(self.shape) if self.packing else self.shape
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of what this rank stores, with the dims of the model."""
+        assert self.box is not None, "it stores some of it"
+        shape = box_of(self.box).shape
+        return self.packing.merged(shape) if self.packing else shape
+
+    def packed(self, whole: Tensor) -> Tensor:
+        """The whole parameter in the dims of the program; a view."""
+        return self.packing.packed(whole) if self.packing else whole
+
+    def unpacked(self, tensor: Tensor) -> Tensor:
+        """The whole parameter, or a box of it, in the dims of the model."""
+        return self.packing.unpacked(tensor) if self.packing else tensor
+
+    def boxed(self, stored: Tensor) -> Tensor:
+        """A tensor of ``stored_shape`` in the dims of the program; a view."""
+        if self.packing is None or self.box is None:
+            return stored
+        dim, shape = self.packing.dim, box_of(self.box).shape
+        return stored.unflatten(dim, shape[dim : dim + 2])
+
+    def taken(self, whole: Tensor) -> Tensor:
+        """What this rank stores of the whole parameter in the dims of the model."""
+        return self.unpacked(self.packed(whole)[self.index])
 
     @property
     def index(self) -> tuple[slice, ...]:

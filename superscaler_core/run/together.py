@@ -89,7 +89,7 @@ def _norm(values: Tensor, norm_type: float) -> Tensor:
 
 def _piece(name: str, grad: Tensor, leg: Leg, tables: Tables) -> Tensor:
     """The part of a stored gradient that a leg counts."""
-    stored, box = tables.parameters[name].box, leg.src_box(tables.rank)
-    assert stored is not None
+    entry, box = tables.parameters[name], leg.src_box(tables.rank)
+    assert entry.box is not None
     assert box is not None
-    return grad[box.slices_within(rv.Box.parse(stored))]
+    return entry.boxed(grad)[box.slices_within(rv.Box.parse(entry.box))]

@@ -239,7 +239,7 @@ class Trainer:
             seed: seed of torch's random numbers in ``init``; every parameter gets its own.
         """
         for number, (name, entry) in enumerate(self._rank.tables.parameters.items()):
-            whole = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+            whole = torch.empty(entry.model_shape, dtype=getattr(torch, entry.dtype))
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(mix(seed, number))
                 init(name, whole)
@@ -250,7 +250,7 @@ class Trainer:
         entry = self._rank.tables.parameters[name]
         if entry.box is not None:
             with torch.no_grad():
-                self._rank.weights.stored[name].copy_(whole[entry.index])
+                self._rank.weights.stored[name].copy_(entry.taken(whole))
 
     def save(
         self,
@@ -335,9 +335,7 @@ class Trainer:
         self._rank.share_states()
         buffers = {name: self._rank.constant(name) for name in tables.buffers}
         faults = self._rank.buffer_faults
-        return StoredModel.of_program(
-            tables, self._rank.weights.stored, buffers, faults, self._transport
-        )
+        return StoredModel.of_program(tables, self._rank.weights, buffers, faults, self._transport)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All parameters and buffers, whole, on every rank, by their single-device names."""
@@ -350,6 +348,7 @@ class Trainer:
         for name, box, tensor in move_many(self._transport, moves):
             whole = found.setdefault(name, tensor.new_empty(tables.parameters[name].shape))
             whole[box.slices_within(rv.Box.of_shape(whole.shape))] = tensor
+        found = {name: tables.parameters[name].unpacked(whole) for name, whole in found.items()}
         self._rank.share_states()
         buffers = {name: self._rank.constant(name).clone() for name in tables.buffers}
         return {**found, **{a: found[name] for a, name in tables.aliases.items()}, **buffers}

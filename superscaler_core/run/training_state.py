@@ -109,21 +109,27 @@ def save(folder: str | Path, model: StoredModel, run: Run, form: str = FORMATS[0
     if first:
         checkpoint.clear_left_over(folder)
     parts = _parts_of_all(model, run)
-    tensors = {**model.stored, **(model.buffers if first else {})}
+    kinds = {name: (name, dtype) for name, dtype in model.dtypes.items()}
+    here: dict[str, Tensor] = dict(model.stored)
+    tensors = dict(model.buffers) if first else {}
     layouts = written | {n: on_rank(model.ranks[0], b.shape) for n, b in model.buffers.items()}
     if any(part["groups"] for part in parts) or parts[0]["rest"]:
         groups = merged(Group.of_plain(group) for part in parts for group in part["groups"])
         entries = {name: entry for group in groups for name, entry in group.entries.items()}
         layouts |= {_name(n, key): written[n] for n, e in entries.items() for key in e.tensors}
-        own = tensors_of(run.optimizers, model.stored)
-        tensors |= {
-            _name(n, key): value for n, found in own.items() for key, value in found.items()
+        kinds |= {
+            _name(n, key): (n, getattr(torch, dtype))
+            for n, entry in entries.items()
+            for key, dtype in entry.tensors.items()
         }
+        own = tensors_of(run.optimizers, model.stored)
+        here |= {_name(n, key): value for n, found in own.items() for key, value in found.items()}
         text = _text(groups, parts).encode()
         layouts[TEXT] = on_rank(model.ranks[0], [len(text)])
         tensors[TEXT] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     if len(layouts) < len(written) + len(model.buffers):
         raise PlanError(f"a parameter is named like what a run saves beside it: {TEXT}.")
+    tensors |= model.as_written(kinds, here)
     checkpoint.write(folder, model, tensors, layouts, parts[0]["id"], form)
 
 

@@ -70,8 +70,7 @@ class WeightStore:
 
     def _new(self, name: str, entry: Stored, device: torch.device | str) -> nn.Parameter:
         """A stored parameter without values."""
-        assert entry.box is not None
-        shape, dtype = box_of(entry.box).shape, self._stored_dtype(name)
+        shape, dtype = entry.stored_shape, self.stored_dtype(name)
         if entry.on_host:
             shard = self._host.zeros(shape, dtype)
         else:
@@ -91,17 +90,19 @@ class WeightStore:
                 "saved without weights; call load_state_dict, load or init_weights first."
             )
 
-    def _stored_dtype(self, parameter: str) -> torch.dtype:
+    def stored_dtype(self, parameter: str) -> torch.dtype:
+        """The dtype in which a parameter is stored."""
         return self._dtype or _dtype(self._tables.parameters[parameter].dtype)
 
     def _made(self, name: str, weight: Weight, device: torch.device | str) -> Tensor:
         dtype, is_trained = _dtype(weight.dtype), self._tables.parameters[weight.name].is_trained
         if self._is_shared(weight):
-            return self.stored[weight.name].detach().requires_grad_(is_trained)
+            stored = self._tables.parameters[weight.name].boxed(self.stored[weight.name].detach())
+            return stored.requires_grad_(is_trained)
         assert weight.box is not None
         copy = torch.zeros(box_of(weight.box).shape, dtype=dtype, device=device)
         copy.requires_grad_(is_trained)
-        if is_trained and dtype != self._stored_dtype(weight.name):
+        if is_trained and dtype != self.stored_dtype(weight.name):
             hook = partial(self._widen, name)
             copy.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return copy
@@ -111,7 +112,7 @@ class WeightStore:
         if weight.name not in self.stored or self._tables.parameters[weight.name].on_host:
             return False
         is_here = not weight.fetch and weight.windowed != "gather"
-        return is_here and self._stored_dtype(weight.name) == _dtype(weight.dtype)
+        return is_here and self.stored_dtype(weight.name) == _dtype(weight.dtype)
 
     def _widen(self, name: str, copy: Tensor) -> None:
         """Add the gradient of a copy to a sum in the dtype of the stored parameter."""
@@ -121,7 +122,7 @@ class WeightStore:
             self._wide[name] += grad
         else:
             parameter = self._tables.weights[name].name
-            self._wide[name] = grad.to(self._stored_dtype(parameter))
+            self._wide[name] = grad.to(self.stored_dtype(parameter))
 
     def copy(self, name: str) -> Tensor:
         """The copy that segments read."""
@@ -132,11 +133,32 @@ class WeightStore:
         entry = self._tables.parameters[parameter]
         if entry.box is None:
             return None
-        value = self.stored[parameter].data
+        value = entry.boxed(self.stored[parameter].data)
         value = value if dtype is None else value.to(dtype)
         if entry.on_host:
             value = self._host.to_device(value)()
         return value, box_of(entry.box)
+
+    def whole(self, parameter: str, tensor: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """A tensor with the boxes of a parameter, such as a state of its optimizer, whole.
+
+        Collective; the result is on the CPU, in the dims of the model.
+
+        Args:
+            parameter: its name.
+            tensor: what this rank has of it; None if it stores nothing of the parameter.
+            dtype: of the tensor, on all ranks.
+        """
+        entry, shard = self._tables.parameters[parameter], None
+        if tensor is not None:
+            assert entry.box is not None
+            value = entry.boxed(tensor.detach())
+            shard = (self._host.to_device(value)() if entry.on_host else value), box_of(entry.box)
+        legs = _legs_in(entry.whole, str(dtype).removeprefix("torch."))
+        made = torch.empty(entry.shape, dtype=dtype)
+        for _, box, piece in move_many(self._transport, {parameter: (legs, shard)}):
+            made[box.slices_within(rv.Box.of_shape(entry.shape))] = piece.cpu()
+        return entry.unpacked(made)
 
     # --- values ---------------------------------------------------------------------------------
 
@@ -265,7 +287,7 @@ class WeightStore:
     def _way_home(self, name: str) -> tuple[Leg, ...]:
         """The legs of a gradient, in the dtype in which it was summed."""
         weight = self._tables.weights[name]
-        dtype = str(self._stored_dtype(weight.name)).removeprefix("torch.")
+        dtype = str(self.stored_dtype(weight.name)).removeprefix("torch.")
         return _legs_in(weight.reduce, dtype)
 
     def _grad(self, name: str) -> Shard | None:
@@ -276,7 +298,7 @@ class WeightStore:
         copy, held = self._copies[name], box_of(box)
         grad = self._wide.get(name, copy.grad)
         if grad is None:
-            dtype = self._stored_dtype(self._tables.weights[name].name)
+            dtype = self.stored_dtype(self._tables.weights[name].name)
             grad = torch.zeros(held.shape, dtype=dtype, device=copy.device)
         return grad, held
 
@@ -289,7 +311,8 @@ class WeightStore:
             self._totals[parameter] = grad
             return
         if total is None:
-            total = self._totals[parameter] = torch.zeros_like(self.stored[parameter].data)
+            zeros = torch.zeros_like(self.stored[parameter].data)
+            total = self._totals[parameter] = entry.boxed(zeros)
         total[box.slices_within(held)] += grad
 
     def settle(self, parameters: Sequence[str]) -> None:
@@ -301,7 +324,8 @@ class WeightStore:
         self.reduce([name for name in self._unreduced if weights[name].name in mine])
         self._settle()
         for name in mine.intersection(self._totals):
-            stored, total = self.stored[name], self._totals.pop(name)
+            stored = self.stored[name]
+            total = self._tables.parameters[name].unpacked(self._totals.pop(name))
             stored.grad = total if stored.grad is None else stored.grad + total
 
     def check_done(self) -> None:

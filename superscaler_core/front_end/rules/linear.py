@@ -6,7 +6,7 @@ If the bias were part of the product, every part of the reduction loop would add
 from __future__ import annotations
 
 from superscaler_core.front_end.call import Call, broadcast_to, names, text
-from superscaler_core.front_end.rules.shape import reshaped, rows_apart
+from superscaler_core.front_end.rules.shape import packed, reshaped, rows_apart
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.invocation import Invocation
@@ -23,6 +23,14 @@ def linear(call: Call) -> PTensor:
 def _mapped(call: Call, x: PTensor, weight: PTensor) -> PTensor:
     """``x`` times the transposed weight."""
     lead = text(names(len(x.shape) - 1)) if len(x.shape) > 1 else ""
+    src = packed(call, weight, 0)
+    if src is not None and src.kind == PARAMETER:
+        made = call.op(
+            "linear", f"{lead} k+, p n k+ -> {lead} p n", (x, src),
+            Invocation("ops.linear_of_pieces", ("{x0}", "{x1}")), flops=2.0,
+            shape=(*x.shape[:-1], *src.shape[:2]),
+        )  # fmt: skip
+        return reshaped(call, made, (*x.shape[:-1], weight.shape[0]))
     out = "n" if len(weight.shape) == 2 else ""
     return call.op(
         "linear", f"{lead} k+, {out} k+ -> {f'{lead} {out}'.strip() or '()'}", (x, weight),
@@ -34,6 +42,9 @@ def _mapped(call: Call, x: PTensor, weight: PTensor) -> PTensor:
 def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
     """Add a vector along one dim of ``x``; a matrix or scalar is broadcast."""
     rank = len(x.shape)
+    of_bias, of_x = packed(call, bias, 0), packed(call, x, rank - 1)
+    if dim == -1 and of_bias is not None and of_x is not None and len(of_bias.shape) == 2:
+        return reshaped(call, add_bias(call, of_x, of_bias), x.shape)
     dims = names(rank)
     if len(bias.shape) != 1 or dim == -1:
         added = broadcast_to(bias.shape, dims, x.shape)
@@ -56,26 +67,33 @@ def matmul(call: Call) -> PTensor:
 def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
     """``x @ y`` times a number, with broadcast batch dims."""
     maker = call.builder.maker_of(y)
-    if scale == 1 and maker is not None and _transposes_weight(maker):
+    if scale == 1 and maker is not None and _transposes_weight(call, maker):
         return _mapped(call, x, maker.inputs[0])
     rows = ["m"] if len(x.shape) > 1 else []
     columns = ["n"] if len(y.shape) > 1 else []
     batch = names(max(len(x.shape), len(y.shape), 2) - 2)
     x_batch = _batch(batch, x.shape[:-2], y.shape[:-2])
     y_batch = _batch(batch, y.shape[:-2], x.shape[:-2])
-    out = text([*batch, *rows, *columns])
-    return call.op(
+    code = "{x0} @ {x1}" if scale == 1 else f"{scale} * ({{x0}} @ {{x1}})"
+    shape = out = (*x.shape[:-1], y.shape[-1]) if len(y.shape) == 2 else call.shape
+    src = packed(call, y, len(y.shape) - 1) if columns and scale == 1 else None
+    if src is not None and src.kind == PARAMETER:
+        y, columns, out = src, ["p", "n"], (*shape[:-1], *src.shape[-2:])
+        code = "ops.matmul_of_pieces({x0}, {x1})"
+    made = call.op(
         "matmul",
-        f"{text([*x_batch, *rows, 'k+'])}, {text([*y_batch, 'k+', *columns])} -> {out}",
-        (x, y), "{x0} @ {x1}" if scale == 1 else f"{scale} * ({{x0}} @ {{x1}})", flops=2.0,
-        shape=(*x.shape[:-1], y.shape[-1]) if len(y.shape) == 2 else call.shape,
+        f"{text([*x_batch, *rows, 'k+'])}, {text([*y_batch, 'k+', *columns])} -> "
+        f"{text([*batch, *rows, *columns])}",
+        (x, y), code, flops=2.0, shape=out,
     )  # fmt: skip
+    return reshaped(call, made, shape)
 
 
-def _transposes_weight(op: Op) -> bool:
+def _transposes_weight(call: Call, op: Op) -> bool:
     """Whether an op makes ``weight.T``, so that a product by it is a linear map of the weight."""
     (dims,), (out,) = op.annotation.inputs[:1], op.annotation.outputs[:1]
-    return op.inputs[0].kind == PARAMETER and len(dims) == 2 and out == dims[::-1] and not op.flops
+    weight = packed(call, op.inputs[0], 0) or op.inputs[0]
+    return weight.kind == PARAMETER and len(dims) == 2 and out == dims[::-1] and not op.flops
 
 
 def _batch(batch: list[str], mine: tuple[int, ...], other: tuple[int, ...]) -> list[str]:

@@ -17,7 +17,8 @@ from superscaler_core.front_end.call import (
 )  # fmt: skip
 from superscaler_core.front_end.rules.table import rule
 from superscaler_core.front_end.views import view_annotation
-from superscaler_core.graph.tensor import PTensor
+from superscaler_core.graph.builder import GraphBuilder
+from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 
 def move(call: Call, annotation: str, inputs: Any, code: str, **more: Any) -> PTensor:
@@ -45,10 +46,21 @@ def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view")
     if src.shape == shape:
         return src
     annotation, sizes = view_annotation(x.shape, shape)
+    if src is not x and "^" not in (direct := view_annotation(src.shape, shape))[0]:
+        x, (annotation, sizes) = src, direct
     return call.op(
         kind, annotation, (x,), _VIEW, shape=shape, dtype=x.dtype, sizes=sizes, saves=(),
         flops=0.0,
     )  # fmt: skip
+
+
+def view_of(builder: GraphBuilder, x: PTensor, shape: tuple[int, ...]) -> PTensor:
+    """A tensor in another shape, for what is no call of the model's."""
+    annotation, sizes = view_annotation(x.shape, shape)
+    (made,) = builder.op(
+        "unpacked", annotation, (x,), [(shape, x.dtype)], _VIEW, sizes=sizes, saves=(), flops=0.0
+    )
+    return made
 
 
 def viewed(call: Call, x: PTensor) -> PTensor:
@@ -57,6 +69,19 @@ def viewed(call: Call, x: PTensor) -> PTensor:
     # Where no gradients are recorded, what is returned has to be a new tensor.
     is_view = call.node.with_grad and maker is not None and maker.code == _VIEW
     return maker.inputs[0] if is_view and maker is not None else x
+
+
+def packed(call: Call, x: PTensor, dim: int) -> PTensor | None:
+    """What a tensor is a view of, if ``dim`` is two dims there: ``[pieces, features]``."""
+    kept = call.builder.uncast(x)
+    maker = call.builder.maker_of(kept)
+    if maker is None or maker.code != _VIEW:
+        return None
+    src = maker.inputs[0]
+    merged = (*src.shape[:dim], prod(src.shape[dim : dim + 2]), *src.shape[dim + 2 :])
+    if merged != x.shape or len(src.shape) == len(x.shape) or 1 in src.shape[dim : dim + 2]:
+        return None
+    return src if kept == x else call.builder.cast(src, x.dtype)
 
 
 def rows_apart(call: Call, x: PTensor) -> PTensor:
@@ -78,6 +103,16 @@ def permuted(call: Call, order: list[int], code: str) -> PTensor:
     dims = names(len(x.shape))
     if order == sorted(order):
         return x
+    for dim in range(len(dims)):
+        src = packed(call, x, dim)
+        if src is not None and src.kind != PARAMETER:
+            # The view follows the permutation, so that what reads pieces finds them.
+            apart = [d + (d > dim) + i for d in order for i in ((0, 1) if d == dim else (0,))]
+            sizes = [src.shape[d] for d in apart]
+            words = names(len(sizes))
+            made = move(call, f"{text(words)} -> {text(words[d] for d in apart)}", (src,),
+                        f"{{x0}}.permute({apart})", shape=sizes, dtype=x.dtype)  # fmt: skip
+            return reshaped(call, made, call.shape, "view")
     return move(call, f"{text(dims)} -> {text(dims[d] for d in order)}", (x,), code)
 
 
@@ -162,7 +197,9 @@ def slice_(call: Call) -> PTensor:
         return x
     dim = dim_of(call["dim"], len(x.shape))
     start, stop, step = slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])
-    index = ", ".join([":"] * dim + [f"{start}:{stop}" + (f":{step}" if step != 1 else "")])
+    if step == 1:
+        return piece(call, x, dim, start, stop - start)
+    index = ", ".join([":"] * dim + [f"{start}:{stop}:{step}"])
     return _along(call, x, dim, f"{{x0}}[{index}]")
 
 
@@ -210,6 +247,9 @@ def piece(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor:
     dim = dim_of(dim, len(x.shape))
     if length == x.shape[dim]:
         return x
+    src = packed(call, x, dim)
+    if src is not None and length == src.shape[dim + 1] and start % length == 0:
+        return _selected(call, src, dim, start // length, call.shape)
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     return _along(call, x, dim, f"{{x0}}.narrow({dim}, {start}, {length})", shape=shape)
 
@@ -245,12 +285,15 @@ def unbind(call: Call) -> list[PTensor]:
     return [_selected(call, x, dim, i) for i in range(x.shape[dim])]
 
 
-def _selected(call: Call, x: PTensor, dim: int, index: int) -> PTensor:
+def _selected(
+    call: Call, x: PTensor, dim: int, index: int, shape: tuple[int, ...] | None = None
+) -> PTensor:
     dims = names(len(x.shape))
     rest = text(dims[:dim] + dims[dim + 1 :])
     return move(
-        call, f"{text(fixed(dims, [dim]))} -> {rest}", (x,), f"{{x0}}.select({dim}, {index})"
-    )
+        call, f"{text(fixed(dims, [dim]))} -> {rest}", (x,), f"{{x0}}.select({dim}, {index})",
+        shape=shape,
+    )  # fmt: skip
 
 
 @rule("aten.cat")
