@@ -271,11 +271,16 @@ class Blocks:
         )
 
     def _stream(self, unit: OpGroup) -> set[DimClass]:
-        """The dims of a block's inputs and results, and those that some op of it cannot cut."""
+        """The dims of a block's inputs and results, and those that some op of it cannot cut.
+
+        What no linear map leads to is not of the stream, such as a table of positions by heads that
+        all blocks share.
+        """
         inside, kept = set(unit), set(self.graph.state.values())
         made = {tensor for op in unit for tensor in op.outputs}
         left = {t for t in made if any(op not in inside for op, _ in self.graph.readers.get(t, ()))}
-        read = {tensor for op in unit for tensor in op.inputs if tensor.kind in (ACTIVATION, INPUT)}
+        left &= self._mapped
+        read = {tensor for op in unit for tensor in op.inputs} & self._mapped
         # A buffer that is replaced is gathered for that, however it was computed.
         computed = (op for op in unit if kept.isdisjoint(op.outputs))
         whole = {
@@ -285,6 +290,15 @@ class Blocks:
             if not _is_piece(op) or any(i in loops_of(operand) for operand in op.annotation.inputs)
         }
         return whole.union(*map(self.dims.of_tensor, left | (read - made)))
+
+    @cached_property
+    def _mapped(self) -> set[PTensor]:
+        """The activations to which linear maps lead."""
+        found: set[PTensor] = set()
+        for op in self.graph.ops:
+            if is_map(op) or found.intersection(op.inputs):
+                found |= set(op.outputs)
+        return found
 
     def _summed(self, op: Op) -> set[DimClass]:
         """The dims of a linear map's parameters over which it sums."""

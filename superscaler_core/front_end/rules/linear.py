@@ -45,6 +45,10 @@ def add_bias(call: Call, x: PTensor, bias: PTensor, dim: int = -1) -> PTensor:
     of_bias, of_x = packed(call, bias, 0), packed(call, x, rank - 1)
     if dim == -1 and of_bias is not None and of_x is not None and len(of_bias.shape) == 2:
         return reshaped(call, add_bias(call, of_x, of_bias), x.shape)
+    of_x = packed(call, x, 0) if rank == len(bias.shape) == 3 else None
+    if of_x is not None and bias.shape[0] == x.shape[0]:
+        of_bias = reshaped(call, bias, (*of_x.shape[:2], *bias.shape[1:]))
+        return reshaped(call, add_bias(call, of_x, of_bias), x.shape)
     dims = names(rank)
     if len(bias.shape) != 1 or dim == -1:
         added = broadcast_to(bias.shape, dims, x.shape)
@@ -69,13 +73,19 @@ def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
     maker = call.builder.maker_of(y)
     if scale == 1 and maker is not None and _transposes_weight(call, maker):
         return _mapped(call, x, maker.inputs[0])
+    apart = [packed(call, t, 0) for t in (x, y)]
+    if all(t is not None and t.kind != PARAMETER for t in apart):
+        # Batch and heads that views have merged stay apart, so that each can be cut.
+        if apart[0].shape[:2] == apart[1].shape[:2] and len(x.shape) == len(y.shape) == 3:
+            return reshaped(call, product(call, *apart, scale), call.shape)
     rows = ["m"] if len(x.shape) > 1 else []
     columns = ["n"] if len(y.shape) > 1 else []
     batch = names(max(len(x.shape), len(y.shape), 2) - 2)
     x_batch = _batch(batch, x.shape[:-2], y.shape[:-2])
     y_batch = _batch(batch, y.shape[:-2], x.shape[:-2])
     code = "{x0} @ {x1}" if scale == 1 else f"{scale} * ({{x0}} @ {{x1}})"
-    shape = out = (*x.shape[:-1], y.shape[-1]) if len(y.shape) == 2 else call.shape
+    is_plain = bool(columns) and y.shape[:-2] in ((), x.shape[:-2])
+    shape = out = (*x.shape[:-1], y.shape[-1]) if is_plain else call.shape
     src = packed(call, y, len(y.shape) - 1) if columns and scale == 1 else None
     if src is not None and src.kind == PARAMETER:
         y, columns, out = src, ["p", "n"], (*shape[:-1], *src.shape[-2:])

@@ -48,10 +48,24 @@ def reshaped(call: Call, x: PTensor, shape: tuple[int, ...], kind: str = "view")
     annotation, sizes = view_annotation(x.shape, shape)
     if src is not x and "^" not in (direct := view_annotation(src.shape, shape))[0]:
         x, (annotation, sizes) = src, direct
+    apart = tuple(sizes.values())
+    if "^" not in annotation and len(apart) > max(_rank(x.shape), _rank(shape)):
+        # Split first, then merged: what is between can be cut along every dim.
+        x = _view_op(call, kind, view_annotation(x.shape, apart), x, apart)
+        annotation, sizes = view_annotation(apart, shape)
+    return _view_op(call, kind, (annotation, sizes), x, shape)
+
+
+def _view_op(
+    call: Call, kind: str, how: tuple[str, dict[str, int]], x: PTensor, shape: tuple[int, ...]
+) -> PTensor:
     return call.op(
-        kind, annotation, (x,), _VIEW, shape=shape, dtype=x.dtype, sizes=sizes, saves=(),
-        flops=0.0,
-    )  # fmt: skip
+        kind, how[0], (x,), _VIEW, shape=shape, dtype=x.dtype, sizes=how[1], saves=(), flops=0.0
+    )
+
+
+def _rank(shape: tuple[int, ...]) -> int:
+    return sum(size > 1 for size in shape)
 
 
 def view_of(builder: GraphBuilder, x: PTensor, shape: tuple[int, ...]) -> PTensor:

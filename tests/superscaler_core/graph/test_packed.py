@@ -11,6 +11,8 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.graph.blocks import Blocks
+from superscaler_core.graph.packing import Packing
+from superscaler_core.graph.repeats import is_map
 from superscaler_core.plans import PLANS
 from tests.superscaler_core.packed import HEADS, inputs, models
 
@@ -47,6 +49,24 @@ def test_an_mlp_is_no_attention(name: str) -> None:
     for attention, mlp in zip(blocks.attention, blocks.mlp, strict=True):
         assert mlp
         assert not set(attention) & set(mlp)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_map_of_a_block_is_whole_on_every_device(name: str) -> None:
+    plan = ss.Plan(blocks_of(name).graph, devices=range(2))
+    PLANS["megatron"](plan)
+    maps = [op for ops in plan.blocks.all for op in ops if is_map(op)]
+    assert {len({part.pieces for part in plan.parts(op)}) for op in maps} == {2}
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_unpacked_undoes_packed_in_the_same_memory(dim: int) -> None:
+    whole, packing = torch.randn(6, 12, 18), Packing(dim, 3)
+    packed = packing.packed(whole)
+    assert packed.shape == packing.shape(tuple(whole.shape))
+    assert packing.merged(tuple(packed.shape)) == tuple(whole.shape)
+    assert packed.data_ptr() == packing.unpacked(packed).data_ptr() == whole.data_ptr()
+    assert torch.equal(packing.unpacked(packed), whole)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,169 @@
+"""Random models with maps of several results train under every plan as on a single device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import superscaler_core as ss
+from superscaler_core.plans import PLANS
+from superscaler_core.run.training_state import load_run, save_run
+from tests.superscaler_core.packed import Conv1D, Model, models
+
+WIDTH = 12
+
+
+class Fused(nn.Module):
+    """A block of one map of several pieces, whose product a second map sums."""
+
+    def __init__(self, draw: random.Random) -> None:
+        super().__init__()
+        count, size = draw.choice((2, 3, 4)), draw.choice((8, 12))
+        is_even = draw.random() < 0.7
+        # The last piece is shorter in some, as the keys of fewer heads than queries.
+        self.sizes = [size] * count if is_even else [size] * (count - 1) + [size // 2]
+        forms = ["split", "slices", "narrow", "lead"]
+        self.form = draw.choice([*forms, *(["chunk", "unbind", "index"] if is_even else [])])
+        linear = draw.choice((Conv1D, nn.Linear))
+        self.up, self.down = linear(WIDTH, sum(self.sizes)), linear(size, WIDTH)
+
+    def pieces(self, made: Tensor) -> Sequence[Tensor]:
+        count, size = len(self.sizes), self.sizes[0]
+        starts = [sum(self.sizes[:i]) for i in range(count)]
+        if self.form == "split":
+            return made.split(self.sizes, dim=-1)
+        if self.form == "chunk":
+            return made.chunk(count, dim=-1)
+        if self.form == "slices":
+            return [made[..., a : a + n] for a, n in zip(starts, self.sizes, strict=True)]
+        if self.form == "narrow":
+            return [made.narrow(-1, a, n) for a, n in zip(starts, self.sizes, strict=True)]
+        if self.form == "lead":
+            return [x.transpose(1, 2) for x in made.transpose(1, 2).split(self.sizes, dim=1)]
+        apart = made.view(*made.shape[:-1], count, size)
+        return (
+            apart.unbind(-2) if self.form == "unbind" else [apart[..., i, :] for i in range(count)]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.pieces(self.up(x))
+        for other in others:
+            num = first.shape[-1] // other.shape[-1]
+            first = F.silu(first) * other[..., None].expand(*other.shape, num).flatten(-2)
+        return x + self.down(first)
+
+
+class Stack(nn.Module):
+    """Two such blocks."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Fused(random.Random(seed)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def batch() -> Tensor:
+    return torch.randn(4, 5, WIDTH, generator=torch.Generator().manual_seed(1)).double()
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(batch()).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def model_of(seed: int) -> Stack:
+    torch.manual_seed(seed)
+    return Stack(seed).double()
+
+
+PLAN = {"megatron": 2, "zero3": 3, "data_parallel": 2, "hybrid": 4}
+
+
+@pytest.mark.parametrize("plan_name", PLAN)
+@pytest.mark.parametrize("seed", range(8))
+def test_training_equals_that_on_a_single_device(seed: int, plan_name: str, tmp_path: Path) -> None:
+    plan = ss.Plan(ss.capture(model_of(seed), (batch(),)), range(PLAN[plan_name]))
+    knobs = {"tp": 2, "pp": 1, "microbatches": 1, "zero1": True} if plan_name == "hybrid" else {}
+    PLANS[plan_name](plan, **knobs)
+
+    def work(trainer: ss.Trainer) -> dict[str, Tensor]:
+        optimizer = torch.optim.SGD(trainer.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            trainer.step(batch())
+            optimizer.step()
+        return trainer.state_dict()
+
+    found = ss.run_threads(ss.compile(plan).save(tmp_path), work, range(len(plan.devices)))
+    expected = trained(model_of(seed))
+    for one in found.values():
+        torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
+
+
+def gpt() -> Model:
+    torch.manual_seed(4)
+    return models()["split Conv1D"]().double()
+
+
+def words() -> tuple[Tensor, Tensor]:
+    made = torch.randint(20, (2, 4, 6), generator=torch.Generator().manual_seed(1))
+    return made[0], made[1]
+
+
+def test_parameters_have_the_dims_of_the_model(tmp_path: Path) -> None:
+    plan = ss.Plan(ss.capture(gpt(), words()), range(2))
+    PLANS["megatron"](plan)
+
+    def work(trainer: ss.Trainer) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(value.shape) for name, value in trainer.named_parameters()}
+
+    shapes = ss.run_threads(ss.compile(plan).save(tmp_path), work, range(2))[0]
+    assert shapes["blocks.0.mixer.packed.weight"] == (16, 24)
+    assert shapes["blocks.0.mixer.packed.bias"] == (24,)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "dcp"])
+def test_a_run_goes_on_from_a_single_device_and_back(form: str, tmp_path: Path) -> None:
+    def go(model: nn.Module | ss.Trainer, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        if isinstance(model, nn.Module):
+            model(*words()).backward()
+        else:
+            model.step(*words())
+        optimizer.step()
+
+    model = gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, eps=1e-3)
+    go(model, optimizer)
+    save_run(tmp_path / "first", model, optimizer=optimizer)
+    go(model, optimizer)
+    go(model, optimizer)
+    plan = ss.Plan(ss.capture(gpt(), words()), range(2))
+    PLANS["megatron"](plan)
+
+    def work(trainer: ss.Trainer) -> None:
+        here = torch.optim.AdamW(trainer.parameters(), lr=0.1, eps=1e-3)
+        trainer.load(tmp_path / "first", optimizer=here)
+        go(trainer, here)
+        trainer.save(tmp_path / "second", optimizer=here, format=form)
+
+    ss.run_threads(ss.compile(plan).save(tmp_path / "program"), work, range(2))
+    again = gpt()
+    optimizer = torch.optim.AdamW(again.parameters(), lr=0.1, eps=1e-3)
+    load_run(tmp_path / "second", again, optimizer=optimizer)
+    go(again, optimizer)
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=1e-9, atol=1e-11)
