@@ -280,8 +280,7 @@ class Trainer:
             format: "safetensors", or "dcp" for the files of ``torch.distributed.checkpoint``.
 
         Raises:
-            PlanError: a parameter is stored in boxes that form no layout, or a state cannot be
-                saved; the message names it.
+            PlanError: a state cannot be saved; the message names it.
             CheckpointError: the folder holds a checkpoint already.
         """
         run = self._run(optimizer, scheduler, scaler=scaler, step=step, extra=extra)
