@@ -17,7 +17,7 @@ from superscaler_core.graph.dims import DimClass, Dims
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.modules import Modules
 from superscaler_core.graph.repeats import is_map, loops_of, starts_of_blocks
-from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
+from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 OpGroup = tuple[Op, ...]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def linear_of_pieces(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear`` by a weight ``[pieces, features, k]``; its result is ``[..., pieces, features]``.
+    """``F.linear`` by a weight ``[pieces, features, k]``, as ``[..., pieces, features]``.
 
     Args:
         x: ``[..., k]``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,7 +74,7 @@ class StoredModel:
             # Where boxes form no layout, the parameter is read whole and the box is cut out.
             whole = on_rank(tables.rank, entry.model_shape)
             homes[name] = (whole, entry) if layout is None else (layout, None)
-        texts = lambda text: texts_of_all(text, tables, transport)
+        texts = partial(texts_of_all, tables=tables, transport=transport)
         return cls(
             tables.rank, ranks_of(tables), weights.stored, buffers, homes, texts, weights.whole,
             {name: weights.stored_dtype(name) for name in tables.parameters}, buffer_faults,
@@ -87,8 +88,10 @@ class StoredModel:
         buffers = {name: value for name, value in model.state_dict().items() if name not in tied}
         homes: dict[str, Home] = {n: (on_rank(0, p.shape), None) for n, p in parameters.items()}
         dtypes = {name: parameter.dtype for name, parameter in parameters.items()}
-        texts, whole = lambda text: [text], lambda name, tensor, dtype: tensor
-        return cls(0, (0,), parameters, buffers, homes, texts, whole, dtypes)
+        return cls(
+            0, (0,), parameters, buffers, homes, lambda text: [text],
+            lambda name, tensor, dtype: parameters[name] if tensor is None else tensor, dtypes,
+        )  # fmt: skip
 
     @property
     def written(self) -> dict[str, rv.Layout]:

@@ -73,11 +73,8 @@ def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
     maker = call.builder.maker_of(y)
     if scale == 1 and maker is not None and _transposes_weight(call, maker):
         return _mapped(call, x, maker.inputs[0])
-    apart = [packed(call, t, 0) for t in (x, y)]
-    if all(t is not None and t.kind != PARAMETER for t in apart):
-        # Batch and heads that views have merged stay apart, so that each can be cut.
-        if apart[0].shape[:2] == apart[1].shape[:2] and len(x.shape) == len(y.shape) == 3:
-            return reshaped(call, product(call, *apart, scale), call.shape)
+    if (apart := _batch_apart(call, x, y)) is not None:
+        return reshaped(call, product(call, *apart, scale), call.shape)
     rows = ["m"] if len(x.shape) > 1 else []
     columns = ["n"] if len(y.shape) > 1 else []
     batch = names(max(len(x.shape), len(y.shape), 2) - 2)
@@ -97,6 +94,16 @@ def product(call: Call, x: PTensor, y: PTensor, scale: float = 1.0) -> PTensor:
         (x, y), code, flops=2.0, shape=out,
     )  # fmt: skip
     return reshaped(call, made, shape)
+
+
+def _batch_apart(call: Call, x: PTensor, y: PTensor) -> tuple[PTensor, PTensor] | None:
+    """Both factors with two batch dims, such as batch and heads, if views have merged these."""
+    if len(x.shape) != 3 or len(y.shape) != 3:
+        return None
+    of_x, of_y = packed(call, x, 0), packed(call, y, 0)
+    if of_x is None or of_y is None or of_x.shape[:2] != of_y.shape[:2]:
+        return None
+    return of_x, of_y
 
 
 def _transposes_weight(call: Call, op: Op) -> bool:

@@ -211,9 +211,10 @@ def slice_(call: Call) -> PTensor:
         return x
     dim = dim_of(call["dim"], len(x.shape))
     start, stop, step = slice(call["start"], call["end"], call["step"]).indices(x.shape[dim])
-    if step == 1:
-        return piece(call, x, dim, start, stop - start)
-    index = ", ".join([":"] * dim + [f"{start}:{stop}:{step}"])
+    found = _piece_of_view(call, x, dim, start, stop - start) if step == 1 else None
+    if found is not None:
+        return found
+    index = ", ".join([":"] * dim + [f"{start}:{stop}" + (f":{step}" if step != 1 else "")])
     return _along(call, x, dim, f"{{x0}}[{index}]")
 
 
@@ -261,11 +262,20 @@ def piece(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor:
     dim = dim_of(dim, len(x.shape))
     if length == x.shape[dim]:
         return x
-    src = packed(call, x, dim)
-    if src is not None and length == src.shape[dim + 1] and start % length == 0:
-        return _selected(call, src, dim, start // length, call.shape)
+    found = _piece_of_view(call, x, dim, start, length)
+    if found is not None:
+        return found
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
     return _along(call, x, dim, f"{{x0}}.narrow({dim}, {start}, {length})", shape=shape)
+
+
+def _piece_of_view(call: Call, x: PTensor, dim: int, start: int, length: int) -> PTensor | None:
+    """A run of indices of a dim that is ``[pieces, features]`` in what a tensor is a view of."""
+    src = packed(call, x, dim)
+    if src is None or length != src.shape[dim + 1] or start % length:
+        return None
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    return _selected(call, src, dim, start // length, shape)
 
 
 def _along(call: Call, x: PTensor, dim: int, code: str, **more: Any) -> PTensor:
