@@ -23,8 +23,8 @@ class Packing:
     num: int
 
     def packed(self, whole: Tensor) -> Tensor:
-        """A whole tensor of the model as the graph reads it, in the same memory."""
-        return whole.unflatten(self.dim, (self.num, -1))
+        """A whole tensor of the model as the graph reads it; a view if it is contiguous."""
+        return whole.reshape(self.shape(tuple(whole.shape)))
 
     def unpacked(self, tensor: Tensor) -> Tensor:
         """A tensor in the dims of the graph, whole or a part, in those of the model."""

@@ -15,10 +15,10 @@ def linear_of_pieces(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
         bias: ``[pieces, features]``.
     """
     made = F.linear(x, weight.flatten(0, 1), None if bias is None else bias.flatten())
-    return made.unflatten(-1, weight.shape[:2])
+    return made.reshape(*made.shape[:-1], *weight.shape[:2])
 
 
 def matmul_of_pieces(x: Tensor, weight: Tensor) -> Tensor:
     """``x @ weight`` by a weight ``[..., k, pieces, features]``, with these two last dims."""
     made = x @ weight.flatten(-2)
-    return made.unflatten(-1, weight.shape[-2:])
+    return made.reshape(*made.shape[:-1], *weight.shape[-2:])

@@ -141,8 +141,7 @@ class Stored:
         """A tensor of ``stored_shape`` in the dims of the program; a view."""
         if self.packing is None or self.box is None:
             return stored
-        dim, shape = self.packing.dim, box_of(self.box).shape
-        return stored.unflatten(dim, shape[dim : dim + 2])
+        return stored.view(box_of(self.box).shape)
 
     def taken(self, whole: Tensor) -> Tensor:
         """What this rank stores of the whole parameter in the dims of the model."""
