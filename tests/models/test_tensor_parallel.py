@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 import superscaler_core as ss
+from superscaler_core.errors import PlanError
 from superscaler_core.graph.repeats import is_map
 from superscaler_core.plans import PLANS
 from tests.models.cells import _graph
@@ -45,3 +46,10 @@ def test_every_map_of_a_block_is_cut(family: str, num_devices: int) -> None:
         if is_map(op) and len({part.pieces for part in plan.parts(op)}) == 1
     }
     assert whole == WHOLE.get(family, set())
+
+
+@pytest.mark.parametrize("family", ["GPT-2", "Bloom", "T5", "Phi-3"])
+def test_a_degree_that_does_not_divide_the_heads_is_refused_with_those_that_do(family: str) -> None:
+    plan = ss.Plan(_graph(family), range(3))
+    with pytest.raises(PlanError, match=r"into 3 parts: its size is .*can be cut into 1, 2, 4\.$"):
+        PLANS["megatron"](plan)
