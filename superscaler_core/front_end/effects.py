@@ -62,10 +62,11 @@ _BLOCKS: Mapping[type[Any], str] = {
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse a model whose gradients are not those of its forward, or whose weights overlap.
+    """Refuse a model that computes what a graph of its forward would not, or whose weights overlap.
 
     Raises:
-        CaptureError: a hook would not be called, or two parameters share memory.
+        CaptureError: a hook would not be called, a factor depends on the number of calls, or two
+            parameters share memory.
     """
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("a ScriptModule is not traced; capture the module that it was made of.")
@@ -80,6 +81,12 @@ def check_model(model: nn.Module) -> None:
         "_backward_pre_hooks": modules_of_torch._global_backward_pre_hooks,
     }
     for path, module in model.named_modules():
+        is_counting = isinstance(module, _BatchNorm) and module.num_batches_tracked is not None
+        if is_counting and module.momentum is None and module.training:
+            raise CaptureError(
+                f"module {path!r} ({type(module).__name__}) has momentum=None, so that its factor "
+                "depends on the number of batches so far; give it a number."
+            )
         for where, what in _MODULE_HOOKS.items():
             hooks: Mapping[int, Any] = getattr(module, where) or of_all[where]
             for hook in hooks.values():

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import superscaler_core as ss
+from superscaler_core.plan import Placement
 from superscaler_core.plans import PLANS
+from superscaler_core.schedules import one_f_one_b
 from tests.models.vision import MODELS, batch, made
 
 NUM_STEPS = 2
@@ -112,6 +114,23 @@ def test_a_model_without_features_to_cut_is_refused_with_what_to_do() -> None:
     plan = ss.Plan(graph_of("divergence"), devices=range(2))
     with pytest.raises(ss.PlanError, match=r"no inner features.*data_parallel or zero3; or say"):
         PLANS["megatron"](plan)
+
+
+def test_a_stage_may_have_no_parameters(tmp_path: Path) -> None:
+    plan = ss.Plan(graph_of("lstm"), devices=range(3))
+    ops = plan.graph.ops
+    mean = next(op for op in ops if op.kind == "mean")
+    head = next(op for op in ops if op.module == "head")
+    stages = plan.pipeline([mean, head])
+    assert not any(op.parameters for op in stages[1].ops)
+    for stage in stages:
+        for op in stage.ops:
+            plan.op_assign(op, stage.index)
+    plan.op_order(one_f_one_b(3, 2), Placement.even(plan.devices, 3))
+    expected = train_alone("lstm", 2)
+    folder = ss.compile(plan).save(tmp_path, weights=True)
+    for found in ss.run_threads(folder, lambda t: train_rank("lstm", t), range(3)).values():
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def alternating(plan: ss.Plan) -> None:

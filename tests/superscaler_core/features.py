@@ -413,6 +413,11 @@ FEATURES: dict[str, Feature] = {
             b, "norm", nn.InstanceNorm1d(WIDTH, dtype=DTYPE, track_running_stats=True)
         ),
     ),
+    "norm of all batches so far": Feature(
+        lambda b, h: b.norm(h),
+        lambda b: setattr(b, "norm", nn.BatchNorm1d(WIDTH, dtype=DTYPE, momentum=None)),
+        r"module 'blocks.\d.norm' \(BatchNorm1d\) has momentum=None.*give it a number",
+    ),
     "norm in training": Feature(
         lambda b, h: b.norm(h),
         lambda b: (norm(b), setattr(b, "norm", nn.SyncBatchNorm.convert_sync_batchnorm(b.norm))),

@@ -200,6 +200,33 @@ def test_it_trains_as_in_torch_under_every_plan(name, kind, tmp_path, other):
         torch.testing.assert_close(one, expected, rtol=1e-9, atol=1e-12)
 
 
+class OneOfTwo(nn.Module):
+    """Two maps, of which only the first is chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=X.dtype) for _ in range(2))
+
+    def forward(self, x):
+        return self.maps[int(x.square().sum() < 0)](x)
+
+
+@pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
+@pytest.mark.parametrize("name", ["data_parallel", "zero3"])
+def test_what_an_opaque_module_did_not_reach_has_a_gradient_of_zero(name, tmp_path):
+    plan = ss.Plan(ss.capture(nn.Sequential(OneOfTwo(), Total()), (X,)), range(2))
+    PLANS[name](plan)
+
+    def grads(trainer):
+        trainer.step(X)
+        return {key: p.grad.abs().sum().item() for key, p in trainer.named_parameters()}
+
+    found = ss.run_threads(ss.compile(plan).save(tmp_path, weights=True), grads, range(2))
+    sizes = [item for one in found.values() for item in one.items()]
+    assert sum(size for key, size in sizes if key.startswith("0.maps.0.")) > 0
+    assert {size for key, size in sizes if key.startswith("0.maps.1.")} == {0}
+
+
 def test_a_folder_has_the_modules_that_its_program_calls(tmp_path, monkeypatch):
     graph = captured(model_of())
     plan = ss.Plan(graph, range(2))
