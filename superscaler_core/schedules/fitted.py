@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from superscaler_core.schedules.errors import ScheduleError, require_counts
-from superscaler_core.schedules.list_schedule import list_schedule
 from superscaler_core.schedules.schedule import Schedule
+from superscaler_core.schedules.search import exact_schedule, search_schedule, straight_routes
+from superscaler_core.schedules.search.counts import OutOfTimeError
 from superscaler_core.schedules.split_backward import split_backward
 from superscaler_core.schedules.straight import straight
 from superscaler_core.schedules.timeline import EQUAL, Durations, timeline
 
 
 def zero_bubble_fitted(
-    num_stages: int, num_microbatches: int, durations: Durations = EQUAL, limit: int = 0
+    num_stages: int,
+    num_microbatches: int,
+    durations: Durations = EQUAL,
+    limit: int = 0,
+    search_secs: float = 0,
 ) -> Schedule:
     """The fastest of several orders of F, I and W for given times, one worker per stage.
 
-    Compared are list scheduling, and straight pipelines with some warm-up and some delay of W's.
-    Among these are 1F1B in halves, and ZB-H1 and ZB-H2 where they fit: so it is never slower than
-    1F1B. It is a heuristic. In small cases with N >= D, a limit of D and stages that are alike it
-    takes as long as the best order, and with other counts at most 5 % longer
+    Compared are straight pipelines with some warm-up and some delay of W's, lists by urgency, and
+    the result of ``exact_schedule`` if there is time for it. 1F1B in halves is among them, and so
+    are ZB-H1, and ZB-H2 if it fits. So it is never slower than these. Without ``search_secs`` it is
+    a heuristic: in small cases with N >= D, a limit of D and stages that are alike it takes as long
+    as the best order, and with other counts at most 5 % longer
     (tests/superscaler_core/schedules/test_schedules_fitted.py).
 
     >>> times = {"F": 2, "I": 3, "W": 1}
@@ -35,6 +42,8 @@ def zero_bubble_fitted(
         num_microbatches: N.
         durations: times of F, I and W, of all stages or of each.
         limit: the most microbatches whose activations a worker may hold, at least D; D if 0.
+        search_secs: seconds after which ``exact_schedule`` is given up; D <= 4, N <= 8 and times
+            that are small whole numbers take it seconds.
 
     Raises:
         ScheduleError: a count is below 1, the limit is below D, or a time is missing.
@@ -50,13 +59,17 @@ def zero_bubble_fitted(
             f"{name} of {num_stages} stages: limit={limit} microbatches; the first worker of a "
             f"pipeline without more bubbles than 1F1B holds {num_stages}."
         )
-    listed = list_schedule(name, range(num_stages), num_microbatches, durations, limit)
-    assert listed is not None, "a worker that holds its limit can run a W, or waits for an I"
-    found = (listed, *_straights(name, num_stages, num_microbatches, limit))
-    return min(found, key=lambda schedule: timeline(schedule, durations).makespan)
+    halves = {key: secs for key, secs in durations.items() if "B" not in (key, key[0])}
+    asked = straight_routes(num_stages), halves, num_microbatches, limit
+    every = [*_straights(num_stages, num_microbatches, limit)]
+    every += [search_schedule(*asked, budget_secs=0)]
+    with suppress(OutOfTimeError):
+        every += [exact_schedule(*asked, budget_secs=search_secs)] if search_secs else []
+    best = min(every, key=lambda schedule: timeline(schedule, halves).makespan)
+    return replace(best, name=name)
 
 
-def _straights(name: str, num_stages: int, num_microbatches: int, limit: int) -> Iterator[Schedule]:
+def _straights(num_stages: int, num_microbatches: int, limit: int) -> Iterator[Schedule]:
     """Warm-ups of 1F1B or twice as long, and W's that wait for none or for more and more I's.
 
     A warm-up of ``factor (D - 1 - d)`` forwards and a delay of ``factor d`` of worker d are ZB-H1
@@ -64,7 +77,7 @@ def _straights(name: str, num_stages: int, num_microbatches: int, limit: int) ->
     """
     for factor in (1, 2):
         ahead = [min(factor * lag, limit - 1) for lag in reversed(range(num_stages))]
-        whole = straight(name, num_stages, num_microbatches, ahead.__getitem__)
+        whole = straight("straight", num_stages, num_microbatches, ahead.__getitem__)
         for most in range(factor * (num_stages - 1) + 1):
             delays = [min(factor * d, most, limit - 1 - ahead[d]) for d in range(num_stages)]
-            yield replace(split_backward(whole, delays.__getitem__), name=name)
+            yield split_backward(whole, delays.__getitem__)
