@@ -72,8 +72,9 @@ class StageProblem:
     goes through all stages, and the replicas of a stage share it. Stages run in the order of 1F1B,
     so a stage keeps a microbatch for every stage from it to the last, and at most all of them.
 
-    Laws (tests/superscaler_core/planners/test_stage_problem.py): ``fits`` is what
-    ``Candidates.most_behind`` says; ``crossing_bytes`` of a chain is the result of one layer.
+    Laws (tests/superscaler_core/planners): a stage fits where ``Candidates.most_behind`` says so;
+    for a cut of a captured model, ``step_secs`` and ``stage_bytes`` are near what the simulator and
+    the memory reader find.
 
     Attributes:
         layers: in an order in which a model can run them.

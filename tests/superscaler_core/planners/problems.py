@@ -30,7 +30,7 @@ def random_problem(seed: int, *, is_graph: bool = False, has_changes: bool = Fal
         inner_bytes_per_sec=8.0,
         outer_bytes_per_sec=draw.choice([2.0, 8.0]),
         microbatches=draw.choice([1, 2, 4, 9]),
-        memory_bytes=draw.choice([float("inf"), draw.uniform(15, 60)]),
+        memory_bytes=draw.choice([float("inf"), draw.uniform(10, 40)]),
     )
 
 

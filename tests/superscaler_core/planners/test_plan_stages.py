@@ -159,8 +159,7 @@ def test_devices_that_a_planner_does_not_use_stay_idle() -> None:
     plan = ss.Plan(gpt(), range(4))
     stages(plan, planner=on_one, microbatches=2, profile=PROFILES["a100"], topology=HOSTS)
     program = ss.compile(plan, topology=HOSTS)
-    # All devices hold the loss.
-    used = [memory.total_bytes > 64 for memory in program.memory.values()]
+    used = [memory.weights_bytes > 0 for memory in program.memory.values()]
     assert used == [True, False, False, False]
     assert simulate(program, "a100").secs > 0
 
@@ -172,6 +171,6 @@ def on_one(problem: StageProblem) -> StageCut:
 def test_the_command_line_names_planners(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan gpt stages --devices 2 --set layers=3 --set microbatches=2 --summary --set"
     assert main([*words.split(), "planner=piper"]) == 0
-    assert "86 ops on 2 devices, 2 stages, 2 microbatches" in capsys.readouterr().out
+    assert "on 2 devices, 2 stages, 2 microbatches" in capsys.readouterr().out
     assert main([*words.split(), "planner=metis"]) == 2
     assert "expected one of pipedream" in capsys.readouterr().err
