@@ -50,8 +50,8 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--rates", default="100mbit,150mbit,200mbit", help="of a host's link (default %(default)s)"
     )
-    parser.add_argument("--batch", type=int, default=64, help="sequences of a step (default 64)")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=128, help="sequences of a step (default 128)")
+    parser.add_argument("--steps", type=int, default=11, help="timed steps (default %(default)s)")
     parser.add_argument("--layers", type=int, default=3, help="default %(default)s")
     parser.add_argument(
         "--op-secs", type=float, default=0.3, help="to measure an op (default %(default)s)"
