@@ -116,6 +116,8 @@ TextReader = tuple[Callable[[str], Any], str]
 
 READERS: Mapping[str, TextReader] = {
     "sizes": (counts, "whole numbers with commas between, such as 3,2"),
+    "lengths": (counts, "whole numbers with commas between, such as 40,24"),
+    "route": (str, "line, v or both"),
     "blocks": (numbers, "numbers of blocks, such as 0-3,8"),
     "coshard_blocks": (numbers, "numbers of blocks, such as 0-3,8"),
     "modules": (cuts, "PATTERN:DIM or PATTERN:DIM>DIM with commas between, such as *.tri_in:2"),
