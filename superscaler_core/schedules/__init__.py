@@ -20,8 +20,10 @@ from superscaler_core.schedules.naive import naive
 from superscaler_core.schedules.nf1b import nf1b
 from superscaler_core.schedules.one_f_one_b import one_f_one_b
 from superscaler_core.schedules.schedule import Schedule, held_by
+from superscaler_core.schedules.search import exact_schedule, search_schedule
 from superscaler_core.schedules.split_backward import recompute_apart, split_backward
 from superscaler_core.schedules.table import SCHEDULES, Generator, generate
+from superscaler_core.schedules.terapipe import terapipe, terapipe_edges
 from superscaler_core.schedules.timeline import Span, Timeline, timeline
 from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2
 from superscaler_core.schedules.zero_bubble_v import zero_bubble_v
@@ -38,6 +40,7 @@ __all__ = [
     "chimera",
     "dualpipe",
     "dualpipe_v",
+    "exact_schedule",
     "generate",
     "gpipe",
     "grid",
@@ -50,7 +53,10 @@ __all__ = [
     "nf1b",
     "one_f_one_b",
     "recompute_apart",
+    "search_schedule",
     "split_backward",
+    "terapipe",
+    "terapipe_edges",
     "timeline",
     "zero_bubble",
     "zero_bubble_fitted",
