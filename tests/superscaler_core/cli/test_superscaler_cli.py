@@ -20,7 +20,7 @@ from superscaler_core.cli import COMMANDS, main
 from superscaler_core.cli.training import Trained
 from superscaler_core.models import MODELS
 from superscaler_core.plans import PLANS
-from superscaler_core.schedules import one_f_one_b, recompute_apart, split_backward
+from superscaler_core.schedules import SCHEDULES, one_f_one_b, recompute_apart, split_backward
 
 MINE = """
 import torch
@@ -91,7 +91,8 @@ def test_help_names_all_models_and_plans_and_shows_an_example(
 ) -> None:
     text = help_of(words, capsys)
     said = text.replace("\n", " ")
-    assert all(name in said for name in (*MODELS, *PLANS))
+    named = SCHEDULES if words == ["schedule"] else (*MODELS, *PLANS)
+    assert all(name in said for name in named)
     assert "example" in text
     assert "superscaler " in text.partition("example")[2]
     assert max(map(len, text.splitlines())) <= 102
@@ -105,7 +106,8 @@ def test_examples_of_the_help_are_command_lines(
 
     lines = COMMANDS[name].epilog.replace("\\\n", " ").splitlines()
     examples = [line.partition(f" {name} ")[2] for line in lines if f" {name} " in line]
-    examples = [text for text in examples if text.split()[0] in (*MODELS, "mine.py:model")]
+    named = (*MODELS, *SCHEDULES, "mine.py:model")
+    examples = [text for text in examples if text.split()[0] in named]
     assert len(examples) >= 2
     for text in examples:
         assert _parser().parse_args([name, *text.split()]).command == name
