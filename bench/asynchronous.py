@@ -30,7 +30,7 @@ from superscaler_core.schedules import SCHEDULES, on_one_worker
 
 STAGES, SEQUENCES = 4, 16
 SIZES = {"layers": STAGES, "width": 48, "heads": 4, "sequence": 32, "vocabulary": 96}
-RATE = 2e-3
+RATE = 1e-3
 DECAY = 0.135
 """D of PipeMare's correction, about ``exp(-2)``."""
 
@@ -154,7 +154,7 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Train by every method; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench.asynchronous", description=__doc__)
-    parser.add_argument("--runs", type=int, default=12, help="(default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=15, help="(default: %(default)s)")
     parser.add_argument("--updates", type=int, default=40, help="of a run (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("bench/results/asynchronous.json"))
     parser.add_argument("--picture", type=Path, default=Path("docs/img/asynchronous.png"))

@@ -249,6 +249,18 @@ def test_parameters_stay_where_they_are(tmp_path: Path) -> None:
     assert all(ss.run_threads(tmp_path, work, range(2)).values())
 
 
+def test_memory_counts_every_version() -> None:
+    """Of a stage it is that of one version, times the versions that the schedule keeps."""
+    single, stash, two = (
+        Case(name, 4, {"microbatches": 8}, sizes={"layers": 4}).compiled().memory
+        for name in ("ampnet", "pipedream", "pipedream_2bw")
+    )
+    for device, kept in enumerate((4, 3, 2, 1)):
+        weights = single[device].weights_bytes
+        assert stash[device].weights_bytes == kept * weights
+        assert two[device].weights_bytes == 2 * weights
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 
@@ -320,7 +332,7 @@ def test_what_a_trainer_cannot_mean_is_refused(
 def test_the_resimulator_refuses_it() -> None:
     compiled = Case("pipedream", 2, {"microbatches": 4}, sizes=GPT).compiled()
     with pytest.raises(PlanError, match="simulate this one"):
-        Resimulator(compiled, "V100-32GB")
+        Resimulator(compiled, "v100")
 
 
 @pytest.mark.parametrize("options", [{"annealing": -1}, {"decay": 1.0}, {"first": -1}])

@@ -60,10 +60,10 @@ def test_pipedream_keeps_and_reads_the_versions_of_its_authors_code() -> None:
 
 def test_updates_are_drawn_where_they_take_time() -> None:
     picture = """
-pipedream: makespan 13, idle 4/13 of it, peak microbatches 2 1
-time      0  1  2  3  4  5  6  7  8  9 10 11 12
-worker 0 F0 F1 -- B0 U0 F2 -- B1 U1 -- -- B2 U2
-worker 1 -- F0 B0 U0 F1 B1 U1 -- F2 B2 U2 -- --"""
+pipedream: makespan 11, idle 2/11 of it, peak microbatches 2 1
+time      0  1  2  3  4  5  6  7  8  9 10
+worker 0 F0 F1 -- B0 U0 F2 B1 U1 -- B2 U2
+worker 1 -- F0 B0 U0 F1 B1 U1 F2 B2 U2 --"""
     assert "\n" + grid(pipedream(2, 3)) == picture
 
 
