@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from superscaler_core.parallel import Parallel, parallelize
     from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load
+    from superscaler_core.run.pipemare import PipeMare
     from superscaler_core.run.threads import run_threads
     from superscaler_core.run.trainer import Trainer
     from superscaler_core.run.training_state import latest, load_run, save_run
@@ -58,6 +59,7 @@ _LAZY = {
     "DeviceProfile": "superscaler_core.simulator",
     "LiveBytes": "superscaler_core.run.live_bytes",
     "Parallel": "superscaler_core.parallel",
+    "PipeMare": "superscaler_core.run.pipemare",
     "Trainer": "superscaler_core.run.trainer",
     "capture": "superscaler_core.front_end",
     "latest": "superscaler_core.run.training_state",
@@ -100,6 +102,7 @@ __all__ = [
     "PTensor",
     "Parallel",
     "Part",
+    "PipeMare",
     "Placement",
     "Plan",
     "PlanError",

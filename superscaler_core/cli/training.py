@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,23 +18,30 @@ from superscaler_core.front_end.model_call import loss_of
 from superscaler_core.models.recycling import last_turn
 from superscaler_core.plan import Plan
 from superscaler_core.run.threads import run_threads
-from superscaler_core.schedules import nf1b
+from superscaler_core.schedules import nf1b, on_one_worker
 
 State = Mapping[str, Tensor]
 """Whole parameters by their single-device names."""
 
-OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter], float], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
-    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9),
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
     # With a large eps, gradients that are zero up to rounding do not decide the comparison.
-    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, eps=1e-3),
-    "adamw": lambda parameters, lr: torch.optim.AdamW(parameters, lr, eps=1e-3),
+    "adam": partial(torch.optim.Adam, eps=1e-3),
+    "adamw": partial(torch.optim.AdamW, eps=1e-3),
 }
 """Optimizers, by the names in ``memory.STATES``."""
 
 
 class Trains(Protocol):
     """What the training loop needs: a ``Trainer``, or a model on a single device."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether steps update weights themselves."""
+
+    def update_with(self, make: Callable[..., torch.optim.Optimizer]) -> None:
+        """Let steps update weights by optimizers that ``make`` creates."""
 
     def step(self, **batch: Tensor) -> Tensor:
         """Run forward and backward of a global batch; return the loss."""
@@ -73,12 +81,18 @@ class Training:
     def __call__(self, trains: Trains) -> Trained:
         """Train."""
         trains.load_state_dict(self.state)
-        optimizer = OPTIMIZERS[self.optimizer](trains.parameters(), self.lr)
+        make = partial(OPTIMIZERS[self.optimizer], lr=self.lr)
+        optimizers = []
+        if trains.is_asynchronous:
+            trains.update_with(make)
+        else:
+            optimizers.append(make(trains.parameters()))
         losses = []
         for _ in range(self.num_steps):
             losses.append(trains.step(**self.batch).item())
-            optimizer.step()
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
         state = trains.state_dict()
         return Trained(tuple(losses), {n: t.detach().cpu().clone() for n, t in state.items()})
 
@@ -129,6 +143,11 @@ class Eager:
     made: Made
     plan: Plan
     recycled: Mapping[str, int]
+    is_asynchronous: bool = False
+
+    def update_with(self, make: Callable[..., torch.optim.Optimizer]) -> None:
+        """Its caller steps the optimizer."""
+        raise NotImplementedError
 
     def step(self, **batch: Tensor) -> Tensor:
         """Run forward and backward of every microbatch."""
@@ -181,16 +200,22 @@ def on_single_device(
     """Train on one device; also return a description of what was trained.
 
     This is the eager model. If its random numbers differ from those of a program, or parameters
-    are stored in another dtype, it is a program of one device instead.
+    are stored in another dtype, or weights are updated between microbatches, it is a program of one
+    device instead.
     """
     graph = plan.graph
     is_random = any("{seed}" in op.code for op in graph.ops)
-    if not is_random and master_dtype is None:
+    is_asynchronous = plan.schedule is not None and plan.schedule.weights is not None
+    if not is_random and master_dtype is None and not is_asynchronous:
         return training(Eager(made, plan, recycled)), "the eager model"
     single = Plan(graph, [0])
     for op in graph.ops:
         single.op_assign(op, 0)
-    single.op_order(nf1b(1, plan.num_microbatches, _turns(plan)))
+    if plan.schedule is not None and is_asynchronous:
+        single.pipeline([stage.ops[0] for stage in plan.stages[1:]])
+        single.op_order(on_one_worker(plan.schedule))
+    else:
+        single.op_order(nf1b(1, plan.num_microbatches, _turns(plan)))
     with tempfile.TemporaryDirectory() as folder:
         compile(single).save(folder)
         results = run_threads(folder, training, range(1), seed=seed, dtype=master_dtype)

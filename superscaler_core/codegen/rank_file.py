@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from superscaler_core.codegen.names import Names
 from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter, weights_call
 from superscaler_core.codegen.table_text import tables_text
-from superscaler_core.codegen.text import INDENT
+from superscaler_core.codegen.text import INDENT, function
 from superscaler_core.codegen.text_form import text_form
 from superscaler_core.plan import Device
 from superscaler_core.program.events import schedule_of
@@ -60,6 +60,7 @@ def _rank_file(made: Materialized, device: Device, known: dict[Hashable, _Functi
     texts = [
         _head(made, device),
         *functions.texts,
+        *_updates(made, device),
         _step(made, device),
         tables_text(made, device, functions.recomputed, functions.swapped),
     ]
@@ -89,13 +90,20 @@ def _head(made: Materialized, device: Device) -> str:
     )
 
 
+def _updates(made: Materialized, device: Device) -> Iterator[str]:
+    """The functions that update a stage's weights between microbatches."""
+    for (stage, run), block in made.step_program.blocks.items():
+        if run is ActionKind.UPDATE and (lines := _around(made, block, device)):
+            yield function(f"def stage{stage}_{STAGE_FUNCTIONS[run]}(run):", lines)
+
+
 def _step(made: Materialized, device: Device) -> str:
     """The function ``step``: the events of the schedule, one call each."""
     program = made.step_program
     lines = [
         "run.begin()",
         *_around(made, program.begin, device),
-        *(_event(event, program.num_halves) for event in made.events_on[device]),
+        *(_event(made, event) for event in made.events_on[device]),
         *_around(made, program.end, device),
     ]
     return "\n".join(["def step(run):", *(INDENT + line for line in lines)])
@@ -110,14 +118,18 @@ def _around(made: Materialized, block: Block, device: Device) -> list[str]:
     ]
 
 
-def _event(event: Event, num_halves: int) -> str:
+def _event(made: Materialized, event: Event) -> str:
     if isinstance(event, Action):
-        mb, name = (
-            event.microbatch * num_halves,
-            f"stage{event.stage}_{STAGE_FUNCTIONS[event.kind]}",
-        )
+        mb = event.microbatch * made.step_program.num_halves
+        name = f"stage{event.stage}_{STAGE_FUNCTIONS[event.kind]}"
+        if event.kind is ActionKind.UPDATE:
+            return f"{name}(run)"
         if event.kind is ActionKind.TURN:
             return f"run.without_grad({name}, {mb}, turn={event.turn})"
+        version = made.step_program.versions.get(event, 0)
+        is_back = event.kind is not ActionKind.FORWARD
+        if version or (is_back and made.has_one_version):
+            return f"run.{'reads_back' if is_back else 'reads'}({name}, {mb}, version={version})"
         return f"{name}(run, {mb})"
     assert isinstance(event, Carry)
     which = "carry_back" if event.is_back else "carry"

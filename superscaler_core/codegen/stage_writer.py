@@ -34,6 +34,7 @@ STAGE_FUNCTIONS = {
     ActionKind.BACKWARD: "backward",
     ActionKind.INPUTS: "backward_inputs",
     ActionKind.WEIGHTS: "backward_weights",
+    ActionKind.UPDATE: "update",
 }
 """The suffix of the function of each run: ``stage0_backward_weights``."""
 
@@ -55,9 +56,13 @@ _AROUND = {
 def weights_call(made: Materialized, instruction: StepInstruction, device: Device) -> str:
     """The call that fetches, reduces or updates weights, or one phase of that call."""
     names: list[str] = []
+    more = ""
     match instruction.kind:
         case Verb.LOSS:
             return f"run.{_CALLS[instruction.kind]}()"
+        case Verb.UPDATE if made.is_asynchronous:
+            names = [tensor.name for tensor in instruction.what]
+            more = f", keeps={instruction.keeps}"
         case Verb.UPDATE:
             storage = made.weights.storage
             names = [t.name for t in instruction.what if device in storage[t].shards]
@@ -68,7 +73,7 @@ def weights_call(made: Materialized, instruction: StepInstruction, device: Devic
                 if device in use.storage.shards or device in use.side.shards
             ]
     call = f"run.{prefix_of(instruction.phase)}{_CALLS[instruction.kind]}"
-    return f"{call}([{', '.join(map(repr, names))}])"
+    return f"{call}([{', '.join(map(repr, names))}]{more})"
 
 
 class StageWriter:

@@ -31,6 +31,7 @@ def tables_text(
         f"    rank={device},",
         f"    num_ranks={max(plan.devices) + 1},",
         f"    num_microbatches={plan.num_microbatches},",
+        *_delay_lines(made, device),
         "    inputs={",
         *(f"        {t.name!r}: ({t.shape!r}, {t.dtype!r})," for t in plan.graph.batch_inputs),
         "    },",
@@ -54,6 +55,20 @@ def tables_text(
         ")",
     ]
     return "\n".join(lines)
+
+
+def _delay_lines(made: Materialized, device: Device) -> Iterator[str]:
+    """The facts about updates between microbatches."""
+    schedule = made.plan.schedule
+    if not made.is_asynchronous or schedule is None:
+        return
+    yield f"    microbatches_per_update={schedule.microbatches_per_update},"
+    yield "    delays={"
+    for name in dict.fromkeys(use.tensor.name for use in _uses_on(made, device)):
+        if name in made.delays:
+            yield f"        {name!r}: {made.delays[name]!r},"
+    yield "    },"
+    yield f"    one_version={made.has_one_version!r},"
 
 
 def _state_lines(made: Materialized, device: Device) -> Iterator[str]:

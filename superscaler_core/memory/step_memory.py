@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,10 +12,9 @@ from superscaler_core.memory.moments import Moment
 from superscaler_core.memory.staging import staging_bytes
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
-from superscaler_core.program.buckets import GRADS
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.schedules import Action, ActionKind
+from superscaler_core.schedules import GRADS, Action, ActionKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +51,12 @@ class StepMemory:
         stored = self._stored
         walk = _Walk(footprints(self._made, device, stored.master_dtype))
         for event in self._made.events_on[device]:
-            if isinstance(event, Action):
-                walk.run(event, self._read(event))
-            else:
+            if not isinstance(event, Action):
                 walk.carry((event.edge, event.microbatch, event.is_back), device)
+            elif event.kind is ActionKind.UPDATE:
+                walk.update(self._updated(event.stage), stored.arriving_bytes(device))
+            else:
+                walk.run(event, self._read(event))
         # All weights arrive at the start; all gradients leave at the end.
         at_start = Moment(buffers=stored.fetched_bytes(device))
         at_end = Moment(grads=sum(walk.grads.values()), buffers=stored.arriving_bytes(device))
@@ -64,6 +65,11 @@ class StepMemory:
         buffers = self._constant_bytes + staging
         resting = Moment(weights=stored.resting_bytes(device), buffers=buffers)
         return Worst(resting + moment, staging, walk.most_host_bytes)
+
+    def _updated(self, stage: int) -> Collection[str]:
+        """The copies whose gradients an update of a stage frees, by name."""
+        mine = self._made.updated_in(stage)
+        return {use.name for use in self._made.weights.uses if use.tensor in mine}
 
     @cached_property
     def _staging(self) -> Mapping[Device, int]:
@@ -120,6 +126,11 @@ class _Walk:
         self.most_host_bytes = max(self.most_host_bytes, self._host_bytes)
         if is_first:
             self.grads |= footprint.grads
+
+    def update(self, copies: Collection[str], arriving_bytes: int) -> None:
+        """Add an update between microbatches, which frees the gradients of its copies."""
+        self._look(Moment(buffers=arriving_bytes))
+        self.grads = {name: size for name, size in self.grads.items() if name not in copies}
 
     def carry(self, letter: tuple[Edge, int, bool], device: Device) -> None:
         """Add a value that arrives and waits for its reader."""

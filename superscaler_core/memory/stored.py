@@ -119,7 +119,19 @@ class StoredMemory:
     def resting_bytes(self, device: Device) -> int:
         """Bytes of stored parameters, and of copies that exist all the time."""
         copies = sum(_copy_bytes(use, device) for use in self._resting(device))
-        return self._stored(device).here_bytes + copies
+        return self._stored(device).here_bytes + copies + self._older_bytes(device)
+
+    def _older_bytes(self, device: Device) -> int:
+        """Bytes of the versions of weights besides the newest."""
+        made = self._made
+        if not made.is_asynchronous or made.plan.schedule is None:
+            return 0
+        total = 0
+        for stage, num_versions in enumerate(made.plan.schedule.versions_kept):
+            mine = set(made.updated_in(stage))
+            copies = (_copy_bytes(use, device) for use in self._uses(device) if use.tensor in mine)
+            total += (num_versions - 1) * sum(copies)
+        return total
 
     def passing_bytes(self, use: Use, device: Device) -> int:
         """Bytes of a parameter stored on the host while it moves to other devices."""
@@ -152,7 +164,7 @@ class StoredMemory:
         """
         made = self._made
         blocks = [made.begin, made.end]
-        if made.plan.overlap:
+        if made.plan.overlap or made.is_asynchronous:
             blocks[1:1] = made.step_program.blocks.values()
         found: dict[tuple[Verb, Device], list[list[Use]]] = {}
         for i in chain(*blocks):

@@ -146,6 +146,11 @@ class Programs:
         num = self._sprogram.num_microbatches
         plan = Plan(self._graph(call, num, trains=True), range(self.num_devices))
         self._sprogram(plan, num)
+        if plan.schedule is not None and plan.schedule.weights is not None:
+            raise PlanError(
+                f"{self._sprogram.name} updates weights between microbatches, and parallelize "
+                "leaves the optimizer to its caller: compile the plan, and see Trainer.update_with."
+            )
         if plan.num_microbatches == num:
             return plan
         num, self._num_halves = plan.num_microbatches, plan.overlap.num_halves

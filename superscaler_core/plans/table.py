@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from superscaler_core.plans.accumulate import accumulate
+from superscaler_core.plans.asynchronous import ampnet, pipedream, pipedream_2bw, pipemare
 from superscaler_core.plans.branch_parallel import branch_parallel
 from superscaler_core.plans.chimera import chimera
 from superscaler_core.plans.coshard import coshard
@@ -56,6 +57,10 @@ PLANS: dict[str, Callable[..., None]] = {
     "dualpipe_v": dualpipe_v,
     "searched": searched,
     "terapipe": terapipe,
+    "pipedream": pipedream,
+    "pipedream_2bw": pipedream_2bw,
+    "ampnet": ampnet,
+    "pipemare": pipemare,
     "interlaced": interlaced,
     "hybrid": hybrid,
     "dap": dap,

@@ -15,7 +15,7 @@ from superscaler_core.program.edges import stages_by_op
 from superscaler_core.program.instruction import COMPUTING, StepInstruction, Verb
 from superscaler_core.program.routes import home
 from superscaler_core.program.weights import Use, Weights
-from superscaler_core.schedules import ActionKind
+from superscaler_core.schedules import GRADS, ActionKind
 
 Blocks = Mapping[tuple[int, ActionKind], Sequence[StepInstruction]]
 """For each stage and kind of run, the instructions of all devices."""
@@ -126,9 +126,6 @@ def ends(plan: Plan, weights: Weights) -> frozenset[Op]:
 
 Place = tuple[int, int]
 """A stage, and a position in its block."""
-
-GRADS = (ActionKind.BACKWARD, ActionKind.WEIGHTS)
-"""Runs of a stage that complete gradients of weights; usually a stage has one of these kinds."""
 
 
 @dataclass(frozen=True)

@@ -175,13 +175,13 @@ class _Versions:
 
     def _compute(self, instruction: StepInstruction, stage: int, microbatch: int) -> None:
         name, version = weights_of(stage), instruction.version
+        kept = self._kept.get(name, (0,))
         first = self._read.setdefault((stage, microbatch), version)
-        if version != first:
+        if version != first and not (first not in kept and version == kept[-1]):
             raise PlanError(
                 f"{instruction}: stage {stage} has read version {first} for microbatch "
                 f"{microbatch}, and reads version {version} now."
             )
-        kept = self._kept.get(name, (0,))
         if version not in kept:
             raise PlanError(
                 f"{instruction}: version {version} of the weights of {name} is not kept; there is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,21 +17,9 @@ from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
 from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
 from superscaler_core.program.duplex import both_halves, duplex
-from superscaler_core.program.edges import (
-    Edge,
-    Edges,
-    find_edges,
-    output_side,
-    stages_by_op,
-)
+from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
 from superscaler_core.program.events import step_events
-from superscaler_core.program.instruction import (
-    Event,
-    Phase,
-    StepInstruction,
-    Verb,
-    weights_of,
-)
+from superscaler_core.program.instruction import Event, Phase, StepInstruction, Verb
 from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
 from superscaler_core.program.overlap_moves import overlap_moves
 from superscaler_core.program.routes import by_routes
@@ -43,8 +31,9 @@ from superscaler_core.program.stage_program import StageProgram
 from superscaler_core.program.state import with_state
 from superscaler_core.program.step_program import Block, StepProgram
 from superscaler_core.program.transfer import Transfer, transfers
+from superscaler_core.program.updates import update_blocks, updates_at_end
 from superscaler_core.program.weights import Use, Weights, find_weights
-from superscaler_core.schedules import Action, ActionKind
+from superscaler_core.schedules import Action, ActionKind, WeightRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +107,7 @@ class Materialized:
             _ = edge.forward, edge.backward
         for use in self.weights.uses:
             _ = use.fetch, use.reduce
-        _ = self.loss, self.whole, self.states
+        _ = self.loss, self.whole, self.states, self._updates
 
     @cached_property
     def spans(self) -> tuple[Mapping[Item, int], ...]:
@@ -169,11 +158,11 @@ class Materialized:
             for stage, program in enumerate(self.stages)
             for run, block in program.order.items()
         }
+        blocks |= {(stage, ActionKind.UPDATE): block for stage, block in self._updates.items()}
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
-        num_routes = self.plan.num_routes
-        program = StepProgram(
-            self.plan.graph.name, devices, blocks, self.scheduled, *self._around, num_routes
-        )
+        name, num_routes = self.plan.graph.name, self.plan.num_routes
+        given = blocks, self.scheduled, *self._around, num_routes
+        program = StepProgram(name, devices, *given, versions=self._versions)
         if overlap.moves:
             program = overlap_moves(program)
         if overlap.duplex:
@@ -187,26 +176,61 @@ class Materialized:
     @cached_property
     def _around(self) -> tuple[Block, Block]:
         """The instructions before all stages and after them, without overlap."""
-        given = self.plan, self.weights, self.segment_ends
-        begin = (_of_bucket(Verb.FETCH, bucket) for bucket in fetched(*given))
-        end = (_of_bucket(Verb.REDUCE, bucket) for bucket in reduced(*given))
+        begin = tuple(
+            _of_bucket(Verb.FETCH, bucket)
+            for bucket in fetched(self.plan, self.weights, self.segment_ends)
+        )
         loss = StepInstruction(Verb.LOSS, "loss", tuple(sorted(self.plan.devices)))
-        return tuple(begin), (*end, loss, *self._updates())
+        if self.is_asynchronous:
+            return begin, (loss,)
+        end = (_of_bucket(Verb.REDUCE, bucket) for bucket in self._reduced)
+        return begin, (*end, loss, *updates_at_end(self.plan, self.weights))
 
-    def _updates(self) -> Iterator[StepInstruction]:
-        """One update per stage; the first of the stages that share a weight updates it."""
-        stage_of, readers = stages_by_op(self.plan), self.plan.graph.readers
-        tensors: dict[int, list[PTensor]] = {}
-        for tensor in self.weights.storage:
-            if tensor.requires_grad:
-                stages = (stage_of[op.index] for op, _ in readers.get(tensor, ()))
-                tensors.setdefault(min(stages, default=0), []).append(tensor)
-        for stage, mine in sorted(tensors.items()):
-            sides = {self.weights.storage[tensor] for tensor in mine}
-            devices = tuple(sorted({device for side in sides for device in side.shards}))
-            yield StepInstruction(
-                Verb.UPDATE, weights_of(stage), devices, version=1, what=tuple(mine)
-            )
+    @cached_property
+    def _reduced(self) -> tuple[Bucket, ...]:
+        return reduced(self.plan, self.weights, self.segment_ends)
+
+    @cached_property
+    def is_asynchronous(self) -> bool:
+        """Whether stages update their weights between microbatches."""
+        return any(ActionKind.UPDATE in kinds for kinds in self.stage_kinds)
+
+    @property
+    def has_one_version(self) -> bool:
+        """Whether stages keep one version of weights, which backwards read whatever it is."""
+        schedule = self.plan.schedule
+        return schedule is not None and schedule.weights is WeightRule.NEWEST
+
+    @cached_property
+    def delays(self) -> Mapping[str, float]:
+        """For each trained parameter, the delay of its gradients in updates, if there is any."""
+        if not self.is_asynchronous or self.plan.schedule is None:
+            return {}
+        delays = self.plan.schedule.delays
+        return {
+            tensor.name: float(delays[stage])
+            for stage in self._updates
+            for tensor in self.updated_in(stage)
+        }
+
+    def updated_in(self, stage: int) -> tuple[PTensor, ...]:
+        """The parameters that an update of a stage between microbatches changes."""
+        return tuple(t for i in self._updates[stage] if i.kind is Verb.UPDATE for t in i.what)
+
+    @cached_property
+    def _updates(self) -> Mapping[int, Block]:
+        """For each stage, the instructions of an update between microbatches."""
+        if not self.is_asynchronous:
+            return {}
+        return update_blocks(self.plan, self.weights, self._around[0], self._reduced)
+
+    @cached_property
+    def _versions(self) -> Mapping[Action, int]:
+        """The versions above 0 that actions read or make."""
+        if not self.is_asynchronous or self.plan.schedule is None:
+            return {}
+        versions = self.plan.schedule.versions.items()
+        return {action: v for action, v in versions if v and self.updated_in(action.stage)}
 
     @property
     def _is_rewritten(self) -> bool:
@@ -217,6 +241,8 @@ class Materialized:
         """The instructions of all devices in a run of a stage, as in the step program."""
         if self._is_rewritten:
             return self.step_program.blocks[stage, run]
+        if run is ActionKind.UPDATE:
+            return self._updates[stage]
         return self.stages[stage].order[run]
 
     @property
@@ -285,7 +311,16 @@ class Materialized:
         return {device: tuple(events) for device, events in found.items()}
 
     def _taking_part(self, event: Event) -> Iterable[Device]:
-        return self.stage_devices[event.stage] if isinstance(event, Action) else event.edge.devices
+        if not isinstance(event, Action):
+            devices: Iterable[Device] = event.edge.devices
+            return devices
+        return self.devices_of(event.stage, event.kind)
+
+    def devices_of(self, stage: int, run: ActionKind) -> Iterable[Device]:
+        """The devices that take part in a run of a stage, or in an update of its weights."""
+        if run is not ActionKind.UPDATE:
+            return self.stage_devices[stage]
+        return {device for instruction in self._updates[stage] for device in instruction.devices}
 
     def crossing_from(self, stage: int) -> tuple[Edge, ...]:
         """The edges from a stage to other stages, and out of the program."""

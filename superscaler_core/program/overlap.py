@@ -13,10 +13,10 @@ from itertools import pairwise
 from operator import itemgetter
 
 from superscaler_core.plan import Device
-from superscaler_core.program.buckets import GRADS, Bucket, first_reads, last_grads
+from superscaler_core.program.buckets import Bucket, first_reads, last_grads
 from superscaler_core.program.instruction import Phase, StepInstruction, Verb
 from superscaler_core.program.step_program import Block, StepProgram
-from superscaler_core.schedules import Action, ActionKind
+from superscaler_core.schedules import GRADS, Action, ActionKind
 
 MOST_REDUCTIONS = 2
 """Reductions under way at one time: while one runs, the next is queued behind it without a gap."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from superscaler_core.errors import PlanError
@@ -18,11 +18,12 @@ from superscaler_core.program.instruction import (
     StepInstruction,
     parse_event,
 )
-from superscaler_core.schedules import Action, ActionKind
+from superscaler_core.schedules import GRADS, Action, ActionKind
 
 _HEAD = re.compile(
     r"step of (.+) on ([0-9]+(?:,[0-9]+)*)(?: by ([1-9][0-9]*) routes)?( in halves)?"
 )
+_VERSION = re.compile(r"(.*\S) v([1-9][0-9]{0,8})")
 _BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
 
 
@@ -36,7 +37,9 @@ class StepProgram:
 
     The instructions of a stage are written once for all microbatches, as its *block*; ``events``
     say when a stage runs its block for which microbatch. Weights outside windows are fetched before
-    all events, and their gradients are reduced after them.
+    all events, and their gradients are reduced after them. In the program of an asynchronous
+    pipeline a stage has a block of its updates (U), and events have the version of weights that
+    they read or make: ``0F4 v1``.
 
     Law (tests/superscaler_core/program/test_step_program.py): ``StepProgram.parse(str(p)) == p``,
     and ``check`` accepts what ``materialize`` makes.
@@ -51,6 +54,8 @@ class StepProgram:
             a copy are numbered after those of the copy before.
         num_halves: 2 if an action runs two microbatches of the step: the action of ``0F3`` then
             runs microbatches 6 and 7, the halves 0 and 1 of its instructions. Otherwise 1.
+        versions: the version of its stage's weights that an action reads, or makes (U); 0 for
+            actions that are not in it. An instruction that names a version itself has that one.
     """
 
     name: str
@@ -61,6 +66,7 @@ class StepProgram:
     end: Block = ()
     num_routes: int = 1
     num_halves: int = 1
+    versions: Mapping[Action, int] = field(default_factory=dict)
 
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
         """The instructions of one device, without carries; each with its microbatch.
@@ -84,10 +90,13 @@ class StepProgram:
         yield from ((i, -1, -1) for i in self.begin)
         for event in self.events:
             if isinstance(event, Action):
+                version = self.versions.get(event, 0)
                 for instruction in self.blocks[event.stage, event.kind]:
                     if instruction.is_for(event.microbatch):
+                        read = instruction.version or version
+                        made = replace(instruction, version=read) if version else instruction
                         microbatch = self._microbatch(event, instruction)
-                        yield instruction, event.stage % self._route_size, microbatch
+                        yield made, event.stage % self._route_size, microbatch
         yield from ((i, -1, -1) for i in self.end)
 
     def _microbatch(self, event: Action, instruction: StepInstruction) -> int:
@@ -122,7 +131,9 @@ class StepProgram:
         for title, block in {"begin:": self.begin, **titled, "end:": self.end}.items():
             lines += [title, *(f"  {instruction}" for instruction in block)]
         lines.append("order:")
-        lines += [f"  {event}" for event in self.events]
+        for event in self.events:
+            version = self.versions.get(event, 0) if isinstance(event, Action) else 0
+            lines.append(f"  {event}" + (f" v{version}" if version else ""))
         return "\n".join(lines)
 
     @classmethod
@@ -139,6 +150,7 @@ class StepProgram:
         blocks: dict[tuple[int, ActionKind], list[StepInstruction]] = {}
         around: dict[str, list[StepInstruction]] = {"begin:": [], "end:": []}
         events: list[Event] = []
+        versions: dict[Action, int] = {}
         block: list[StepInstruction] | None = None
         is_order = False
         for number, line in enumerate(lines, 2):
@@ -150,7 +162,11 @@ class StepProgram:
             elif (title := _BLOCK.fullmatch(words)) is not None:
                 block = blocks.setdefault((int(title[1]), ActionKind(title[2])), [])
             elif is_order:
-                events.append(_event(number, words))
+                versioned = _VERSION.fullmatch(words)
+                event = _event(number, words if versioned is None else versioned[1])
+                events.append(event)
+                if versioned is not None and isinstance(event, Action):
+                    versions[event] = int(versioned[2])
             elif block is None:
                 kinds = ", ".join(ActionKind)
                 raise _unreadable(number, line, f"begin:', 'end:' or 'stage NUMBER {kinds}:")
@@ -166,6 +182,7 @@ class StepProgram:
             tuple(around["end:"]),
             num_routes=int(found[3] or 1),
             num_halves=2 if found[4] else 1,
+            versions=versions,
         )
 
     # --- invariants -----------------------------------------------------------------------------
@@ -183,7 +200,8 @@ class StepProgram:
         value. What is started is waited for once, by the same devices, before it is started again.
 
         Versions: all runs of a stage for a microbatch read one version of its weights, which is
-            kept until then; an update comes after all gradients that it uses.
+            kept until then; where the version of the forward is not kept, the backward reads the
+            newest. An update comes after all gradients that it uses.
 
         No two devices wait for each other, because all keep the one order of ``events`` and of each
         block.
@@ -216,6 +234,9 @@ class StepProgram:
                 raise PlanError(f"{event}: stage {event.stage} has no block {event.kind}.")
             if seen[event] > 1:
                 raise PlanError(f"{event} is run twice.")
+            done = (seen[replace(event, kind=kind)] for kind in GRADS)
+            if event.kind is ActionKind.UPDATE and not any(done):
+                raise PlanError(f"{event}: no gradients of its microbatch come before it.")
             for before in _BEFORE.get(event.kind, ()):
                 needed = replace(event, kind=before)
                 if not seen[needed]:

@@ -15,6 +15,7 @@ from superscaler_core.ops import mix
 from superscaler_core.run.carrier import Carrier
 from superscaler_core.run.host import Host
 from superscaler_core.run.moves import move_many
+from superscaler_core.run.pipemare import Discrepancy
 from superscaler_core.run.segment_runner import SegmentRunner
 from superscaler_core.run.tables import Leg, Tables, box_of
 from superscaler_core.run.tape import Tape
@@ -68,9 +69,14 @@ class Rank(SegmentRunner):
             self._constants |= {n: v for n, v in shares._constants.items() if n in names}
         self._seed, self._num_steps = seed, 0
         loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
-        share = 1.0 / self.tables.num_microbatches
-        self._loss_share = torch.tensor(share, dtype=loss_dtype, device=device)
-        self.loss_grad = self._loss_share
+        num_microbatches = self.tables.num_microbatches
+        per_update = self.tables.microbatches_per_update or num_microbatches
+        self._loss_share, self._grad_share = (
+            torch.tensor(1.0 / num, dtype=loss_dtype, device=device)
+            for num in (num_microbatches, per_update)
+        )
+        self.loss_grad = self._grad_share
+        self.discrepancy: Discrepancy | None = None
         self.grad_scale: Callable[[], float] | None = None
         self._batch: Mapping[str, Tensor] = {}
         self._loss: Tensor | None = None
@@ -104,8 +110,10 @@ class Rank(SegmentRunner):
         self._batch = batch
         self._loss = None
         if self.grad_scale is not None:
-            self.loss_grad = self._loss_share * self.grad_scale()
+            self.loss_grad = self._grad_share * self.grad_scale()
         self._num_steps += 1
+        if self.discrepancy is not None:
+            self.discrepancy.restart()
         try:
             self._step(self)
         except BaseException:
@@ -113,6 +121,7 @@ class Rank(SegmentRunner):
             raise
         self._tape.check_done()
         self.weights.check_done()
+        self.weights.end_versions()
         self.results = self._brought()
         self._carrier.finish()
         self._states.clear()
@@ -150,13 +159,35 @@ class Rank(SegmentRunner):
         """Refresh the copies of weights that this rank makes from its own storage."""
         self.weights.begin()
 
-    def update(self, names: Sequence[str]) -> None:
+    def update(self, names: Sequence[str], keeps: int = 0) -> None:
         """Put gradients of parameters where optimizers read them, and run the step's optimizers.
 
         If ``updates`` does nothing, the caller steps the optimizer after the step.
+
+        Args:
+            names: the parameters.
+            keeps: for an update between microbatches, the number of versions that exist after it.
         """
-        self.weights.settle(names)
-        self.updates(names)
+        if not keeps:
+            self.weights.settle(names)
+            self.updates(names)
+            return
+        stored = [name for name in names if name in self.weights.stored]
+        self.weights.update(names, keeps, lambda: self.updates(stored) if stored else None)
+
+    def reads(self, stage: Callable[[Rank, int], None], mb: int, version: int) -> None:
+        """Run a stage's forward with a version of its weights; version 0 is read without this."""
+        self.weights.versions.read = version
+        stage(self, mb)
+        self.weights.versions.read = 0
+
+    def reads_back(self, stage: Callable[[Rank, int], None], mb: int, version: int) -> None:
+        """Like ``reads``, for a backward, whose weights may be corrected (``PipeMare``)."""
+        if self.discrepancy is None:
+            self.reads(stage, mb, version)
+            return
+        with self.discrepancy.corrected(self.weights.newest()):
+            self.reads(stage, mb, version)
 
     def total_loss(self) -> None:
         """Sum the losses of all microbatches over all ranks."""

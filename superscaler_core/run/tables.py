@@ -161,7 +161,9 @@ class Tables:
     The values of ``buffers`` are among the constants. Each entry tells whether the capture computed
     other constants from the buffer. Those in ``states`` change in a step, and have legs that bring
     them to all ranks. ``results`` has the edges that bring results out of the program, each with
-    the name of its result.
+    the name of its result. ``microbatches_per_update`` is None if weights are updated after a step;
+    otherwise ``delays`` has the delay of the gradients of every trained parameter on this rank
+    (``Schedule.delays``), and ``one_version`` tells whether backwards read the newest weights.
     """
 
     rank: int
@@ -179,3 +181,6 @@ class Tables:
     buffers: Mapping[str, bool] = field(default_factory=dict)
     results: Mapping[str, str] = field(default_factory=dict)
     states: Mapping[str, tuple[Leg, ...]] = field(default_factory=dict)
+    microbatches_per_update: int | None = None
+    delays: Mapping[str, float] = field(default_factory=dict)
+    one_version: bool = False

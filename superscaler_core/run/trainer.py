@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from superscaler_core.run import training_state
 from superscaler_core.run.checkpoint import FORMATS, StoredModel
 from superscaler_core.run.grad_scaler import GradScaler
 from superscaler_core.run.moves import move_many
+from superscaler_core.run.pipemare import Discrepancy, PipeMare, scaled_rates
 from superscaler_core.run.rank import Rank
 from superscaler_core.run.together import norm_of_grads, sum_of_all
 from superscaler_core.run.training_state import Resumed, Run, Saved
@@ -62,6 +64,11 @@ class Trainer:
         """The number of microbatches in a step."""
         return self._rank.tables.num_microbatches
 
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a step updates weights between microbatches, and so needs ``update_with``."""
+        return self._rank.tables.microbatches_per_update is not None
+
     # --- training -------------------------------------------------------------------------------
 
     def step(self, *batch: Tensor, **named: Tensor) -> Tensor:
@@ -77,8 +84,14 @@ class Trainer:
 
         Raises:
             ValueError: an input is missing or has another shape.
-            PlanError: parameters have no values yet.
+            PlanError: parameters have no values yet; or the program updates weights between
+                microbatches, and has no optimizer (``update_with``).
         """
+        if self.is_asynchronous and not self._makes_optimizers:
+            raise PlanError(
+                "this program updates weights between microbatches: tell it by update_with how to "
+                "make its optimizers, and step none after trainer.step."
+            )
         names = list(self._rank.tables.inputs)
         if len(batch) > len(names):
             raise ValueError(
@@ -95,20 +108,35 @@ class Trainer:
         """
         return self._rank.results
 
-    def update_with(self, make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]) -> None:
+    def update_with(
+        self,
+        make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
+        *,
+        pipemare: PipeMare | None = None,
+    ) -> None:
         """Let steps update weights themselves, where the program has an ``update``.
 
-        Without this, a step only leaves gradients, and the caller steps an optimizer.
+        Without this, a step only leaves gradients, and the caller steps an optimizer. A step of an
+        asynchronous pipeline has several updates, and needs this.
 
         Args:
             make: creates an optimizer of the parameters of one update, for example of a stage. It
                 is called at the first update. Gradients are freed after each update.
+            pipemare: corrections of delayed gradients.
 
         Raises:
-            PlanError: gradients are scaled by a ``grad_scaler``.
+            PlanError: gradients are scaled by a ``grad_scaler``, or corrections are given to a
+                program that they are not for.
         """
         if self._rank.grad_scale is not None:
             raise PlanError(_SCALED_UPDATES)
+        delays, weights = self._rank.tables.delays, self._rank.tables.weights
+        if pipemare is not None:
+            self._check_corrected(pipemare)
+            if pipemare.decay:
+                taus = {name: delays.get(weight.name, 0.0) for name, weight in weights.items()}
+                self._rank.discrepancy = Discrepancy(pipemare.decay, taus)
+        num_updates = Counter[str]()
 
         def update(names: Sequence[str]) -> None:
             stored = self._rank.weights.stored
@@ -116,10 +144,25 @@ class Trainer:
                 made = self.optimizers[names[0]] = make([stored[name] for name in names])
                 if self._resumed is not None:
                     self._resumed.into(made, stored)
-            self.optimizers[names[0]].step()
-            self.optimizers[names[0]].zero_grad()
+            optimizer, tau = self.optimizers[names[0]], delays.get(names[0], 0.0)
+            rate = 1.0 if pipemare is None else pipemare.rate(tau, num_updates[names[0]])
+            num_updates[names[0]] += 1
+            with scaled_rates(optimizer, rate):
+                optimizer.step()
+            optimizer.zero_grad()
 
         self._rank.updates, self._makes_optimizers = update, True
+
+    def _check_corrected(self, pipemare: PipeMare) -> None:
+        """Refuse corrections of a program whose gradients are not delayed as they assume."""
+        tables = self._rank.tables
+        if tables.microbatches_per_update is None:
+            raise PlanError(f"{pipemare}: this program updates after a step, without delay.")
+        if pipemare.decay and not tables.one_version:
+            raise PlanError(
+                f"{pipemare}: this program keeps the versions that its forwards read, so there is "
+                "no discrepancy to correct; leave decay out, or plan by ampnet or pipemare."
+            )
 
     def clip_grad_norm_(
         self,
@@ -141,7 +184,13 @@ class Trainer:
 
         Raises:
             RuntimeError: the norm is not finite, and that is an error; on all ranks.
+            PlanError: the program updates weights between microbatches.
         """
+        if self.is_asynchronous:
+            raise PlanError(
+                "clip_grad_norm_: stages of this program update at different times, so gradients "
+                "of the whole model do not exist at one time; clip in the optimizers' step."
+            )
         if not norm_type > 0:
             raise ValueError(f"clip_grad_norm_ takes a norm_type above zero, got {norm_type}.")
         stored = self._rank.weights.stored
@@ -173,7 +222,7 @@ class Trainer:
         Raises:
             PlanError: steps update weights themselves.
         """
-        if self._makes_optimizers:
+        if self._makes_optimizers or self.is_asynchronous:
             raise PlanError(_SCALED_UPDATES)
         tables, transport = self._rank.tables, self._transport
         scaler = GradScaler(

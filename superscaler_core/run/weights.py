@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from superscaler_core.run.host import Host
 from superscaler_core.run.moves import Brought, Moves, Shard, move_many, start_many
 from superscaler_core.run.tables import Leg, Stored, Tables, Weight, box_of
 from superscaler_core.run.transport import Transport
+from superscaler_core.run.versions import Versions
 
 
 class WeightStore:
@@ -45,6 +46,7 @@ class WeightStore:
         stored: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self._tables, self._transport, self._dtype = tables, transport, dtype
+        self._device, self.versions = device, Versions()
         self._host = host or Host(device)
         self.stored = {
             name: stored[name] if stored is not None else self._new(name, entry, device)
@@ -52,9 +54,7 @@ class WeightStore:
             if entry.box is not None
         }
         self._copies: dict[str, Tensor] = {
-            name: self._made(name, weight, device)
-            for name, weight in tables.weights.items()
-            if weight.box
+            name: self._made(name, weight) for name, weight in tables.weights.items() if weight.box
         }
         self._wide: dict[str, Tensor] = {}
         self._totals: dict[str, Tensor] = {}
@@ -94,13 +94,16 @@ class WeightStore:
         """The dtype in which a parameter is stored."""
         return self._dtype or _dtype(self._tables.parameters[parameter].dtype)
 
-    def _made(self, name: str, weight: Weight, device: torch.device | str) -> Tensor:
+    def _made(self, name: str, weight: Weight) -> Tensor:
+        """A copy without values, or one that shares those of the stored parameter."""
         dtype, is_trained = _dtype(weight.dtype), self._tables.parameters[weight.name].is_trained
         if self._is_shared(weight):
-            stored = self._tables.parameters[weight.name].boxed(self.stored[weight.name].detach())
+            # Unlike ``detach``, ``data`` does not tell autograd when the parameter is updated in
+            # place: a backward may read a newer version than its forward (WeightRule.NEWEST).
+            stored = self._tables.parameters[weight.name].boxed(self.stored[weight.name].data)
             return stored.requires_grad_(is_trained)
         assert weight.box is not None
-        copy = torch.zeros(box_of(weight.box).shape, dtype=dtype, device=device)
+        copy = torch.zeros(box_of(weight.box).shape, dtype=dtype, device=self._device)
         copy.requires_grad_(is_trained)
         if is_trained and dtype != self.stored_dtype(weight.name):
             hook = partial(self._widen, name)
@@ -125,8 +128,8 @@ class WeightStore:
             self._wide[name] = grad.to(self.stored_dtype(parameter))
 
     def copy(self, name: str) -> Tensor:
-        """The copy that segments read."""
-        return self._copies[name]
+        """The copy that segments read, in the version that they read now."""
+        return self.versions.of(name, self._copies[name])
 
     def shard(self, parameter: str, dtype: torch.dtype | None = None) -> Shard | None:
         """This rank's stored shard of a parameter, on the device, in ``dtype`` if it is given."""
@@ -164,6 +167,7 @@ class WeightStore:
 
     def begin(self) -> None:
         """Refresh the copies that are made from what this rank stores."""
+        self.end_versions()
         if self._rests:
             self._grow(self._own)
             self._rests = False
@@ -262,9 +266,14 @@ class WeightStore:
         for name in chosen:
             self._unreduced.pop(name, None)
             self._wide.pop(name, None)
-            if name in self._copies:
-                self._copies[name].grad = None
+            for copy in self._every(name):
+                copy.grad = None
         return moves
+
+    def _every(self, name: str) -> Iterable[Tensor]:
+        """All versions of a copy; none if this rank does not read the weight."""
+        copy = self._copies.get(name)
+        return () if copy is None else self.versions.every(name, copy)
 
     def _add_up(self, brought: Brought) -> None:
         # Gradients that an earlier window sent to the host had the time of this one to arrive.
@@ -291,16 +300,17 @@ class WeightStore:
         return _legs_in(weight.reduce, dtype)
 
     def _grad(self, name: str) -> Shard | None:
-        """The gradient that autograd left at a copy; zeros if there is none."""
+        """The gradient that autograd left at all versions of a copy; zeros if there is none."""
         box = self._tables.weights[name].box
         if box is None:
             return None
-        copy, held = self._copies[name], box_of(box)
-        grad = self._wide.get(name, copy.grad)
-        if grad is None:
-            dtype = self.stored_dtype(self._tables.weights[name].name)
-            grad = torch.zeros(held.shape, dtype=dtype, device=copy.device)
-        return grad, held
+        held = box_of(box)
+        given = (copy.grad for copy in self._every(name))
+        grads = [grad for grad in (self._wide.get(name), *given) if grad is not None]
+        if grads:
+            return reduce(torch.add, grads), held
+        dtype = self.stored_dtype(self._tables.weights[name].name)
+        return torch.zeros(held.shape, dtype=dtype, device=self._copies[name].device), held
 
     def _add(self, parameter: str, box: rv.Box, grad: Tensor) -> None:
         entry = self._tables.parameters[parameter]
@@ -327,6 +337,53 @@ class WeightStore:
             stored = self.stored[name]
             total = self._tables.parameters[name].unpacked(self._totals.pop(name))
             stored.grad = total if stored.grad is None else stored.grad + total
+
+    # --- updates between microbatches -----------------------------------------------------------
+
+    def update(self, parameters: Sequence[str], keeps: int, step: Callable[[], object]) -> None:
+        """Make the next version of parameters, and keep those before that are still read.
+
+        Args:
+            parameters: those of a stage; some may be stored on other ranks.
+            keeps: number of versions that exist after the update.
+            step: steps the optimizer.
+        """
+        mine = set(parameters)
+        self.settle(parameters)
+        # They may have gradients again.
+        weights = self._tables.weights
+        self._unreduced |= {n: None for n in self._unwindowed if weights[n].name in mine}
+        copies = [name for name in self._copies if weights[name].name in mine]
+        if keeps > 1:
+            self._make_room(copies, keeps)
+        step()
+        for name in copies:
+            self.versions.push(name, self._copies[name] if keeps > 1 else None)
+            if keeps > 1:
+                self._copies[name] = self._made(name, weights[name])
+        self._fill_from_here(copies)
+
+    def _make_room(self, copies: Iterable[str], keeps: int) -> None:
+        """Let the present version of copies keep its memory, also of those that are stored."""
+        moved = set[str]()
+        for name in copies:
+            spare, weight = self.versions.drop(name, keeps - 2), self._tables.weights[name]
+            if self._is_shared(weight) and weight.name not in moved:
+                if spare is not None:
+                    spare = self._tables.parameters[weight.name].unpacked(spare)
+                self.versions.move(weight.name, self.stored[weight.name], spare)
+                moved.add(weight.name)
+
+    def end_versions(self) -> None:
+        """Keep only the newest version of each weight, where it was when the step began."""
+        moved = self.versions.end(self.stored.__getitem__)
+        for name, weight in self._tables.weights.items():
+            if weight.name in moved and name in self._copies and self._is_shared(weight):
+                self._copies[name] = self._made(name, weight)
+
+    def newest(self) -> Iterable[tuple[str, Tensor, int]]:
+        """All copies, with the numbers of their newest versions."""
+        return ((name, copy, self.versions.number(name)) for name, copy in self._copies.items())
 
     def check_done(self) -> None:
         """Check that a step waited for all that it started, and updated every trained parameter."""

@@ -29,6 +29,9 @@ class ActionKind(StrEnum):
     """Recompute, before the backward, the values that it needs and the forward did not keep."""
     TURN = "f"
     """A forward that keeps nothing, for a microbatch that is recycled."""
+    UPDATE = "U"
+    """Update the stage's weights with the gradients of all microbatches since the last update; it
+    is named after the last of them. Without any, weights are updated after the schedule."""
 
     @property
     def goes_back(self) -> bool:
@@ -43,6 +46,7 @@ KINDS = {
     ActionKind.WEIGHTS: "backward for weights",
     ActionKind.RECOMPUTE: "recomputation",
     ActionKind.TURN: "forward without gradient",
+    ActionKind.UPDATE: "update",
 }
 """Kinds of actions, with their names in messages."""
 

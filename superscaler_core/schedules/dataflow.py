@@ -84,6 +84,8 @@ class _StageGraph:
         kind = action.kind
         if kind is ActionKind.WEIGHTS:
             return [Action(ActionKind.INPUTS, stage, microbatch)]
+        if kind is ActionKind.UPDATE:
+            return []  # its worker runs it after the gradients that it applies
         forward = Action(ActionKind.FORWARD, stage, microbatch)
         if kind is ActionKind.RECOMPUTE:
             return [forward]

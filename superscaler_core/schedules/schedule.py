@@ -5,14 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 
 from superscaler_core.schedules.action import Action, ActionKind
 from superscaler_core.schedules.completeness import check_complete, check_pairs
 from superscaler_core.schedules.errors import ScheduleError, require_counts
+from superscaler_core.schedules.versions import (
+    WeightRule,
+    check_updates,
+    delays_of,
+    versions_kept,
+    versions_of,
+)
 
-_HEAD = re.compile(r"(\S+) stages=([0-9]{1,9}) microbatches=([0-9]{1,9})")
+_HEAD = re.compile(
+    r"(\S+) stages=([0-9]{1,9}) microbatches=([0-9]{1,9})"
+    rf"(?: weights=({'|'.join(WeightRule)}))?"
+)
 _ROW = re.compile(r"worker ([0-9]{1,9}):(.*)")
 
 Route = tuple[tuple[int, ...], ...]
@@ -32,6 +43,9 @@ class Schedule:
     rows is run by these workers together (interlaced pipelines), or workers that hold copies of the
     stage run different microbatches (Chimera).
 
+    A schedule without updates (U) is one step of synchronous training: weights are updated after
+    it. A schedule with updates is a run of an asynchronous pipeline, from fill to drain.
+
     Laws (tests/superscaler_core/schedules/test_schedules.py): ``Schedule.parse(str(s)) == s``;
     every microbatch has one F, and one B or one I and one W, at every stage, on the same workers.
     Whether the rows can run at all depends on the data flow; ``timeline`` checks it.
@@ -41,6 +55,12 @@ class Schedule:
     1f1b stages=2 microbatches=3
     worker 0: 0F0 0F1 0B0 0F2 0B1 0B2
     worker 1: 1F0 1B0 1F1 1B1 1F2 1B2
+
+    Attributes:
+        name: one word.
+        num_stages, num_microbatches: at least 1.
+        rows: for each worker its actions, in its order.
+        weights: which versions of weights actions read; None if the schedule has no updates.
 
     Raises:
         ScheduleError: an action is missing, repeated, out of range or on the wrong workers; or a
@@ -52,6 +72,7 @@ class Schedule:
     num_microbatches: int
     rows: tuple[tuple[Action, ...], ...]
     pairs: frozenset[Pair] = frozenset()
+    weights: WeightRule | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
@@ -62,6 +83,9 @@ class Schedule:
         require_counts(what, num_stages=self.num_stages, num_microbatches=self.num_microbatches)
         check_complete(what, self.num_stages, self.num_microbatches, self.rows)
         check_pairs(what, self.rows, self.pairs)
+        if self.weights is not None:
+            object.__setattr__(self, "weights", WeightRule(self.weights))
+        _ = self.versions
 
     @cached_property
     def partners(self) -> dict[Action, Action]:
@@ -85,6 +109,39 @@ class Schedule:
     def num_turns(self) -> int:
         """Number of forwards without gradient at each stage, over all microbatches."""
         return sum(action.kind is ActionKind.TURN and action.stage == 0 for action in self.places)
+
+    @cached_property
+    def microbatches_per_update(self) -> int:
+        """Number of microbatches whose gradients an update applies; all if it comes at the end."""
+        what = f"schedule {self.name}"
+        return check_updates(what, self.num_microbatches, self.rows, self.weights)
+
+    @cached_property
+    def versions(self) -> dict[Action, int]:
+        """For every action, the version of its stage's weights that it reads, or makes (U).
+
+        It is empty for a schedule without updates, which reads one version.
+        """
+        size = self.microbatches_per_update
+        return {} if self.weights is None else versions_of(self.rows, self.weights, size)
+
+    @cached_property
+    def versions_kept(self) -> tuple[int, ...]:
+        """For each stage, the most versions of its weights that exist at one time."""
+        if self.weights is None:
+            return (1,) * self.num_stages
+        return versions_kept(self.rows, self.versions, self.num_stages)
+
+    @cached_property
+    def delays(self) -> tuple[Fraction, ...]:
+        """For each stage, how many updates the last update's forwards are behind, on average.
+
+        It is the delay between fill and drain if the run is long enough to be filled.
+        """
+        if self.weights is None:
+            return (Fraction(0),) * self.num_stages
+        counts = self.num_stages, self.num_microbatches, self.microbatches_per_update
+        return delays_of(self.versions, *counts)
 
     def workers_of(self, stage: int, microbatch: int | None = None) -> tuple[int, ...]:
         """The workers of ``stage``, or only those that run ``microbatch`` there; ascending."""
@@ -137,6 +194,7 @@ class Schedule:
 
     def __str__(self) -> str:
         head = f"{self.name} stages={self.num_stages} microbatches={self.num_microbatches}"
+        head += f" weights={self.weights}" if self.weights else ""
         firsts = {first for first, _ in self.pairs}
         rows = (_text(row, firsts) for row in self.rows)
         return "\n".join([head, *(f"worker {w}: {text}" for w, text in enumerate(rows))])
@@ -153,11 +211,12 @@ class Schedule:
         found = _HEAD.fullmatch(head.strip())
         if found is None:
             raise _unreadable(1, head, "NAME stages=COUNT microbatches=COUNT")
-        name, num_stages, num_microbatches = found.groups()
+        name, num_stages, num_microbatches, rule = found.groups()
         words = [_row(worker, line) for worker, line in enumerate(lines)]
         rows = tuple(tuple(action for word in row for action in word) for row in words)
         pairs = frozenset((word[0], word[1]) for row in words for word in row if word[1:])
-        return cls(name, int(num_stages), int(num_microbatches), rows, pairs)
+        weights = WeightRule(rule) if rule else None
+        return cls(name, int(num_stages), int(num_microbatches), rows, pairs, weights)
 
 
 def held_by(action: Action, runs_again: bool) -> int:
@@ -174,7 +233,7 @@ def held_by(action: Action, runs_again: bool) -> int:
             return 1
         case ActionKind.BACKWARD | ActionKind.WEIGHTS:
             return -1
-        case ActionKind.TURN | ActionKind.INPUTS:
+        case ActionKind.TURN | ActionKind.INPUTS | ActionKind.UPDATE:
             return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import signature
 
+from superscaler_core.schedules.ampnet import ampnet, pipemare
 from superscaler_core.schedules.chimera import chimera
 from superscaler_core.schedules.dualpipe import dualpipe, dualpipe_v
 from superscaler_core.schedules.errors import ScheduleError
@@ -15,6 +16,7 @@ from superscaler_core.schedules.interleaved import interleaved, looped_bfs
 from superscaler_core.schedules.naive import naive
 from superscaler_core.schedules.nf1b import nf1b
 from superscaler_core.schedules.one_f_one_b import one_f_one_b
+from superscaler_core.schedules.pipedream import pipedream, pipedream_2bw
 from superscaler_core.schedules.schedule import Schedule
 from superscaler_core.schedules.split_backward import recompute_apart, split_backward
 from superscaler_core.schedules.zero_bubble import zero_bubble, zero_bubble_h2
@@ -38,6 +40,10 @@ SCHEDULES: dict[str, Generator] = {
     "chimera": chimera,
     "dualpipe": dualpipe,
     "dualpipe-v": dualpipe_v,
+    "pipedream": pipedream,
+    "pipedream-2bw": pipedream_2bw,
+    "ampnet": ampnet,
+    "pipemare": pipemare,
 }
 """Functions that generate schedules, by the name of the schedule."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 
-from superscaler_core.schedules.action import KINDS, Action
+from superscaler_core.schedules.action import KINDS, Action, ActionKind
 from superscaler_core.schedules.dataflow import Edges, Waits, waits_of
 from superscaler_core.schedules.deadlock import explain_deadlock
 from superscaler_core.schedules.errors import ScheduleError
@@ -21,7 +21,8 @@ Durations = Mapping[str | tuple[str, int], Time]
 """Time of an action by kind, ``{"F": 1, "B": 2}`` or ``{"F": 1, "I": 1, "W": 1}``.
 
 ``("F", 3)`` overrides ``"F"`` for stage 3. ``"F&B"`` (or ``"F&I"``) is the time of a pair, whose
-two actions then start and end together; without it they run one after the other.
+two actions then start and end together; without it they run one after the other. An update takes no
+time unless ``"U"`` is given.
 """
 
 EQUAL: Durations = dict.fromkeys(KINDS, 1)
@@ -170,6 +171,8 @@ def duration_of(name: str, stage: int, durations: Durations) -> Time:
         ScheduleError: it is missing, or not above 0.
     """
     duration = durations.get((name, stage), durations.get(name))
+    if name == ActionKind.UPDATE and not duration:
+        return 0
     if not isinstance(duration, int | Fraction) or duration <= 0:
         raise ScheduleError(
             f"duration of {name} at stage {stage} is an int or a Fraction above 0, "

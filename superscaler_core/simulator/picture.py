@@ -35,6 +35,7 @@ KINDS = {
     ActionKind.WEIGHTS: "gradients of weights",
     ActionKind.RECOMPUTE: "recomputation",
     ActionKind.TURN: "no gradient",
+    ActionKind.UPDATE: "optimizer",
     "begin": "weights",
     "end": "weights",
 }

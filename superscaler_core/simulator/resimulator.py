@@ -16,6 +16,7 @@ from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.presets import profile_of
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.cost.wire import TICKS_PER_SEC, Wires, topology_for
+from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import UPDATE, Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.known import Known
@@ -70,6 +71,10 @@ class Resimulator:
         communication: str = "rvd",
     ) -> None:
         made = compiled.materialized
+        if made.is_asynchronous:
+            raise PlanError(
+                "the resimulator changes plans that update weights after a step; simulate this one."
+            )
         self._profile = profile_of(profile) if isinstance(profile, str) else profile
         self._times = OpTimes(self._profile)
         self._wires = Wires(topology_for(topology or made.topology, made.plan.devices))

@@ -82,6 +82,9 @@ def simulate(
     with tqdm(total=len(made.events), desc="simulate", delay=2, leave=False, disable=None) as bar:
         stepper = Stepper(made, work, update_secs, move_secs=profile.move_secs, tick=bar.update)
         timeline = stepper.run()
+    if made.is_asynchronous and made.plan.schedule is not None:
+        num_updates = made.plan.num_microbatches // made.plan.schedule.microbatches_per_update
+        update_secs = {device: secs * num_updates for device, secs in update_secs.items()}
     has_halves = any(ActionKind.INPUTS in kinds for kinds in made.stage_kinds)
     title = f"{made.plan.graph.name} on {len(devices)} x {profile.name}"
     how = f"communication inside stages by {methods.intra}, between stages by {methods.inter}"

@@ -9,12 +9,11 @@ from itertools import product
 
 from superscaler_core.cost.wire import Wire, ticks
 from superscaler_core.plan import Device
-from superscaler_core.program.buckets import GRADS
 from superscaler_core.program.edges import Edge
 from superscaler_core.program.instruction import Carry, Verb
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.routes import home
-from superscaler_core.schedules import Action, ActionKind
+from superscaler_core.schedules import GRADS, Action, ActionKind
 from superscaler_core.simulator.ports import Ports
 from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay
 from superscaler_core.simulator.work import Act, Work
@@ -101,6 +100,7 @@ class Stepper:
         self._runs = StageRuns(self._ports, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
         self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
+        self._updates_of: dict[int, tuple[Sequence[Act], tuple[Device, ...]]] = {}
         self._begun: set[tuple[int, tuple[Device, ...]]] = set()
         self._under_way = UnderWay()
         self._wires: dict[tuple[Edge, bool], Sequence[Wire]] = {}
@@ -113,15 +113,44 @@ class Stepper:
         self._do(Outside("begin"), self._work.begin, everyone, {})
         for event in self._made.events:
             if isinstance(event, Action):
-                acts = self._work.stage(event, is_first=self._is_first(event))
-                devices = self._stage_devices[event.stage]
-                self._do(event, acts, devices, self._arrivals(event))
+                self._act(event)
             else:
                 self._carry(event)
             self._tick()
         self._do(Outside("end"), (*self._work.end, *self._updates()), everyone, {})
         self.timeline.makespan = max(self._clock.values())
         return self.timeline
+
+    def _act(self, event: Action) -> None:
+        """Run a stage, or update its weights."""
+        if event.kind is not ActionKind.UPDATE:
+            acts = self._work.stage(event, is_first=self._is_first(event))
+            self._do(event, acts, self._stage_devices[event.stage], self._arrivals(event))
+            return
+        if event.stage not in self._updates_of:
+            acts = (*self._work.stage(event), *self._optimizers(event.stage))
+            devices = tuple(sorted(self._made.devices_of(event.stage, event.kind)))
+            self._updates_of[event.stage] = acts, devices
+        acts, devices = self._updates_of[event.stage]
+        if devices:
+            self._do(event, acts, devices, {})
+        # The next backward is the first one of its update.
+        self._begun.discard((event.stage, self._stage_devices[event.stage]))
+
+    def _optimizers(self, stage: int) -> Iterator[Act]:
+        """The optimizer of one stage on its devices: its share of that of all their weights."""
+        storage = self._made.weights.storage
+        mine = self._made.updated_in(stage)
+        for device in self._made.plan.devices:
+            sizes = {
+                tensor: side.num_elements.get(device, 0)
+                for tensor, side in storage.items()
+                if tensor.requires_grad
+            }
+            share = sum(sizes[tensor] for tensor in mine)
+            if share:
+                secs = self._optimizer_secs[device] * share / sum(sizes.values())
+                yield Act("optimizer", (device,), ticks(secs))
 
     def _is_first(self, event: Action) -> bool:
         """Whether no earlier run on its devices computed its stage's weight gradients."""

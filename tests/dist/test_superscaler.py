@@ -1,4 +1,7 @@
-"""Laws of sPrograms on real processes: what they train is what one device trains."""
+"""Laws of sPrograms on real processes: what they train is what one device trains.
+
+Asynchronous pipelines train what one device does with 20 updates by the same delayed gradients.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.run.transport import DistCall
 from tests.dist.world import Worlds
+from tests.superscaler_core.delayed import delayed, train_asynchronously
 from tests.superscaler_core.training import (
+    ASYNCHRONOUS,
     EVOFORMER_PLANS,
     Case,
     Trained,
@@ -39,6 +44,8 @@ CHUNKS = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2}
 """Stages a device of the pipelines; a stage has a block."""
 NEWER = ("zero_bubble", "zero_bubble_v", "dualpipe", "dualpipe_v")
 """Pipelines whose stages are those of others, in another order: a small model will do."""
+RUN = {"microbatches": 10, "pp": 2}
+RUN_2BW = {"microbatches": 20, "pp": 2, "every": 2}
 KNOBS = {
     "hybrid": {
         2: {"pp": 2, "keep": Keep.SEGMENT_INPUTS, "microbatches": 2},
@@ -72,6 +79,10 @@ KNOBS = {
         4: {"pp": 2, "tp": 2, "route": "both", "microbatches": 4},
         8: {"pp": 4, "microbatches": 4, "halves": True, "zero1": True},
     },
+    "pipedream": {2: RUN, 4: RUN, 8: {**RUN, "pp": 4, "vertical": True}},
+    "pipedream_2bw": {2: RUN_2BW, 4: {**RUN_2BW, "zero1": True}, 8: {**RUN_2BW, "tp": 2}},
+    "ampnet": {2: RUN, 4: {**RUN, "pp": 4}, 8: {**RUN, "pp": 4, "zero1": True}},
+    "pipemare": {2: RUN, 4: RUN, 8: {**RUN, "pp": 4}},
     "dap": {4: {"keep": Keep.BLOCK_INPUTS}, 8: {"dp": 2}},
     "spatial": {4: {"columns": 2}, 8: {"rows": 2, "columns": 2}},
     "dap_pipeline": {
@@ -85,6 +96,10 @@ KNOBS = {
 }  # fmt: skip
 """Of a plan, by the number of devices."""
 EVOFORMER: dict[str, Any] = {"model": "evoformer", "sizes": {"sequences": 8, "residues": 8}}
+ASYNC_GPT: dict[str, Any] = {"sizes": {**GPT, "layers": 4}, "num_steps": 2}
+ASYNC_MLP: dict[str, Any] = {
+    "model": "mlp", "sizes": {"layers": 4, "inputs": 12, "outputs": 12}, "num_steps": 2
+}  # fmt: skip
 FIELDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(EVOFORMER_PLANS, EVOFORMER),
     "dap": {**EVOFORMER, "sizes": {**EVOFORMER["sizes"], "layers": 1}},
@@ -94,6 +109,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "chimera": {"sizes": {**GPT, "layers": 4}},
     **{plan: {"model": "mlp", "sizes": {"layers": 4}} for plan in NEWER},
     **{plan: {"sizes": {**GPT, "layers": 4}} for plan in ("searched", "terapipe")},
+    "pipedream": ASYNC_GPT,
+    "pipedream_2bw": ASYNC_GPT,
+    "ampnet": ASYNC_MLP,
+    "pipemare": ASYNC_MLP,
     "coshard": {"model": "swin", "sizes": {"heads": 8, "depths": (2,)}, "batch": 4},
     # Under Adam its batch norms make 1e-4 of float32's rounding, with data_parallel too.
     "spatial": {"model": "wide_resnet", "sizes": {}, "optimizer": "sgd"},
@@ -121,7 +140,7 @@ CASES = [
     for dtype in TOLERANCE
     for num_devices in (2, 4, 8)
     for plan in PLANS
-    if dtype == "float64" or num_devices == 4 or plan in FLOAT32
+    if dtype == "float64" or (plan not in ASYNCHRONOUS and (num_devices == 4 or plan in FLOAT32))
 ]
 
 OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
@@ -158,7 +177,7 @@ def differences(rank: int, folder: Path, case: Case) -> float | None:
         return None
     start, losses, parameters = torch.load(folder / "alone.pt", weights_only=True)
     trainer = ss.load(folder, group=_groups[case.num_devices])
-    trained = train(trainer, case, start)
+    trained = (train_asynchronously if trainer.is_asynchronous else train)(trainer, case, start)
     return difference(trained, Trained(losses, parameters), FLOOR[case.dtype])
 
 
@@ -203,7 +222,11 @@ def case_to_folder(case: Case, folder: Path) -> None:
     """Save what ranks load, and what one device trains."""
     compiled = case.compiled()
     compiled.save(folder)
-    alone = train_alone(case, compiled.plan.num_microbatches)
+    alone = (
+        delayed(case, compiled.plan)
+        if case.plan in ASYNCHRONOUS
+        else train_alone(case, compiled.plan.num_microbatches)
+    )
     start = case.new_model().state_dict()
     torch.save((start, alone.losses, dict(alone.parameters)), folder / "alone.pt")
 

@@ -32,7 +32,13 @@ def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2, eps=1e-3)
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": _sgd, "adamw": _adamw}
+def _plain(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": _sgd, "adamw": _adamw, "plain": _plain
+}  # fmt: skip
 
 
 def _mixed(schedule: ss.Schedule) -> ss.Schedule:
@@ -63,6 +69,8 @@ EVOFORMER_PLANS = ("dap", "dap_pipeline", "branch_parallel", "nf1b")
 
 FOLDED = ("interleaved", "zero_bubble_v", "dualpipe_v")
 """Plans with two stages a device."""
+ASYNCHRONOUS = ("pipedream", "pipedream_2bw", "ampnet", "pipemare")
+"""Plans that update weights between microbatches; ``delayed.py`` trains them."""
 
 MODEL_OF = {"expert_parallel": "moe", **dict.fromkeys(EVOFORMER_PLANS, "evoformer"),
             "interlaced": "mbart", "terapipe": "gpt", "spatial": "wide_resnet"}  # fmt: skip

@@ -291,6 +291,9 @@ def test_explain_of_an_edge_prints_its_plan(capsys: pytest.CaptureFixture[str]) 
         ["gpt", "data_parallel", "--set", "dropout=0.2", "--set", "layers=1", "--steps", "2"],
         ["mlp", "zero1", "--dtype", "bfloat16", "--master-dtype", "float32"],
         ["evoformer", "nf1b", "--set", "microbatches=3", "--dtype", "float64", "--steps", "2"],
+        # Asynchronous pipelines are compared with their schedule on one device.
+        ["mlp", "pipedream", "--set", "microbatches=5", "--dtype", "float64", "--steps", "1"],
+        ["gpt", "pipemare", "--set", "microbatches=5", "--dtype", "float64", "--steps", "1"],
     ],
 )
 def test_run_trains_as_a_single_device_does(

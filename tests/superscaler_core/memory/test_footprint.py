@@ -23,7 +23,7 @@ from superscaler_core.run.threads import run_threads
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.schedules import ActionKind
 from superscaler_core.simulator import simulate
-from tests.superscaler_core.training import FOLDED, MODEL_OF, Case, RoundRobin
+from tests.superscaler_core.training import ASYNCHRONOUS, FOLDED, MODEL_OF, Case, RoundRobin
 
 # Sizes at which tensors are far more than the numbers beside them, such as the loss.
 SIZES: dict[str, dict[str, Any]] = {
@@ -36,6 +36,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "gpipe": {"microbatches": 4},
     "one_f_one_b": {"microbatches": 4},
     **{key: {"microbatches": 4} for key in ("zero_bubble", *FOLDED)},
+    **{plan: {"microbatches": 6} for plan in ASYNCHRONOUS},
     "interlaced": {"microbatches": 3},
     "dap_pipeline": {"microbatches": 2},
     "nf1b": {"microbatches": 3, "recycle": 1},
@@ -71,6 +72,8 @@ def step_bytes(made: Compiled, case: Case, folder: Path, dtype: Any = None) -> d
     inputs = case.inputs(0, made.plan.num_microbatches)[: len(made.plan.graph.batch_inputs)]
 
     def work(trainer: Trainer) -> int:
+        if trainer.is_asynchronous:
+            trainer.update_with(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
         trainer.step(*inputs)
         for parameter in trainer.parameters():
             parameter.grad = None

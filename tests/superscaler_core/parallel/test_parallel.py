@@ -296,6 +296,12 @@ def test_an_example_that_the_plan_cannot_cut_is_refused() -> None:
         programs.first(programs.call((), named(6)))
 
 
+def test_a_plan_that_updates_weights_itself_is_refused() -> None:
+    programs = Programs(words(), SProgram.of("pipedream", {"microbatches": 4}), 2)
+    with pytest.raises(ss.PlanError, match=r"pipedream updates .* see Trainer.update_with"):
+        programs.first(programs.call((), named(8)))
+
+
 def test_without_torchrun_one_process_trains_alone() -> None:
     parallel = ss.parallelize(words(), kwargs=named(4), results=("best",))
     assert parallel.step(**named(4)).item() == words()(**named(4))["loss"].item()

@@ -17,7 +17,7 @@ from superscaler_core.memory.footprint import footprints
 from superscaler_core.plan import Keep
 from superscaler_core.plans import PLANS
 from superscaler_core.program.transfer import Transfer
-from tests.superscaler_core.training import EVOFORMER_PLANS, FOLDED, MODEL_OF, Case
+from tests.superscaler_core.training import ASYNCHRONOUS, EVOFORMER_PLANS, FOLDED, MODEL_OF, Case
 
 NUM = 4
 # Nothing is cheaper than bytes: the limit of large tensors.
@@ -196,7 +196,7 @@ def test_expert_parallel_has_two_all_to_alls_a_layer_of_experts_each_way() -> No
     }
 
 
-@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zero_bubble", *FOLDED])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zero_bubble", *FOLDED, *ASYNCHRONOUS])
 def test_pipelines_send_one_hidden_state_between_stages_each_way(name: str) -> None:
     made = Case(name, 2, sizes={"layers": 4}).compiled()
     num_stages = 4 if name in FOLDED else 2

@@ -21,7 +21,7 @@ from superscaler_core.run.rank import Rank
 from superscaler_core.schedules import Action
 from tests.superscaler_core.plans.test_halves import CASES as HALVES
 from tests.superscaler_core.plans.test_plans import CASES as OTHER_CASES
-from tests.superscaler_core.training import FOLDED, MODEL_OF, Case, RoundRobin
+from tests.superscaler_core.training import FOLDED, MODEL_OF, OPTIMIZERS, Case, RoundRobin
 
 NUM_DEVICES = {"dap_pipeline": 4, "mesh_2d": 4, "interlaced": 4}
 SIZES = {key: {"layers": 4} for key in FOLDED}
@@ -139,15 +139,15 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, list[tuple[s
     def wrapped(name: str, label: Callable[..., str]) -> Callable[..., Any]:
         method = getattr(Rank, name)
 
-        def call(self: Rank, *args: Any) -> Any:
+        def call(self: Rank, *args: Any, **options: Any) -> Any:
             if getattr(inside, "is_deep", False):
-                return method(self, *args)
+                return method(self, *args, **options)
             called = name if self._with_grad or name != "forward" else "compute"
             if self._with_grad or (name != "keep" and "swap" not in name):
                 found.setdefault(self.tables.rank, []).append((called, label(*args[:1])))
             inside.is_deep = True
             try:
-                return method(self, *args)
+                return method(self, *args, **options)
             finally:
                 inside.is_deep = False
 
@@ -195,8 +195,14 @@ def test_what_runs_is_the_program_in_its_order(
     compiled.save(tmp_path)
     inputs = case.inputs(0, compiled.plan.num_microbatches)
     given = inputs[: len(inputs) - len(case.recycled)]
+
+    def step(trainer: ss.Trainer) -> None:
+        if trainer.is_asynchronous:
+            trainer.update_with(OPTIMIZERS["sgd"])
+        trainer.step(*given)
+
     with recorded(monkeypatch) as calls:
-        ss.run_threads(tmp_path, lambda trainer: trainer.step(*given), range(case.num_devices))
+        ss.run_threads(tmp_path, step, range(case.num_devices))
     still = idle(compiled.materialized)
     for device in range(case.num_devices):
         wanted = expected(compiled.materialized, device)

@@ -150,6 +150,42 @@ def test_an_update_before_its_gradients_are_there_is_refused() -> None:
         replace(program, end=(*others, first, second, waited)).check()
 
 
+def asynchronous(plan: str = "pipedream") -> StepProgram:
+    return Case(plan, 2, {"microbatches": 4}).compiled().step_program
+
+
+def test_an_asynchronous_program_is_accepted_and_read_back() -> None:
+    program = asynchronous()
+    program.check()
+    assert StepProgram.parse(str(program)) == program
+    updates = [i for block in program.blocks.values() for i in block if i.kind is Verb.UPDATE]
+    assert [(str(i), i.keeps) for i in updates] == [
+        ("update stage0 on 0 keeps 2", 2),
+        ("update stage1 on 1", 1),
+    ]
+    assert [line for line in str(program).splitlines() if line.strip().startswith("0F")] == [
+        "  0F0", "  0F1", "  0F2 v1", "  0F3 v2"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "plan, old, new, words",
+    [
+        ("pipedream", " keeps 2", "", "version 0 of the weights of stage0 is not kept"),
+        ("pipedream", "0F2 v1", "0F2 v2", "version 2 of the weights of stage0 is not kept"),
+        ("pipedream", "0B2 v1", "0B2 v2", "has read version 1 for microbatch 2, and reads"),
+        ("pipedream", "  1U3 v4\n", "", "no update comes after it"),
+        ("pipedream", "  0B3 v2\n", "", "0U3: no gradients of its microbatch"),
+        ("ampnet", "0B2 v2", "0B2 v1", "version 1 of the weights of stage0 is not kept"),
+    ],
+)
+def test_versions_of_events_are_checked(plan: str, old: str, new: str, words: str) -> None:
+    text = str(asynchronous(plan))
+    assert old in text
+    with pytest.raises(PlanError, match=words):
+        StepProgram.parse(text.replace(old, new, 1)).check()
+
+
 @pytest.mark.parametrize(
     "text", ["update stage0 on 0,1 v1", "update stage3 on 2 at 7 v12 keeps 2", "W a on 0 v3"]
 )

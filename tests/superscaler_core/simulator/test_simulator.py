@@ -17,9 +17,18 @@ from hypothesis import strategies as st
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.cost.wire import Wires
+from superscaler_core.cost.wire import TICKS_PER_SEC, Wires
 from superscaler_core.plans import PLANS
-from superscaler_core.schedules import chimera, gpipe, interleaved, nf1b, one_f_one_b, timeline
+from superscaler_core.schedules import (
+    ampnet,
+    chimera,
+    gpipe,
+    interleaved,
+    nf1b,
+    one_f_one_b,
+    pipedream,
+    timeline,
+)
 from superscaler_core.simulator import PROFILES, Simulated, simulate
 from superscaler_core.simulator.timeline import Stepper
 from superscaler_core.simulator.trace import events
@@ -50,6 +59,28 @@ def test_uniform_stages_take_the_closed_form(
     assert found.secs == pytest.approx((n + d - 1) * (f + b), rel=ROUNDING)
     assert found.bubble_of_makespan == pytest.approx((d - 1) / (n + d - 1), rel=ROUNDING)
     assert found.bubble_of_ideal == pytest.approx((d - 1) / n, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("order", [pipedream, ampnet])
+def test_an_asynchronous_run_is_filled_and_drained_once(order: Any) -> None:
+    f, b = 1e-3, 2e-3
+    for n in (8, 24):
+        compiled = pipelined(4, 4, order(4, n), free(4))
+        found = simulate(compiled, given(compiled.plan.graph, f, b))
+        assert found.secs == pytest.approx((n + 3) * (f + b), rel=ROUNDING)
+
+
+def test_every_update_of_an_asynchronous_run_takes_the_time_of_the_optimizer() -> None:
+    flush, run = (
+        simulate(Case(name, 2, {"microbatches": 6}).compiled(), "v100")
+        for name in ("one_f_one_b", "pipedream")
+    )
+    updates = [ran.inside for ran in run.timeline.runs if ran.event.kind == "U"]
+    spans = [(act, (end - start) / TICKS_PER_SEC) for i in updates for act, start, end in i.spans]
+    for device, secs in flush.optimizer_secs.items():
+        mine = [length for act, length in spans if act.devices == (device,)]
+        assert mine == pytest.approx([secs] * 6)
+        assert run.optimizer_secs[device] == pytest.approx(6 * secs)
 
 
 @pytest.mark.parametrize(("d", "n", "v"), [(4, 8, 2), (4, 8, 4), (8, 16, 2), (4, 4, 2)])

@@ -1,0 +1,181 @@
+"""Training curves of asynchronous pipelines beside synchronous training, of a small GPT.
+
+A GPT of four blocks, one a stage, learns to predict the characters of this repository's own pages.
+All methods start from the same parameters, see the same sequences in the same order, and make an
+update after every 16 of them, with the same optimizer and learning rate; they differ in which
+version of the weights a gradient is of. The stages run on one device in the order of the schedule
+(``on_one_worker``), which trains what stages on four devices train. Writes a JSON and a plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import superscaler_core as ss
+from bench.run import environment
+from superscaler_core.models import build, example_inputs
+from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.schedules import SCHEDULES, on_one_worker
+
+STAGES, SEQUENCES = 4, 16
+SIZES = {"layers": STAGES, "width": 48, "heads": 4, "sequence": 32, "vocabulary": 96}
+RATE = 1e-3
+DECAY = 0.135
+"""D of PipeMare's correction, about ``exp(-2)``."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A schedule, and how its updates are corrected.
+
+    Attributes:
+        schedule: a name of ``SCHEDULES``.
+        every: microbatches of an update, which divide its sequences.
+        options: of the schedule.
+        corrections: those of ``PipeMare``; None for none.
+    """
+
+    schedule: str
+    every: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    corrections: ss.PipeMare | None = None
+
+    def order(self, num_updates: int) -> ss.Schedule:
+        """The schedule of a run, on one worker; of one update if it is synchronous."""
+        make = SCHEDULES[self.schedule]
+        if self.is_synchronous:
+            return on_one_worker(make(STAGES, self.every))
+        num = num_updates * self.every
+        return on_one_worker(make(STAGES, num, every=self.every, **self.options))
+
+    @property
+    def is_synchronous(self) -> bool:
+        return self.schedule == "1f1b"
+
+
+def methods(num_updates: int) -> dict[str, Method]:
+    """By the name in the plot."""
+    mare = ss.PipeMare(annealing=num_updates // 4, decay=DECAY)
+    return {
+        "synchronous (1F1B)": Method("1f1b", every=STAGES),
+        "PipeDream": Method("pipedream"),
+        "PipeDream, vertical sync": Method("pipedream", options={"vertical": True}),
+        "PipeDream-2BW": Method("pipedream-2bw", every=STAGES),
+        "AMPNet": Method("ampnet"),
+        "PipeMare without corrections": Method("pipemare"),
+        "PipeMare, T1 and T2": Method("pipemare", corrections=mare),
+    }
+
+
+@cache
+def _text() -> Tensor:
+    """The pages as numbers: printable ASCII from 1, and 0 for anything else."""
+    pages = sorted(Path(__file__).parents[1].glob("docs/adr/*.md"))
+    text = "\n".join(page.read_text() for page in pages)
+    return torch.tensor([ord(c) - 31 if " " <= c <= "~" else 0 for c in text])
+
+
+def _batch(first: int, num_updates: int) -> tuple[Tensor, Tensor]:
+    """The sequences of updates from the ``first`` one on, and the characters that follow."""
+    text, length = _text(), SIZES["sequence"]
+    places = torch.Generator().manual_seed(0)
+    num = (first + num_updates) * SEQUENCES
+    starts = torch.randint(len(text) - length - 1, (num,), generator=places)
+    rows = torch.stack([text[s : s + length + 1] for s in starts[first * SEQUENCES :]])
+    return rows[:, :-1], rows[:, 1:]
+
+
+@cache
+def _captured(size: int) -> tuple[ss.Graph, dict[str, Tensor]]:
+    """The model for microbatches of a size, and its first parameters, the same for all sizes."""
+    torch.manual_seed(0)
+    model = build("gpt", **SIZES)
+    return ss.capture(model, example_inputs("gpt", size, **SIZES)), model.state_dict()
+
+
+def _program(method: Method, num_updates: int, folder: str) -> dict[str, Tensor]:
+    """Write the program of a method; the first parameters."""
+    graph, state = _captured(SEQUENCES // method.every)
+    plan = ss.Plan(graph, [0])
+    stages_of_blocks(plan, STAGES)
+    for op in plan.graph.ops:
+        plan.op_assign(op, 0)
+    plan.op_order(method.order(num_updates))
+    ss.compile(plan).save(folder)
+    return state
+
+
+def losses(method: Method, num_runs: int, num_updates: int) -> list[float]:
+    """The mean loss of each run of a pipeline, which makes ``num_updates`` updates."""
+    make: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
+    make = partial(torch.optim.Adam, lr=RATE)
+
+    def work(trainer: ss.Trainer) -> list[float]:
+        trainer.load_state_dict(state)
+        trainer.update_with(make, pipemare=method.corrections)
+        size = 1 if method.is_synchronous else num_updates
+        steps = range(0, num_runs * num_updates, size)
+        found = torch.tensor([trainer.step(*_batch(first, size)).item() for first in steps])
+        return [float(mean) for mean in found.view(num_runs, -1).mean(1)]
+
+    with tempfile.TemporaryDirectory() as folder:
+        state = _program(method, num_updates, folder)
+        return ss.run_threads(folder, work, range(1))[0]
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """The curves."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    num = result["updates_per_run"]
+    for number, (name, mine) in enumerate(result["losses"].items()):
+        style = {"color": "black", "linewidth": 2.5} if number == 0 else {}
+        axes.plot([(i + 0.5) * num for i in range(len(mine))], mine, label=name, **style)
+    axes.set(xlabel="updates", ylabel="mean loss of the last updates, nats per character")
+    axes.set_title(result["title"], fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train by every method; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m bench.asynchronous", description=__doc__)
+    parser.add_argument("--runs", type=int, default=15, help="(default: %(default)s)")
+    parser.add_argument("--updates", type=int, default=40, help="of a run (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("bench/results/asynchronous.json"))
+    parser.add_argument("--picture", type=Path, default=Path("docs/img/asynchronous.png"))
+    args = parser.parse_args(argv)
+    # Small products are fastest on one core, and the sums of one core are the same everywhere.
+    torch.set_num_threads(1)
+    found = {}
+    for name, method in methods(args.runs * args.updates).items():
+        found[name] = losses(method, args.runs, args.updates)
+        print(f"{name:30} first {found[name][0]:.3f}  last {found[name][-1]:.3f}", flush=True)
+    command = "python -m bench.asynchronous " + " ".join(sys.argv[1:] if argv is None else argv)
+    result = {
+        **environment(command.strip()),
+        "title": f"GPT of {STAGES} stages, {SEQUENCES} sequences an update, Adam at {RATE:g}",
+        "updates_per_run": args.updates,
+        "losses": found,
+    }
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    plot(result, args.picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

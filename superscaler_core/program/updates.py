@@ -1,0 +1,114 @@
+"""Updates: the instructions that update weights, after the step or between its microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.tensor import PTensor
+from superscaler_core.plan import Device, Plan
+from superscaler_core.program.buckets import Bucket
+from superscaler_core.program.edges import stages_by_op
+from superscaler_core.program.instruction import StepInstruction, Verb, weights_of
+from superscaler_core.program.step_program import Block
+from superscaler_core.program.weights import Weights
+
+
+def updates_at_end(plan: Plan, weights: Weights) -> Iterator[StepInstruction]:
+    """One update per stage; the first of the stages that share a weight updates it."""
+    for stage, mine in _trained(plan, weights).items():
+        sides = {weights.storage[tensor] for tensor in mine}
+        devices = tuple(sorted({device for side in sides for device in side.shards}))
+        yield StepInstruction(Verb.UPDATE, weights_of(stage), devices, version=1, what=tuple(mine))
+
+
+def update_blocks(
+    plan: Plan, weights: Weights, begin: Iterable[StepInstruction], buckets: Iterable[Bucket]
+) -> Mapping[int, Block]:
+    """For each stage of an asynchronous plan, the instructions of an update (U).
+
+    Gradients are reduced to where weights are stored, the optimizer makes the next version there,
+    and copies that are stored elsewhere are fetched again.
+
+    Args:
+        plan, weights: the plan.
+        begin: the instructions before all events, which fetch the first version.
+        buckets: the buckets of gradients that are reduced.
+
+    Raises:
+        PlanError: weights of the plan cannot have versions.
+    """
+    check_asynchronous(plan, weights)
+    assert plan.schedule is not None, "it has updates"
+    stage_of, trained = stages_by_op(plan), _trained(plan, weights)
+
+    def is_of(bucket: Bucket, stage: int) -> bool:
+        return stage_of[bucket.uses[0].readers[0][0].index] == stage
+
+    found: dict[int, Block] = {}
+    for stage, keeps in enumerate(plan.schedule.versions_kept):
+        block = [
+            StepInstruction(Verb.REDUCE, bucket.name, bucket.devices, what=bucket)
+            for bucket in buckets
+            if is_of(bucket, stage)
+        ]
+        mine = trained.get(stage, [])
+        if mine:
+            devices = _everywhere(weights, mine)
+            name = weights_of(stage)
+            block.append(StepInstruction(Verb.UPDATE, name, devices, keeps=keeps, what=tuple(mine)))
+        block += [fetch for fetch in begin if is_of(fetch.what, stage)]
+        found[stage] = tuple(block)
+    return found
+
+
+def check_asynchronous(plan: Plan, weights: Weights) -> None:
+    """Refuse decisions whose meaning needs that a step has one version of its weights.
+
+    Raises:
+        PlanError: names the decision.
+    """
+    assert plan.schedule is not None, "it has updates"
+    what = f"schedule {plan.schedule.name} updates weights between microbatches"
+    if plan.num_routes > 1:
+        raise PlanError(f"{what}: a stage has to be on one group of devices, not on a copy each.")
+    if plan.windows:
+        raise PlanError(
+            f"{what}, so a window (gather_weights, reduce_grads; ZeRO 2 and 3) would gather "
+            "another version for a backward than for its forward; store weights by ZeRO 1."
+        )
+    if plan.on_host:
+        raise PlanError(f"{what}: weights stored on the host have one version.")
+    if plan.overlap.duplex:
+        raise PlanError(f"{what}: it does not run them as two halves (duplex).")
+    if plan.overlap.is_of_weights:
+        raise PlanError(
+            f"{what}: its reductions end before the update, and do not overlap with computing."
+        )
+    stage_of, readers = stages_by_op(plan), plan.graph.readers
+    for tensor in weights.storage:
+        stages = sorted({stage_of[op.index] for op, _ in readers.get(tensor, ())})
+        if tensor.requires_grad and len(stages) > 1:
+            raise PlanError(
+                f"{what}, and stages {stages} share {tensor.name}, which they would update at "
+                "different times: put its readers into one stage, or do not tie it."
+            )
+
+
+def _trained(plan: Plan, weights: Weights) -> dict[int, list[PTensor]]:
+    """The trained parameters of each stage, ascending; a shared one belongs to its first stage."""
+    stage_of, readers = stages_by_op(plan), plan.graph.readers
+    found: dict[int, list[PTensor]] = {}
+    for tensor in weights.storage:
+        if tensor.requires_grad:
+            stages = (stage_of[op.index] for op, _ in readers.get(tensor, ()))
+            found.setdefault(min(stages, default=0), []).append(tensor)
+    return dict(sorted(found.items()))
+
+
+def _everywhere(weights: Weights, tensors: Iterable[PTensor]) -> tuple[Device, ...]:
+    """All devices that store or read these parameters: all of them have versions."""
+    mine = set(tensors)
+    sides = {weights.storage[tensor] for tensor in mine}
+    sides |= {use.side for use in weights.uses if use.tensor in mine}
+    return tuple(sorted({device for side in sides for device in side.shards}))

@@ -1,0 +1,192 @@
+"""Training with delayed gradients as tests do it: a plain loop over minibatches in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor, nn
+
+import superscaler_core as ss
+from superscaler_core.run.evaluate import evaluate
+from tests.superscaler_core.training import OPTIMIZERS, Case, Trained
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Which versions a plan reads, by closed forms in place of its schedule.
+
+    Attributes:
+        warmup: for each stage, its forwards before its first backward.
+        every: microbatches of an update.
+        rule: "stash", "vertical" or "newest".
+    """
+
+    warmup: Sequence[int]
+    every: int = 1
+    rule: str = "stash"
+
+    @classmethod
+    def of(cls, case: Case, num_stages: int) -> Delays:
+        """Those of a case's plan."""
+        left = [num_stages - 1 - stage for stage in range(num_stages)]
+        every = case.knobs.get("every", 1)
+        match case.plan:
+            case "pipedream":
+                return cls(left, every, "vertical" if case.knobs.get("vertical") else "stash")
+            case "pipedream_2bw":
+                return cls(left, case.knobs.get("every", num_stages), "vertical")
+            case "ampnet":
+                return cls(left, every, "newest")
+        return cls([2 * n + 1 for n in left], every, "newest")
+
+    def forward(self, stage: int, microbatch: int) -> int:
+        """The version of a stage's weights that a forward reads."""
+        if self.rule == "vertical":
+            stage, microbatch = 0, microbatch - microbatch % self.every
+        return max(0, microbatch - self.warmup[stage]) // self.every
+
+    def backward(self, stage: int, microbatch: int) -> int:
+        """The version that the backward reads."""
+        return (
+            microbatch // self.every if self.rule == "newest" else self.forward(stage, microbatch)
+        )
+
+
+Loss = Callable[[Weights, Weights, Sequence[Tensor]], Tensor]
+"""The loss of a microbatch, given the weights of its forward and those of its backward."""
+
+Corrected = Callable[[int, int, list[Weights]], Weights]
+"""The weights that a backward of a stage reads in place of a version, given all versions so far."""
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map whose backward reads other weights than its forward."""
+
+    @staticmethod
+    def forward(ctx, x, forward, backward):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, backward)
+        return x @ forward.T
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, backward = ctx.saved_tensors
+        return grad @ backward, grad.T @ x, None
+
+
+def mlp_loss(forward: Weights, backward: Weights, inputs: Sequence[Tensor]) -> Tensor:
+    """The loss of ``models.mlp``."""
+    x, target = inputs
+    num = sum(name.endswith("weight") for name in forward)
+    for i in range(num):
+        weight = f"layers.{i}.weight"
+        x = _Linear.apply(x, forward[weight], backward[weight]) + forward[f"layers.{i}.bias"]
+        x = F.gelu(x) if i + 1 < num else x
+    return F.mse_loss(x, target)
+
+
+def graph_loss(graph: ss.Graph) -> Loss:
+    """The loss of a captured model, whose backward reads what its forward reads."""
+    return lambda forward, backward, inputs: evaluate(graph, inputs, forward)
+
+
+def stages_of_parameters(plan: ss.Plan) -> dict[str, int]:
+    """The stage of every parameter."""
+    stage_of = {op: stage.index for stage in plan.stages for op in stage.ops}
+    return {
+        tensor.name: stage_of[plan.graph.readers[tensor][0][0]]
+        for tensor in plan.graph.parameters.values()
+    }
+
+
+def train_delayed(
+    case: Case,
+    plan: ss.Plan,
+    loss_of: Loss,
+    *,
+    start: Mapping[str, Tensor] | None = None,
+    corrected: Corrected = lambda stage, version, versions: versions[version],
+    rate: Callable[[int, int], float] = lambda stage, update: 1.0,
+) -> Trained:
+    """Apply exactly the delayed gradients of a case's plan, minibatch by minibatch.
+
+    Args:
+        case: an asynchronous plan.
+        plan: its plan, which says only where stages begin.
+        loss_of: the loss.
+        start: the first parameters; those of the case's model if None.
+        corrected: what backwards read.
+        rate: the factor of the learning rate of a stage's update.
+    """
+    stage_of = stages_of_parameters(plan)
+    delays, num_mb = Delays.of(case, plan.num_stages), plan.num_microbatches
+    start = start or case.new_model().state_dict()
+    live = {name: nn.Parameter(x.clone()) for name, x in start.items()}
+    stages = range(plan.num_stages)
+    names = [[name for name in live if stage_of[name] == stage] for stage in stages]
+    make = OPTIMIZERS[case.optimizer]
+    optimizers = [make([live[name] for name in mine]) for mine in names]
+    losses, num_updates = [], 0
+    # The versions of all steps; a step reads none from before its start.
+    versions: list[Weights] = [{name: x.detach().clone() for name, x in live.items()}]
+    for step in range(case.num_steps):
+        chunks = [x.chunk(num_mb) for x in case.inputs(step, num_mb)]
+        first, total = len(versions) - 1, 0.0
+        for mb, inputs in enumerate(zip(*chunks, strict=True)):
+            read = {
+                name: versions[first + delays.forward(stage_of[name], mb)][name]
+                .clone()
+                .requires_grad_()
+                for name in live
+            }
+            back = {
+                name: corrected(
+                    stage_of[name], first + delays.backward(stage_of[name], mb), versions
+                )[name]
+                for name in live
+            }
+            loss = loss_of(read, back, inputs)
+            total += loss.item() / num_mb
+            grads = torch.autograd.grad(loss / delays.every, list(read.values()))
+            for name, grad in zip(read, grads, strict=True):
+                live[name].grad = grad if live[name].grad is None else live[name].grad + grad
+            if (mb + 1) % delays.every == 0:
+                for stage, optimizer in enumerate(optimizers):
+                    _step(optimizer, rate(stage, num_updates))
+                num_updates += 1
+                versions.append({name: x.detach().clone() for name, x in live.items()})
+        losses.append(total)
+    return Trained(tuple(losses), versions[-1])
+
+
+def delayed(case: Case, plan: ss.Plan) -> Trained:
+    """``train_delayed`` for the MLP, or for a plan that keeps the versions that it reads."""
+    return train_delayed(case, plan, mlp_loss if case.model == "mlp" else graph_loss(plan.graph))
+
+
+def _step(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    (group,) = optimizer.param_groups
+    rate = group["lr"]
+    group["lr"] = rate * factor
+    optimizer.step()
+    optimizer.zero_grad()
+    group["lr"] = rate
+
+
+def train_asynchronously(
+    trainer: ss.Trainer,
+    case: Case,
+    state: Mapping[str, Tensor],
+    pipemare: ss.PipeMare | None = None,
+) -> Trained:
+    """Train one rank's share of an asynchronous program, from the parameters in ``state``."""
+    trainer.load_state_dict(state)
+    trainer.update_with(OPTIMIZERS[case.optimizer], pipemare=pipemare)
+    losses = []
+    for step in range(case.num_steps):
+        losses.append(trainer.step(*case.inputs(step, trainer.num_microbatches)).item())
+    return Trained(tuple(losses), trainer.state_dict())
