@@ -14,8 +14,8 @@ from typing import Any
 
 import superscaler_core as ss
 from bench.studies import balance
-from superscaler_core.cli.options import numbers
 from superscaler_core.cli.sources import plan_source
+from superscaler_core.parallel.knobs import numbers
 from superscaler_core.plan import Keep
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
