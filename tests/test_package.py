@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import rvdcomm as rv
+from rvdcomm.run import torch_version
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
@@ -30,6 +33,26 @@ def test_pending_is_what_an_asynchronous_call_returns() -> None:
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, rvdcomm; rvdcomm.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
+
+
+def test_torch_is_asked_for_as_it_is_warned_of() -> None:
+    oldest, untried = (
+        f"{major}.{minor}" for major, minor in (torch_version.OLDEST, torch_version.FIRST_UNTRIED)
+    )
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    assert f"torch>={oldest},<{untried}" in project["project"]["dependencies"]
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.14.0", "2.15.0.dev20261101+cu130", "3.0.0"])
+def test_a_torch_that_was_not_tried_is_warned_of(version: str) -> None:
+    with pytest.warns(UserWarning, match=re.escape(f"not tried with torch {version}, of which")):
+        torch_version.warn_of_untried(version)
+
+
+def test_the_first_use_of_torch_warns_once() -> None:
+    code = "import torch; torch.__version__ = '2.15.0'; import rvdcomm; rvdcomm.redistribute"
+    done = subprocess.run([sys.executable, "-c", code], timeout=100, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("not tried with torch 2.15.0")) == (0, 1)
 
 
 def test_a_source_distribution_has_all_that_the_extension_is_built_of(tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from torch import Tensor
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
 from rvdcomm.run.agree import GRACE_SECS, bounded, generation_of, tell_failure
+from rvdcomm.run.torch_version import warn_of_untried
 from rvdcomm.run.waiting import of_block
+
+warn_of_untried(torch.__version__)
 
 FORM_AGAIN = (
     "Form the group again on all of its ranks: destroy_process_group and init_process_group, or "
