@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import superscaler_core as ss
+from superscaler_core.front_end import convert
 from superscaler_core.plans import PLANS
 from superscaler_core.run.training_state import load_run, save_run
 from tests.superscaler_core.packed import Conv1D, Model, models
@@ -167,3 +168,26 @@ def test_a_run_goes_on_from_a_single_device_and_back(form: str, tmp_path: Path) 
     load_run(tmp_path / "second", again, optimizer=optimizer)
     go(again, optimizer)
     torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("plan_name", ["pipedream", "ampnet"])
+def test_versions_are_those_of_maps_that_are_read_whole(
+    plan_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older version of a parameter has the dims of the program, and its memory is used again."""
+
+    def train(folder: Path) -> dict[str, Tensor]:
+        plan = ss.Plan(ss.capture(gpt(), words()), range(4))
+        PLANS[plan_name](plan, pp=2, tp=2, microbatches=6)
+
+        def work(trainer: ss.Trainer) -> dict[str, Tensor]:
+            trainer.update_with(lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9))
+            for _ in range(2):
+                trainer.step(*(torch.cat([tensor] * 6) for tensor in words()))
+            return trainer.state_dict()
+
+        return ss.run_threads(ss.compile(plan).save(folder), work, range(4))[0]
+
+    pieces = train(tmp_path / "pieces")
+    monkeypatch.setattr(convert, "find_packings", lambda _: {})
+    torch.testing.assert_close(train(tmp_path / "whole"), pieces, rtol=1e-9, atol=1e-12)
