@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 import sys
-import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
-from bench.run import environment
+from bench.at_rates import at_rates
 from bench.superscaler_predict import texts_of
 from bench.training_options import parser_for
 
@@ -40,8 +36,6 @@ examples:
   python -m bench.superscaler_duplex --rates 50mbit,400mbit --steps 20
 """
 
-TIMEOUT_SECS = 1800.0
-
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """The command line."""
@@ -68,38 +62,11 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Measure, print a table and write a JSON."""
     words = sys.argv[1:] if argv is None else argv
-    args = parse_args(words)
-    try:
-        rows = [measure(args, rate) for rate in args.rates.split(",")]
-    except ClusterUnavailableError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
-    result = {
-        **environment(shlex.join(["python", "-m", "bench.superscaler_duplex", *words])),
-        **{name: getattr(args, name) for name in ("cluster", "batch", "layers")},
-        "rows": rows,
-    }
-    print(table(result))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {args.out}")
-    return 0
-
-
-def measure(args: argparse.Namespace, rate: str) -> dict[str, Any]:
-    """Both programs on a cluster whose links have a rate."""
-    hosts, ranks_per_host = (int(number) for number in args.cluster.split("x"))
-    with (
-        Cluster(hosts, ranks_per_host, parse_rate(rate)) as cluster,
-        tempfile.TemporaryDirectory() as folder,
-    ):
-        config, found = Path(folder, "config.json"), Path(folder, "found.json")
-        values = {name: getattr(args, name) for name in ("batch", "steps", "layers", "op_secs")}
-        config.write_text(json.dumps({**values, "folder": folder}))
-        command = [sys.executable, "-m", "bench.superscaler_duplex_worker", str(config)]
-        cluster.run([*command, str(found)], timeout_secs=TIMEOUT_SECS)
-        result: dict[str, Any] = json.loads(found.read_text())
-    return {"rate": rate, **result}
+    return at_rates(
+        "superscaler_duplex", words, parse_args(words),
+        given=("batch", "steps", "layers", "op_secs"), told=("cluster", "batch", "layers"),
+        table=table,
+    )  # fmt: skip
 
 
 # --- the table ----------------------------------------------------------------------------------
