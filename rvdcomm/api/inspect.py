@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "memory_limit": (int | None, "a number of bytes"),
     "requires_grad": (bool | None, "a bool"),
     "replica_grads": (str, "a text"),
+    "names": (Callable | None, "a function from a name in src to the name in dst"),
 }
 """The types of the arguments that ranks compare, and how an error calls them."""
 
@@ -96,12 +98,19 @@ def has_agreed(world: World, transition: tuple[Any, ...]) -> bool:
     return any(key[: len(transition)] == transition for key in world.agreed)
 
 
-def _misuse_of_arguments(given: dict[str, Any], dtype: Any) -> str | None:
-    """The first argument that is not what it should be."""
+def misuse_of_types(given: Mapping[str, Any]) -> str | None:
+    """The first argument that is not of its type."""
     for name, value in given.items():
         kind, words = _TYPES[name]
         if not isinstance(value, kind):
             return f"{name} is {quoted(value)}; give {words}."
+    return None
+
+
+def _misuse_of_arguments(given: Mapping[str, Any], dtype: Any) -> str | None:
+    """The first argument that is not what it should be."""
+    if (misuse := misuse_of_types(given)) is not None:
+        return misuse
     if not all(type(size) is int for size in given["shape"] or ()):
         return f"shape is {quoted(given['shape'])}; give a tuple of ints."
     try:

@@ -100,7 +100,7 @@ def redistribute_many(
     )
     if request.faults and has_agreed(world, request.transition):
         request.check(world.rank)
-    mover: _Mover | None = world.agreed.get(request.key)
+    mover = _agreed_before(world, request)
     if mover is None:
         mover = world.agreed[request.key] = _Mover(request, agree(world, request), world)
     elif not mover.fits(request):
@@ -113,6 +113,15 @@ def redistribute_many(
         )
     drain()
     return mover.run(request, progress)
+
+
+def _agreed_before(world: World, request: ManyRequest) -> _Mover | None:
+    """What runs the call, if ranks agreed on one like it."""
+    try:
+        found: _Mover | None = world.agreed.get(request.key)
+    except TypeError:  # An argument has no hash, since it is not of its type: the request says so.
+        return None
+    return found
 
 
 @dataclass(frozen=True)

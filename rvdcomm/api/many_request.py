@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rvdcomm.api.float8 import Scale, is_float8
+from rvdcomm.api.inspect import misuse_of_types
 from rvdcomm.api.tensors import fault_of, fault_of_mode, fault_of_out, num_sharing, place_within
 from rvdcomm.errors import LayoutError, ShapeMismatchError
 from rvdcomm.layout import Layout, Topology
@@ -20,6 +21,7 @@ from rvdcomm.run.agree import compare_requests
 from rvdcomm.run.choice import executor_name
 from rvdcomm.run.request import SHARES_MEMORY, check_in_group, kept_place, shard_shape
 from rvdcomm.run.world import World
+from rvdcomm.text import quoted
 
 WHAT = "redistribute_many"
 NO_GRADIENT = (
@@ -54,17 +56,24 @@ class ManyRequest:
         tensors: Any,
         out: Any,
         *,
+        src: Any,
+        dst: Any,
         scale: Any,
-        executor: str | None,
+        executor: Any,
+        names: Any,
+        memory_limit: Any,
+        topology: Any,
         **options: Any,
     ) -> ManyRequest:
         """The request of a call: tensors that are None count as missing, as do unusable ones."""
-        faults = [fault] if (fault := fault_of_mode()) else []
+        typed = {"names": names, "memory_limit": memory_limit, "topology": topology}
+        misuse = misuse_of_types({"executor": executor, **typed})
+        faults = [fault for fault in (fault_of_mode(), misuse) if fault]
         try:
             executor = executor_name(executor)
         except LayoutError as error:
             faults.append(str(error))
-        given = {"tensors": tensors, "out": {} if out is None else out}
+        given = {"tensors": tensors, "src": src, "dst": dst, "out": {} if out is None else out}
         for noun, mapping in given.items():
             if not isinstance(mapping, Mapping):
                 faults.append(f"{noun} is a {type(mapping).__name__}; give a mapping by name.")
@@ -75,7 +84,17 @@ class ManyRequest:
             scale if isinstance(scale, Mapping) else {"": scale}, "scale", _fault_of_scale, faults
         )
         faults += _apart([*found.items(), *outs.items()])
-        return cls(found, out=outs, scale=scale, executor=str(executor), faults=faults, **options)
+        return cls(
+            found,
+            given["src"],
+            given["dst"],
+            out=outs,
+            scale=scale,
+            executor=str(executor),
+            faults=faults,
+            **typed if misuse is None else dict.fromkeys(typed),
+            **options,
+        )
 
     @cached_property
     def pairs(self) -> list[tuple[str, str]]:
@@ -111,7 +130,7 @@ class ManyRequest:
     def transition(self) -> tuple[Any, ...]:
         """What is to move where, whatever the tensors are."""
         sides = (tuple(side.items()) for side in (self.src, self.dst))
-        return (*sides, None if self.names is None else tuple(self.pairs))
+        return (*sides, None if self.names is None else tuple(map(self.names, self.src)))
 
     def asked(self) -> dict[str, Any]:
         """What must be equal on all ranks, the order of tensors included."""
@@ -183,10 +202,14 @@ class ManyRequest:
 
     # --- checks ---------------------------------------------------------------------------------
 
-    def check(self, rank: int) -> None:
-        """Raise for tensors that are not what the layouts give ``rank``."""
+    def check_usable(self, rank: int) -> None:
+        """Raise for arguments that cannot be used at all."""
         for fault in self.faults:
             raise LayoutError(f"{WHAT}: rank {rank}: {fault}")
+
+    def check(self, rank: int) -> None:
+        """Raise for tensors that are not what the layouts give ``rank``."""
+        self.check_usable(rank)
         src, dst = self.layouts
         for noun, given, side in (("tensors", self.tensors, src), ("out", self.out, dst)):
             odd = sorted(set(given) - set(side))
@@ -238,9 +261,14 @@ class ManyRequest:
                     f"becomes {_name(becomes[name])}."
                 )
 
-    def ranks(self) -> tuple[int, ...]:
-        """All ranks that have to join."""
-        found = {layout for side in self.layouts for layout in side.values()}
+    def ranks(self, group_size: int) -> tuple[int, ...]:
+        """All ranks that have to join; all of the group where the layouts cannot be read."""
+        try:
+            found = {layout for side in self.layouts for layout in side.values()}
+        except LayoutError:
+            found = set()
+        if not (found and self.src and self.dst):
+            return tuple(range(group_size))
         return tuple(sorted({rank for layout in found for rank in layout.ranks}))
 
 
@@ -252,13 +280,14 @@ def agree(world: World, request: ManyRequest) -> dict[str, str]:
             on all ranks.
         CommError: a rank did not join.
     """
-    members = request.ranks()
+    members = request.ranks(world.size)
     check_in_group(members, world.size, WHAT)
     if world.rank not in members:
         raise LayoutError(f"{WHAT}: rank {world.rank} called it but is in none of the layouts.")
     fault: Exception | None = None
     asked: dict[str, Any] = {}
     try:
+        request.check_usable(world.rank)
         asked = request.asked()
         request.check(world.rank)
     except (LayoutError, ShapeMismatchError) as error:
@@ -300,6 +329,10 @@ def _dtypes(request: ManyRequest, posts: Mapping[int, Any]) -> dict[str, str]:
 def _layouts(given: Mapping[str, Layout | str]) -> dict[str, Layout]:
     found = {}
     for name, layout in given.items():
+        if not isinstance(layout, Layout | str):
+            raise LayoutError(
+                f"{WHAT}: tensor {name!r}: {quoted(layout)} is no layout; give a Layout or a text."
+            )
         if isinstance(layout, str):
             if "shape(" not in layout:
                 raise LayoutError(

@@ -83,7 +83,7 @@ def matched(
         both = [name for name, to in pairs if to == twice]
         raise LayoutError(f"redistribute_many: names maps {both} to one name, {twice!r}.")
     if set(mapped) != set(dst):
-        odd = sorted(set(mapped) ^ set(dst))
+        odd = sorted(set(mapped) ^ set(dst), key=str)
         raise LayoutError(f"redistribute_many: src and dst differ in the names {odd[:5]}.")
     if not pairs:
         raise LayoutError("redistribute_many: there is no tensor.")

@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
+from math import ceil
 
 from rvdcomm.errors import LayoutError
+
+_LONGEST_SECS = 1_000_000_000
+"""Clocks that count nanoseconds end at nine times as many."""
 
 _LIMIT: ContextVar[timedelta | None] = ContextVar("rvdcomm_timeout", default=None)
 
@@ -26,14 +30,18 @@ def timeout(secs: float) -> Iterator[None]:
     datetime.timedelta(seconds=5)
 
     Args:
-        secs: above 0. Ranks may give different times.
+        secs: above 0, and at most 1e9; whole milliseconds, rounded up. Ranks may give different
+            times.
 
     Raises:
-        LayoutError: ``secs`` is no number above 0.
+        LayoutError: ``secs`` is no such number.
     """
-    if not isinstance(secs, int | float) or not secs > 0:
-        raise LayoutError(f"timeout: a number of seconds above 0, got {secs!r}.")
-    before = _LIMIT.set(timedelta(seconds=secs))
+    if not isinstance(secs, int | float) or not 0 < secs <= _LONGEST_SECS:
+        raise LayoutError(
+            f"timeout: a number of seconds above 0, at most {_LONGEST_SECS:,}, got {secs!r}."
+        )
+    # Backends count whole milliseconds, and take 0 of them as no limit.
+    before = _LIMIT.set(timedelta(milliseconds=ceil(secs * 1000)))
     try:
         yield
     finally:

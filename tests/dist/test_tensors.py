@@ -380,6 +380,12 @@ MANY: dict[str, tuple[dict[str, Any], str]] = {
     "executor": ({"executor": "mpi"}, "executor 'mpi' is unknown; use one of auto, dist, peer."),
     "tensors": ({"tensors": [1]}, "tensors is a list; give a mapping by name."),
     "out": ({"out": [1]}, "out is a list; give a mapping by name."),
+    "src": ({"src": None}, "src is a NoneType; give a mapping by name."),
+    "dst": ({"dst": [1]}, "dst is a list; give a mapping by name."),
+    "names": ({"names": "a.*"}, "names is 'a.*'; give a function"),
+    "memory_limit": ({"memory_limit": "1"}, "memory_limit is '1'; give a number of bytes."),
+    "topology": ({"topology": []}, r"topology is \[\]; give a Topology."),
+    "executor of no text": ({"executor": []}, r"executor is \[\]; give a text."),
     "scale": ({"scale": "1"}, "scale is of type str"),
     "one of the scales": (
         {"scale": {"x": torch.zeros(1, device="meta")}},
@@ -388,10 +394,38 @@ MANY: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+LAYOUTS: dict[str, tuple[Any, str]] = {
+    "cut off": ("R(1)V(1)D(1,2) shape(4", "cannot parse layout 'R.1.V.1.D.1,2. shape.4'"),
+    "none": (5, "tensor 'x': 5 is no layout; give a Layout or a text."),
+    "no hash": ([], r"tensor 'x': \[\] is no layout"),
+}
+
+
 def call_many_with(rank: int, options: dict[str, Any]) -> str:
     src, dst = ({"x": layout} for layout in pair())
-    mine = {"tensors": {"x": values()}} | (options if rank == 1 else {})
-    return error_of(lambda: rv.redistribute_many(src=src, dst=dst, group=new_group(), **mine))
+    mine = {"tensors": {"x": values()}, "src": src, "dst": dst} | (options if rank == 1 else {})
+    return error_of(lambda: rv.redistribute_many(group=new_group(), **mine))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("side", ["src", "dst"])
+def test_a_layout_that_one_rank_gets_wrong_is_an_error_on_every_rank(
+    worlds: Worlds, side: str, layout: str
+) -> None:
+    given, words = LAYOUTS[layout]
+    errors = worlds(2).run(call_many_with, {side: {"x": given}})
+    assert len(set(errors)) == 1
+    assert re.search(f"^LayoutError: .*{words}", errors[0]), errors[0]
+
+
+def other_name(name: str) -> str:
+    return f"other.{name}"
+
+
+def test_names_that_do_not_match_on_one_rank_are_an_error_on_every_rank(worlds: Worlds) -> None:
+    errors = worlds(2).run(call_many_with, {"names": other_name})
+    assert len(set(errors)) == 1
+    assert "redistribute_many: src and dst differ in the names ['other.x', 'x']" in errors[0]
 
 
 @pytest.mark.parametrize("argument", MANY)

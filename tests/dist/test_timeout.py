@@ -113,7 +113,13 @@ def test_blocks_nest() -> None:
     assert of_block() is None
 
 
-@pytest.mark.parametrize("secs", [0, -1.0, float("nan"), "5", None])
+@pytest.mark.parametrize("secs", [1e-9, 9e-4, 1e-3])
+def test_the_least_limit_is_a_millisecond(secs: float) -> None:
+    with rv.timeout(secs):
+        assert of_block() == timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize("secs", [0, -1.0, float("nan"), "5", None, float("inf"), 1e300, 10**400])
 def test_a_limit_is_a_number_above_0(secs: Any) -> None:
     with pytest.raises(rv.LayoutError, match="a number of seconds above 0"), rv.timeout(secs):
         pass
