@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -110,7 +111,7 @@ def test_examples_of_the_help_are_command_lines(
     examples = [text for text in examples if text.split()[0] in named]
     assert len(examples) >= 2
     for text in examples:
-        assert _parser().parse_args([name, *text.split()]).command == name
+        assert _parser().parse_args([name, *shlex.split(text)]).command == name
 
 
 # --- commands -----------------------------------------------------------------------------------
