@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.cost.halves import halves
@@ -23,7 +24,6 @@ def order_by_search(
     *,
     split_backward: bool = False,
     profile: DeviceProfile | None = None,
-    budget_secs: float = 20,
 ) -> None:
     """Give a plan the schedule that ``search_schedule`` finds for its stages and their graph.
 
@@ -31,7 +31,8 @@ def order_by_search(
         plan: its stages are cut, and their ops have devices.
         routes: the workers of every stage, as of ``search_schedule``.
         placement: the devices of every worker.
-        microbatches, memory_limit, budget_secs: as of ``search_schedule``.
+        microbatches, memory_limit: as of ``search_schedule``, which limits its work and not its
+            time, because every rank may make the plan.
         split_backward: whether backwards are two actions, I and W.
         profile: of the devices, for the times of stages; an H100's if None. If it has measured
             times, these are taken.
@@ -45,7 +46,7 @@ def order_by_search(
         durations |= _durations(plan, stage, times, split_backward)
     schedule = search_schedule(
         routes, durations, microbatches, memory_limit,
-        edges=stage_edges(plan), budget_secs=budget_secs,
+        edges=stage_edges(plan), budget_secs=inf,
     )  # fmt: skip
     plan.op_order(schedule, placement)
 

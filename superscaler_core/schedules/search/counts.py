@@ -28,6 +28,10 @@ Table = np.ndarray[Any, np.dtype[np.int64]]
 """Counts, ``[task, tick]``."""
 
 
+MAX_NODES = 200
+"""Nodes of a branch and bound that has no deadline. Most tables are found at the first node."""
+
+
 class OutOfTimeError(ScheduleError):
     """A search ended without an answer, because its time was over."""
 
@@ -75,10 +79,10 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
     Args:
         problem: the tasks.
         frame: what is known around the table.
-        deadline: by ``time.monotonic``.
+        deadline: by ``time.monotonic``; if infinite, the solver's nodes are limited in its place.
 
     Raises:
-        OutOfTimeError: the deadline came first.
+        OutOfTimeError: the deadline, or the limit of nodes, came first.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # Takes half a second to import.
     from scipy.sparse import coo_array
@@ -113,7 +117,7 @@ def find_counts(problem: Problem, frame: Line | Ring, deadline: float) -> Table 
         ),
         bounds=Bounds(0, frame.most if isinstance(frame, Ring) else np.inf),
         integrality=np.ones(size),
-        options={"time_limit": left_secs},
+        options={"node_limit": MAX_NODES} if left_secs == np.inf else {"time_limit": left_secs},
     )
     if found.x is not None:
         table: Table = np.rint(found.x).astype(np.int64).reshape(shape)

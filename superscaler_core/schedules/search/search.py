@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from time import monotonic
 
 from superscaler_core.schedules.dataflow import Edges
@@ -17,7 +18,8 @@ MAX_PERIOD_COUNTS = 200
 rounded to a unit in which it has no more. The repetend of eight stages then takes seconds."""
 
 MAX_COUNTS = 6000
-"""Most entries of a table of counts for which the whole step is searched at once."""
+"""Most entries of a table of counts for which the whole step is searched at once; a quarter of it
+without a deadline."""
 
 
 def search_schedule(
@@ -53,7 +55,8 @@ def search_schedule(
             limit. Activations count as in ``Schedule.peak_microbatches``.
         activations: memory of a microbatch's activations on each worker of a stage; 1 if absent.
         edges: the stage graph; a chain of stages if None.
-        budget_secs: seconds after which the best schedule so far is taken.
+        budget_secs: seconds after which the best schedule so far is taken. If infinite, the work
+            is limited and not the time, so that all processes find the same schedule.
 
     Raises:
         ScheduleError: routes differ in length, a stage has no worker, or a worker no microbatch;
@@ -81,7 +84,8 @@ def _candidates(request: Request, deadline: float) -> Iterator[Schedule]:
         found = starts_of(table)
         yield rough.schedule(_NAME, found)
         starts = min(starts, found, key=rough.makespan)
-    if len(rough.tasks) * rough.makespan(starts) <= MAX_COUNTS:
+    most = MAX_COUNTS // 4 if deadline == inf else MAX_COUNTS
+    if len(rough.tasks) * rough.makespan(starts) <= most:
         yield rough.schedule(_NAME, shortest(rough, starts, deadline)[0])
 
 
