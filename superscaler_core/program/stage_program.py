@@ -122,8 +122,9 @@ class StageProgram:
         if not devices:
             return
         if isinstance(turn, _Border):
+            name = f"stage{self.given.stage}_span{turn.span}"
             for verb in _border_verbs(run):
-                yield StepInstruction(verb, f"span{turn.span}", devices, what=turn.span)
+                yield StepInstruction(verb, name, devices, what=turn.span)
             return
         step = turn.step
         if isinstance(step, Segment):

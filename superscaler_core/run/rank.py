@@ -69,12 +69,12 @@ class Rank(SegmentRunner):
             self._constants |= {n: v for n, v in shares._constants.items() if n in names}
         self._seed, self._num_steps = seed, 0
         loss_dtype: torch.dtype = getattr(torch, self.tables.loss_dtype)
-        num_microbatches = self.tables.num_microbatches
-        per_update = self.tables.microbatches_per_update or num_microbatches
-        self._loss_share, self._grad_share = (
-            torch.tensor(1.0 / num, dtype=loss_dtype, device=device)
-            for num in (num_microbatches, per_update)
-        )
+        num = self.tables.num_microbatches
+        per_update = self.tables.microbatches_per_update or num
+        shares_of = {
+            n: torch.tensor(1.0 / n, dtype=loss_dtype, device=device) for n in (num, per_update)
+        }
+        self._loss_share, self._grad_share = shares_of[num], shares_of[per_update]
         self.loss_grad = self._grad_share
         self.discrepancy: Discrepancy | None = None
         self.grad_scale: Callable[[], float] | None = None

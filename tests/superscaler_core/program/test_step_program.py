@@ -169,11 +169,8 @@ def idle(made: Materialized) -> set[tuple[str, str]]:
 def expected(made: Materialized, device: int) -> list[tuple[str, str]]:
     """What the program says that a device calls."""
     found = []
-    stage_of = {id(i): stage for (stage, _), b in made.step_program.blocks.items() for i in b}
     for i, _ in made.step_program.instructions(device):
         name = i.name
-        if i.kind in (Verb.KEEP, Verb.RESUME):
-            name = f"stage{stage_of[id(i)]}_{name}"
         if i.kind in WEIGHTS:
             uses = [
                 use.name
