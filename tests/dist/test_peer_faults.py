@@ -260,10 +260,13 @@ def lane(kills: list[Kill], pipe: Connection, tag: str) -> None:
     # Not in this process: the server is a thread.
     pid = fork(partial(serve_store, agent))
     port = agent.wait_for_port()
-    with tempfile.TemporaryDirectory() as folder:
-        pipe.send([run_world(kill, f"{folder}/{i}", port) for i, kill in enumerate(kills)])
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            pipe.send([run_world(kill, f"{folder}/{i}", port) for i, kill in enumerate(kills)])
+    finally:
+        # It holds the other end of the pipe, at which the test would wait for ever.
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def serve_store(agent: Board) -> None:
@@ -387,7 +390,7 @@ def live(kill: Kill, rank: int, join: Callable[[int], Any], board: Board, report
     dist.init_process_group("gloo", store=store, rank=rank, world_size=kill.num_ranks)
     # Only what is tested has so little time, and a connection to the store may take seconds.
     assert World.of().store is not None
-    World.of().timeout = timedelta(seconds=kill.timeout_secs)
+    World.of().group_timeout = timedelta(seconds=kill.timeout_secs)
     board.reach(rank, READY)
     board.wait(READY, range(kill.num_ranks))
     error = error_of(partial(call_for_ever, kill, rank, board))
