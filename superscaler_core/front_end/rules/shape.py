@@ -93,7 +93,8 @@ def packed(call: Call, x: PTensor, dim: int) -> PTensor | None:
         return None
     src = maker.inputs[0]
     merged = (*src.shape[:dim], prod(src.shape[dim : dim + 2]), *src.shape[dim + 2 :])
-    if merged != x.shape or len(src.shape) == len(x.shape) or 1 in src.shape[dim : dim + 2]:
+    is_split = len(src.shape) == len(x.shape) + 1 and 1 not in src.shape[dim : dim + 2]
+    if merged != x.shape or not is_split:
         return None
     return src if kept == x else call.builder.cast(src, x.dtype)
 

@@ -247,6 +247,8 @@ CASES = [
      "n+ c h+ d+ -> c", "{x0}.mean((0, 2, 3)) * ({size[n]} * {size[h]} * {size[d]} / 60)"),
     ("batch_norm eval", lambda x, m, v: F.batch_norm(x, m.detach(), v.detach()),
      (floats(3, 4), ROW, positive(4)), "b -> b", "torch.rsqrt({x1} + 1e-05)"),
+    ("transpose of a view with a dim of one", lambda x: x.view(2, 3, 4, 1).transpose(1, 2), (X,),
+     "b s h -> b s h 1", "{x0}.transpose(1, 2)"),
     # losses
     ("cross_entropy", F.cross_entropy, (floats(3, 5), ints(5, 3)), "b v^, b -> b",
      "ops.mean_of_labels({x0}, {x1})"),
