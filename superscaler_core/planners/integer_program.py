@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
+
+
+@dataclass(frozen=True, eq=False)
+class Optimum:
+    """Values of all variables.
+
+    Attributes:
+        values: ``[variable]``.
+        cost: of the values.
+        bound: no values cost less, as far as HiGHS knows; minus infinity if it knows nothing.
+    """
+
+    values: NDArray[np.float64]
+    cost: float
+    bound: float
 
 
 @dataclass(eq=False)
@@ -18,8 +33,10 @@ class IntegerProgram:
     >>> program = IntegerProgram()
     >>> x, y = program.variables(2, cost=1.0, is_whole=True).tolist()
     >>> program.row([(x, 2.0), (y, 3.0)], least=3.0)
-    >>> program.solve().round().tolist()
+    >>> program.solve().values.round().tolist()
     [0.0, 1.0]
+    >>> program.solve(is_relaxed=True).bound
+    1.0
     """
 
     _costs: list[float] = field(default_factory=list)
@@ -31,11 +48,16 @@ class IntegerProgram:
     _bounds: list[tuple[float, float]] = field(default_factory=list)
 
     def variables(
-        self, num: int, *, cost: float = 0.0, is_whole: bool = False, most: float = np.inf
+        self,
+        num: int,
+        *,
+        cost: float | Sequence[float] = 0.0,
+        is_whole: bool = False,
+        most: float = np.inf,
     ) -> NDArray[np.int64]:
-        """Add variables; return their numbers."""
+        """Add variables, of one cost or one each; return their numbers."""
         first = len(self._costs)
-        self._costs += [cost] * num
+        self._costs += cost if isinstance(cost, Sequence) else [cost] * num
         self._whole += [is_whole] * num
         self._most += [most] * num
         return np.arange(first, first + num)
@@ -50,18 +72,19 @@ class IntegerProgram:
         self._ends.append(len(self._columns))
         self._bounds.append((least, most))
 
-    def solve(self, limit_secs: float | None = None) -> NDArray[np.float64] | None:
-        """The values of all variables; None if nothing was found.
+    def solve(self, limit_secs: float | None = None, *, is_relaxed: bool = False) -> Optimum | None:
+        """The best values of all variables; None if nothing was found.
 
         Args:
             limit_secs: after which the best values known count.
+            is_relaxed: whether all variables may have fractions (the linear relaxation).
         """
         shape = len(self._bounds), len(self._costs)
         rows = csr_array((self._values, self._columns, self._ends), shape=shape)
         least, most = zip(*self._bounds, strict=True)
         found = milp(
             self._costs,
-            integrality=np.array(self._whole, dtype=int),
+            integrality=np.array(self._whole, dtype=int) * (not is_relaxed),
             bounds=Bounds(0.0, np.array(self._most)),
             constraints=LinearConstraint(rows, least, most),
             options={
@@ -69,4 +92,10 @@ class IntegerProgram:
                 **({} if limit_secs is None else {"time_limit": limit_secs}),
             },
         )
-        return None if found.x is None else np.asarray(found.x)
+        if found.x is None:
+            return None
+        # A relaxation that is solved is its own bound; HiGHS names one for whole values only.
+        bound = found.fun if found.success else -np.inf
+        if found.mip_dual_bound is not None:
+            bound = min(found.mip_dual_bound, found.fun)
+        return Optimum(np.asarray(found.x), float(found.fun), float(bound))

@@ -104,9 +104,9 @@ def _path(candidates: Candidates, may_be: NDArray[np.bool_], most_stages: int) -
         leaves = {(0, 0): 1.0, (0, last): -1.0}.get(node, 0.0)
         program.row(entries, least=leaves, most=leaves)
     found = program.solve() if arcs else None
-    if found is None or found.sum() > most_stages + 0.5:
+    if found is None or found.values.sum() > most_stages + 0.5:
         return []
-    chosen = (arc for arc, x in zip(arcs, found, strict=True) if x > 0.5)
+    chosen = (arc for arc, x in zip(arcs, found.values, strict=True) if x > 0.5)
     # Points are sorted by their number of layers.
     return sorted((p, q, 0) for _, p, _, q in chosen)
 
@@ -150,7 +150,7 @@ def tarnawski_scattered(problem: StageProblem, *, limit_secs: float = 60.0) -> S
     if known is not None and found is None:
         return known
     assert found is not None
-    owners = found[has].argmax(axis=1)
+    owners = found.values[has].argmax(axis=1)
     sets = [tuple(np.flatnonzero(owners == i).tolist()) for i in range(devices)]
     stages = [layers for layers in sets if layers]
     largest = max(_load(problem, layers) for layers in stages)

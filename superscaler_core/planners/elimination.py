@@ -1,0 +1,107 @@
+"""Elimination: nodes of a space with at most two neighbours are decided last, exactly.
+
+A node that touches at most two others is replaced by what its best choice costs for every pair of
+choices of those two (non-serial dynamic programming; Bertele and Brioschi, 1972). Chains, trees,
+and blocks with residual connections vanish whole. What is left is the core of a space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superscaler_core.planners.space import Array, Assignment, Space
+
+Pair = tuple[int, int]
+
+
+@dataclass(eq=False)
+class Core:
+    """Nodes that are left of a space, and how the others follow from them.
+
+    Law (tests/superscaler_core/planners/test_elimination.py): the least sum of the core's costs is
+    the least time of the space, and ``assignment`` has it.
+
+    Attributes:
+        node_secs: what every choice of a node adds, ``[choice]``, by the node.
+        pair_secs: what the choices of two nodes add, by the nodes in ascending order.
+        secs: of the nodes that nothing else depends on.
+    """
+
+    node_secs: dict[int, Array]
+    pair_secs: dict[Pair, Array]
+    secs: float = 0.0
+    _followers: list[tuple[int, tuple[int, ...], NDArray[np.int64]]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, space: Space, node_secs: Sequence[Array] | None = None) -> Core:
+        """All nodes of a space; edges between the same two are one, those to itself are a node's.
+
+        Args:
+            space: whose memory is not looked at.
+            node_secs: in place of the space's own.
+        """
+        nodes = {i: secs.copy() for i, secs in enumerate(node_secs or space.node_secs)}
+        core = cls(nodes, {})
+        for edge, secs in zip(space.edges, space.edge_secs, strict=True):
+            if edge.src == edge.dst:
+                nodes[edge.src] += secs.diagonal()
+            else:
+                core._add((edge.src, edge.dst), secs)
+        return core
+
+    def _add(self, ends: Pair, secs: Array) -> None:
+        if ends[0] > ends[1]:
+            ends, secs = (ends[1], ends[0]), secs.T
+        self.pair_secs[ends] = self.pair_secs[ends] + secs if ends in self.pair_secs else secs
+
+    def neighbours(self, node: int) -> tuple[int, ...]:
+        """The nodes that it shares costs with."""
+        return tuple(sum(pair) - node for pair in self.pair_secs if node in pair)
+
+    def eliminate(self) -> None:
+        """Decide all nodes with at most two neighbours, until none is left or none can be.
+
+        Complexity: for each node the product of three numbers of choices.
+        """
+        around = {node: set(self.neighbours(node)) for node in self.node_secs}
+        waiting = list(around)
+        while waiting:
+            node = waiting.pop()
+            if node not in self.node_secs or len(around[node]) > 2:
+                continue
+            ends = tuple(sorted(around.pop(node)))
+            self._decide(node, ends)
+            for end in ends:
+                around[end].discard(node)
+                around[end].update(other for other in ends if other != end)
+            waiting += ends
+
+    def _decide(self, node: int, ends: tuple[int, ...]) -> None:
+        """Replace a node by costs of its neighbours."""
+        total = self.node_secs.pop(node)
+        for axis, end in enumerate(ends):
+            pair = min(node, end), max(node, end)
+            secs = self.pair_secs.pop(pair)
+            by_end = secs.T if pair[0] == node else secs
+            # The axes are those of all ends so far, and the node's own as the last.
+            total = total[..., None, :] + (by_end if axis == 0 else by_end[None])
+        best = total.argmin(axis=-1)
+        least = np.take_along_axis(total, best[..., None], axis=-1)[..., 0]
+        if not ends:
+            self.secs += float(least)
+        elif len(ends) == 1:
+            self.node_secs[ends[0]] = self.node_secs[ends[0]] + least
+        else:
+            self._add((ends[0], ends[1]), least)
+        self._followers.append((node, ends, best))
+
+    def assignment(self, chosen: Mapping[int, int]) -> Assignment:
+        """The choice of every node of the space, from those of the core's nodes."""
+        found = dict(chosen)
+        for node, ends, best in reversed(self._followers):
+            found[node] = int(best[tuple(found[end] for end in ends)])
+        return tuple(found[node] for node in sorted(found))
