@@ -27,7 +27,7 @@ Source: Jia et al., Beyond Data and Model Parallelism (FlexFlow), MLSys 2019, se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf
+from math import exp
 from random import Random
 
 from superscaler_core.planners.space import Solution, Space
@@ -69,7 +69,6 @@ def flexflow(
     random = Random(seed)
     walk = Walk(space, fastest_alone(space) if start is None else start, secs_per_excess_byte)
     best, best_price = tuple(walk.assignment), walk.price
-    found, found_price = (best, best_price) if walk.fits else (None, inf)
     moved = range(len(space.nodes) - 1 if keep_last else len(space.nodes))
     span = min(max(budget // 100, 1), 1000)
     for step in range(budget if moved else 0):
@@ -84,14 +83,9 @@ def flexflow(
         )
         if not accepts(walk.move(move), alpha, random):
             walk.back()
-            continue
-        if walk.price < best_price:
+        elif walk.price < best_price:
             best, best_price = tuple(walk.assignment), walk.price
-        if walk.price < found_price and walk.fits:
-            found, found_price = tuple(walk.assignment), walk.price
-    if found is None:
-        raise space.none_fits("FlexFlow")
-    return space.solution(found)
+    return walk.solution("FlexFlow")
 
 
 def accepts(rise: float, alpha: float, random: Random) -> bool:
@@ -104,7 +98,7 @@ def _carried(
 ) -> Move:
     """The choice of a node, carried along edges to nodes that have one of the same name."""
     name = space.nodes[node].choices[assignment[node]]
-    seen, move = {node}, {}
+    seen, move = {node}, dict[int, int]()
     while True:
         ends = {
             end

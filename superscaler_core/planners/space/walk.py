@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 
-from superscaler_core.planners.space.space import Array, Space
+from superscaler_core.planners.space.space import Array, Assignment, Solution, Space
 
 Move = Mapping[int, int]
 """New choices of some nodes, by the number of the node."""
@@ -39,11 +39,15 @@ class Walk:
         self._secs_per_byte = secs_per_excess_byte if space.memory_bytes < inf else 0.0
         # Reading one number of an array takes ten times as long as of a list.
         self._most = most = _more_than_all(space)
-        self._node_secs = [_finite(secs, most).tolist() for secs in space.node_secs]
-        self._edge_secs = [_finite(secs, most).tolist() for secs in space.edge_secs]
+        self._found: Assignment | None = None
+        self._found_price = self.price = inf
+        self._node_secs: list[list[float]] = [_finite(x, most).tolist() for x in space.node_secs]
+        self._edge_secs: list[list[list[float]]] = [
+            _finite(x, most).tolist() for x in space.edge_secs
+        ]
         self._ends = [(edge.src, edge.dst) for edge in space.edges]
-        self._held = [size.tolist() for size in space.held_bytes]
-        self._works = [node.work_bytes.tolist() for node in space.nodes]
+        self._held: list[list[float]] = [size.tolist() for size in space.held_bytes]
+        self._works: list[list[float]] = [node.work_bytes.tolist() for node in space.nodes]
         self.jump(start)
 
     def jump(self, to: Sequence[int]) -> None:
@@ -53,13 +57,23 @@ class Walk:
         self._secs = self._terms(range(len(self._held)), range(len(self._ends)))
         self._held_bytes = sum(self._held[node][i] for node, i in zip(*pairs, strict=True))
         self._work = [self._works[node][i] for node, i in zip(*pairs, strict=True)]
-        self.price = self._price()
+        self._arrive()
 
     @property
     def fits(self) -> bool:
         """As ``Space.fits``, but for rounding."""
         held = self._held_bytes + max(self._work)
         return self._secs < self._most and held <= self.space.memory_bytes
+
+    def solution(self, planner: str) -> Solution:
+        """The best assignment of all that were tried and fit.
+
+        Raises:
+            PlanError: none did; the message names the planner.
+        """
+        if self._found is None:
+            raise self.space.none_fits(planner)
+        return self.space.solution(self._found)
 
     def move(self, to: Move) -> float:
         """Make a move; return how much the price rises. ``back`` undoes it."""
@@ -70,7 +84,7 @@ class Walk:
         self._secs -= self._terms(to, edges)
         self._set(to)
         self._secs += self._terms(to, edges)
-        self.price = self._price()
+        self._arrive()
         return self.price - before
 
     def back(self) -> None:
@@ -94,6 +108,11 @@ class Walk:
             src, dst = self._ends[edge]
             found += self._edge_secs[edge][chosen[src]][chosen[dst]]
         return found
+
+    def _arrive(self) -> None:
+        self.price = self._price()
+        if self.price < self._found_price and self.fits:
+            self._found, self._found_price = tuple(self.assignment), self.price
 
     def _price(self) -> float:
         if not self._secs_per_byte:
