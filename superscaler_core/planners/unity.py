@@ -1,0 +1,120 @@
+"""Unity's planner: best-first search over substitutions that change neighbours together.
+
+Objective: as in ``flexflow``, the time of a step and a price for memory that is not there. A
+substitution gives two or three connected nodes other choices at once. The cheapest assignment that
+waits is taken; those that its substitutions make wait too, if they were not seen before and cost
+less than ``alpha`` times the best. A large space is cut into parts of some 10 nodes that follow
+each other, each optimized while all others keep their choices, in turn until no part gets better;
+in every second turn the cuts are shifted by half a part.
+
+Complexity: a part takes at most ``budget`` assignments, and of each tries ``E C**2 + P C`` changes,
+with its E edges, P paths of three nodes, and C choices. Of three nodes not all ``C**3`` are tried,
+but those in which all take the choice of the same name, as a layout that is carried along. A
+heuristic: ``alpha`` decides what is passed over, and so do the parts.
+
+Differences from the published code (``GraphSearchHelper::base_optimize``): a substitution there
+replaces a subgraph of operators by an equal one, and may add or remove operators, as those that
+repartition, combine, replicate and reduce tensors; here the graph stays, communication belongs to
+edges, and so a substitution is what it does to the choices. A rewritten graph there may have at
+most 1,000 operators; here at most 1,000 assignments wait. Large graphs are cut there at an operator
+through which all paths go, and every layout of its result is tried; here at positions, with the
+layouts of the neighbours as they are at that time.
+
+Source: Unger et al., Unity, OSDI 2022, sections 5 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush, nsmallest
+from itertools import chain, combinations, product
+
+from superscaler_core.planners.space import Assignment, Solution, Space
+from superscaler_core.planners.space.walk import Move, Walk, fastest_alone
+
+MOST_WAITING = 1000
+"""Assignments that wait; the cheapest are kept."""
+
+
+def unity(
+    space: Space,
+    *,
+    budget: int = 30,
+    alpha: float = 1.05,
+    part_nodes: int = 10,
+    start: Sequence[int] | None = None,
+    secs_per_excess_byte: float = 1e-9,
+) -> Solution:
+    """The best assignment that the search sees.
+
+    Args:
+        space: to search.
+        budget: assignments whose substitutions are tried, in a part and a turn.
+        alpha: what costs more than so many times the best is dropped; at least 1.
+        part_nodes: nodes of a part of a large space.
+        start: the first assignment; ``fastest_alone`` if None.
+        secs_per_excess_byte: the price of memory that is not there; 1 ms a MB in FlexFlow.
+
+    Raises:
+        PlanError: nothing that it saw fits.
+    """
+    walk = Walk(space, fastest_alone(space) if start is None else start, secs_per_excess_byte)
+    num, turn, stale = len(space.nodes), 0, 0
+    # Two turns have all cuts, so that after two without a change there is nothing to gain.
+    while stale < 2:
+        before, shift = walk.price, (turn % 2) * (part_nodes // 2)
+        for first in range(-shift, num, part_nodes):
+            part = range(max(first, 0), min(first + part_nodes, num))
+            _best_first(walk, list(substitutions(space, part)), budget, alpha)
+        turn, stale = turn + 1, 0 if walk.price < before else stale + 1
+        stale = 2 if num <= part_nodes else stale
+    return walk.solution("Unity")
+
+
+def _best_first(walk: Walk, moves: Sequence[Move], budget: int, alpha: float) -> None:
+    """Bring a walk to the best assignment that the search sees from where it is."""
+    best, best_price = tuple(walk.assignment), walk.price
+    seen: set[Assignment] = {best}
+    waiting: list[tuple[float, Assignment]] = [(best_price, best)]
+    for _ in range(budget):
+        if not waiting:
+            break
+        price, here = heappop(waiting)
+        if price > alpha * best_price:
+            break
+        walk.jump(here)
+        for move in moves:
+            walk.move(move)
+            there = tuple(walk.assignment)
+            if walk.price < alpha * best_price and there not in seen:
+                seen.add(there)
+                heappush(waiting, (walk.price, there))
+                if walk.price < best_price:
+                    best, best_price = there, walk.price
+            walk.back()
+        if len(waiting) > MOST_WAITING:
+            waiting = nsmallest(MOST_WAITING, waiting)
+    walk.jump(best)
+
+
+def substitutions(space: Space, part: Sequence[int]) -> Iterator[Move]:
+    """What may change at once in a part of a space: pairs on an edge, and paths of three nodes.
+
+    A pair takes any two choices, so that also one node alone changes; a node without an edge in the
+    part takes any choice.
+    """
+    inside = set(part)
+    joined = {(min(e.src, e.dst), max(e.src, e.dst)) for e in space.edges}
+    pairs = sorted((a, b) for a, b in joined if a != b and {a, b} <= inside)
+    near = {node: sorted({*chain(*(p for p in pairs if node in p))} - {node}) for node in part}
+    choices = {node: range(space.nodes[node].num_choices) for node in part}
+    yield from ({node: i} for node in part if not near[node] for i in choices[node])
+    for a, b in pairs:
+        yield from ({a: i, b: j} for i, j in product(choices[a], choices[b]))
+    names = {node: {name: i for i, name in enumerate(space.nodes[node].choices)} for node in part}
+    for middle in part:
+        for ends in combinations(near[middle], 2):
+            path = middle, *ends
+            for name in names[middle]:
+                if all(name in names[node] for node in path):
+                    yield {node: names[node][name] for node in path}
