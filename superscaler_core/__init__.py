@@ -24,6 +24,7 @@ from superscaler_core.graph.dims import DimClass, Dims
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.modules import Modules
 from superscaler_core.graph.part import Part
+from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import PTensor, VTensor
 from superscaler_core.plan import (
     Axis,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from superscaler_core.front_end import capture
     from superscaler_core.front_end.modules import register_module
     from superscaler_core.front_end.register import register_op
+    from superscaler_core.front_end.shard import shard
     from superscaler_core.parallel import Parallel, parallelize
     from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load
@@ -70,6 +72,7 @@ _LAZY = {
     "register_op": "superscaler_core.front_end.register",
     "run_threads": "superscaler_core.run.threads",
     "save_run": "superscaler_core.run.training_state",
+    "shard": "superscaler_core.front_end.shard",
     "simulate": "superscaler_core.simulator",
 }
 """Public names whose modules need torch or are slow to import; each is imported on first use."""
@@ -108,6 +111,7 @@ __all__ = [
     "PlanError",
     "Schedule",
     "ScheduleError",
+    "ShardSpec",
     "Stage",
     "StepProgram",
     "Trainer",
@@ -126,6 +130,7 @@ __all__ = [
     "replicate",
     "run_threads",
     "save_run",
+    "shard",
     "simulate",
     "split",
 ]

@@ -15,6 +15,7 @@ from superscaler_core.front_end.records import Node, Ref, TracedProgram, TracedV
 from superscaler_core.front_end.rules import opaque, rule_of
 from superscaler_core.front_end.rules.shape import view_of
 from superscaler_core.front_end.rules.table import LIKE
+from superscaler_core.front_end.shard import TARGET as SHARD
 from superscaler_core.front_end.shared_memory import check_apart
 from superscaler_core.front_end.small_constants import compact, is_folded, run_small
 from superscaler_core.front_end.storage import Storages, written
@@ -22,6 +23,7 @@ from superscaler_core.graph.builder import GraphBuilder
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.packed import find_packings
 from superscaler_core.graph.packing import Packing
+from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
 
 
@@ -214,6 +216,11 @@ class _Conversion:
 
     def add(self, node: Node) -> None:
         """Compute a call: its constants now, and the rest by ops of the graph."""
+        if node.base == SHARD:
+            marked = self.values[node.args["x"]]
+            if isinstance(marked, PTensor):
+                self._mark(marked, node)
+            return
         if node.base in LIKE:
             node = replace(node, args={**node.args, "self": self._stand_in(node.args["self"])})
         refs = list(_refs(node.args.values()))
@@ -227,6 +234,12 @@ class _Conversion:
         else:
             results += self._ruled(node)
         self.values |= {Ref(node.name, i): result for i, result in enumerate(results)}
+
+    def _mark(self, tensor: PTensor, node: Node) -> None:
+        try:
+            self.builder.mark(tensor, ShardSpec.parse(node.args["spec"]))
+        except AnnotationError as error:
+            raise CaptureError(f"{node.place}: {error}") from None
 
     def _stand_in(self, ref: Ref) -> Tensor:
         """A constant of a tensor's shape and dtype that takes no memory."""

@@ -270,7 +270,7 @@ class _Reader:
         """The casts of a call's arguments by the autocasts around it."""
         found: list[Node] = []
         given = {n.name: n.meta["val"] for n in node.all_input_nodes if _tensors(n)}
-        for autocast in self.autocasts if given and not made.writes else ():
+        for autocast in self.autocasts if given and made.outputs and not made.writes else ():
             dtype = self._dtype_of(autocast, node)
             for name, fake in given.items():
                 if dtype is not None and is_cast(fake, dtype):

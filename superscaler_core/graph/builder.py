@@ -10,6 +10,7 @@ from superscaler_core.errors import AnnotationError, PlanError
 from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.invocation import Invocation
+from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
 
 
@@ -27,6 +28,7 @@ class GraphBuilder:
     _names: set[str] = field(default_factory=set)
     _notes: list[str] = field(default_factory=list)
     _casts: dict[PTensor, PTensor] = field(default_factory=dict)
+    _marks: dict[str, ShardSpec] = field(default_factory=dict)
 
     def input(self, name: str, shape: Sequence[int], dtype: str) -> PTensor:
         """An argument of the model, of one microbatch."""
@@ -72,6 +74,19 @@ class GraphBuilder:
     def maker_of(self, tensor: PTensor) -> Op | None:
         """The op that makes a tensor; None of an input, a parameter or a constant."""
         return self._makers.get(tensor)
+
+    def mark(self, tensor: PTensor, spec: ShardSpec) -> None:
+        """Say how a tensor is cut among devices.
+
+        Raises:
+            AnnotationError: something else was said of it.
+        """
+        before = self._marks.setdefault(self.uncast(tensor).name, spec)
+        if before != spec:
+            raise AnnotationError(
+                f"shard of {tensor}: {str(spec)!r}, and {str(before)!r} before. No op is between, "
+                "so they are one tensor of the graph; say one of them."
+            )
 
     def note(self, text: str) -> None:
         """Note a difference between what the graph computes and what the model computes."""
@@ -213,6 +228,7 @@ class GraphBuilder:
             tuple(self._notes),
             dict(recycled),
             results=dict(results or {}),
+            marks=dict(self._marks),
             **fields,
         )
 

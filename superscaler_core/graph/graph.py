@@ -13,6 +13,7 @@ from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.form import OpForm, TensorForm
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.packing import Packing
+from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 UPDATE = "update"
@@ -133,6 +134,7 @@ class Graph:
         more_losses: the losses of further copies of the model (``side_by_side``).
         results: activations that a program returns beside the loss, by name.
         more_results: those of further copies of the model.
+        marks: what the model says of how tensors are cut (``shard``), by their names.
     """
 
     name: str
@@ -153,6 +155,7 @@ class Graph:
     more_losses: tuple[PTensor, ...] = ()
     results: Mapping[str, PTensor] = field(default_factory=dict)
     more_results: tuple[tuple[str, PTensor], ...] = ()
+    marks: Mapping[str, ShardSpec] = field(default_factory=dict)
 
     @property
     def losses(self) -> tuple[PTensor, ...]:
