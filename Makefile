@@ -23,9 +23,12 @@ test: $(VENV)/.installed  ## run all tests: in C++, unit tests, those that spawn
 	echo '== C++ tests'; \
 	tools/cpp-tests || failed=1; \
 	echo '== Unit tests and doctests, two at a time'; \
-	$(BIN)/python -m pytest -n 2 --durations=15 -m 'not dist and not cluster' || failed=1; \
-	echo '== Tests that spawn a world or a cluster, one at a time'; \
-	$(BIN)/python -m pytest --durations=15 -m 'dist or cluster' || failed=1; \
+	$(BIN)/python -m pytest -n 2 --durations=15 -m 'not (dist or cluster)' || failed=1; \
+	echo '== Tests that spawn a world, two files at a time'; \
+	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=15 \
+		-m 'dist and not (alone or cluster)' || failed=1; \
+	echo '== Tests that spawn a cluster, or need the machine alone, one at a time'; \
+	$(BIN)/python -m pytest --durations=15 -m 'alone or cluster' || failed=1; \
 	echo '== Without the native core, two at a time'; \
 	RVDCOMM_NATIVE=0 $(BIN)/python -m pytest -n 2 -m 'not native' $(CORELESS_TESTS) || failed=1; \
 	exit $$failed

@@ -11,7 +11,7 @@ from tests.dist.world import GlooWorld, Worlds
 
 @pytest.fixture(autouse=True)
 def _is_marked(request: pytest.FixtureRequest) -> None:
-    """Worlds run one at a time: a test that forgets its mark would run beside others."""
+    """A test that forgets its mark would run beside the unit tests."""
     if "worlds" in request.fixturenames:
         assert request.node.get_closest_marker("dist"), "mark tests that start worlds with `dist`"
 

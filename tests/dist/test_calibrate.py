@@ -23,7 +23,7 @@ from rvdcomm.calibration.worlds import spawned
 from tests.dist.shards import error_of
 from tests.dist.world import Worlds
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.alone]
 
 # The package exports the function under the name of its module.
 module = sys.modules["rvdcomm.calibration.calibrate"]

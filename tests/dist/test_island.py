@@ -24,7 +24,7 @@ from rvdcomm.run.world import World
 from tests.dist.shards import error_of
 from tests.dist.world import Worlds
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.alone]
 
 NUM_RANKS = 4
 ALL = tuple(range(NUM_RANKS))

@@ -43,6 +43,7 @@ from tests.oracle import parts_of
 
 pytestmark = [
     pytest.mark.dist,
+    pytest.mark.alone,
     pytest.mark.skipif(native.core is None, reason="the extension is not built, or not wanted"),
 ]
 

@@ -20,7 +20,7 @@ from tests.dist.shards import shard_of
 from tests.dist.test_dist_errors import Waited, timed
 from tests.dist.world import Worlds
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.alone]
 
 LIMIT_SECS, GROUP_SECS = 0.3, 20.0
 IN_BACKGROUND = ("background", "posted")

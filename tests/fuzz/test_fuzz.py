@@ -71,6 +71,7 @@ def test_random_faults_give_no_call_the_data_of_another() -> None:
 
 
 @pytest.mark.dist
+@pytest.mark.alone
 def test_a_loop_of_calls_holds_no_more_in_the_end() -> None:
     world = GlooWorld(soak.NUM_RANKS)
     try:
