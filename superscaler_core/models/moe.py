@@ -27,6 +27,7 @@ class MoEConfig:
         top: experts of a token, 1 (Switch) or 2 (GShard).
         capacity_factor: places of an expert over those of an even spread.
         balance: weight of the loss that evens out the experts.
+        inner_factor: inner width of an MLP or of an expert over ``width``.
     """
 
     vocabulary: int = 32000
@@ -38,6 +39,7 @@ class MoEConfig:
     top: int = 2
     capacity_factor: float = 2.5
     balance: float = 0.01
+    inner_factor: int = 4
 
     @property
     def capacity(self) -> int:
@@ -111,7 +113,7 @@ class MoE(nn.Module):
         super().__init__()
         self.top, self.capacity = config.top, config.capacity
         self.gate = nn.Linear(config.width, config.experts, bias=False)
-        self.experts = Experts(config.experts, config.width, 4 * config.width)
+        self.experts = Experts(config.experts, config.width, config.inner_factor * config.width)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         combine, balance = top_gating(self.gate(x), top=self.top, capacity=self.capacity)
@@ -131,7 +133,7 @@ class Block(nn.Module):
         if has_experts:
             self.moe = MoE(config)
         else:
-            self.mlp = MLP(config.width, 4 * config.width)
+            self.mlp = MLP(config.width, config.inner_factor * config.width)
         self.has_experts = has_experts
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -24,6 +24,8 @@ class WideResNetConfig:
         width_factor: of the inner width of a block.
         classes: number of classes.
         image: height and width of an image, in pixels.
+        narrow_entry: whether the first convolution of a block keeps the width that is not
+            multiplied, as in the models that Alpa trains.
     """
 
     blocks: tuple[int, ...] = (3, 4, 6, 3)
@@ -31,6 +33,7 @@ class WideResNetConfig:
     width_factor: int = 2
     classes: int = 1000
     image: int = 224
+    narrow_entry: bool = False
 
     @classmethod
     def presets(cls) -> dict[str, WideResNetConfig]:
@@ -49,11 +52,11 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 class Bottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolution around a residual."""
 
-    def __init__(self, channels: int, width: int, out: int, stride: int) -> None:
+    def __init__(self, channels: int, entry: int, width: int, out: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 1, bias=False)
-        self.norm1 = _norm(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(channels, entry, 1, bias=False)
+        self.norm1 = _norm(entry)
+        self.conv2 = nn.Conv2d(entry, width, 3, stride, padding=1, bias=False)
         self.norm2 = _norm(width)
         self.conv3 = nn.Conv2d(width, out, 1, bias=False)
         self.norm3 = _norm(out)
@@ -83,8 +86,9 @@ class WideResNet(nn.Module):
             width = config.base * 2**stage
             for i in range(count):
                 stride = 2 if stage > 0 and i == 0 else 1
-                out = width * _EXPANSION
-                blocks.append(Bottleneck(channels, width * config.width_factor, out, stride))
+                wide, out = width * config.width_factor, width * _EXPANSION
+                entry = width if config.narrow_entry else wide
+                blocks.append(Bottleneck(channels, entry, wide, out, stride))
                 channels = out
         self.layers = nn.ModuleList(blocks)
         self.head = nn.Linear(channels, config.classes)

@@ -1,0 +1,71 @@
+"""Models that planners are compared on: Alpa's GPT, MoE and Wide-ResNet, each for a number of GPUs.
+
+Source: the benchmark suites of Alpa (``benchmark/alpa/suite_*.py``), ``alpa/model/moe.py`` and
+``alpa/model/wide_resnet.py``. Its GPT and MoE are trained in float16, with Adam's states and master
+weights in float32, and its Wide-ResNet in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.studies.workload import Workload
+
+
+@dataclass(frozen=True)
+class SearchModel:
+    """A model and the cluster that it is trained on.
+
+    Attributes:
+        workload: what is trained.
+        num_gpus: V100s, eight a host.
+    """
+
+    workload: Workload
+    num_gpus: int
+
+
+def _gpt(num_gpus: int, layers: int, width: int, heads: int) -> SearchModel:
+    sizes = {
+        "layers": layers, "width": width, "heads": heads, "sequence": 1024, "vocabulary": 51200,
+        "fused": False,
+    }  # fmt: skip
+    return SearchModel(Workload("gpt", sizes, "float16", 1024), num_gpus)
+
+
+def _moe(num_gpus: int, layers: int, width: int, experts: int) -> SearchModel:
+    """Places of an expert are twice the even spread; MLPs are eight times as wide as the rest."""
+    sizes = {
+        "layers": layers, "width": width, "heads": 16, "sequence": 1024, "vocabulary": 32000,
+        "experts": experts, "capacity_factor": 2.0, "inner_factor": 8,
+    }  # fmt: skip
+    return SearchModel(Workload("moe", sizes, "float16", 1024), num_gpus)
+
+
+def _wide_resnet(
+    num_gpus: int, base: int, width_factor: int, *, batch: int = 1536, third: int = 6
+) -> SearchModel:
+    sizes: Mapping[str, Any] = {
+        "blocks": (3, 4, third, 3), "base": base, "width_factor": width_factor, "classes": 1024,
+        "narrow_entry": True,
+    }  # fmt: skip
+    return SearchModel(Workload("wide_resnet", sizes, "float32", batch), num_gpus)
+
+
+ALPA_MODELS: Mapping[str, SearchModel] = {
+    "gpt-2.6b": _gpt(8, 32, 2560, 32),
+    "gpt-6.7b": _gpt(16, 32, 4096, 32),
+    "gpt-15b": _gpt(32, 48, 5120, 40),
+    "gpt-39b": _gpt(64, 48, 8192, 64),
+    "moe-2.4b": _moe(8, 16, 1024, 16),
+    "moe-10b": _moe(16, 16, 1536, 32),
+    "moe-27b": _moe(32, 16, 2048, 48),
+    "moe-70b": _moe(64, 32, 2048, 64),
+    "wresnet-2b": _wide_resnet(8, 448, 2),
+    "wresnet-4b": _wide_resnet(16, 640, 2),
+    "wresnet-6.8b": _wide_resnet(32, 320, 16),
+    "wresnet-13b": _wide_resnet(64, 320, 16, batch=1520, third=23),
+}
+"""By name, with Alpa's own count of parameters; the GPUs are those of its tests."""

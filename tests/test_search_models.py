@@ -1,0 +1,17 @@
+"""Models of the comparison: they are as large as Alpa says."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.search_models import ALPA_MODELS
+from bench.studies.workload import num_parameters
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt-2.6b", "gpt-6.7b", "moe-2.4b", "moe-10b", "wresnet-2b", "wresnet-6.8b"]
+)
+def test_a_model_has_the_parameters_of_its_name(name: str) -> None:
+    """An embedding that is not tied to the head makes a GPT larger by 5 % and a bit."""
+    said = float(name.split("-")[1][:-1]) * 1e9
+    assert num_parameters(ALPA_MODELS[name].workload) == pytest.approx(said, rel=0.08)
