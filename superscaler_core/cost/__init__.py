@@ -2,6 +2,7 @@
 
 from superscaler_core.cost.cost_model import CostModel
 from superscaler_core.cost.memory_cost import MemoryCost, peak_bytes, recomputed
+from superscaler_core.cost.neighbours import product_of
 from superscaler_core.cost.op_memory import Kept
 from superscaler_core.cost.presets import PROFILES
 from superscaler_core.cost.prices import EdgeCost, OpCost, StageCost, SyncCost, together
@@ -18,6 +19,7 @@ __all__ = [
     "StageCost",
     "SyncCost",
     "peak_bytes",
+    "product_of",
     "recomputed",
     "together",
 ]

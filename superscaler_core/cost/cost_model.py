@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache, partial
 
 import rvdcomm as rv
 from superscaler_core.cost.memory_cost import MemoryCost, counted_once
-from superscaler_core.cost.neighbours import Neighbours
+from superscaler_core.cost.neighbours import Neighbours, product_of
 from superscaler_core.cost.op_memory import Kept
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.cost.prices import MAX_PRICES, EdgeCost, OpCost, StageCost, SyncCost
@@ -269,7 +269,6 @@ class CostModel:
         near = Neighbours(self.graph, mine)
         forward = backward = accumulate = 0.0
         shares: dict[Op, Mapping[Device, int]] = {}
-        num_calls = [0, 0]
         for op in ops:
             cost = self.op_cost(op, mine[op])
             forward += 0.0 if near.is_joined(op) else cost.forward_secs
@@ -279,14 +278,9 @@ class CostModel:
             if found is not None:
                 shares[op] = found
                 continue
-            for src, dst, tensor in near.ways(op):
-                edge = self._ways.between(
-                    src, dst, tensor.shape, tensor.dtype, tensor.requires_grad
-                )
-                forward += edge.forward_secs
-                backward += edge.backward_secs
-                num_calls[0] += edge.forward_secs > 0
-                num_calls[1] += edge.backward_secs > 0
+            for tensor in op.outputs:
+                there, back = self._moving_secs(near, tensor)
+                forward, backward = forward + there, backward + back
         segment_secs = self.profile.segment_secs
         syncs = [
             self.sync_cost(
@@ -296,8 +290,8 @@ class CostModel:
             for op in ops for i in weights_of(op.form)
         ]  # fmt: skip
         return StageCost(
-            forward + segment_secs * (1 + num_calls[0]),
-            backward + segment_secs * (1 + num_calls[1]),
+            forward + segment_secs,
+            backward + segment_secs,
             accumulate,
             tuple(call for sync in syncs for call in sync.fetch),
             tuple(call for sync in syncs for call in sync.reduce),
@@ -306,6 +300,52 @@ class CostModel:
                 ops, [self.memory_cost(op, mine[op], keep, storage=storage) for op in ops]
             ),
         )
+
+    def moving_secs(
+        self, tensor: PTensor, splits: Mapping[Op, OpSplit]
+    ) -> tuple[float, float, float]:
+        """What it adds to a stage that a result is read with these splits.
+
+        Args:
+            tensor: a result.
+            splits: of the op that writes it, and of ops that read it.
+
+        Returns:
+            Seconds of a microbatch forward and backward: of all moves, of the segments that they
+            end, and of an op that adds a bias where the product cannot do so in its own call. And
+            seconds of a step: of the sum of weights' gradients, if replicas compute shares of them.
+
+        Raises:
+            PlanError: the partial sums do not add up to a value.
+        """
+        near = Neighbours(self.graph, splits)
+        writer = self.graph.producer[tensor]
+        found = near.shares(writer)
+        forward, backward = self._moving_secs(near, tensor) if found is None else (0.0, 0.0)
+        for op, _ in self.graph.readers[tensor]:
+            if op in splits and product_of(self.graph, op) in splits and not near.is_joined(op):
+                forward += self.op_cost(op, splits[op]).forward_secs
+        if found is None:
+            return forward, backward, 0.0
+        sums = [self._summing_secs(writer, splits[writer], each) for each in (found, None)]
+        return forward, backward, sums[0] - sums[1]
+
+    def _summing_secs(self, op: Op, split: OpSplit, shares: Mapping[Device, int] | None) -> float:
+        """Seconds of a step that the gradients of an op's weights move, without latency."""
+        weights = weights_of(op.form)
+        syncs = (
+            self.sync_cost(op.inputs[i], split, reader=(op, i), shares=shares) for i in weights
+        )
+        return sum(call.bytes_secs for sync in syncs for call in sync.reduce)
+
+    def _moving_secs(self, near: Neighbours, tensor: PTensor) -> tuple[float, float]:
+        forward = backward = 0.0
+        segment_secs = self.profile.segment_secs
+        for src, dst in near.ways(tensor):
+            edge = self._ways.between(src, dst, tensor.shape, tensor.dtype, tensor.requires_grad)
+            forward += edge.forward_secs + segment_secs * (edge.forward_secs > 0)
+            backward += edge.backward_secs + segment_secs * (edge.backward_secs > 0)
+        return forward, backward
 
     def loss_secs(self, split: OpSplit) -> float:
         """Time of moving the loss to all devices, once per step, given the split of its op."""

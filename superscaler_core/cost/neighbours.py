@@ -25,12 +25,11 @@ class Neighbours:
     graph: Graph
     splits: Mapping[Op, OpSplit]
 
-    def ways(self, op: Op) -> Iterable[tuple[Side, Side, PTensor]]:
-        """The ends of all values that leave an op; readers of the same shards share one end."""
-        for number, tensor in enumerate(op.outputs):
-            src = sides_of(op.form, self.splits[op]).outputs[number]
-            for dst in self._ends(tensor):
-                yield src, dst, tensor
+    def ways(self, tensor: PTensor) -> Iterable[tuple[Side, Side]]:
+        """The ends of all moves of a result; readers of the same shards share one end."""
+        op = self.graph.producer[tensor]
+        src = sides_of(op.form, self.splits[op]).outputs[op.outputs.index(tensor)]
+        return ((src, dst) for dst in self._ends(tensor))
 
     def shares(self, op: Op) -> Mapping[Device, int] | None:
         """The share of its gradient that each replica computes; None if each computes all of it."""
@@ -43,15 +42,12 @@ class Neighbours:
 
     def is_joined(self, op: Op) -> bool:
         """Whether a product adds the bias of an op in its own call, on every device."""
-        product = self.graph.producer.get(op.inputs[0]) if op.inputs else None
-        if op.kind != ADDS_BIAS or product is None or product not in self.splits:
-            return False
-        if product.kind not in TAKES_BIAS or len(product.inputs) != 2:
+        product = product_of(self.graph, op)
+        if product is None or product not in self.splits:
             return False
         src = sides_of(product.form, self.splits[product]).outputs[0]
         dst = sides_of(op.form, self.splits[op]).inputs[0]
-        is_alone = len(self.graph.readers[op.inputs[0]]) == 1
-        return is_alone and src.num_summands == 1 and src.views == dst.views
+        return src.num_summands == 1 and src.views == dst.views
 
     def _ends(self, tensor: PTensor) -> Iterable[Side]:
         """The distinct ends at which these ops read a tensor."""
@@ -59,3 +55,11 @@ class Neighbours:
         return dict.fromkeys(
             sides_of(reader.form, self.splits[reader]).inputs[i] for reader, i in readers
         )
+
+
+def product_of(graph: Graph, op: Op) -> Op | None:
+    """The product that adds the bias of an op in its own call, where both are cut alike."""
+    product = graph.producer.get(op.inputs[0]) if op.kind == ADDS_BIAS else None
+    if product is None or product.kind not in TAKES_BIAS or len(product.inputs) != 2:
+        return None
+    return product if len(graph.readers[op.inputs[0]]) == 1 else None

@@ -51,35 +51,42 @@ class OpSplit:
             sizes: number of iterations of every loop, as in ``Op.sizes``.
             devices: devices of the grid; the last axis varies fastest.
             axes: for each axis the loop that it cuts (None to replicate), and its number of
-                devices.
+                devices. A loop may be cut along several axes, in their order.
 
         Raises:
-            PlanError: the axes do not use exactly the given devices; or a loop is unknown, has
-                fewer iterations than pieces, or is cut along two axes.
+            PlanError: the axes do not use exactly the given devices; or a loop is unknown, or has
+                fewer iterations than pieces.
         """
         count = prod(num for _, num in axes)
         if count != len(devices):
             text = " x ".join(str(num) for _, num in axes)
             raise PlanError(f"a grid of {text} has {count} devices, but {len(devices)} were given.")
-        loops = [loop for loop, num in axes if loop is not None and num > 1]
+        counts: dict[str, int] = {}
         for loop, num in axes:
-            if loop is None or num == 1:
-                continue
-            if loops.count(loop) > 1 or not num <= sizes.get(loop, 0):
+            if loop is not None and num > 1:
+                counts[loop] = counts.get(loop, 1) * num
+        for loop, num in counts.items():
+            if not num <= sizes.get(loop, 0):
                 known = ", ".join(f"{name} of {size}" for name, size in sizes.items())
                 raise PlanError(
-                    f"loop {loop} cut into {num}: it has to be one of {known}, as long as that, "
-                    "and cut along one axis."
+                    f"loop {loop} cut into {num}: it has to be one of {known}, and as long as that."
                 )
         parts = []
         for index, device in zip(product(*(range(num) for _, num in axes)), devices, strict=True):
-            pieces, replica = [], 0
+            places, replica = dict.fromkeys(counts, 0), 0
             for (loop, num), place in zip(axes, index, strict=True):
-                if loop is None or num == 1:
+                if loop in places:
+                    places[loop] = places[loop] * num + place
+                else:
                     replica = replica * num + place
-                    continue
-                size = sizes[loop]
-                pieces.append((loop, size * place // num, size * (place + 1) // num))
+            pieces = (
+                (
+                    loop,
+                    sizes[loop] * place // counts[loop],
+                    sizes[loop] * (place + 1) // counts[loop],
+                )
+                for loop, place in places.items()
+            )
             parts.append((tuple(sorted(pieces)), replica, device))
         return cls.of(parts)
 

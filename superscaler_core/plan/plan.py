@@ -198,13 +198,21 @@ class Plan(Savings):
         made = object.__new__(Plan)
         made.__dict__.update({name: _copied(value) for name, value in self.__dict__.items()})
         for op, chosen in splits.items():
-            for part in self._parts.get(op.index, (Part(op),)):
-                made._devices.pop(part, None)
-            made._parts[op.index] = tuple(Part(op, p.pieces, p.replica) for p in chosen.parts)
-            made._splits.pop(op.index, None)
-            devices = [p.device for p in chosen.parts if p.device is not None]
-            made.op_assign(op, devices)
+            made.split_as(op, chosen)
         return made
+
+    def split_as(self, op: Op, chosen: OpSplit) -> None:
+        """Give an op this split in place of the one that it has.
+
+        Raises:
+            PlanError: the split uses a device that the plan does not have, or has a part without
+                one.
+        """
+        for part in self.parts(op):
+            self._devices.pop(part, None)
+        self._parts[op.index] = tuple(Part(op, p.pieces, p.replica) for p in chosen.parts)
+        self._splits.pop(op.index, None)
+        self.op_assign(op, [p.device for p in chosen.parts if p.device is not None])
 
     @property
     def is_assigned(self) -> bool:

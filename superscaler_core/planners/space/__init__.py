@@ -1,6 +1,9 @@
 """The space of choices: nodes with choices, their costs, and costs between neighbours."""
 
 from superscaler_core.planners.space.brute_force import brute_force
+from superscaler_core.planners.space.choices import Choice
+from superscaler_core.planners.space.priced import PricedSpace
+from superscaler_core.planners.space.pricing import price_space
 from superscaler_core.planners.space.space import (
     Array,
     Assignment,
@@ -13,9 +16,12 @@ from superscaler_core.planners.space.space import (
 __all__ = [
     "Array",
     "Assignment",
+    "Choice",
+    "PricedSpace",
     "Solution",
     "Space",
     "SpaceEdge",
     "SpaceNode",
     "brute_force",
+    "price_space",
 ]

@@ -54,13 +54,18 @@ def test_a_split_moves_to_other_devices_in_their_order() -> None:
     assert grid.on([5, 7, 9]) is OpSplit.grid(SIZES, [5, 7], [("n", 2)])
 
 
+def test_a_loop_cut_along_two_axes_is_cut_into_their_product() -> None:
+    twice = OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 2), ("b", 2)])
+    assert twice is OpSplit.grid(SIZES, [3, 1, 0, 2], [("b", 4)])
+
+
 @pytest.mark.parametrize(
     ("devices", "axes", "message"),
     [
         (range(3), [("b", 2)], "has 2 devices, but 3 were given"),
         (range(2), [("z", 2)], "loop z cut into 2"),
         (range(5), [("b", 5)], "loop b cut into 5"),
-        (range(4), [("b", 2), ("b", 2)], "cut along one axis"),
+        (range(9), [("b", 3), ("b", 3)], "loop b cut into 9"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(devices: Any, axes: Any, message: str) -> None:
