@@ -38,7 +38,7 @@ def draw(found: Found, path: str | Path) -> None:
         ("chosen", [found.best], "*", 190, COLOURS["communication"]),
     ):
         secs = [trial.secs for trial in trials]
-        axes.scatter(_gib(trials), secs, size, colour, marker, label=label, linewidths=0)
+        axes.scatter(_gib(trials), secs, size, colour, marker=marker, label=label, linewidths=0)
     shown = [size for size in _gib(lacking) if size <= TOO_LARGE * limit]
     axes.plot(shown, [0.985] * len(shown), "|", color=COLOURS["weights"], markersize=9,
               transform=axes.get_xaxis_transform(), label="needs more memory")  # fmt: skip
