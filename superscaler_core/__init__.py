@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from superscaler_core.front_end.register import register_op
     from superscaler_core.front_end.shard import shard
     from superscaler_core.parallel import Parallel, parallelize
+    from superscaler_core.planners.found import Found
+    from superscaler_core.planners.search import search
     from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load
     from superscaler_core.run.pipemare import PipeMare
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "CostModel": "superscaler_core.cost",
     "DeviceProfile": "superscaler_core.simulator",
+    "Found": "superscaler_core.planners.found",
     "LiveBytes": "superscaler_core.run.live_bytes",
     "Parallel": "superscaler_core.parallel",
     "PipeMare": "superscaler_core.run.pipemare",
@@ -72,6 +75,7 @@ _LAZY = {
     "register_op": "superscaler_core.front_end.register",
     "run_threads": "superscaler_core.run.threads",
     "save_run": "superscaler_core.run.training_state",
+    "search": "superscaler_core.planners.search",
     "shard": "superscaler_core.front_end.shard",
     "simulate": "superscaler_core.simulator",
 }
@@ -92,6 +96,7 @@ __all__ = [
     "DeviceProfile",
     "DimClass",
     "Dims",
+    "Found",
     "Graph",
     "GraphBuilder",
     "Keep",
@@ -130,6 +135,7 @@ __all__ = [
     "replicate",
     "run_threads",
     "save_run",
+    "search",
     "shard",
     "simulate",
     "split",

@@ -12,8 +12,8 @@ from bench.studies import cluster
 from bench.studies.systems import System, Way
 from bench.studies.workload import Workload, compiled, kept_bytes, num_parameters
 from superscaler_core.collector import paused_collector
-from superscaler_core.cost.wire import TICKS_PER_SEC
-from superscaler_core.simulator import Simulated, simulate
+from superscaler_core.planners.evaluate import pace_secs
+from superscaler_core.simulator import simulate
 
 FEW = 4
 """Microbatches for every GPU that an estimate simulates."""
@@ -129,7 +129,7 @@ def _simulated(program: ss.Compiled, workload: Workload, head: Outcome) -> Outco
     num, secs = len(result.devices), result.secs
     left = head.num_microbatches - program.plan.num_microbatches
     if left:
-        secs += left * _pace_secs(result, program.plan.num_microbatches)
+        secs += left * pace_secs(result, program.plan.num_microbatches)
     fullest = max(result.devices, key=lambda d: sum(result.memory[d].values()))
     parts = {
         "compute": result.compute_secs,
@@ -144,14 +144,3 @@ def _simulated(program: ss.Compiled, workload: Workload, head: Outcome) -> Outco
         shares={name: sum(by.values()) / num / result.secs for name, by in parts.items()},
         levels={level.name: (level.sent_bytes, level.secs) for level in result.levels},
     )
-
-
-def _pace_secs(result: Simulated, num_microbatches: int) -> float:
-    """Seconds from a microbatch to the next where a pipeline is full, by its first stage."""
-    ends = {
-        ran.event.microbatch: ran.start + max(ran.inside.ends)
-        for ran in result.timeline.runs
-        if (ran.event.kind, ran.event.stage) == ("B", 0)
-    }
-    first, last = num_microbatches // 2, num_microbatches * 3 // 4
-    return (ends[last] - ends[first]) / (last - first) / TICKS_PER_SEC

@@ -13,10 +13,11 @@ from itertools import product
 from typing import Any
 
 import superscaler_core as ss
-from bench.studies import balance
+from bench.studies import cluster
 from superscaler_core.cli.sources import plan_source
 from superscaler_core.parallel.knobs import numbers
 from superscaler_core.plan import Keep
+from superscaler_core.planners.auto.balance import balanced_sizes
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
 from superscaler_core.schedules import nf1b, one_f_one_b
@@ -101,7 +102,8 @@ def balanced(
     plan: ss.Plan, *, microbatches: int, pp: int, coshard_blocks: str = "", **knobs: Any
 ) -> None:
     """``hybrid`` with stages that take nearly as long."""
-    sizes, blocks = balance.sizes(plan.graph, pp), numbers(coshard_blocks)
+    sizes = balanced_sizes(plan.graph, pp, cluster.profile())
+    blocks = numbers(coshard_blocks)
     plan_source("hybrid").call(
         plan, microbatches=microbatches, pp=pp, sizes=sizes, coshard_blocks=blocks, **knobs
     )

@@ -16,9 +16,8 @@ import torch
 import superscaler_core as ss
 from bench.studies import cluster
 from bench.studies.systems import Way
-from superscaler_core.graph.tensor import PTensor
-from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.models import MODELS
+from superscaler_core.planners.auto import traits
 
 
 @dataclass(frozen=True)
@@ -73,26 +72,7 @@ def kept_bytes(workload: Workload, batch: int) -> int:
 
 @lru_cache(maxsize=8)
 def _kept_bytes(graph: ss.Graph) -> int:
-    sizes: dict[Any, int] = {}
-    for op in graph.ops:
-        if not any(tensor.requires_grad for tensor in op.outputs):
-            continue
-        for number in op.saves:
-            if number >= len(op.inputs) and op.kind in SAVED_ITEM_BYTES:
-                made = op.outputs[number - len(op.inputs)]
-                sizes[op, number] = made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
-                continue
-            tensor = _viewed(graph, (*op.inputs, *op.outputs)[number])
-            if tensor in graph.producer:
-                sizes[tensor] = tensor.num_bytes
-    return sum(sizes.values())
-
-
-def _viewed(graph: ss.Graph, tensor: PTensor) -> PTensor:
-    """The tensor whose memory it is."""
-    while tensor in graph.producer and graph.producer[tensor].kind in VIEWS:
-        tensor = graph.producer[tensor].inputs[0]
-    return tensor
+    return traits.kept_bytes(graph)
 
 
 # --- graphs -------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
-"""Request and Candidate: what a planner is asked, and what it answers."""
+"""Request, Candidate and Trial: what a planner is asked, what it answers, and what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 import rvdcomm as rv
 from superscaler_core.cost import CostModel, DeviceProfile
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Device, Plan
+from superscaler_core.schedules import one_f_one_b
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,7 @@ class Request:
         profile: of every device.
         memory_bytes: of a device; no plan may need more.
         optimizer, master_dtype: as in ``compile``.
+        recycle: turns without gradient of every microbatch, for a model that is recycled.
     """
 
     graph_of: Callable[[int], Graph]
@@ -36,6 +39,7 @@ class Request:
     memory_bytes: int
     optimizer: str = "adam"
     master_dtype: str | None = None
+    recycle: int = 0
 
     def __post_init__(self) -> None:
         wrong = [each for each in self.samples if each < 1 or self.batch % each]
@@ -60,6 +64,11 @@ class Request:
         )
 
 
+def nothing_more(trial: Trial) -> Iterable[Candidate]:
+    """Follow a candidate by none."""
+    return ()
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A plan that a planner proposes; it is filled only when it is looked at.
@@ -67,24 +76,83 @@ class Candidate:
     Attributes:
         name: its knobs, for people; distinct in a planner's answers.
         samples: of a microbatch.
-        sprogram: fills a new plan of ``Request.graph_of(samples)``.
+        sprogram: fills a new plan of ``Request.graph_of(samples)``. If it orders no stages, the
+            plan does its microbatches one after another. One that can be pickled may be looked at
+            in another process.
         bound_secs: a lower bound of its step by the planner; 0 if it knows none.
+        guess_secs: an estimate of its step, for the order of looking; the bound if 0.
+        least_bytes: a lower bound of the memory of its fullest device; 0 if the planner knows none.
+        few: how many microbatches show its pace, with which it is looked at first; ``sprogram``
+            then takes their number as ``microbatches``. If 0, only whole steps can be looked at.
+        follow: what to look at after it, given what came of it.
     """
 
     name: str
     samples: int
-    sprogram: Callable[[Plan], None]
+    sprogram: Callable[..., None]
     bound_secs: float = 0.0
+    guess_secs: float = 0.0
+    least_bytes: float = 0.0
+    few: int = 0
+    follow: Callable[[Trial], Iterable[Candidate]] = nothing_more
 
-    def plan(self, request: Request) -> Plan:
+    def plan(self, request: Request, microbatches: int = 0) -> Plan:
         """The filled plan.
+
+        Args:
+            request: whose graph it is of.
+            microbatches: of a shorter step; those of the request if 0.
 
         Raises:
             PlanError: the model cannot be cut so.
         """
-        plan = Plan(request.graph_of(self.samples), request.devices)
-        self.sprogram(plan)
-        return plan
+        return filled(request, self.samples, self.sprogram, microbatches)
+
+
+def filled(
+    request: Request, samples: int, sprogram: Callable[..., None], microbatches: int = 0
+) -> Plan:
+    """A plan of a candidate's sProgram, as in ``Candidate.plan``."""
+    plan = Plan(request.graph_of(samples), request.devices)
+    sprogram(plan, **({"microbatches": microbatches} if microbatches else {}))
+    num = microbatches or request.microbatches(samples)
+    if plan.schedule is None and num > 1:
+        plan.op_order(one_f_one_b(1, num // plan.overlap.num_halves))
+    if plan.num_microbatches != num:
+        raise PlanError(
+            f"a step of {request.batch} samples has {num} microbatches of {samples}, and the plan "
+            f"has {plan.num_microbatches}."
+        )
+    return plan
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What came of a candidate.
+
+    Attributes:
+        candidate: the same.
+        secs: of a step by the simulator; infinite if it cannot be.
+        peak_bytes: of the fullest device; 0 if it is not known.
+        problem: why it cannot be; empty if it can.
+        is_estimate: whether only few microbatches were simulated, and the rest added at their pace.
+    """
+
+    candidate: Candidate
+    secs: float = inf
+    peak_bytes: int = 0
+    problem: str = ""
+    is_estimate: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can be."""
+        return not self.problem
+
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether it cannot be for its memory alone."""
+        return bool(self.problem and self.peak_bytes)
 
 
 SearchPlanner = Callable[[Request], Iterable[Candidate]]

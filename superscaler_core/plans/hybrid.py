@@ -23,6 +23,7 @@ def hybrid(
     apart: bool = False,
     sequence: bool = False,
     vocabulary: bool = False,
+    experts: bool = False,
     zero1: bool = False,
     keep: Keep = Keep.EVERYTHING,
     coshard: int = 1,
@@ -47,6 +48,7 @@ def hybrid(
         apart: run every recomputation as an action, when the gradient may not be there yet.
         sequence: cut what is between tensor parallel maps along the sequence.
         vocabulary: as in ``megatron``.
+        experts: deal experts out to the replicas of a stage, instead of cutting their batch.
         zero1: cut master weights and states among all devices that read them.
         keep: what of the blocks stays for the backward.
         coshard: parts of every attention and MLP that a device runs one after another, as of
@@ -61,7 +63,8 @@ def hybrid(
         ScheduleError: the schedule does not take these counts.
     """
     order = generate(schedule, pp, microbatches, chunks=chunks, halves=halves, apart=apart)
-    grid_stages(plan, order, tp, sequence=sequence, vocabulary=vocabulary, zero1=zero1, sizes=sizes)
+    splits = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
+    grid_stages(plan, order, tp, zero1=zero1, sizes=sizes, **splits)
     # After all decisions that need whole parts, such as storage.
     add_coshard(plan, parts=coshard, blocks=coshard_blocks)
     if coshard == 1 or keep_coshard is None:

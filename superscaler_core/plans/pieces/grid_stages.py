@@ -19,6 +19,7 @@ def grid_stages(
     *,
     sequence: bool = False,
     vocabulary: bool = False,
+    experts: bool = False,
     zero1: bool = False,
     sizes: Sequence[int] = (),
 ) -> None:
@@ -29,7 +30,7 @@ def grid_stages(
         schedule: which worker runs what; a worker is a group of consecutive devices, all of which
             have as many.
         tp: devices that share a stage's inner features; the batch is cut among the rest of a group.
-        sequence, vocabulary: as in ``tensor_parallel``.
+        sequence, vocabulary, experts: as in ``tensor_parallel``.
         zero1: cut master weights and states among all devices that read them.
         sizes: as in ``stages_of_blocks``.
 
@@ -38,9 +39,10 @@ def grid_stages(
     """
     shares(plan, tp=tp, pp=schedule.num_workers)
     placement = Placement.even(plan.devices, schedule.num_workers)
+    splits = {"sequence": sequence, "vocabulary": vocabulary, "experts": experts}
     for stage in stages_of_blocks(plan, schedule.num_stages, sizes):
         devices = sorted(placement.devices_of(schedule, stage.index, 0))
-        tensor_parallel(plan, stage.ops, devices, tp, sequence=sequence, vocabulary=vocabulary)
+        tensor_parallel(plan, stage.ops, devices, tp, **splits)
     plan.op_order(schedule, placement)
     if zero1:
         shard_storage(plan)

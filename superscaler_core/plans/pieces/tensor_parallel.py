@@ -18,6 +18,7 @@ def tensor_parallel(
     *,
     sequence: bool = False,
     vocabulary: bool = False,
+    experts: bool = False,
 ) -> None:
     """Cut ops along the batch among groups of ``tp`` devices, and in a group by features.
 
@@ -28,10 +29,15 @@ def tensor_parallel(
         tp: devices of a group; divides their number.
         sequence: cut ops without features along the sequence, instead of replicating them.
         vocabulary: cut embedding and head along the words, as ``megatron`` does.
+        experts: deal experts out to the groups, instead of cutting their batch.
     """
-    outer = Axis(len(devices) // tp, (plan.dims.batch,))
+    num = len(devices) // tp
+    outer = Axis(num, (plan.dims.batch,))
+    dealt = set(plan.blocks.experts) if experts and num > 1 else set()
+    by_expert = Axis(num, plan.blocks.expert_dims) if dealt else outer
     inner = plan.blocks.inner if tp > 1 else ()
     tokens = (*plan.blocks.tokens, plan.dims.batch) if sequence and tp > 1 else ()
     for op in ops:
         chosen = words(plan, op) if vocabulary and tp > 1 else ()
-        spread(plan, [op], devices, outer, Axis(tp, (*chosen, *inner, *tokens)))
+        groups = by_expert if op in dealt else outer
+        spread(plan, [op], devices, groups, Axis(tp, (*chosen, *inner, *tokens)))

@@ -8,26 +8,40 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate, combinations, pairwise
+from weakref import WeakKeyDictionary
 
-import superscaler_core as ss
-from bench.studies import cluster
+from superscaler_core.cost import DeviceProfile
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.graph.blocks import find_blocks
-from superscaler_core.graph.graph import Op
+from superscaler_core.graph.blocks import Blocks, find_blocks
+from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.part import Part
 
 
-@lru_cache(maxsize=8)
-def sizes(graph: ss.Graph, num_stages: int) -> tuple[int, ...]:
+def balanced_sizes(
+    graph: Graph, num_stages: int, profile: DeviceProfile, blocks: Blocks | None = None
+) -> tuple[int, ...]:
     """Blocks of every stage, as ``hybrid`` takes them; empty if there are fewer than stages.
 
     Stages take a forward and a backward of uncut ops; as tensor parallel cuts all blocks alike,
     their ratios are those of any grid.
+
+    Args:
+        graph: of the model.
+        num_stages: at least 1.
+        profile: of every device.
+        blocks: of the graph; found by its structure if None.
     """
-    costs = _block_secs(graph)
+    known = _KNOWN.setdefault(graph, [])
+    costs = next((costs for other, costs in known if other is profile), None)
+    if costs is None:
+        costs = _block_secs(blocks or find_blocks(graph), profile)
+        known.append((profile, costs))
     return tuple(partition(costs, num_stages)) if num_stages <= len(costs) else ()
+
+
+_KNOWN: WeakKeyDictionary[Graph, list[tuple[DeviceProfile, list[float]]]] = WeakKeyDictionary()
+"""Seconds of every block."""
 
 
 def partition(costs: Sequence[float], num: int) -> list[int]:
@@ -63,19 +77,18 @@ def _starts(ends: Sequence[float], num: int, limit: float) -> list[int]:
     return starts
 
 
-def _block_secs(graph: ss.Graph) -> list[float]:
+def _block_secs(parts: Blocks, profile: DeviceProfile) -> list[float]:
     """Seconds of every block, with what joins the first and the last."""
-    times = OpTimes(cluster.profile())
+    times = OpTimes(profile)
 
     def secs(ops: tuple[Op, ...]) -> float:
         return sum(times.forward_secs(p) + times.backward_secs(p) for p in map(Part, ops))
 
-    parts = find_blocks(graph)
-    blocks = parts.all
-    found = [secs(ops) for ops in blocks]
+    layers = parts.layers
+    found = [secs(ops) for ops in layers]
     for group in parts.groups:
-        if group[-1].index < blocks[0][0].index:
+        if group[-1].index < layers[0][0].index:
             found[0] += secs(group)
-        elif group[0].index > blocks[-1][-1].index:
+        elif group[0].index > layers[-1][-1].index:
             found[-1] += secs(group)
     return found

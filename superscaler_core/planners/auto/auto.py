@@ -1,0 +1,88 @@
+"""Auto: the best plan over degrees, schedules, splits, storage, recomputation and overlap.
+
+Objective: the simulated time of a step; no device needs more than its memory.
+
+It begins with one setting for every layout of the devices (data, tensor and pipeline parallel;
+axial, interlaced or spatial where the model has what that needs). A setting that fits is followed
+by those that differ from it in one choice, and one that lacks memory by those that need less. What
+is looked at next is what is hoped to be fastest; what a lower bound says cannot win is not looked
+at. So given time it looks at all that these moves reach, and returns the best; with less time it is
+a best-first search, whose order is a heuristic. Every setting is compiled and simulated, with a few
+microbatches first.
+
+Complexity: a setting takes what compiling and simulating take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from superscaler_core.planners.auto.bounds import Bounds
+from superscaler_core.planners.auto.families import Filling
+from superscaler_core.planners.auto.options import Options
+from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.traits import Traits
+from superscaler_core.planners.request import Candidate, Request, Trial
+
+FEW = 4
+"""Microbatches for every stage of a pipeline that show its pace: half of them fill it."""
+
+
+def auto(request: Request) -> Iterator[Candidate]:
+    """Propose a plan for every layout of the devices, and follow those that are promising."""
+    return _Auto(request).roots()
+
+
+class _Auto:
+    """One search.
+
+    Attributes:
+        seen: settings that were proposed.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._options = Options(request, Traits(request.graph_of(request.samples[0])))
+        self._bounds = Bounds(request)
+        self._seen: set[Setting] = set()
+
+    def roots(self) -> Iterator[Candidate]:
+        for setting in self._options.roots():
+            yield from self._proposed(setting, self._bounds.guess_secs(setting))
+
+    def _proposed(
+        self, setting: Setting, guess_secs: float, before: Trial | None = None
+    ) -> Iterator[Candidate]:
+        """A setting's candidate, if it is new; ``before`` is the trial that it was a change of."""
+        if setting in self._seen:
+            return
+        self._seen.add(setting)
+        request, bounds = self._request, self._bounds
+        num = request.microbatches(setting.microbatch)
+        few = FEW * max(setting.pp, 1) * (2 if setting.duplex else 1)
+
+        def follow(trial: Trial) -> Iterator[Candidate]:
+            if before is not None and (trial.secs, trial.peak_bytes) == _seen_of(before):
+                # The change changed nothing, so what follows it is what follows the other.
+                return
+            if trial.fits:
+                for hope, changed in self._options.moves(setting):
+                    yield from self._proposed(changed, trial.secs * hope, trial)
+            elif trial.lacks_memory:
+                for cost, changed in self._options.savings(setting):
+                    yield from self._proposed(changed, guess_secs * cost)
+
+        yield Candidate(
+            str(setting),
+            setting.microbatch,
+            Filling(setting, request.profile, request.recycle, num),
+            bound_secs=bounds.secs(setting),
+            guess_secs=guess_secs,
+            least_bytes=bounds.least_bytes(setting),
+            few=few if few < num else 0,
+            follow=follow,
+        )
+
+
+def _seen_of(trial: Trial) -> tuple[float, int]:
+    return trial.secs, trial.peak_bytes

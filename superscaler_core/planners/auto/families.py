@@ -1,0 +1,112 @@
+"""Families: from a setting to a filled plan, by the shipped plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from superscaler_core.cost import DeviceProfile
+from superscaler_core.plan import Overlap, Plan
+from superscaler_core.planners.auto.balance import balanced_sizes
+from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.traits import heavy_blocks
+from superscaler_core.plans.dap_pipeline import dap_pipeline
+from superscaler_core.plans.hybrid import hybrid
+from superscaler_core.plans.interlaced import interlaced
+from superscaler_core.plans.nf1b import nf1b
+from superscaler_core.plans.pieces.storage import shard_storage
+from superscaler_core.plans.spatial import spatial
+from superscaler_core.schedules import SCHEDULES, one_f_one_b
+from superscaler_core.schedules import nf1b as turns
+
+STAGES_A_WORKER = {"zero-bubble-v": 2, "dualpipe-v": 2}
+"""Of schedules that have more than one without being asked for chunks."""
+
+
+@dataclass(frozen=True)
+class Filling:
+    """An sProgram: fills plans by a setting.
+
+    Attributes:
+        setting: what is decided.
+        profile: of every device, for stages that take as long.
+        recycle: turns without gradient of every microbatch.
+        microbatches: of a step.
+    """
+
+    setting: Setting
+    profile: DeviceProfile
+    recycle: int
+    microbatches: int
+
+    def __call__(self, plan: Plan, microbatches: int = 0) -> None:
+        """Fill a plan with so many microbatches, or those of a step.
+
+        Raises:
+            PlanError: the model cannot be cut so.
+            ScheduleError: the schedule does not take these counts.
+        """
+        chosen, num = self.setting, microbatches or self.microbatches
+        overlap = Overlap(**chosen.knobs("prefetch", "reductions", "moves", "duplex"))
+        num_stages = chosen.pp * chosen.chunks * STAGES_A_WORKER.get(chosen.schedule, 1)
+        sizes = balanced_sizes(plan.graph, num_stages, self.profile, plan.blocks)
+        FAMILIES[chosen.family](plan, self, num // overlap.num_halves, sizes)
+        if chosen.zero == 3:
+            plan.gather_weights(*plan.blocks.groups)
+        if chosen.offload:
+            plan.store_on_host()
+        plan.overlap = overlap
+
+
+Family = Callable[[Plan, Filling, int, tuple[int, ...]], None]
+
+
+def _hybrid(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
+    chosen = filling.setting
+    schedule = SCHEDULES[chosen.schedule]
+    if filling.recycle:
+        schedule = partial(turns, recycle=filling.recycle)
+    names = ("tp", "pp", "chunks", "sequence", "vocabulary", "experts", "keep", "coshard")
+    hybrid(
+        plan,
+        microbatches=num,
+        schedule=schedule,
+        zero1=chosen.zero > 0,
+        coshard_blocks=heavy_blocks(plan.blocks) if chosen.heavy else None,
+        keep_coshard=chosen.keep_coshard,
+        sizes=sizes,
+        **chosen.knobs(*names),
+    )
+
+
+def _axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
+    chosen = filling.setting
+    knobs: dict[str, Any] = {**chosen.knobs("pp", "dp", "keep"), "zero1": chosen.zero > 0}
+    if filling.recycle:
+        nf1b(plan, recycle=filling.recycle, microbatches=num, sizes=sizes, **knobs)
+    else:
+        dap_pipeline(plan, microbatches=num, sizes=sizes, **knobs)
+
+
+def _interlaced(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
+    knobs = filling.setting.knobs("tp", "slack", "vocabulary", "keep")
+    interlaced(plan, microbatches=num, **knobs)
+
+
+def _spatial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
+    spatial(plan, rows=filling.setting.tp)
+    plan.op_order(one_f_one_b(1, num))
+    if filling.setting.zero:
+        shard_storage(plan)
+    plan.keep(filling.setting.keep)
+
+
+FAMILIES: Mapping[str, Family] = {
+    "hybrid": _hybrid,
+    "axial": _axial,
+    "interlaced": _interlaced,
+    "spatial": _spatial,
+}
+"""How ops may be cut, by name."""

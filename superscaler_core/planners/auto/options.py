@@ -1,0 +1,250 @@
+"""Options: the settings that a model and a cluster allow, and the moves from one to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from superscaler_core.plan import Keep
+from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.traits import Traits
+from superscaler_core.planners.request import Request
+
+MAX_SAMPLES = 32
+"""Samples of a microbatch and replica: more gain nothing, and keep pipelines empty."""
+
+MAX_PARTS = 8
+"""Parts of an attention or MLP on a device, as in the studies."""
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What may be chosen for one request.
+
+    Attributes:
+        request: what is asked.
+        traits: of its model.
+    """
+
+    request: Request
+    traits: Traits
+
+    def roots(self) -> Iterator[Setting]:
+        """One setting for every way to lay out the devices: the smallest microbatch, all kept."""
+        for family, lay_out in LAYOUTS.items():
+            for chosen in lay_out(self):
+                setting = self._with_defaults(replace(chosen, family=family))
+                sizes = [replace(setting, samples=n) for n in range(1, MAX_SAMPLES + 1)]
+                yield from [each for each in sizes if self.allows(each)][:1]
+
+    def _with_defaults(self, setting: Setting) -> Setting:
+        """What is cheap and saves memory is on from the beginning; moves may turn it off."""
+        is_shared = setting.dp > 1 or setting.family in ("axial", "spatial")
+        return replace(
+            setting,
+            zero=1 if is_shared and setting.family != "interlaced" else 0,
+            vocabulary=self.traits.has_words and setting.tp > 1 and setting.family == "hybrid",
+            experts=self.has_experts(setting),
+            prefetch=int(is_shared),
+            reductions=is_shared,
+        )
+
+    def has_experts(self, setting: Setting) -> bool:
+        """Whether experts can be dealt out to the replicas."""
+        num = self.traits.num_experts
+        return setting.family == "hybrid" and setting.dp > 1 and num > 0 and num % setting.dp == 0
+
+    def allows(self, setting: Setting) -> bool:
+        """Whether a step can be cut so."""
+        request = self.request
+        if setting.microbatch not in request.samples:
+            return False
+        num = request.microbatches(setting.microbatch)
+        is_pipeline = setting.pp > 1
+        return (
+            setting.samples <= MAX_SAMPLES
+            and (not setting.duplex or num % 2 == 0)
+            and (not is_pipeline or num >= setting.pp)
+            and (is_pipeline or setting.schedule == "interleaved")
+            and (setting.chunks == 1 or (is_pipeline and num % setting.pp == 0))
+            and setting.pp * setting.chunks <= self.traits.num_layers
+        )
+
+    def moves(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+        """Settings that differ in one choice, each with how much faster it is hoped to be."""
+        for hope, move in MOVES:
+            for changed in move(self, setting):
+                if changed != setting and self.allows(changed):
+                    yield hope, changed
+
+    def savings(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+        """Settings that need less memory, each with how much longer a step is thought to take."""
+        for cost, move in SAVINGS:
+            for changed in move(self, setting):
+                if changed != setting and self.allows(changed):
+                    yield cost, changed
+
+
+# --- layouts ------------------------------------------------------------------------------------
+
+
+def powers(most: int) -> list[int]:
+    """Powers of two up to a number, ascending."""
+    return [1 << i for i in range(most.bit_length()) if 1 << i <= most]
+
+
+def _hybrid(options: Options) -> Iterator[Setting]:
+    num, traits = len(options.request.devices), options.traits
+    sides = [n for n in range(1, num + 1) if num % n == 0]
+    for tp, pp in product(sides, sides):
+        if num % (tp * pp) or (tp > 1 and not traits.has_features) or pp > traits.num_layers:
+            continue
+        yield Setting(dp=num // (tp * pp), tp=tp, pp=pp)
+
+
+def _axial(options: Options) -> Iterator[Setting]:
+    num = len(options.request.devices)
+    if not options.traits.is_axial:
+        return
+    for pp, dp in product(powers(num), powers(num)):
+        if num % (pp * dp) == 0:
+            yield Setting(dp=dp, tp=num // (pp * dp), pp=pp)
+
+
+def _interlaced(options: Options) -> Iterator[Setting]:
+    num, traits = len(options.request.devices), options.traits
+    if traits.has_lookups and traits.has_features and not options.request.recycle:
+        for tp in powers(num // 2):
+            yield Setting(tp=tp, pp=num // tp, slack=1)
+
+
+def _spatial(options: Options) -> Iterator[Setting]:
+    num = len(options.request.devices)
+    if options.traits.has_images and not options.request.recycle:
+        for rows in powers(num)[1:]:
+            yield Setting(dp=num // rows, tp=rows)
+
+
+LAYOUTS: dict[str, Callable[[Options], Iterator[Setting]]] = {
+    "hybrid": _hybrid,
+    "axial": _axial,
+    "interlaced": _interlaced,
+    "spatial": _spatial,
+}
+"""How devices may be laid out, by family; nothing where a model does not have what it needs."""
+
+
+# --- moves --------------------------------------------------------------------------------------
+
+Move = Callable[[Options, Setting], Iterator[Setting]]
+
+
+def _values(name: str, *values: Any, when: Callable[[Options, Setting], bool]) -> Move:
+    """A move that gives an attribute other values."""
+
+    def move(options: Options, setting: Setting) -> Iterator[Setting]:
+        if when(options, setting):
+            for value in values:
+                yield replace(setting, **{name: value})
+
+    return move
+
+
+def _is_hybrid(options: Options, setting: Setting) -> bool:
+    return setting.family == "hybrid"
+
+
+def _in_pipeline(options: Options, setting: Setting) -> bool:
+    return setting.family == "hybrid" and setting.pp > 1 and not options.request.recycle
+
+
+def _has_replicas(options: Options, setting: Setting) -> bool:
+    return setting.dp > 1 or setting.family in ("axial", "spatial")
+
+
+def _in_tensor_parallel(options: Options, setting: Setting) -> bool:
+    return setting.family == "hybrid" and setting.tp > 1
+
+
+def _scaled(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Microbatches of twice or half as many samples."""
+    for samples in (2 * setting.samples, setting.samples // 2):
+        if samples:
+            yield replace(setting, samples=samples)
+
+
+def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Other orders of a pipeline."""
+    if not _in_pipeline(options, setting):
+        return
+    for chunks in (1, 2, 4):
+        yield replace(setting, schedule="interleaved", chunks=chunks)
+    for schedule in ("zero-bubble", "zero-bubble-h2", "zero-bubble-v"):
+        yield replace(setting, schedule=schedule, chunks=1)
+
+
+def _kept(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Keep more, or less."""
+    for keep in Keep:
+        yield replace(setting, keep=keep)
+
+
+def _in_parts(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Co-shard, of all blocks or of those that keep most."""
+    if setting.family != "hybrid" or not options.traits.has_features:
+        return
+    heavies = (False, True) if options.traits.has_heavy_blocks else (False,)
+    parts = [1, *powers(MAX_PARTS)[1:]]
+    for coshard, heavy in product(parts, heavies):
+        changed = replace(setting, coshard=coshard, heavy=heavy and coshard > 1, keep_coshard=None)
+        yield changed
+        if coshard > 1 and setting.keep is not Keep.EVERYTHING:
+            yield replace(changed, keep_coshard=Keep.EVERYTHING)
+
+
+def _overlapped(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Weights fetched ahead and gradients reduced in the backward, or neither."""
+    if _has_replicas(options, setting):
+        for prefetch, reductions in ((0, False), (1, True), (2, True)):
+            yield replace(setting, prefetch=prefetch, reductions=reductions)
+
+
+MOVES: tuple[tuple[float, Move], ...] = (
+    (0.85, _scaled),
+    (0.9, _scheduled),
+    (0.9, _kept),
+    (0.92, _values("sequence", True, False,
+                   when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens)),
+    (0.95, _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3)),
+    (0.95, _overlapped),
+    (0.95, _values("experts", True, False, when=lambda o, s: o.has_experts(s))),
+    (0.96, _values("zero", 0, 1, when=_has_replicas)),
+    (0.97, _values("zero", 3, when=_has_replicas)),
+    (0.97, _values("vocabulary", True, False,
+                   when=lambda o, s: o.traits.has_words and s.tp > 1
+                   and s.family in ("hybrid", "interlaced"))),
+    (0.97, _in_parts),
+    (0.98, _values("slack", 0, 1, when=lambda o, s: s.family == "interlaced")),
+    (0.98, _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts)),
+    (1.0, _values("offload", False, when=lambda o, s: s.offload)),
+)  # fmt: skip
+"""Changes of a setting that fits, with the share of its time that is hoped for.
+
+The shares are guesses: they set the order in which settings are looked at, and nothing else.
+"""
+
+SAVINGS: tuple[tuple[float, Move], ...] = (
+    (1.15, _values("keep", Keep.SEGMENT_INPUTS,
+                   when=lambda o, s: s.keep is Keep.EVERYTHING and s.family != "axial")),
+    (1.35, _values("keep", Keep.BLOCK_INPUTS, when=lambda o, s: s.keep is not Keep.BLOCK_INPUTS)),
+    (1.1, _values("sequence", True,
+                  when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens)),
+    (1.2, _values("zero", 3, when=_has_replicas)),
+    (1.2, _in_parts),
+    (1.05, _values("samples", 1, when=lambda o, s: s.samples > 1)),
+    (3.0, _values("offload", True,
+                  when=lambda o, s: s.zero > 0 and s.keep is Keep.BLOCK_INPUTS)),
+)  # fmt: skip
+"""Changes of a setting that lacks memory, with how much longer a step is thought to take."""

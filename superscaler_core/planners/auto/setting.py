@@ -1,0 +1,76 @@
+"""Setting: all that auto decides about a plan, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from superscaler_core.plan import Keep
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One point of auto's space; ``str`` names what differs from the default.
+
+    Attributes:
+        family: how ops are cut, a name of ``FAMILIES``.
+        dp, tp, pp: groups that share the batch; devices that share features, or rows and columns;
+            groups of devices with stages of their own.
+        samples: of a microbatch and replica.
+        schedule: a name of ``SCHEDULES``.
+        chunks: stages a worker, of ``interleaved``.
+        sequence, vocabulary, experts: what else is cut, as in ``hybrid``.
+        zero: 0, 1 or 3: what of the weights the devices that read them share.
+        offload: whether weights and states are stored on the host.
+        keep: what blocks keep for the backward.
+        coshard: parts of every attention and MLP on a device.
+        heavy: whether only the blocks that keep most have such parts.
+        keep_coshard: what blocks in parts keep besides; as ``keep`` if None.
+        slack: of ``interlaced``.
+        prefetch, reductions, moves, duplex: as in ``Overlap``.
+    """
+
+    family: str = "hybrid"
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    samples: int = 1
+    schedule: str = "interleaved"
+    chunks: int = 1
+    sequence: bool = False
+    vocabulary: bool = False
+    experts: bool = False
+    zero: int = 0
+    offload: bool = False
+    keep: Keep = Keep.EVERYTHING
+    coshard: int = 1
+    heavy: bool = False
+    keep_coshard: Keep | None = None
+    slack: int = 0
+    prefetch: int = 0
+    reductions: bool = False
+    moves: bool = False
+    duplex: bool = False
+
+    @property
+    def microbatch(self) -> int:
+        """Samples of a microbatch, all replicas together."""
+        return self.samples * self.dp
+
+    def __str__(self) -> str:
+        default = Setting()
+        words = [self.family, f"dp={self.dp} tp={self.tp} pp={self.pp} samples={self.samples}"]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in _SAID or value == getattr(default, each.name):
+                continue
+            words.append(each.name if value is True else f"{each.name}={value}")
+        return " ".join(words)
+
+    def knobs(self, *names: str) -> Mapping[str, Any]:
+        """Some attributes by name."""
+        return {name: getattr(self, name) for name in names}
+
+
+_SAID = ("family", "dp", "tp", "pp", "samples")

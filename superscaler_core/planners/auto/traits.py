@@ -1,0 +1,132 @@
+"""Traits: what a model has that plans can use, found out from its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+from superscaler_core.cost import DeviceProfile
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.blocks import Blocks, find_blocks
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part
+from superscaler_core.graph.tensor import PTensor
+from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
+from superscaler_core.plans.pieces.axial import EVOFORMER, axial_loops
+
+
+@dataclass(frozen=True, eq=False)
+class Traits:
+    """What a model has.
+
+    Attributes:
+        graph: of a microbatch.
+    """
+
+    graph: Graph
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Its parts."""
+        return find_blocks(self.graph)
+
+    @cached_property
+    def num_layers(self) -> int:
+        """The most stages of a pipeline."""
+        return len(self.blocks.layers)
+
+    @cached_property
+    def has_features(self) -> bool:
+        """Whether blocks have inner features."""
+        return _has(lambda: self.blocks.inner)
+
+    @cached_property
+    def has_tokens(self) -> bool:
+        """Whether inputs are sequences."""
+        return _has(lambda: self.blocks.tokens)
+
+    @cached_property
+    def has_words(self) -> bool:
+        """Whether there is an embedding or a head, whose words can be cut."""
+        return bool(self.blocks.words) and self.has_tokens
+
+    @cached_property
+    def has_lookups(self) -> bool:
+        """Whether words are looked up in front of blocks."""
+        return _has(lambda: self.blocks.embedding)
+
+    @cached_property
+    def num_experts(self) -> int:
+        """Into how many parts experts can be dealt out; 0 without experts."""
+        if not _has(lambda: self.blocks.experts):
+            return 0
+        dims = self.blocks.expert_dims
+        return gcd(*(n for dim in dims for n in self.blocks.dims.sizes(dim)))
+
+    @cached_property
+    def is_axial(self) -> bool:
+        """Whether its modules treat rows or columns apart."""
+        return _has(lambda: axial_loops(self.graph, EVOFORMER))
+
+    @cached_property
+    def has_images(self) -> bool:
+        """Whether it convolves images."""
+        shape = self.graph.inputs[0].shape if self.graph.inputs else ()
+        return len(shape) == 4 and any("conv" in op.kind for op in self.graph.ops)
+
+    @cached_property
+    def has_heavy_blocks(self) -> bool:
+        """Whether some blocks, but not all, keep much more than others."""
+        return 0 < len(heavy_blocks(self.blocks)) < len(self.blocks.layers)
+
+
+def _has(find: Callable[[], Any]) -> bool:
+    try:
+        return bool(find())
+    except PlanError:
+        return False
+
+
+def heavy_blocks(blocks: Blocks) -> tuple[int, ...]:
+    """The numbers of the blocks that keep at least half as much as the one that keeps most."""
+    kept = [kept_bytes(blocks.graph, ops) for ops in blocks.layers]
+    return tuple(i for i, size in enumerate(kept) if 2 * size >= max(kept))
+
+
+def compute_secs(graph: Graph, profile: DeviceProfile) -> float:
+    """Time of a forward and a backward of uncut ops, one after another on one device."""
+    times = OpTimes(profile)
+    return sum(times.forward_secs(p) + times.backward_secs(p) for p in map(Part, graph.ops))
+
+
+def kept_bytes(graph: Graph, ops: tuple[Op, ...] | None = None) -> int:
+    """What autograd saves of a microbatch that is not cut, views with what they view.
+
+    Args:
+        graph: of the microbatch.
+        ops: of which it saves; all if None.
+    """
+    sizes: dict[Any, int] = {}
+    for op in graph.ops if ops is None else ops:
+        if not any(tensor.requires_grad for tensor in op.outputs):
+            continue
+        for number in op.saves:
+            if number >= len(op.inputs) and op.kind in SAVED_ITEM_BYTES:
+                made = op.outputs[number - len(op.inputs)]
+                sizes[op, number] = made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
+                continue
+            tensor = _viewed(graph, (*op.inputs, *op.outputs)[number])
+            if tensor in graph.producer:
+                sizes[tensor] = tensor.num_bytes
+    return sum(sizes.values())
+
+
+def _viewed(graph: Graph, tensor: PTensor) -> PTensor:
+    """The tensor whose memory it is."""
+    while tensor in graph.producer and graph.producer[tensor].kind in VIEWS:
+        tensor = graph.producer[tensor].inputs[0]
+    return tensor

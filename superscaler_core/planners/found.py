@@ -1,0 +1,153 @@
+"""Found: the plan that a search chose, and all that it has tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from superscaler_core.compiled import Compiled
+from superscaler_core.plan import Decisions, Plan
+from superscaler_core.planners.evaluate import compiled
+from superscaler_core.planners.picture import draw
+from superscaler_core.planners.request import Candidate, Request, Trial
+from superscaler_core.units import bytes_text, secs_text
+
+WIDTH = 100
+"""Columns of the table."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search found; print it.
+
+    Attributes:
+        request: what was asked.
+        best: the fastest candidate that fits in memory, simulated in full.
+        tried: everything that was looked at, in that order, the best too.
+        num_skipped: candidates whose lower bound was not below the best plan's time.
+        num_left: candidates that were not looked at, as the budget was spent.
+        search_secs: how long the search took.
+    """
+
+    request: Request
+    best: Trial
+    tried: tuple[Trial, ...]
+    num_skipped: int
+    num_left: int
+    search_secs: float
+
+    @property
+    def name(self) -> str:
+        """The chosen plan in words."""
+        return self.best.candidate.name
+
+    @property
+    def secs(self) -> float:
+        """Simulated time of a step."""
+        return self.best.secs
+
+    @property
+    def peak_bytes(self) -> int:
+        """Memory of the fullest device."""
+        return self.best.peak_bytes
+
+    @property
+    def samples_per_sec(self) -> float:
+        """Speed of training."""
+        return self.request.batch / self.secs
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The chosen plan, filled."""
+        return self.best.candidate.plan(self.request)
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """Its program."""
+        candidate = self.best.candidate
+        return compiled(self.request, candidate.samples, candidate.sprogram)
+
+    @property
+    def decisions(self) -> Decisions:
+        """The chosen plan as a value with a text."""
+        return self.plan.decisions
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan's decisions, which ``Decisions.load`` reads."""
+        self.decisions.save(path)
+
+    def draw(self, path: str | Path) -> None:
+        """Write a picture: time against memory of everything that was tried, and what was chosen.
+
+        Raises:
+            PlanError: matplotlib is missing, or cannot write this suffix.
+        """
+        draw(self, path)
+
+    # --- text -----------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return "\n".join([self.summary(), "", self.table()])
+
+    def summary(self) -> str:
+        """What was chosen, and how much was looked at."""
+        num, samples = len(self.tried), self.best.candidate.samples
+        left = f", {self.num_left} not looked at" if self.num_left else ""
+        return "\n".join(
+            [
+                f"chosen   {self.name}",
+                f"step     {secs_text(self.secs)}, {self.samples_per_sec:.4g} samples/s; "
+                f"{self.request.microbatches(samples)} microbatches of {samples} samples",
+                f"memory   {bytes_text(self.peak_bytes)} of "
+                f"{bytes_text(self.request.memory_bytes)} on the fullest device",
+                f"search   {self.search_secs:.1f} s: {num} tried, {self.num_skipped} skipped by "
+                f"their lower bound{left}",
+            ]
+        )
+
+    def table(self, num: int = 10) -> str:
+        """The best candidates, and why the others lost."""
+        fits = sorted(_last(self.tried), key=lambda trial: trial.secs)
+        lines = [f"{'step':>10} {'memory':>10}  {'':>7}  plan"]
+        for trial in fits[:num]:
+            if trial.fits:
+                slower = f"{trial.secs / self.secs:.3f} x" if trial is not self.best else "chosen"
+                size, secs = bytes_text(trial.peak_bytes), secs_text(trial.secs)
+                mark = "~" if trial.is_estimate else " "
+                name = _cut(trial.candidate.name, WIDTH - 33)
+                lines.append(f"{mark}{secs:>9} {size:>10}  {slower:>7}  {name}")
+        lines += [f"{count:>10} x {_cut(why, WIDTH - 13)}" for why, count in self._losses(num)]
+        if any(trial.is_estimate for trial in fits[:num] if trial.fits):
+            lines.append("~ few microbatches were simulated, and the rest added at their pace")
+        return "\n".join(lines)
+
+    def _losses(self, num: int) -> list[tuple[str, int]]:
+        """Why the candidates that the table does not show lost, the most frequent first."""
+        rows = _last(self.tried)
+        fit = sum(trial.fits for trial in rows)
+        whys = Counter(
+            "more memory than a device has" if trial.lacks_memory else trial.problem
+            for trial in rows
+            if not trial.fits
+        )
+        slower = [("slower than these", fit - num)] if fit > num else []
+        skipped = [
+            ("skipped: their lower bound is not below the chosen plan's step", self.num_skipped)
+        ]
+        return [*slower, *(row for row in skipped if row[1]), *whys.most_common(8)]
+
+
+def _last(tried: Sequence[Trial]) -> list[Trial]:
+    """The last trial of every candidate: the one in full, if there is one."""
+    found: dict[Candidate, Trial] = {}
+    for trial in tried:
+        found[trial.candidate] = trial
+    return list(found.values())
+
+
+def _cut(text: str, width: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 3] + "..."

@@ -1,0 +1,63 @@
+"""Picture of a search: the time of every candidate against its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from superscaler_core.planners.request import Trial
+from superscaler_core.simulator.picture import COLOURS, new_figure
+from superscaler_core.units import secs_text
+
+if TYPE_CHECKING:
+    from superscaler_core.planners.found import Found
+
+GIB = 2**30
+
+TOO_LARGE = 1.5
+"""How far beyond the limit, relative to it, candidates without memory are still shown."""
+
+
+def draw(found: Found, path: str | Path) -> None:
+    """Draw a search; the file's suffix selects the format.
+
+    A dot is a plan that fits, and the star is the chosen one. The dashed line is the memory of a
+    device. Plans beyond it were not simulated: ticks at the top show what they need.
+
+    Raises:
+        PlanError: matplotlib is missing, or cannot write this suffix.
+    """
+    figure = new_figure(path, (8, 5))
+    axes = figure.subplots()
+    limit = found.request.memory_bytes / GIB
+    fits = [trial for trial in found.tried if trial.fits]
+    lacking = [trial for trial in found.tried if trial.lacks_memory]
+    for label, trials, marker, size, colour in (
+        ("fits", fits, "o", 22, COLOURS["forward"]),
+        ("chosen", [found.best], "*", 190, COLOURS["communication"]),
+    ):
+        secs = [trial.secs for trial in trials]
+        axes.scatter(_gib(trials), secs, size, colour, marker=marker, label=label, linewidths=0)
+    shown = [size for size in _gib(lacking) if size <= TOO_LARGE * limit]
+    axes.plot(shown, [0.985] * len(shown), "|", color=COLOURS["weights"], markersize=9,
+              transform=axes.get_xaxis_transform(), label="needs more memory")  # fmt: skip
+    axes.axvline(limit, color="0.4", linestyle="--", linewidth=1, label="memory of a device")
+    axes.set_xlim(left=0)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda secs, _: secs_text(secs))
+    axes.yaxis.set_minor_formatter(lambda secs, _: secs_text(secs))
+    axes.tick_params(axis="y", which="both", labelsize=8)
+    axes.set_xlabel("memory of the fullest device, GiB")
+    axes.set_ylabel("simulated time of a step")
+    name = found.request.graph_of(found.best.candidate.samples).name
+    title = f"{name} on {len(found.request.devices)} x {found.request.profile.name}"
+    axes.set_title(f"{title}: {secs_text(found.secs)}\n{found.name}", loc="left", fontsize=9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    figure.savefig(Path(path))
+
+
+def _gib(trials: Sequence[Trial]) -> list[float]:
+    return [trial.peak_bytes / GIB for trial in trials]

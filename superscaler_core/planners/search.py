@@ -1,0 +1,229 @@
+"""Search: from a model, a cluster and a budget to the fastest plan that fits in memory."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import rvdcomm as rv
+from superscaler_core.cost import PROFILES, DeviceProfile
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device
+from superscaler_core.planners.evaluate import evaluate, lack
+from superscaler_core.planners.found import Found
+from superscaler_core.planners.microbatches import graphs_of
+from superscaler_core.planners.request import Candidate, Request, SearchPlanner, Trial
+from superscaler_core.planners.table import planner_of
+from superscaler_core.planners.workers import Workers
+
+Progress = Callable[[int, int, Trial | None], None]
+"""Told after every trial: how many there were, how many candidates wait, and the best so far."""
+
+
+def search(
+    model_or_graph: Any,
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    topology: rv.Topology,
+    batch: int,
+    memory_bytes: int | None = None,
+    planner: str | SearchPlanner = "auto",
+    budget_secs: float = 60.0,
+    max_tried: int = 0,
+    profile: DeviceProfile | str = PROFILES["v100"],
+    devices: Sequence[Device] | None = None,
+    samples: Sequence[int] = (),
+    recycled: Mapping[str, int] | None = None,
+    recycle: int = 0,
+    optimizer: str = "adam",
+    master_dtype: str | None = None,
+    num_processes: int = 1,
+    progress: Progress | None = None,
+) -> Found:
+    """Search for the plan with the shortest simulated step that fits in memory.
+
+    Every candidate is compiled, read for its memory and simulated, so what is found can be run, and
+    no plan over the memory limit is returned. Ctrl-C ends the search with the best so far.
+
+    Args:
+        model_or_graph: a model, which is captured with microbatches of several sizes; or its graph,
+            captured with a microbatch of the only size that is tried; or a function from the number
+            of samples of a microbatch to a graph.
+        inputs: of the model: example arguments as in ``capture``; dim 0 of tensors is the batch.
+        topology: hosts and links of the devices.
+        batch: samples of a step.
+        memory_bytes: of a device; that of the profile if None.
+        planner: a name of ``PLANNERS``, or a function that proposes candidates.
+        budget_secs: no candidate is begun later than this.
+        max_tried: how many trials there are at most; 0 is any number. With one process, and as long
+            as the seconds suffice, a search with the same numbers finds the same plan.
+        profile: of every device, or a preset's name.
+        devices: that may be used; all of the topology if None.
+        samples: sizes of microbatches that are tried; powers of two that divide the batch if empty.
+        recycled: as in ``capture``, for a model.
+        recycle: turns without gradient of every microbatch, for a model that is recycled.
+        optimizer, master_dtype: as in ``compile``.
+        num_processes: that look at candidates side by side. More than one needs a main module that
+            can be imported, as ``multiprocessing`` does.
+        progress: told after every trial.
+
+    Raises:
+        PlanError: nothing that was tried fits; the message says what was lacking.
+    """
+    chosen = tuple(sorted(topology.ranks) if devices is None else devices)
+    each = profile if isinstance(profile, DeviceProfile) else PROFILES[profile]
+    graph_of, sizes = graphs_of(model_or_graph, inputs, batch, samples, recycled)
+    request = Request(
+        graph_of, sizes, batch, chosen, topology, each,
+        each.memory_bytes if memory_bytes is None else memory_bytes,
+        optimizer=optimizer, master_dtype=master_dtype, recycle=recycle,
+    )  # fmt: skip
+    return search_request(
+        request,
+        planner_of(planner),
+        budget_secs=budget_secs,
+        max_tried=max_tried,
+        num_processes=num_processes,
+        progress=progress,
+    )
+
+
+def search_request(
+    request: Request,
+    planner: SearchPlanner,
+    *,
+    budget_secs: float = 60.0,
+    max_tried: int = 0,
+    num_processes: int = 1,
+    progress: Progress | None = None,
+) -> Found:
+    """The same for a request; see ``search``."""
+    start = time.monotonic()
+    with Workers(request, num_processes) as workers:
+        looking = _Looking(request, workers, start + budget_secs, max_tried, progress)
+        try:
+            looking.run(planner)
+        except KeyboardInterrupt:
+            if not looking.has_any:
+                raise
+        looking.confirm()
+        return looking.found(time.monotonic() - start)
+
+
+class _Looking:
+    """One search: what waits, what was tried, and the best so far.
+
+    Candidates are looked at in the order of their guesses. One whose bound is not below the best
+    step is skipped, so a search that ends by itself has found the best of all candidates.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        workers: Workers,
+        end: float,
+        max_tried: int,
+        progress: Progress | None,
+    ) -> None:
+        self._request, self._workers = request, workers
+        self._end, self._max_tried, self._progress = end, max_tried, progress
+        self._waiting: list[tuple[float, int, Candidate, Trial | None]] = []
+        self._looked_at: set[Candidate] = set()
+        self._numbers = count()
+        self._tried: list[Trial] = []
+        self._num_skipped = 0
+        self.best: Trial | None = None
+
+    def run(self, planner: SearchPlanner) -> None:
+        """Look at candidates until none waits, or the budget is spent."""
+        for candidate in planner(self._request):
+            self._push(candidate)
+            if self._is_over:
+                return
+        while not self._is_over:
+            while self._waiting and self._workers.has_room and not self._is_over:
+                self._begin()
+            ended = self._workers.wait(self._end - time.monotonic())
+            if ended is not None:
+                self._take(ended)
+            elif not self._waiting:
+                return
+
+    def found(self, search_secs: float) -> Found:
+        """What came of it.
+
+        Raises:
+            PlanError: nothing fits.
+        """
+        if self.best is None:
+            raise PlanError(_nothing(self._request, self._tried, len(self._waiting)))
+        tried, left = tuple(self._tried), len(self._waiting)
+        best = self.best
+        return Found(self._request, best, tried, self._num_skipped, left, search_secs)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether something fits."""
+        return any(trial.fits for trial in self._tried)
+
+    @property
+    def _is_over(self) -> bool:
+        is_late = time.monotonic() >= self._end and bool(self._tried)
+        return is_late or 0 < self._max_tried <= len(self._tried)
+
+    def _push(self, candidate: Candidate) -> None:
+        order = candidate.guess_secs or candidate.bound_secs
+        heapq.heappush(self._waiting, (order, next(self._numbers), candidate, None))
+
+    def _begin(self) -> None:
+        """Give the first that waits to a worker, unless its bounds say that it cannot win."""
+        _, _, candidate, estimate = heapq.heappop(self._waiting)
+        bound = candidate.bound_secs if estimate is None else estimate.secs
+        if self.best is not None and bound >= self.best.secs:
+            self._num_skipped += estimate is None
+        elif candidate.least_bytes > self._request.memory_bytes:
+            problem = f"at least {lack(candidate.least_bytes, self._request)}"
+            self._take(Trial(candidate, peak_bytes=int(candidate.least_bytes), problem=problem))
+        else:
+            self._workers.begin(candidate, in_full=estimate is not None)
+
+    def _take(self, trial: Trial) -> None:
+        candidate = trial.candidate
+        is_first = candidate not in self._looked_at
+        self._looked_at.add(candidate)
+        self._tried.append(trial)
+        if trial.fits and (self.best is None or trial.secs < self.best.secs):
+            if trial.is_estimate:
+                # The next of all, so that a search that is stopped has a best plan.
+                heapq.heappush(self._waiting, (-1.0, next(self._numbers), candidate, trial))
+            else:
+                self.best = trial
+        for follower in candidate.follow(trial) if is_first else ():
+            self._push(follower)
+        if self._progress is not None:
+            self._progress(len(self._tried), len(self._waiting), self.best)
+
+    def confirm(self) -> None:
+        """Simulate the best estimate in full, if the budget ended before anything was."""
+        fits = sorted((t for t in self._tried if t.fits), key=lambda trial: trial.secs)
+        for trial in fits if self.best is None else ():
+            self._take(evaluate(self._request, trial.candidate))
+            if self.best is not None:
+                return
+
+
+def _nothing(request: Request, tried: Iterable[Trial], num_left: int) -> str:
+    """What to say if nothing fits."""
+    whys = [trial for trial in tried if trial.problem]
+    least = min((t.peak_bytes for t in whys if t.lacks_memory), default=0)
+    other = next((t.problem for t in whys if not t.lacks_memory), "")
+    said = f"the smallest {lack(least, request)}" if least else other
+    left = f" and {num_left} were left when the budget was spent" if num_left else ""
+    return (
+        f"no plan was found for {len(request.devices)} devices: {len(whys)} were tried{left}; "
+        f"{said or 'the planner proposes none'}. Use more devices, smaller microbatches, another "
+        "planner or a larger budget."
+    )

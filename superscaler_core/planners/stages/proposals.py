@@ -1,0 +1,50 @@
+"""Proposals: the cuts of a stage planner as candidates of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from superscaler_core.plan import Keep, Plan
+from superscaler_core.planners.request import Candidate, Request
+from superscaler_core.planners.stages.fill import fill
+from superscaler_core.planners.stages.plan_stages import Planner, plan_stages
+from superscaler_core.planners.stages.pricing import price_stages
+
+KEEPS = (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
+"""What stages are priced with."""
+
+MAX_SAMPLES = 4
+"""Samples of a microbatch for every device that are tried: more keep pipelines empty."""
+
+
+def propose_stages(request: Request, *, planner: Planner) -> Iterator[Candidate]:
+    """A planner's cut for every size of microbatches and all that may be kept."""
+    name = getattr(planner, "__name__", "stages")
+    for samples in request.samples:
+        if samples > MAX_SAMPLES * len(request.devices):
+            return
+        for keep in KEEPS:
+            text = f"{name} samples={samples}" + ("" if keep is KEEPS[0] else f" keep={keep}")
+            how = partial(cut_by, request=request, planner=planner, samples=samples, keep=keep)
+            yield Candidate(text, samples, how)
+
+
+def cut_by(plan: Plan, *, request: Request, planner: Planner, samples: int, keep: Keep) -> None:
+    """An sProgram: the stages that a planner chooses for a request.
+
+    Raises:
+        PlanError: it finds no cut that fits in memory.
+    """
+    blocks, vocabulary = plan.blocks, bool(plan.blocks.words)
+    num = request.microbatches(samples)
+    problem = price_stages(
+        plan.graph, plan.devices, request.topology, request.profile, num,
+        memory_bytes=request.memory_bytes, keep=keep, has_changes=True, vocabulary=vocabulary,
+        optimizer=request.optimizer, master_dtype=request.master_dtype, blocks=blocks,
+    )  # fmt: skip
+    cut, _ = plan_stages(
+        plan.graph, problem, planner, request.topology, optimizer=request.optimizer,
+        master_dtype=request.master_dtype, blocks=blocks, vocabulary=vocabulary, keep=keep,
+    )  # fmt: skip
+    fill(plan, cut=cut, microbatches=num, vocabulary=vocabulary, keep=keep)

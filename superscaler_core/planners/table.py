@@ -1,0 +1,34 @@
+"""The table of planners: each by its name, as a function from a request to candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import partial
+
+from superscaler_core.errors import PlanError
+from superscaler_core.planners.auto import auto
+from superscaler_core.planners.request import SearchPlanner
+from superscaler_core.planners.stages.plan_stages import STAGE_PLANNERS
+from superscaler_core.planners.stages.proposals import propose_stages
+
+PLANNERS: Mapping[str, SearchPlanner] = {
+    "auto": auto,
+    **{name: partial(propose_stages, planner=planner) for name, planner in STAGE_PLANNERS.items()},
+}
+"""Planners by name."""
+
+
+def planner_of(planner: str | SearchPlanner) -> SearchPlanner:
+    """A planner by its name, or itself.
+
+    Raises:
+        PlanError: there is no planner of that name.
+    """
+    if not isinstance(planner, str):
+        return planner
+    if planner not in PLANNERS:
+        near = get_close_matches(planner, PLANNERS, 3)
+        hint = f" Is it {' or '.join(near)}?" if near else ""
+        raise PlanError(f"there is no planner {planner!r}; there are {', '.join(PLANNERS)}.{hint}")
+    return PLANNERS[planner]

@@ -1,0 +1,97 @@
+"""Workers: processes that look at candidates side by side, or this process alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from superscaler_core.planners.evaluate import Looked, evaluate, look, trial_of
+from superscaler_core.planners.request import Candidate, Request, Trial
+
+
+class Workers:
+    """Looks at candidates of one request; a context.
+
+    A candidate that cannot be sent to another process is looked at here, and so is every one if the
+    system ends a process, for its memory perhaps.
+
+    Args:
+        request: of all candidates.
+        num_processes: with one, all is done here, one after another.
+    """
+
+    def __init__(self, request: Request, num_processes: int) -> None:
+        self._request = request
+        self._here: deque[tuple[Candidate, bool]] = deque()
+        self._away: dict[Future[Looked], tuple[Candidate, bool]] = {}
+        self._num = num_processes if _can_send(request) else 1
+        self._pool: ProcessPoolExecutor | None = None
+        if self._num > 1:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._num, context, _start, (request,))
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another candidate would be begun at once."""
+        return len(self._here) + len(self._away) < (self._num if self._pool else 1)
+
+    def begin(self, candidate: Candidate, *, in_full: bool) -> None:
+        """Look at a candidate when there is room."""
+        few = 0 if in_full else candidate.few
+        if self._pool is None or not _can_send(candidate.sprogram):
+            self._here.append((candidate, in_full))
+            return
+        future = self._pool.submit(_look, candidate.samples, candidate.sprogram, few)
+        self._away[future] = candidate, in_full
+
+    def wait(self, timeout_secs: float) -> Trial | None:
+        """The next that ends; None if none is under way, or none ends in time."""
+        if self._here:
+            candidate, in_full = self._here.popleft()
+            return evaluate(self._request, candidate, in_full=in_full)
+        if not self._away:
+            return None
+        ended, _ = wait(self._away, max(0.0, timeout_secs), FIRST_COMPLETED)
+        if not ended:
+            return None
+        future = ended.pop()
+        candidate, _ = self._away.pop(future)
+        try:
+            return trial_of(candidate, future.result())
+        except BrokenProcessPool:
+            self._pool = None
+            self._here.extend([(candidate, True), *self._away.values()])
+            self._away.clear()
+            return self.wait(timeout_secs)
+
+
+def _can_send(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
+
+
+_mine: list[Request] = []
+"""The request of a process of a pool."""
+
+
+def _start(request: Request) -> None:
+    _mine[:] = [request]
+
+
+def _look(samples: int, sprogram: Callable[..., Any], few: int) -> Looked:
+    return look(_mine[0], samples, sprogram, few)

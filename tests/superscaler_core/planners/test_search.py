@@ -1,0 +1,199 @@
+"""Laws of searches: what fits, what is best, what runs, and what a budget does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+from pathlib import Path
+
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.models import build, example_inputs
+from superscaler_core.planners.auto import Setting, auto, options
+from superscaler_core.planners.auto.families import Filling
+from superscaler_core.planners.auto.options import Options
+from superscaler_core.planners.auto.traits import Traits
+from superscaler_core.planners.evaluate import compiled, evaluate, look
+from superscaler_core.planners.request import Request, Trial
+from superscaler_core.planners.search import search_request
+from superscaler_core.planners.table import PLANNERS
+from superscaler_core.simulator import PROFILES, simulate
+from tests.superscaler_core.training import Case, errors_on_threads
+
+BATCH = 8
+
+SMALL = {
+    "gpt": {"sequence": 16},
+    "moe": {"sequence": 16},
+    "mlp": {},
+    "wide_resnet": {},
+    "mbart": {},
+    "evoformer": {},
+}
+"""Sizes beside those of ``tiny``."""
+
+
+@cache
+def graph(model: str, samples: int) -> ss.Graph:
+    inputs = example_inputs(model, samples, **SMALL[model])
+    return ss.capture(build(model, **SMALL[model]), inputs)
+
+
+@dataclass(frozen=True)
+class GraphOf:
+    model: str
+
+    def __call__(self, samples: int) -> ss.Graph:
+        return graph(self.model, samples)
+
+
+def request(model: str = "mlp", num: int = 2, *, memory_bytes: int = 1 << 34) -> Request:
+    """The same request for everything that is tried here, on slow links."""
+    topology = rv.Topology.single_host(num, 5e-6, 20e9)
+    devices, samples = tuple(range(num)), (1, 2, 4, 8)
+    return Request(
+        GraphOf(model), samples, BATCH, devices, topology, PROFILES["v100"], memory_bytes
+    )
+
+
+def every_setting(asked: Request) -> set[Setting]:
+    """All settings that moves lead to from the layouts of the devices."""
+    space = Options(asked, Traits(asked.graph_of(asked.samples[0])))
+    found, left = set(), list(space.roots())
+    while left:
+        setting = left.pop()
+        if setting not in found:
+            found.add(setting)
+            left += [changed for _, changed in space.moves(setting)]
+    return found
+
+
+@pytest.fixture
+def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the moves that have most values, a search looks at all settings in a second."""
+    few = [pair for pair in options.MOVES if pair[1] not in (options._in_parts, options._kept)]
+    monkeypatch.setattr(options, "MOVES", few)
+
+
+def test_the_best_is_the_best_of_all_settings(few_moves: None) -> None:
+    """Bounds, estimates and changes without effect lose nothing."""
+    asked = replace(request("mlp"), samples=(4,))
+    found = search_request(asked, auto)
+    assert found.num_left == 0
+    best = inf
+    for setting in every_setting(asked):
+        num = asked.microbatches(setting.microbatch)
+        filling = Filling(setting, asked.profile, 0, num)
+        best = min(best, look(asked, setting.microbatch, filling).secs)
+    assert found.secs == best
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_no_plan_needs_more_memory_than_there_is(name: str) -> None:
+    free = search_request(request("gpt"), PLANNERS[name], max_tried=6)
+    limit = int(0.9 * free.peak_bytes)
+    found = search_request(request("gpt", memory_bytes=limit), PLANNERS[name], max_tried=12)
+    peaks = [memory.total_bytes for memory in found.compiled.memory.values()]
+    assert max(peaks) == found.peak_bytes <= limit
+    assert found.secs == simulate(found.compiled, "v100").secs
+    assert all(t.peak_bytes > limit for t in found.tried if t.lacks_memory)
+
+
+def test_memory_that_nothing_fits_in_is_said() -> None:
+    with pytest.raises(ss.PlanError, match=r"no plan was found for 2 devices: .* the smallest nee"):
+        search_request(request(memory_bytes=1000), auto, max_tried=20)
+
+
+@pytest.mark.parametrize("model", ["gpt", "moe", "mlp"])
+def test_a_found_plan_trains_as_one_device_does(model: str, tmp_path: Path) -> None:
+    case = Case("data_parallel", 4, model=model, sizes=SMALL[model])
+    example = case.inputs(0, 2)
+    found = ss.search(
+        case.new_model(), example, topology=rv.Topology.single_host(4, 5e-6, 20e9), batch=BATCH,
+        max_tried=20,
+    )  # fmt: skip
+    assert max(errors_on_threads(FoundCase(found, case), tmp_path)) < 1e-9
+
+
+class FoundCase:
+    """A training by a plan that was found."""
+
+    def __init__(self, found: ss.Found, case: Case) -> None:
+        self._found, self._case = found, replace(case, batch=found.best.candidate.samples)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._case, name)
+
+    def compiled(self) -> ss.Compiled:
+        return self._found.compiled
+
+
+def test_the_same_numbers_find_the_same_plan() -> None:
+    names = [search_request(request("gpt"), auto, max_tried=15).name for _ in range(2)]
+    assert names[0] == names[1]
+
+
+def test_a_search_that_is_stopped_has_the_best_so_far() -> None:
+    def stop(num: int, waiting: int, best: Trial | None) -> None:
+        if num == 5:
+            raise KeyboardInterrupt
+
+    found = search_request(request("gpt"), auto, progress=stop)
+    assert len(found.tried) >= 5
+    assert found.num_left > 0
+    fits = [t.secs for t in found.tried if t.fits and not t.is_estimate]
+    assert found.secs == min(fits)
+
+
+def test_a_budget_ends_a_search() -> None:
+    found = search_request(request("gpt"), auto, budget_secs=0)
+    assert found.num_left > 0
+    assert "not looked at" in str(found)
+
+
+def test_two_processes_find_what_one_finds(few_moves: None) -> None:
+    asked = replace(request(), samples=(4,))
+    one, two = (search_request(asked, auto, num_processes=n) for n in (1, 2))
+    assert one.secs == two.secs
+    assert one.peak_bytes == two.peak_bytes
+
+
+def test_an_estimate_is_near_the_whole_step() -> None:
+    asked = replace(request("gpt"), batch=64, samples=(1,))
+    (candidate, *_) = [c for c in auto(asked) if "pp=2" in c.name]
+    short, whole = (evaluate(asked, candidate, in_full=full) for full in (False, True))
+    assert short.is_estimate
+    assert not whole.is_estimate
+    # The pace of a full pipeline is that of its slowest stage, and its ends differ a little.
+    assert short.secs == pytest.approx(whole.secs, rel=0.01)
+
+
+def test_a_plan_of_another_batch_is_refused() -> None:
+    def half(plan: ss.Plan) -> None:
+        for op in plan.graph.ops:
+            plan.op_assign(op, 0)
+        plan.op_order(ss.SCHEDULES["1f1b"](1, 4))
+
+    with pytest.raises(ss.PlanError, match="has 8 microbatches of 1, and the plan has 4"):
+        compiled(request(), 1, half)
+
+
+def test_the_table_is_no_wider_than_a_terminal() -> None:
+    found = search_request(request("gpt"), auto, max_tried=25)
+    assert max(map(len, str(found).splitlines())) <= 100
+    assert found.decisions == ss.Decisions.parse(str(found.decisions))
+
+
+def test_a_search_is_a_picture(tmp_path: Path) -> None:
+    found = search_request(request("gpt", memory_bytes=1 << 20), auto, max_tried=25)
+    found.draw(tmp_path / "found.png")
+    assert (tmp_path / "found.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_planner_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ss.PlanError, match=r"no planner 'alpha'.* Is it alpa"):
+        ss.search(graph("mlp", 2), topology=rv.Topology.single_host(2, 1e-6, 1e9), batch=8,
+                  planner="alpha")  # fmt: skip
