@@ -16,15 +16,16 @@ An op along a loop that an input lacks reads it whole, and its gradient is a sum
 its result lacks (a reduction) the result is a sum, and it needs the whole gradient. Weights are
 stored in halves along the dim that moves least; a tied weight has one such dim for all its readers.
 
-Complexity: of a level as of ``eliminate`` in ``planners/space``. A level is exact; levels are
-decided one after another, which Tofu proves to be no worse than deciding them at once if bytes of
-all levels count alike and every level's best cut remains possible; here it is a heuristic, as ops
-have loops of different sizes.
+Complexity: a level is one programme over the graph (``elimination``): ops with at most two
+neighbours, which are most, are eliminated in time linear in their number, as a dynamic programme
+along a chain does whose state is the one or two tensors between both sides; for the few that are
+left it is an integer programme. A level is exact. Levels are decided one after another: a
+heuristic, as what the first level takes is missing in the next where loops are short.
 
 Differences from the published algorithm: it merges ops (forward with backward, elementwise ops with
 what they follow, steps of a recurrence) into groups, and its programme goes along the chain of the
-groups; here elimination finds few tensors to lie between on its own, and nothing is merged but
-forward with backward. There every op fetches what it needs from tensors, of which each has a dim of
+groups; here nothing is merged but forward with backward, as elimination makes such chains on its own.
+There every op fetches what it needs from tensors, of which each has a dim of
 its own; here an activation lies as its writer writes it, and moves once for each of its readers.
 
 Source: Wang et al., Supporting Very Large Models using Automatic Dataflow Graph Partitioning
@@ -43,8 +44,8 @@ from superscaler_core.graph.sliding import SlidingWindow
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.plan import Plan
 from superscaler_core.plan.op_trans import replicate, split
+from superscaler_core.planners.alpa_intra import alpa_intra
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode
-from superscaler_core.planners.space.elimination import eliminate
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import one_f_one_b
 
@@ -71,15 +72,11 @@ class Halvings:
 
 
 def halve(graph: Graph, levels: int) -> Halvings:
-    """Decide all levels, one after another.
-
-    Raises:
-        PlanError: tables of the dynamic programme are too large.
-    """
+    """Decide all levels, one after another."""
     found = Halvings({op.index: () for op in graph.ops})
     for level in range(levels):
         space = halving_space(graph, found)
-        best = eliminate(space)
+        best = alpa_intra(space)
         loops = {
             op.index: (*found.loops[op.index], space.nodes[op.index].choices[best.assignment[i]])
             for i, op in enumerate(graph.ops)
