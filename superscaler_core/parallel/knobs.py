@@ -17,12 +17,13 @@ from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.modules import Modules
 from superscaler_core.plan import Keep, Plan
 from superscaler_core.planners.stages import STAGE_PLANNERS, stages
+from superscaler_core.planners.tofu import tofu
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.pieces.axial import Cut
 from superscaler_core.schedules import SCHEDULES
 from superscaler_core.units import parse_bytes
 
-SPROGRAMS: Mapping[str, Callable[..., None]] = {**PLANS, "stages": stages}
+SPROGRAMS: Mapping[str, Callable[..., None]] = {**PLANS, "stages": stages, "tofu": tofu}
 """The sPrograms that a text may name."""
 
 

@@ -1,0 +1,229 @@
+"""Tofu's planner: cut every op in two along one loop, and every half again, by bytes moved.
+
+For 2**m devices there are m levels. At each level every op is cut in two along one of its loops,
+and none is replicated (but those without a loop that can be cut, as of a scalar), so that at each
+level every tensor that is read or written along the loop is cut along one dim. Objective of a
+level: the bytes that the two halves move, forward and backward. For a tensor of S bytes that lies
+in one way and is needed in another,
+
+    halves along one dim -> the same            0
+    halves along one dim -> along another       S / 2
+    halves along one dim -> whole on both       S
+    a sum over the two   -> halves              S
+    a sum over the two   -> whole on both       2 S
+
+An op along a loop that an input lacks reads it whole, and its gradient is a sum; along a loop that
+its result lacks (a reduction) the result is a sum, and it needs the whole gradient. Weights are
+stored in halves along the dim that moves least; a tied weight has one such dim for all its readers.
+
+Complexity: a level is one programme over the graph (``elimination``): ops with at most two
+neighbours, which are most, are eliminated in time linear in their number, as a dynamic programme
+along a chain does whose state is the one or two tensors between both sides; for the few that are
+left it is an integer programme. A level is exact. Levels are decided one after another: a
+heuristic, as what the first level takes is missing in the next where loops are short.
+
+Differences from the published algorithm: it merges ops (forward with backward, elementwise ops with
+what they follow, steps of a recurrence) into groups, and its programme goes along the chain of the
+groups; here nothing is merged but forward with backward, as elimination makes such chains on its own.
+There every op fetches what it needs from tensors, of which each has a dim of
+its own; here an activation lies as its writer writes it, and moves once for each of its readers.
+
+Source: Wang et al., Supporting Very Large Models using Automatic Dataflow Graph Partitioning
+(Tofu), EuroSys 2019, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.annotation import Operand
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.sliding import SlidingWindow
+from superscaler_core.graph.tensor import PARAMETER, PTensor
+from superscaler_core.plan import Plan
+from superscaler_core.plan.op_trans import replicate, split
+from superscaler_core.planners.alpa_intra import alpa_intra
+from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode
+from superscaler_core.plans.pieces.storage import shard_storage
+from superscaler_core.schedules import one_f_one_b
+
+WHOLE, SUM = "whole", "sum"
+
+Way = int | str
+"""How a tensor lies on two halves: cut along a dim, ``WHOLE`` on both, or their ``SUM``."""
+
+NO_LOOP = ""
+"""The choice of an op without a loop that can be cut: both halves compute all of it."""
+
+
+@dataclass(frozen=True)
+class Halvings:
+    """For every op the loops along which it is cut in two, one for each level.
+
+    Attributes:
+        loops: by the op's index; ``NO_LOOP`` where both halves compute the same.
+        moved_bytes: of a microbatch, forward and backward, over all devices, for each level.
+    """
+
+    loops: Mapping[int, tuple[str, ...]]
+    moved_bytes: tuple[float, ...] = ()
+
+
+def halve(graph: Graph, levels: int) -> Halvings:
+    """Decide all levels, one after another."""
+    found = Halvings({op.index: () for op in graph.ops})
+    for level in range(levels):
+        space = halving_space(graph, found)
+        best = alpa_intra(space)
+        loops = {
+            op.index: (*found.loops[op.index], space.nodes[op.index].choices[best.assignment[i]])
+            for i, op in enumerate(graph.ops)
+        }
+        found = Halvings(loops, (*found.moved_bytes, 2.0**level * best.secs))
+    return found
+
+
+def halving_space(graph: Graph, before: Halvings) -> Space:
+    """The next level's choices: nodes are ops, and tied weights; bytes take the place of seconds.
+
+    Args:
+        graph: of one microbatch.
+        before: the levels above.
+    """
+    nodes = []
+    for op in graph.ops:
+        ways = _loops(op, before.loops[op.index])
+        own = [t for t in op.parameters if len(graph.readers[t]) == 1]
+        moved = [sum(_read_once(op, t, loop, before) for t in own) for loop in ways]
+        nodes.append(SpaceNode.of(op.name, ways, forward_secs=moved))
+    edges = []
+    for tensor, uses in graph.readers.items():
+        writer = graph.producer.get(tensor)
+        if writer is not None:
+            edges += [_edge(nodes, writer, op, i, before) for op, i in uses]
+        elif tensor.kind == PARAMETER and len(uses) > 1:
+            dims = [str(i) for i, size in enumerate(tensor.shape) if size > 1] or [WHOLE]
+            nodes.append(SpaceNode.of(f"{tensor.name}:stored", dims, forward_secs=0))
+            edges += [_stored_edge(nodes, op, i, before) for op, i in uses]
+    return Space(tuple(nodes), tuple(edges))
+
+
+def moved_share(src: Way, dst: Way) -> float:
+    """Share of a tensor's bytes that two halves move in all; the table above."""
+    if src == SUM:
+        return 2.0 if dst == WHOLE else 1.0
+    if src in (WHOLE, dst):
+        return 0.0
+    return 1.0 if dst == WHOLE else 0.5
+
+
+def tofu(plan: Plan, *, microbatches: int = 1) -> None:
+    """An sProgram: the halvings of a model, with weights stored in pieces of 1/N.
+
+    Every device computes 1/N of every op, but of those without a loop that can be cut. It stores
+    1/N of every weight, its gradient and its states; where ops read more of a weight, it is
+    gathered for the ops of a block, as in ``zero3``. An activation is 1/N where its reader's loops
+    are loops of it too; what an op reads whole stays whole on it until its backward.
+
+    Args:
+        plan: to fill; the number of its devices is a power of two.
+        microbatches: of a step, each as large as what was captured.
+
+    Raises:
+        PlanError: the number of devices is no power of two.
+    """
+    num = len(plan.devices)
+    levels = num.bit_length() - 1
+    if num != 1 << levels:
+        raise PlanError(
+            f"tofu on {num} devices: it cuts in two again and again; use {1 << levels}."
+        )
+    cut(plan, halve(plan.graph, levels))
+    if microbatches > 1:
+        plan.op_order(one_f_one_b(1, microbatches))
+
+
+def cut(plan: Plan, halvings: Halvings) -> None:
+    """Fill a plan with given halvings."""
+    for op in plan.graph.ops:
+        for loop in halvings.loops[op.index]:
+            plan.op_trans(op, split(loop, 2) if loop else replicate(2))
+        plan.op_assign(op, plan.devices)
+    shard_storage(plan)
+    plan.gather_weights(*plan.blocks.groups)
+
+
+def _loops(op: Op, before: Sequence[str]) -> tuple[str, ...]:
+    """The loops that can be cut in two once more; those with equal halves if there are any."""
+    sizes = {i: op.sizes[i] / 2 ** before.count(i) for i in op.sizes if op.is_splittable(i)}
+    even = tuple(i for i, size in sizes.items() if size % 2 == 0)
+    return even or tuple(i for i, size in sizes.items() if size >= 2) or (NO_LOOP,)
+
+
+def _dim(operand: Operand, loop: str) -> int | None:
+    """The dim of an operand that is cut where a loop is."""
+    has = (loop in ((d.loop,) if isinstance(d, SlidingWindow) else d) for d in operand)
+    return next((i for i, is_cut in enumerate(has) if is_cut), None)
+
+
+def _bytes(op: Op, position: int, before: Halvings) -> float:
+    """Bytes of an input that a part of the levels above reads."""
+    operand = op.annotation.inputs[position]
+    levels = sum(_dim(operand, loop) is not None for loop in before.loops[op.index])
+    return float(op.inputs[position].num_bytes / 2**levels)
+
+
+def _written(op: Op, tensor: PTensor, loop: str) -> tuple[Way, Way]:
+    """How an op cut along a loop leaves a result, and how it needs the result's gradient."""
+    dim = _dim(op.annotation.outputs[op.outputs.index(tensor)], loop)
+    return (dim, dim) if dim is not None else (SUM if loop else WHOLE, WHOLE)
+
+
+def _read(op: Op, position: int, loop: str) -> tuple[Way, Way]:
+    """How an op cut along a loop needs an input, and how it leaves the input's gradient."""
+    dim = _dim(op.annotation.inputs[position], loop)
+    return (dim, dim) if dim is not None else (WHOLE, SUM if loop else WHOLE)
+
+
+def _moved(tensor: PTensor, src: tuple[Way, Way], dst: tuple[Way, Way]) -> float:
+    """Share of a tensor that moves forward, and of its gradient backward."""
+    (wrote, needs_grad), (reads, leaves_grad) = src, dst
+    back = moved_share(leaves_grad, needs_grad) if tensor.requires_grad else 0.0
+    return moved_share(wrote, reads) + back
+
+
+def _edge(
+    nodes: Sequence[SpaceNode], writer: Op, op: Op, position: int, before: Halvings
+) -> SpaceEdge:
+    tensor = op.inputs[position]
+    size = _bytes(op, position, before)
+    table = [
+        [
+            size * _moved(tensor, _written(writer, tensor, src), _read(op, position, dst))
+            for dst in nodes[op.index].choices
+        ]
+        for src in nodes[writer.index].choices
+    ]
+    return SpaceEdge.of(writer.index, op.index, table)
+
+
+def _stored_edge(nodes: Sequence[SpaceNode], op: Op, position: int, before: Halvings) -> SpaceEdge:
+    """From a stored weight, which is the last node, to an op that reads it."""
+    tensor, size = op.inputs[position], _bytes(op, position, before)
+    stored: Iterable[Way] = (int(d) if d != WHOLE else WHOLE for d in nodes[-1].choices)
+    table = [
+        [size * _moved(tensor, (way, way), _read(op, position, i)) for i in nodes[op.index].choices]
+        for way in stored
+    ]
+    return SpaceEdge.of(len(nodes) - 1, op.index, table)
+
+
+def _read_once(op: Op, tensor: PTensor, loop: str, before: Halvings) -> float:
+    """Bytes that move for a weight that one op reads; it is stored as the op reads it, or cut."""
+    position = op.inputs.index(tensor)
+    way = _read(op, position, loop)
+    is_cut = way[0] != WHOLE or max(tensor.shape, default=1) < 2
+    stored = way[0] if is_cut else 0
+    return _bytes(op, position, before) * _moved(tensor, (stored, stored), way)
