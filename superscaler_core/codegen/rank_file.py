@@ -103,7 +103,7 @@ def _step(made: Materialized, device: Device) -> str:
     lines = [
         "run.begin()",
         *_around(made, program.begin, device),
-        *(_event(made, event) for event in made.events_on[device]),
+        *(_event(made, event, device) for event in made.events_on[device]),
         *_around(made, program.end, device),
     ]
     return "\n".join(["def step(run):", *(INDENT + line for line in lines)])
@@ -118,7 +118,7 @@ def _around(made: Materialized, block: Block, device: Device) -> list[str]:
     ]
 
 
-def _event(made: Materialized, event: Event) -> str:
+def _event(made: Materialized, event: Event, device: Device) -> str:
     if isinstance(event, Action):
         mb = event.microbatch * made.step_program.num_halves
         name = f"stage{event.stage}_{STAGE_FUNCTIONS[event.kind]}"
@@ -128,8 +128,15 @@ def _event(made: Materialized, event: Event) -> str:
             return f"run.without_grad({name}, {mb}, turn={event.turn})"
         version = made.step_program.versions.get(event, 0)
         is_back = event.kind is not ActionKind.FORWARD
-        if version or (is_back and made.has_one_version):
-            return f"run.{'reads_back' if is_back else 'reads'}({name}, {mb}, version={version})"
+        borrowed = {
+            use.name: made.borrowed[event, use.owner]
+            for use in made.borrowers.get(event.stage, ())
+            if use.owner is not None and device in use.side.shards
+        }
+        if version or any(borrowed.values()) or (is_back and made.has_one_version):
+            more = f", borrowed={borrowed}" if borrowed else ""
+            call = "reads_back" if is_back else "reads"
+            return f"run.{call}({name}, {mb}, version={version}{more})"
         return f"{name}(run, {mb})"
     assert isinstance(event, Carry)
     which = "carry_back" if event.is_back else "carry"

@@ -64,7 +64,8 @@ def _delay_lines(made: Materialized, device: Device) -> Iterator[str]:
         return
     yield f"    microbatches_per_update={schedule.microbatches_per_update},"
     yield "    delays={"
-    for name in dict.fromkeys(use.tensor.name for use in _uses_on(made, device)):
+    uses = _uses_on(made, device)
+    for name in dict.fromkeys(name for use in uses for name in (use.tensor.name, use.name)):
         if name in made.delays:
             yield f"        {name!r}: {made.delays[name]!r},"
     yield "    },"
@@ -128,6 +129,7 @@ def _weight_lines(use: Use, device: Device) -> list[str]:
         f"    fetch={_legs(use.fetch, device)},",
         f"    reduce={_legs(use.reduce, device)},",
         f"    windowed={windowed!r},",
+        *(["    is_borrowed=True,"] if use.owner is not None else []),
         "),",
     ]
 

@@ -54,7 +54,8 @@ class StepMemory:
             if not isinstance(event, Action):
                 walk.carry((event.edge, event.microbatch, event.is_back), device)
             elif event.kind is ActionKind.UPDATE:
-                walk.update(self._updated(event.stage), stored.arriving_bytes(device))
+                handed = stored.handed_bytes(device, event.stage)
+                walk.update(self._reduced(event.stage), stored.arriving_bytes(device), handed)
             else:
                 walk.run(event, self._read(event))
         # All weights arrive at the start; all gradients leave at the end.
@@ -66,10 +67,11 @@ class StepMemory:
         resting = Moment(weights=stored.resting_bytes(device), buffers=buffers)
         return Worst(resting + moment, staging, walk.most_host_bytes)
 
-    def _updated(self, stage: int) -> Collection[str]:
+    def _reduced(self, stage: int) -> Collection[str]:
         """The copies whose gradients an update of a stage frees, by name."""
-        mine = self._made.updated_in(stage)
-        return {use.name for use in self._made.weights.uses if use.tensor in mine}
+        made, mine = self._made, self._made.updated_in(stage)
+        uses = [use for use in made.weights.uses if use.tensor in mine and use.owner is None]
+        return {use.name for use in (*uses, *made.borrowers.get(stage, ()))}
 
     @cached_property
     def _staging(self) -> Mapping[Device, int]:
@@ -127,9 +129,10 @@ class _Walk:
         if is_first:
             self.grads |= footprint.grads
 
-    def update(self, copies: Collection[str], arriving_bytes: int) -> None:
+    def update(self, copies: Collection[str], arriving_bytes: int, handed_bytes: int) -> None:
         """Add an update between microbatches, which frees the gradients of its copies."""
         self._look(Moment(buffers=arriving_bytes))
+        self._kept += Moment(grads=handed_bytes)
         self.grads = {name: size for name, size in self.grads.items() if name not in copies}
 
     def carry(self, letter: tuple[Edge, int, bool], device: Device) -> None:

@@ -129,8 +129,10 @@ class StoredMemory:
         total = 0
         for stage, num_versions in enumerate(made.plan.schedule.versions_kept):
             mine = set(made.updated_in(stage))
-            copies = (_copy_bytes(use, device) for use in self._uses(device) if use.tensor in mine)
-            total += (num_versions - 1) * sum(copies)
+            uses = [use for use in self._uses(device) if use.tensor in mine]
+            # Stages on one device that share a stored weight share its versions.
+            kept = {(use.tensor if self._is_own(use) else use): use for use in uses}.values()
+            total += (num_versions - 1) * sum(_copy_bytes(use, device) for use in kept)
         return total
 
     def passing_bytes(self, use: Use, device: Device) -> int:
@@ -221,6 +223,15 @@ class StoredMemory:
             )
             now -= sum(self._grad_bytes(use, device) for use in uses)
         return most
+
+    def handed_bytes(self, device: Device, stage: int) -> int:
+        """Bytes of gradients of borrowed weights that a stage's update hands over, to wait for the
+        owner's update; less those that have waited for this one.
+        """
+        by_stage = self._made.borrowers
+        waiting = sum(self._stored_grad_bytes(use, device) for use in by_stage.get(stage, ()))
+        uses = (use for mine in by_stage.values() for use in mine if use.owner == stage)
+        return waiting - sum(self._stored_grad_bytes(use, device) for use in uses)
 
     @cached_property
     def legs(self) -> Mapping[Use, tuple[Transfer, ...]]:

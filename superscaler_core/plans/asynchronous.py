@@ -1,7 +1,8 @@
 """Asynchronous pipelines: updates between microbatches instead of a flush after every step.
 
 A step of such a plan is a run of the pipeline from fill to drain. ``Trainer.update_with`` tells it
-how to make its optimizers.
+how to make its optimizers. A weight that several stages read, such as that of tied embeddings, has
+the versions and the delay of the first of these stages (docs/asynchronous.md).
 """
 
 from __future__ import annotations

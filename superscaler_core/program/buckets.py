@@ -54,7 +54,12 @@ def fetched(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket,
 
 def reduced(plan: Plan, weights: Weights, ends: Collection[Op]) -> tuple[Bucket, ...]:
     """Buckets of gradients outside windows, in the order in which backwards complete them."""
-    uses = [use for use in weights.uses if use.window is None and use.is_reduced]
+    uses = [
+        use
+        for use in weights.uses
+        # The gradient of a borrowed weight is handed over even where it does not have to move.
+        if use.window is None and (use.is_reduced or use.owner is not None)
+    ]
     return _buckets("r", uses, plan, ends, -1)
 
 
@@ -72,6 +77,9 @@ def _buckets(
         indexes = [op.index for op, _ in use.readers]
         # A copy of a stage on another route counts as the stage itself.
         mine = {homes[stages[index]] for index in indexes}
+        # What is borrowed is fetched when its owner updates it, and reduced by the borrower.
+        if use.owner is not None:
+            return plan.num_stages + 1 + (use.owner if direction > 0 else min(mine)), 0
         # Weights that several stages share come last, because they wait for all of these stages.
         if len(mine) != 1:
             return plan.num_stages, 0

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.instruction import (
     COMPUTING,
     OF_MICROBATCH,
+    Event,
     Phase,
     StepInstruction,
     Verb,
     weights_of,
 )
+from superscaler_core.schedules import Action, ActionKind
 
 _KEEPS = {
     Verb.FORWARD: Verb.BACKWARD,
@@ -209,3 +213,50 @@ class _Versions:
                 raise PlanError(f"{instruction}: gradients are still on their way, by {reduce}.")
         self._kept[name] = (*kept, instruction.version)[-instruction.keeps :]
         self.waiting.pop(name, None)
+
+
+def check_borrowed(
+    events: Iterable[Event], borrowed: Mapping[tuple[Action, int], int], num_kept: Mapping[int, int]
+) -> None:
+    """Check that borrowed versions exist when they are read, and that owners update last.
+
+    Args:
+        events: all events, in order.
+        borrowed: as in ``StepProgram``.
+        num_kept: for each stage with updates, the versions that exist after one.
+
+    Raises:
+        PlanError: names the action and the stage that owns the weights.
+    """
+    borrowers: dict[int, set[int]] = {}
+    for action, owner in borrowed:
+        borrowers.setdefault(owner, set()).add(action.stage)
+    made: Counter[int] = Counter()
+    seen: set[Event] = set()
+    for event in events:
+        seen.add(event)
+        if not isinstance(event, Action):
+            continue
+        if event.kind is ActionKind.UPDATE:
+            made[event.stage] += 1
+            for stage in sorted(borrowers.get(event.stage, ())):
+                if replace(event, stage=stage) not in seen:
+                    raise PlanError(
+                        f"{event}: stage {stage} borrows weights of stage {event.stage}, and hands "
+                        "its gradients over later."
+                    )
+            continue
+        for owner in [owner for owner, by in borrowers.items() if event.stage in by]:
+            newest, version = made[owner], borrowed.get((event, owner))
+            kept = range(max(0, newest + 1 - num_kept.get(owner, 1)), newest + 1)
+            if version not in kept:
+                raise PlanError(
+                    f"{event}: it reads version {version} of the weights of stage {owner}, and "
+                    f"there is {', '.join(map(str, kept))}."
+                )
+            first = borrowed.get((replace(event, kind=ActionKind.FORWARD), owner))
+            if version != first and len(kept) > 1:
+                raise PlanError(
+                    f"{event}: it reads version {version} of the weights of stage {owner}, and its "
+                    f"forward has read version {first}."
+                )

@@ -31,7 +31,12 @@ from superscaler_core.program.stage_program import StageProgram
 from superscaler_core.program.state import with_state
 from superscaler_core.program.step_program import Block, StepProgram
 from superscaler_core.program.transfer import Transfer, transfers
-from superscaler_core.program.updates import update_blocks, updates_at_end
+from superscaler_core.program.updates import (
+    borrowed_of,
+    borrowers_of,
+    update_blocks,
+    updates_at_end,
+)
 from superscaler_core.program.weights import Use, Weights, find_weights
 from superscaler_core.schedules import Action, ActionKind, WeightRule
 
@@ -162,7 +167,8 @@ class Materialized:
         overlap, devices = self.plan.overlap, tuple(sorted(self.plan.devices))
         name, num_routes = self.plan.graph.name, self.plan.num_routes
         given = blocks, self.scheduled, *self._around, num_routes
-        program = StepProgram(name, devices, *given, versions=self._versions)
+        versions, borrowed = self._versions, self.borrowed
+        program = StepProgram(name, devices, *given, versions=versions, borrowed=borrowed)
         if overlap.moves:
             program = overlap_moves(program)
         if overlap.duplex:
@@ -203,7 +209,10 @@ class Materialized:
 
     @cached_property
     def delays(self) -> Mapping[str, float]:
-        """For each trained parameter, the delay of its gradients in updates, if there is any."""
+        """For each trained parameter, the delay of its gradients in updates, if there is any.
+
+        A use of a borrowed weight has, under its own name, the delay of the stage that borrows it.
+        """
         if not self.is_asynchronous or self.plan.schedule is None:
             return {}
         delays = self.plan.schedule.delays
@@ -211,6 +220,8 @@ class Materialized:
             tensor.name: float(delays[stage])
             for stage in self._updates
             for tensor in self.updated_in(stage)
+        } | {
+            use.name: float(delays[stage]) for stage, uses in self.borrowers.items() for use in uses
         }
 
     def updated_in(self, stage: int) -> tuple[PTensor, ...]:
@@ -231,6 +242,17 @@ class Materialized:
             return {}
         versions = self.plan.schedule.versions.items()
         return {action: v for action, v in versions if v and self.updated_in(action.stage)}
+
+    @cached_property
+    def borrowers(self) -> Mapping[int, tuple[Use, ...]]:
+        """For each stage of an asynchronous plan, the uses of weights that it borrows."""
+        return borrowers_of(self.plan, self.weights) if self.is_asynchronous else {}
+
+    @cached_property
+    def borrowed(self) -> Mapping[tuple[Action, int], int]:
+        """For each action and each stage that it borrows weights of, the version that it reads."""
+        schedule = self.plan.schedule
+        return {} if schedule is None else borrowed_of(schedule, self.events, self.borrowers)
 
     @property
     def _is_rewritten(self) -> bool:

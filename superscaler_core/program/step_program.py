@@ -10,20 +10,23 @@ from functools import cached_property
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
-from superscaler_core.program.checks import check_device, check_versions
+from superscaler_core.program.checks import check_borrowed, check_device, check_versions
 from superscaler_core.program.instruction import (
     OF_WEIGHTS,
     Carry,
     Event,
     StepInstruction,
+    Verb,
     parse_event,
+    weights_of,
 )
 from superscaler_core.schedules import GRADS, Action, ActionKind
 
 _HEAD = re.compile(
     r"step of (.+) on ([0-9]+(?:,[0-9]+)*)(?: by ([1-9][0-9]*) routes)?( in halves)?"
 )
-_VERSION = re.compile(r"(.*\S) v([1-9][0-9]{0,8})")
+_VERSIONED = re.compile(r"(.*?)(?: v([1-9][0-9]{0,8}))?((?: stage[0-9]{1,9} v[0-9]{1,9})*)")
+_BORROWED = re.compile(r"stage([0-9]+) v([0-9]+)")
 _BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
 
 
@@ -39,7 +42,8 @@ class StepProgram:
     say when a stage runs its block for which microbatch. Weights outside windows are fetched before
     all events, and their gradients are reduced after them. In the program of an asynchronous
     pipeline a stage has a block of its updates (U), and events have the version of weights that
-    they read or make: ``0F4 v1``.
+    they read or make: ``0F4 v1``, or ``2F4 v3 stage0 v1`` of a stage that borrows weights of stage
+    0.
 
     Law (tests/superscaler_core/program/test_step_program.py): ``StepProgram.parse(str(p)) == p``,
     and ``check`` accepts what ``materialize`` makes.
@@ -56,6 +60,8 @@ class StepProgram:
             runs microbatches 6 and 7, the halves 0 and 1 of its instructions. Otherwise 1.
         versions: the version of its stage's weights that an action reads, or makes (U); 0 for
             actions that are not in it. An instruction that names a version itself has that one.
+        borrowed: for an action and another stage, the version of that stage's weights which the
+            action reads too.
     """
 
     name: str
@@ -67,6 +73,7 @@ class StepProgram:
     num_routes: int = 1
     num_halves: int = 1
     versions: Mapping[Action, int] = field(default_factory=dict)
+    borrowed: Mapping[tuple[Action, int], int] = field(default_factory=dict)
 
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
         """The instructions of one device, without carries; each with its microbatch.
@@ -131,9 +138,13 @@ class StepProgram:
         for title, block in {"begin:": self.begin, **titled, "end:": self.end}.items():
             lines += [title, *(f"  {instruction}" for instruction in block)]
         lines.append("order:")
+        borrowed: dict[Event, str] = {}
+        for (action, owner), version in self.borrowed.items():
+            borrowed[action] = borrowed.get(action, "") + f" {weights_of(owner)} v{version}"
         for event in self.events:
             version = self.versions.get(event, 0) if isinstance(event, Action) else 0
-            lines.append(f"  {event}" + (f" v{version}" if version else ""))
+            own = f" v{version}" if version else ""
+            lines.append(f"  {event}{own}{borrowed.get(event, '')}")
         return "\n".join(lines)
 
     @classmethod
@@ -151,6 +162,7 @@ class StepProgram:
         around: dict[str, list[StepInstruction]] = {"begin:": [], "end:": []}
         events: list[Event] = []
         versions: dict[Action, int] = {}
+        borrowed: dict[tuple[Action, int], int] = {}
         block: list[StepInstruction] | None = None
         is_order = False
         for number, line in enumerate(lines, 2):
@@ -162,11 +174,14 @@ class StepProgram:
             elif (title := _BLOCK.fullmatch(words)) is not None:
                 block = blocks.setdefault((int(title[1]), ActionKind(title[2])), [])
             elif is_order:
-                versioned = _VERSION.fullmatch(words)
-                event = _event(number, words if versioned is None else versioned[1])
+                versioned = _VERSIONED.fullmatch(words)
+                assert versioned is not None, "it matches every line"
+                event = _event(number, versioned[1])
                 events.append(event)
-                if versioned is not None and isinstance(event, Action):
-                    versions[event] = int(versioned[2])
+                if isinstance(event, Action):
+                    versions |= {event: int(versioned[2])} if versioned[2] else {}
+                    for owner, version in _BORROWED.findall(versioned[3]):
+                        borrowed[event, int(owner)] = int(version)
             elif block is None:
                 kinds = ", ".join(ActionKind)
                 raise _unreadable(number, line, f"begin:', 'end:' or 'stage NUMBER {kinds}:")
@@ -183,6 +198,7 @@ class StepProgram:
             num_routes=int(found[3] or 1),
             num_halves=2 if found[4] else 1,
             versions=versions,
+            borrowed=borrowed,
         )
 
     # --- invariants -----------------------------------------------------------------------------
@@ -201,7 +217,8 @@ class StepProgram:
 
         Versions: all runs of a stage for a microbatch read one version of its weights, which is
             kept until then; where the version of the forward is not kept, the backward reads the
-            newest. An update comes after all gradients that it uses.
+            newest. An update comes after all gradients that it uses. The same holds for weights
+            that a stage borrows.
 
         No two devices wait for each other, because all keep the one order of ``events`` and of each
         block.
@@ -214,6 +231,17 @@ class StepProgram:
         for device in self.devices:
             check_device(device, self.instructions(device))
         check_versions(self.everywhere)
+        check_borrowed(self.events, self.borrowed, self._num_kept)
+
+    @cached_property
+    def _num_kept(self) -> Mapping[int, int]:
+        """For each stage that is updated between microbatches, how many versions it keeps."""
+        return {
+            stage: instruction.keeps
+            for (stage, run), block in self.blocks.items()
+            for instruction in block
+            if run is ActionKind.UPDATE and instruction.kind is Verb.UPDATE
+        }
 
     def _check_halves(self) -> None:
         for instruction in (i for block in self.blocks.values() for i in block):

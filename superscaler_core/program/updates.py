@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from superscaler_core.errors import PlanError
@@ -9,9 +10,10 @@ from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.program.buckets import Bucket
 from superscaler_core.program.edges import stages_by_op
-from superscaler_core.program.instruction import StepInstruction, Verb, weights_of
+from superscaler_core.program.instruction import Event, StepInstruction, Verb, weights_of
 from superscaler_core.program.step_program import Block
-from superscaler_core.program.weights import Weights
+from superscaler_core.program.weights import Use, Weights
+from superscaler_core.schedules import Action, ActionKind, Schedule, WeightRule
 
 
 def updates_at_end(plan: Plan, weights: Weights) -> Iterator[StepInstruction]:
@@ -28,7 +30,8 @@ def update_blocks(
     """For each stage of an asynchronous plan, the instructions of an update (U).
 
     Gradients are reduced to where weights are stored, the optimizer makes the next version there,
-    and copies that are stored elsewhere are fetched again.
+    and copies that are stored elsewhere are fetched again. A stage that borrows a weight hands the
+    gradients of its own update over, and the owner's update of the same microbatches applies them.
 
     Args:
         plan, weights: the plan.
@@ -38,31 +41,72 @@ def update_blocks(
     Raises:
         PlanError: weights of the plan cannot have versions.
     """
-    check_asynchronous(plan, weights)
+    check_asynchronous(plan)
     assert plan.schedule is not None, "it has updates"
     stage_of, trained = stages_by_op(plan), _trained(plan, weights)
 
-    def is_of(bucket: Bucket, stage: int) -> bool:
+    def is_read_in(bucket: Bucket, stage: int) -> bool:
         return stage_of[bucket.uses[0].readers[0][0].index] == stage
+
+    def is_updated_in(bucket: Bucket, stage: int) -> bool:
+        owner = bucket.uses[0].owner
+        return is_read_in(bucket, stage) if owner is None else owner == stage
 
     found: dict[int, Block] = {}
     for stage, keeps in enumerate(plan.schedule.versions_kept):
         block = [
             StepInstruction(Verb.REDUCE, bucket.name, bucket.devices, what=bucket)
             for bucket in buckets
-            if is_of(bucket, stage)
+            if is_read_in(bucket, stage)
         ]
         mine = trained.get(stage, [])
         if mine:
             devices = _everywhere(weights, mine)
             name = weights_of(stage)
             block.append(StepInstruction(Verb.UPDATE, name, devices, keeps=keeps, what=tuple(mine)))
-        block += [fetch for fetch in begin if is_of(fetch.what, stage)]
+        block += [fetch for fetch in begin if is_updated_in(fetch.what, stage)]
         found[stage] = tuple(block)
     return found
 
 
-def check_asynchronous(plan: Plan, weights: Weights) -> None:
+def borrowers_of(plan: Plan, weights: Weights) -> Mapping[int, tuple[Use, ...]]:
+    """For each stage of an asynchronous plan, the uses of weights that other stages update."""
+    stage_of = stages_by_op(plan)
+    found: dict[int, tuple[Use, ...]] = {}
+    for use in weights.uses:
+        if use.owner is not None:
+            stage = stage_of[use.readers[0][0].index]
+            found[stage] = (*found.get(stage, ()), use)
+    return found
+
+
+def borrowed_of(
+    schedule: Schedule, events: Iterable[Event], borrowers: Mapping[int, Iterable[Use]]
+) -> Mapping[tuple[Action, int], int]:
+    """For each action and each stage that it borrows weights of, the version that it reads.
+
+    It is the one that the owner's forward of the microbatch reads, which comes first. If only one
+    version is kept, it is the newest.
+    """
+    found: dict[tuple[Action, int], int] = {}
+    if not borrowers:
+        return found
+    versions, is_newest = schedule.versions, schedule.weights is WeightRule.NEWEST
+    made: Counter[int] = Counter()
+    for event in events:
+        if not isinstance(event, Action):
+            continue
+        if event.kind is ActionKind.UPDATE:
+            made[event.stage] += 1
+            continue
+        owners = {use.owner for use in borrowers.get(event.stage, ()) if use.owner is not None}
+        for owner in sorted(owners):
+            read = Action(ActionKind.FORWARD, owner, event.microbatch)
+            found[event, owner] = made[owner] if is_newest else versions[read]
+    return found
+
+
+def check_asynchronous(plan: Plan) -> None:
     """Refuse decisions whose meaning needs that a step has one version of its weights.
 
     Raises:
@@ -85,14 +129,6 @@ def check_asynchronous(plan: Plan, weights: Weights) -> None:
         raise PlanError(
             f"{what}: its reductions end before the update, and do not overlap with computing."
         )
-    stage_of, readers = stages_by_op(plan), plan.graph.readers
-    for tensor in weights.storage:
-        stages = sorted({stage_of[op.index] for op, _ in readers.get(tensor, ())})
-        if tensor.requires_grad and len(stages) > 1:
-            raise PlanError(
-                f"{what}, and stages {stages} share {tensor.name}, which they would update at "
-                "different times: put its readers into one stage, or do not tie it."
-            )
 
 
 def _trained(plan: Plan, weights: Weights) -> dict[int, list[PTensor]]:

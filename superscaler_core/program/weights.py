@@ -5,6 +5,9 @@ every device stores what it reads. A *use* is a set of ops that share one copy o
 device: either all ops outside windows, or the ops of one window (``Plan.gather_weights``,
 ``Plan.reduce_grads``); of these, apart, the ops that give summands of its gradient, and those that
 give all of it, such as the square of a weight in the loss.
+
+In an asynchronous pipeline stages update at different times. A parameter that several stages read
+belongs to the first of them, its *owner*; the others *borrow* it, each by a use of its own.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.savings import Window
-from superscaler_core.program.edges import Edges, Reader, input_side, output_side
+from superscaler_core.program.edges import Edges, Reader, input_side, output_side, stages_by_op
 from superscaler_core.program.side import Side, View
 from superscaler_core.program.transfer import Transfer, transfers
 
@@ -33,6 +37,7 @@ class Use:
         side: the end where it is read; its summands are those of the gradient.
         readers: the ops.
         window: the window of the ops; None if the copy exists all the time.
+        owner: of a borrowed parameter, the stage that updates it; otherwise None.
     """
 
     number: int
@@ -41,6 +46,7 @@ class Use:
     side: Side
     readers: tuple[Reader, ...]
     window: Window | None
+    owner: int | None = None
 
     @property
     def name(self) -> str:
@@ -106,10 +112,12 @@ class Weights:
 def find_weights(plan: Plan, edges: Edges) -> Weights:
     """Find where all parameters are stored and used."""
     window_of: dict[Op, Window] = {op: w for w in plan.windows for op in w.ops}
+    has_updates = plan.schedule is not None and plan.schedule.weights is not None
+    stage_of = stages_by_op(plan) if has_updates else {}
     uses: list[Use] = []
     storage: dict[PTensor, Side] = {}
     for tensor in plan.graph.parameters.values():
-        storage[tensor], found = uses_of(plan, edges.deferred, tensor, window_of)
+        storage[tensor], found = uses_of(plan, edges.deferred, tensor, window_of, stage_of)
         uses += found
     return Weights(storage, tuple(uses))
 
@@ -119,6 +127,7 @@ def uses_of(
     deferred: Mapping[Op, Mapping[Device, int]],
     tensor: PTensor,
     window_of: Mapping[Op, Window],
+    stage_of: Mapping[int, int] = MappingProxyType({}),
 ) -> tuple[Side, tuple[Use, ...]]:
     """Where one parameter is stored, and its uses.
 
@@ -127,20 +136,27 @@ def uses_of(
         deferred: as in ``Edges``.
         tensor: the parameter.
         window_of: the windows of ops that are in one.
+        stage_of: in an asynchronous pipeline, the stage of every op, by the op's index.
     """
-    groups: dict[tuple[Window | None, bool], list[Reader]] = {}
-    for reader in plan.graph.readers.get(tensor, ()):
+    readers = plan.graph.readers.get(tensor, ())
+    stages = {stage_of.get(op.index) for op, _ in readers} if tensor.requires_grad else set()
+    owner = min((stage for stage in stages if stage is not None), default=None)
+    groups: dict[tuple[Window | None, bool, int | None], list[Reader]] = {}
+    for reader in readers:
         # A device that added a summand to a whole gradient could give neither of them to others.
         is_summed = _read_by(plan, deferred, *reader).num_summands > 1
-        groups.setdefault((window_of.get(reader[0]), is_summed), []).append(reader)
+        stage = stage_of.get(reader[0].index)
+        borrower = None if owner is None or stage == owner else stage
+        key = window_of.get(reader[0]), is_summed, borrower
+        groups.setdefault(key, []).append(reader)
     sides = [
         Side.joined(_read_by(plan, deferred, *reader) for reader in group)
         for group in groups.values()
     ]
     storage = _storage(plan, tensor, sides)
     return storage, tuple(
-        Use(number, tensor, storage, side, tuple(group), window)
-        for number, (((window, _), group), side) in enumerate(
+        Use(number, tensor, storage, side, tuple(group), window, None if by is None else owner)
+        for number, (((window, _, by), group), side) in enumerate(
             zip(groups.items(), sides, strict=True)
         )
     )

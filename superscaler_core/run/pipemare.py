@@ -82,38 +82,47 @@ class Discrepancy:
         self._gammas = {name: decay ** (1 / tau) for name, tau in self._delays.items()}
         self._values: dict[str, Tensor] = {}
         self._deltas: dict[str, Tensor] = {}
-        self._versions: dict[str, float] = {}
+        self._versions: dict[str, int] = {}
 
     @contextmanager
     def corrected(self, copies: Iterable[tuple[str, Tensor, int]]) -> Iterator[None]:
         """Put the estimated weights into copies, and the real ones back at the end.
 
         Args:
-            copies: names and tensors, each with the number of its version.
+            copies: names and tensors, each with the number of its version. Of copies that share
+                memory, the first is corrected.
         """
-        chosen = [
-            (name, copy.data, number) for name, copy, number in copies if name in self._delays
-        ]
-        for name, copy, number in chosen:
-            self._look(name, copy, number)
+        firsts: dict[int, tuple[str, Tensor]] = {}
+        for name, copy in self.look(copies):
+            firsts.setdefault(copy.data_ptr(), (name, copy))
+        for name, copy in firsts.values():
             copy.sub_(self._deltas[name], alpha=self._delays[name])
         try:
             yield
         finally:
-            for name, copy, _ in chosen:
+            for name, copy in firsts.values():
                 copy.copy_(self._values[name])
 
-    def _look(self, name: str, copy: Tensor, number: int) -> None:
-        """Bring the mean of the weights' changes up to date, once for each version."""
-        if name not in self._values:
-            self._values[name], self._deltas[name] = copy.clone(), torch.zeros_like(copy)
-        elif self._versions[name] != number:
-            gamma = self._gammas[name]
-            change = copy - self._values[name]
-            self._deltas[name].mul_(gamma).add_(change, alpha=1 - gamma)
-            self._values[name].copy_(copy)
-        self._versions[name] = number
+    def look(self, copies: Iterable[tuple[str, Tensor, int]]) -> list[tuple[str, Tensor]]:
+        """Bring the means of the weights' changes up to date: needed before a step's first update,
+        and after every update.
+
+        Returns:
+            The copies that are corrected.
+        """
+        chosen = [(name, copy.data, now) for name, copy, now in copies if name in self._delays]
+        for name, copy, number in chosen:
+            if name not in self._values:
+                self._values[name] = copy.clone()
+                self._deltas.setdefault(name, torch.zeros_like(copy))
+            elif self._versions[name] != number:
+                gamma = self._gammas[name]
+                change = copy - self._values[name]
+                self._deltas[name].mul_(gamma).add_(change, alpha=1 - gamma)
+                self._values[name].copy_(copy)
+            self._versions[name] = number
+        return [(name, copy) for name, copy, _ in chosen]
 
     def restart(self) -> None:
-        """A new step counts its versions from 0: version 0 is the last one of the step before."""
-        self._versions = dict.fromkeys(self._versions, math.nan)
+        """Begin a step: its version 0 is what the weights are now."""
+        self._values.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from superscaler_core.run.tape import Tape
 from superscaler_core.run.transport import Transport
 from superscaler_core.run.way import Way
 from superscaler_core.run.weights import WeightStore
+
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class Rank(SegmentRunner):
@@ -174,20 +176,42 @@ class Rank(SegmentRunner):
             return
         stored = [name for name in names if name in self.weights.stored]
         self.weights.update(names, keeps, lambda: self.updates(stored) if stored else None)
+        if self.discrepancy is not None:
+            self.discrepancy.look(self.weights.newest(()))
 
-    def reads(self, stage: Callable[[Rank, int], None], mb: int, version: int) -> None:
-        """Run a stage's forward with a version of its weights; version 0 is read without this."""
-        self.weights.versions.read = version
+    def reads(
+        self,
+        stage: Callable[[Rank, int], None],
+        mb: int,
+        version: int,
+        borrowed: Mapping[str, int] = _NOTHING,
+    ) -> None:
+        """Run a stage's forward with a version of its weights; version 0 is read without this.
+
+        Args:
+            stage: the function of the stage's forward.
+            mb: the microbatch.
+            version: of the stage's own weights.
+            borrowed: the versions of copies of weights that belong to other stages.
+        """
+        versions = self.weights.versions
+        versions.read, versions.borrowed = version, borrowed
         stage(self, mb)
-        self.weights.versions.read = 0
+        versions.read, versions.borrowed = 0, _NOTHING
 
-    def reads_back(self, stage: Callable[[Rank, int], None], mb: int, version: int) -> None:
+    def reads_back(
+        self,
+        stage: Callable[[Rank, int], None],
+        mb: int,
+        version: int,
+        borrowed: Mapping[str, int] = _NOTHING,
+    ) -> None:
         """Like ``reads``, for a backward, whose weights may be corrected (``PipeMare``)."""
         if self.discrepancy is None:
-            self.reads(stage, mb, version)
+            self.reads(stage, mb, version, borrowed)
             return
-        with self.discrepancy.corrected(self.weights.newest()):
-            self.reads(stage, mb, version)
+        with self.discrepancy.corrected(self.weights.newest(borrowed)):
+            self.reads(stage, mb, version, borrowed)
 
     def total_loss(self) -> None:
         """Sum the losses of all microbatches over all ranks."""

@@ -89,6 +89,7 @@ class Weight:
         reduce: legs of the gradient to storage.
         windowed: "" outside windows; "gather" if a window gathers the weight and reduces its
             gradient, "reduce" if it only reduces the gradient.
+        is_borrowed: whether another stage than that of the readers updates the parameter.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Weight:
     fetch: tuple[Leg, ...]
     reduce: tuple[Leg, ...]
     windowed: str = ""
+    is_borrowed: bool = False
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Trainer:
         if pipemare is not None:
             self._check_corrected(pipemare)
             if pipemare.decay:
-                taus = {name: delays.get(weight.name, 0.0) for name, weight in weights.items()}
+                taus = {n: delays.get(n, delays.get(w.name, 0.0)) for n, w in weights.items()}
                 self._rank.discrepancy = Discrepancy(pipemare.decay, taus)
         num_updates = Counter[str]()
 

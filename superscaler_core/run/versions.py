@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,16 @@ class Versions:
     def __init__(self) -> None:
         self.read = 0
         """The version that segments read now."""
+        self.borrowed: Mapping[str, int] = {}
+        """The same for copies of weights that belong to other stages, by name."""
         self._newest: Counter[str] = Counter()
         self._older: dict[str, dict[int, Tensor]] = {}
         self._homes: dict[str, Tensor] = {}
 
     def of(self, name: str, newest: Tensor) -> Tensor:
         """The version of a copy that is read now."""
-        if self.read == self._newest[name]:
-            return newest
-        return self._older[name][self.read]
+        read = self.borrowed.get(name, self.read)
+        return newest if read == self._newest[name] else self._older[name][read]
 
     def every(self, name: str, newest: Tensor) -> Iterable[Tensor]:
         """All versions of a copy, the oldest first."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial, reduce
 
@@ -62,7 +63,12 @@ class WeightStore:
         self._under_way: dict[tuple[str, str], Callable[[], Brought]] = {}
         resting = [n for n, w in tables.weights.items() if w.windowed != "gather"]
         self._read_here = [n for n in resting if all(x.is_idle for x in tables.weights[n].fetch)]
-        self._unwindowed = [n for n, w in tables.weights.items() if not w.windowed]
+        self._unwindowed = [
+            n for n, w in tables.weights.items() if not (w.windowed or w.is_borrowed)
+        ]
+        self._handed: dict[str, deque[list[tuple[rv.Box, Tensor]]]] = {
+            n: deque() for n, w in tables.weights.items() if w.is_borrowed
+        }
         self._unreduced = dict.fromkeys(self._unwindowed)
         self._own = [n for n in resting if not self._is_shared(tables.weights[n])]
         self._rests = False
@@ -279,12 +285,17 @@ class WeightStore:
         # Gradients that an earlier window sent to the host had the time of this one to arrive.
         if self._landing:
             self._settle()
+        handed: dict[str, list[tuple[rv.Box, Tensor]]] = {}
         for name, box, result in brought:
             parameter = self._tables.weights[name].name
-            if self._tables.parameters[parameter].on_host:
+            if self._tables.weights[name].is_borrowed:
+                handed.setdefault(name, []).append((box, result))
+            elif self._tables.parameters[parameter].on_host:
                 self._landing.append((parameter, box, self._host.to_host(result)))
             else:
                 self._add(parameter, box, result)
+        for name, results in handed.items():
+            self._handed[name].append(results)
 
     def _settle(self) -> None:
         """Wait for copies to and from the host, and add the gradients that arrived there."""
@@ -349,6 +360,11 @@ class WeightStore:
             step: steps the optimizer.
         """
         mine = set(parameters)
+        # Borrowers may be some updates ahead: the k-th update takes their k-th gradient.
+        for name, waiting in self._handed.items():
+            if waiting and self._tables.weights[name].name in mine:
+                for box, grad in waiting.popleft():
+                    self._add(self._tables.weights[name].name, box, grad)
         self.settle(parameters)
         # They may have gradients again.
         weights = self._tables.weights
@@ -381,14 +397,16 @@ class WeightStore:
             if weight.name in moved and name in self._copies and self._is_shared(weight):
                 self._copies[name] = self._made(name, weight)
 
-    def newest(self) -> Iterable[tuple[str, Tensor, int]]:
-        """All copies, with the numbers of their newest versions."""
-        return ((name, copy, self.versions.number(name)) for name, copy in self._copies.items())
+    def newest(self, first: Collection[str]) -> Iterable[tuple[str, Tensor, int]]:
+        """All copies, with the numbers of their newest versions; some of them before others."""
+        names = sorted(self._copies, key=lambda name: name not in first)
+        return ((name, self._copies[name], self.versions.number(name)) for name in names)
 
     def check_done(self) -> None:
         """Check that a step waited for all that it started, and updated every trained parameter."""
         assert not self._under_way, "what was started was waited for"
         assert not self._totals, "what has a gradient is updated"
+        assert not any(self._handed.values()), "what was handed over is updated"
 
 
 @cache

@@ -56,7 +56,8 @@ def _updated(row: tuple[Action, ...], every: int) -> Iterator[Action]:
 
 
 def on_one_worker(schedule: Schedule) -> Schedule:
-    """The same actions on one worker, in the order in which they start if each takes one unit.
+    """The same actions on one worker, in the order in which they start if each takes one unit;
+    of those that start together, lower stages first.
 
     Its actions read the same versions of weights, so it trains the same.
 
@@ -64,7 +65,10 @@ def on_one_worker(schedule: Schedule) -> Schedule:
     s stages=2 microbatches=2 weights=stash
     worker 0: 0F0 0F1 1F0 1B0 0B0 1U0 0U0 1F1 1B1 0B1 1U1 0U1
     """
-    spans = sorted(timeline(schedule).spans.values(), key=lambda span: span.start)
+    spans = sorted(
+        timeline(schedule).spans.values(),
+        key=lambda span: (span.start, span.action.stage, span.action.microbatch),
+    )
     return replace(schedule, rows=(tuple(span.action for span in spans),))
 
 

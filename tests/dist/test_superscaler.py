@@ -110,7 +110,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     **{plan: {"model": "mlp", "sizes": {"layers": 4}} for plan in NEWER},
     **{plan: {"sizes": {**GPT, "layers": 4}} for plan in ("searched", "terapipe")},
     "pipedream": ASYNC_GPT,
-    "pipedream_2bw": ASYNC_GPT,
+    "pipedream_2bw": {**ASYNC_GPT, "sizes": {**ASYNC_GPT["sizes"], "tied": True}},
     "ampnet": ASYNC_MLP,
     "pipemare": ASYNC_MLP,
     "coshard": {"model": "swin", "sizes": {"heads": 8, "depths": (2,)}, "batch": 4},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.run.evaluate import evaluate
+from superscaler_core.schedules import Action, ActionKind, timeline
 from tests.superscaler_core.training import OPTIMIZERS, Case, Trained
 
 Weights = dict[str, Tensor]
@@ -94,13 +96,45 @@ def graph_loss(graph: ss.Graph) -> Loss:
     return lambda forward, backward, inputs: evaluate(graph, inputs, forward)
 
 
-def stages_of_parameters(plan: ss.Plan) -> dict[str, int]:
-    """The stage of every parameter."""
+@dataclass(frozen=True)
+class TiedMLP(Case):
+    """An MLP whose last layer has the weight of the first one."""
+
+    model: str = "mlp"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}-tied"
+
+    def new_model(self) -> nn.Module:
+        model = super().new_model()
+        layers: Any = model.layers
+        layers[-1].weight = layers[0].weight
+        return model
+
+    def _graph(self) -> ss.Graph:
+        return ss.capture(self.new_model(), self.inputs(0))
+
+
+def stages_of_names(plan: ss.Plan) -> dict[str, int]:
+    """The stage of every parameter, and for another name of one, the last stage that reads it."""
+    graph = plan.graph
     stage_of = {op: stage.index for stage in plan.stages for op in stage.ops}
-    return {
-        tensor.name: stage_of[plan.graph.readers[tensor][0][0]]
-        for tensor in plan.graph.parameters.values()
-    }
+    readers = {tensor.name: graph.readers[tensor] for tensor in graph.parameters.values()}
+    own = {name: stage_of[found[0][0]] for name, found in readers.items()}
+    return own | {alias: stage_of[readers[name][-1][0]] for alias, name in graph.aliases.items()}
+
+
+def newest_of(plan: ss.Plan, stage: int) -> dict[Action, int]:
+    """For every action, the newest version of a stage's weights when all take one unit of time."""
+    assert plan.schedule is not None
+    found: dict[Action, int] = {}
+    num_made = 0
+    spans = timeline(plan.schedule).spans.values()
+    for span in sorted(spans, key=lambda s: (s.start, s.action.stage, s.action.microbatch)):
+        action = span.action
+        num_made += action.kind == "U" and action.stage == stage
+        found[action] = num_made
+    return found
 
 
 def train_delayed(
@@ -122,10 +156,20 @@ def train_delayed(
         corrected: what backwards read.
         rate: the factor of the learning rate of a stage's update.
     """
-    stage_of = stages_of_parameters(plan)
+    stage_of, aliases = stages_of_names(plan), plan.graph.aliases
     delays, num_mb = Delays.of(case, plan.num_stages), plan.num_microbatches
     start = start or case.new_model().state_dict()
-    live = {name: nn.Parameter(x.clone()) for name, x in start.items()}
+    live = {name: nn.Parameter(x.clone()) for name, x in start.items() if name not in aliases}
+    # Where one version is kept, stages that share a weight read it at different times.
+    borrowed = aliases if delays.rule == "newest" else {}
+    parameter_of = {**{name: name for name in live}, **borrowed}
+    newest = {name: newest_of(plan, stage_of[parameter_of[name]]) for name in borrowed}
+
+    def version(name: str, kind: str, mb: int) -> int:
+        if name in newest:
+            return newest[name][Action(ActionKind(kind), stage_of[name], mb)]
+        return (delays.forward if kind == "F" else delays.backward)(stage_of[name], mb)
+
     stages = range(plan.num_stages)
     names = [[name for name in live if stage_of[name] == stage] for stage in stages]
     make = OPTIMIZERS[case.optimizer]
@@ -138,21 +182,17 @@ def train_delayed(
         first, total = len(versions) - 1, 0.0
         for mb, inputs in enumerate(zip(*chunks, strict=True)):
             read = {
-                name: versions[first + delays.forward(stage_of[name], mb)][name]
-                .clone()
-                .requires_grad_()
-                for name in live
+                name: versions[first + version(name, "F", mb)][mine].clone().requires_grad_()
+                for name, mine in parameter_of.items()
             }
             back = {
-                name: corrected(
-                    stage_of[name], first + delays.backward(stage_of[name], mb), versions
-                )[name]
-                for name in live
+                name: corrected(stage_of[name], first + version(name, "B", mb), versions)[mine]
+                for name, mine in parameter_of.items()
             }
             loss = loss_of(read, back, inputs)
             total += loss.item() / num_mb
             grads = torch.autograd.grad(loss / delays.every, list(read.values()))
-            for name, grad in zip(read, grads, strict=True):
+            for name, grad in zip(parameter_of.values(), grads, strict=True):
                 live[name].grad = grad if live[name].grad is None else live[name].grad + grad
             if (mb + 1) % delays.every == 0:
                 for stage, optimizer in enumerate(optimizers):
@@ -160,7 +200,7 @@ def train_delayed(
                 num_updates += 1
                 versions.append({name: x.detach().clone() for name, x in live.items()})
         losses.append(total)
-    return Trained(tuple(losses), versions[-1])
+    return Trained(tuple(losses), versions[-1] | {a: versions[-1][n] for a, n in aliases.items()})
 
 
 def delayed(case: Case, plan: ss.Plan) -> Trained:

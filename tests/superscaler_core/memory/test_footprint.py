@@ -55,6 +55,7 @@ CASES = [
     *(case_of("data_parallel", model) for model in ("moe", "mlp", "wide_resnet")),
     case_of("megatron", "moe"),
     case_of("recompute", dropout=0.1),
+    case_of("pipedream", tied=True),
     *(replace(case_of(name), overlap=Overlap(duplex=True)) for name in ("megatron", "zero3")),
     RoundRobin(knobs={"num_microbatches": 4}, sizes=SIZES["gpt"]),
     RoundRobin(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,18 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
-from superscaler_core.schedules import pipedream, pipedream_2bw
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.schedules import (
+    Action,
+    ActionKind,
+    on_one_worker,
+    pipedream,
+    pipedream_2bw,
+)
 from superscaler_core.simulator.resimulator import Resimulator
 from tests.superscaler_core.delayed import (
     Delays,
+    TiedMLP,
     Weights,
     delayed,
     mlp_loss,
@@ -36,8 +45,12 @@ from tests.superscaler_core.training import (
 TOLERANCE, FLOOR = 1e-12, 1e-3
 GRID = {"microbatches": 10, "pp": 2}
 GPT = {"layers": 2}
+TIED = {**GPT, "tied": True}
 MLP: dict[str, Any] = {
     "model": "mlp", "sizes": {"layers": 4, "inputs": 12, "outputs": 12}, "num_steps": 2
+}  # fmt: skip
+WIDE: dict[str, Any] = {
+    "sizes": {"layers": 4, "inputs": 12, "hidden": 12, "outputs": 12}, "num_steps": 2
 }  # fmt: skip
 STASHING = [
     Case("pipedream", 2, {"microbatches": 10}, sizes=GPT, num_steps=2),
@@ -52,7 +65,23 @@ STASHING = [
     Case("pipedream", 2, {"microbatches": 10}, sizes=GPT, num_steps=2, rewrite="apart"),
     Case("pipedream_2bw", 2, {"microbatches": 20}, sizes=GPT, num_steps=2),
     Case("pipedream_2bw", 4, {**GRID, "microbatches": 15, "every": 3}, sizes=GPT, num_steps=4),
+    Case("pipedream", 2, {"microbatches": 10}, sizes=TIED, num_steps=2),
+    Case("pipedream", 4, {"microbatches": 10}, sizes={**TIED, "layers": 4}, num_steps=2),
+    Case("pipedream", 2, {"microbatches": 10, "vertical": True}, sizes=TIED, num_steps=2),
+    Case(
+        "pipedream",
+        3,
+        {"microbatches": 12, "every": 3},
+        sizes={**TIED, "layers": 3},
+        num_steps=5,
+        batch=1,
+    ),
+    Case("pipedream", 4, {**GRID, "tp": 2}, sizes=TIED, num_steps=2),
+    Case("pipedream", 4, {**GRID, "zero1": True}, sizes=TIED, num_steps=2, optimizer="adamw"),
+    Case("pipedream", 2, {"microbatches": 10}, sizes=TIED, num_steps=2, rewrite="halves"),
+    Case("pipedream_2bw", 3, {"microbatches": 30}, sizes={**TIED, "layers": 3}, num_steps=2),
 ]
+TIED_CASES = [case for case in STASHING if "tied" in case.sizes]
 NEWEST = [
     Case("ampnet", 2, {"microbatches": 10}, **MLP),
     Case("ampnet", 4, {"microbatches": 10}, **MLP),
@@ -60,6 +89,10 @@ NEWEST = [
     Case("ampnet", 4, {**GRID, "zero1": True}, **MLP),
     Case("ampnet", 2, {"microbatches": 10}, **MLP, rewrite="halves"),
     Case("pipemare", 4, {"microbatches": 40, "every": 4}, **MLP),
+    TiedMLP("ampnet", 2, {"microbatches": 10}, **WIDE),
+    TiedMLP("ampnet", 4, {"microbatches": 10}, **WIDE),
+    TiedMLP("ampnet", 4, {**GRID, "zero1": True}, **WIDE),
+    TiedMLP("pipemare", 4, {"microbatches": 20, "every": 2}, **WIDE),
 ]
 
 
@@ -88,13 +121,15 @@ def test_20_updates_equal_those_of_a_loop_with_the_same_delays(case: Case, tmp_p
 # --- PipeMare: formulas from memory of the paper, unchecked ------------------------------------
 
 MARE = Case("pipemare", 4, {"microbatches": 20, "every": 2}, **MLP)
+TIED_MARE = TiedMLP("pipemare", 4, {"microbatches": 20, "every": 2}, **WIDE)
 DECAY, ANNEALING = float(np.exp(-2)), 15
 
 
+@pytest.mark.parametrize("mare", [MARE, TIED_MARE], ids=str)
 def test_pipemare_rescales_learning_rates_and_corrects_the_weights_of_backwards(
-    tmp_path: Path,
+    mare: Case, tmp_path: Path
 ) -> None:
-    compiled, found = on_threads(MARE, tmp_path, ss.PipeMare(annealing=ANNEALING, decay=DECAY))
+    compiled, found = on_threads(mare, tmp_path, ss.PipeMare(annealing=ANNEALING, decay=DECAY))
     taus = [(2 * (4 - stage) + 1) / 2 for stage in (1, 2, 3, 4)]
 
     def corrected(stage: int, version: int, versions: list[Weights]) -> Weights:
@@ -111,9 +146,9 @@ def test_pipemare_rescales_learning_rates_and_corrects_the_weights_of_backwards(
         # tau of the last stage is 1/2: its learning rate is never raised.
         return float(max(taus[stage], 1.0) ** -(1 - min(update / ANNEALING, 1)))
 
-    alone = train_delayed(MARE, compiled.plan, mlp_loss, corrected=corrected, rate=rate)
+    alone = train_delayed(mare, compiled.plan, mlp_loss, corrected=corrected, rate=rate)
     assert off(found, alone) == []
-    uncorrected = train_delayed(MARE, compiled.plan, mlp_loss, rate=rate)
+    uncorrected = train_delayed(mare, compiled.plan, mlp_loss, rate=rate)
     assert len(off(found, uncorrected)) == 4
 
 
@@ -287,9 +322,71 @@ def test_decisions_that_need_one_version_are_refused(
     assert words in refused(Case("pipedream", 2, {"microbatches": 4}, sizes=GPT), change)
 
 
-def test_a_weight_that_stages_share_is_refused() -> None:
-    case = Case("pipedream", 2, {"microbatches": 4}, sizes={**GPT, "tied": True})
-    assert "stages [0, 1] share embed.weight" in refused(case, lambda plan: None)
+# --- weights that stages share ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", TIED_CASES, ids=str)
+def test_a_program_says_which_version_of_a_shared_weight_is_read(case: Case) -> None:
+    """A later stage reads for a microbatch what the first stage reads for it."""
+    compiled = case.compiled()
+    program, schedule = compiled.step_program, compiled.plan.schedule
+    assert schedule is not None
+    last = schedule.num_stages - 1
+    of_first = {a: v for a, v in schedule.versions.items() if a.stage == 0 and a.kind in "FBIW"}
+    assert program.borrowed == {(replace(a, stage=last), 0): v for a, v in of_first.items()}
+    assert StepProgram.parse(str(program)) == program
+    program.check()
+
+
+@pytest.mark.parametrize("case", [TIED_CASES[0], NEWEST[-1]], ids=str)
+def test_one_device_trains_the_same_where_stages_share_a_weight(case: Case, tmp_path: Path) -> None:
+    plan = case.planned()
+    assert plan.schedule is not None
+    alone = ss.Plan(plan.graph, [0])
+    for op in plan.graph.ops:
+        alone.op_assign(op, 0)
+    alone.pipeline([stage.ops[0] for stage in plan.stages[1:]])
+    alone.op_order(on_one_worker(plan.schedule))
+    ss.compile(alone).save(tmp_path)
+    state = case.new_model().state_dict()
+    found = ss.run_threads(tmp_path, lambda t: train_asynchronously(t, case, state), range(1))
+    assert off(list(found.values()), delayed(case, plan)) == []
+
+
+def with_later_version(program: StepProgram, kind: str, num: int) -> StepProgram:
+    key = Action(ActionKind(kind), 1, 5), 0
+    return replace(program, borrowed={**program.borrowed, key: program.borrowed[key] + num})
+
+
+def update_of_owner_first(program: StepProgram) -> StepProgram:
+    update = Action(ActionKind.UPDATE, 1, 9)
+    others = tuple(event for event in program.events if event != update)
+    return replace(program, events=(*others, update))
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (lambda program: with_later_version(program, "F", 2), "reads version 6 .* there is 4, 5"),
+        (lambda program: with_later_version(program, "B", 1), "its forward has read version 4"),
+        (update_of_owner_first, "hands its gradients over later"),
+    ],
+)
+def test_a_program_that_misses_gradients_of_a_shared_weight_is_refused(
+    damage: Callable[[StepProgram], StepProgram], words: str
+) -> None:
+    program = TIED_CASES[0].compiled().step_program
+    with pytest.raises(PlanError, match=words):
+        damage(program).check()
+
+
+def test_memory_counts_a_shared_weight_on_both_stages_in_the_versions_of_the_first() -> None:
+    case = Case("pipedream", 3, {"microbatches": 8}, sizes={**TIED, "layers": 3})
+    apart = replace(case, sizes={**case.sizes, "tied": False})
+    shared, own = (c.compiled().memory for c in (case, apart))
+    embed = case.new_model().get_parameter("embed.weight")
+    more = [shared[device].weights_bytes - own[device].weights_bytes for device in range(3)]
+    assert more == [0, 0, (3 - 1) * embed.numel() * embed.element_size()]
 
 
 def step_without_optimizers(trainer: ss.Trainer, case: Case) -> None:
