@@ -1,0 +1,102 @@
+"""Recurrence: what stages cost while half a microbatch computes and the other half communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+BACKWARDS: Mapping[str, Callable[[float, float, float], float]] = {
+    "none": lambda debt, comm, secs: 0.0,
+    "committed": lambda debt, comm, secs: debt + comm + secs + comm,
+    "woven": lambda debt, comm, secs: max(debt, comm) + max(secs, comm),
+}
+"""What a stage's backward adds, by name, from the backward that the stage before it left, and the
+stage's own communication and computing. ``committed`` is what the published code runs: nothing
+overlaps. ``woven`` is there in a comment, and is what ``Overlap(duplex=True)`` does."""
+
+
+class DuplexStage(NamedTuple):
+    """Communication, then computing; seconds of one half of a microbatch.
+
+    Attributes:
+        comm_secs, secs: of the forward.
+        backward_comm_secs, backward_secs: of the backward.
+    """
+
+    comm_secs: float = 0.0
+    secs: float = 0.0
+    backward_comm_secs: float = 0.0
+    backward_secs: float = 0.0
+
+    def plus(self, more: DuplexStage) -> DuplexStage:
+        """This stage with the work of another one."""
+        return DuplexStage(
+            self.comm_secs + more.comm_secs,
+            self.secs + more.secs,
+            self.backward_comm_secs + more.backward_comm_secs,
+            self.backward_secs + more.backward_secs,
+        )
+
+
+class Duplexed(NamedTuple):
+    """The two costs of a strategy for the first stages of a model; the second one in two phases.
+
+    Of two strategies that reach the same state, one is no better than the other if none of its
+    costs is less: later stages add a value that grows with each of them.
+
+    Attributes:
+        acc: seconds until the first half has left the last of these stages.
+        debt: seconds of computing that the second half still has there: they overlap with the
+            communication of the next stage.
+        backward_debt: the same in the backward.
+    """
+
+    acc: float = 0.0
+    debt: float = 0.0
+    backward_debt: float = 0.0
+
+    def then(self, stage: DuplexStage, backward: str) -> Duplexed:
+        """The costs with one more stage: each half meets the other one twice in it.
+
+        >>> Duplexed(4, 4).then(DuplexStage(3, 5), "none")
+        Duplexed(acc=13.0, debt=5, backward_debt=0)
+        """
+        comm, secs = stage.comm_secs, stage.secs
+        acc = self.acc + max(self.debt, comm) + max(secs, comm)
+        acc += BACKWARDS[backward](
+            self.backward_debt, stage.backward_comm_secs, stage.backward_secs
+        )
+        return Duplexed(acc, secs, 0 if backward == "none" else stage.backward_secs)
+
+    def secs(self, *, counts_last: bool = True) -> float:
+        """Seconds if nothing follows.
+
+        Args:
+            counts_last: whether the backward of the second half in the last stage counts; the
+                published code leaves it out.
+        """
+        return self.acc + self.debt + (self.backward_debt if counts_last else 0.0)
+
+
+def overlapped_secs(
+    stages: Iterable[DuplexStage], backward: str = "none", *, counts_last: bool = True
+) -> float:
+    """Seconds of a step of two halves, with a backward of ``BACKWARDS``.
+
+    >>> overlapped_secs([DuplexStage(0, 4), DuplexStage(3, 5), DuplexStage(6, 2)])
+    27.0
+    """
+    cost = Duplexed()
+    for stage in stages:
+        cost = cost.then(stage, backward)
+    return cost.secs(counts_last=counts_last)
+
+
+def serial_secs(stages: Iterable[DuplexStage], backward: str = "none") -> float:
+    """Seconds of a step of two halves if nothing overlaps.
+
+    >>> serial_secs([DuplexStage(0, 4), DuplexStage(3, 5), DuplexStage(6, 2)])
+    40
+    """
+    forward_only = backward == "none"
+    return 2 * sum(sum(stage[:2]) if forward_only else sum(stage) for stage in stages)
