@@ -27,6 +27,7 @@ from contextlib import suppress
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.integer_program import IntegerProgram
@@ -45,24 +46,24 @@ def integer_placement(problem: PlacementProblem, limit_secs: float | None = None
 
     Args:
         problem: what is placed.
-        limit_secs: after which the best placement known counts, with the problem's own bound.
+        limit_secs: after which the best placement known counts, with the bound known by then.
 
     Raises:
         PlanError: no placement fits in memory, or none was found in time.
     """
     known = _known(problem)
     program = _Program(problem, known)
-    found = program.solve(limit_secs)
-    options = [] if known is None else [known]
+    found = program.program.solve(limit_secs)
+    options = [] if known is None else [known.assignment]
+    bound = 0.0
     if found is not None:
-        # HiGHS may exceed memory by its tolerance.
-        with suppress(PlanError):
-            options.append(problem.solution(found, "integer programme"))
-    if not options:
+        options.append(tuple(int(found.values[x].argmax()) for x in program.of_groups))
+        bound = found.bound * program.unit_secs * (1 - TOLERANCE)
+    # HiGHS may exceed memory by its tolerance.
+    best = min(options, key=lambda option: float(problem.secs(option)), default=None)
+    if best is None:
         raise problem.none_fits("integer programme")
-    best = min(options, key=lambda option: option.secs)
-    bound = best.secs * (1 - TOLERANCE) if limit_secs is None else 0.0
-    return problem.solution(best.assignment, "integer programme", bound)
+    return problem.solution(best, "integer programme", bound)
 
 
 def _known(problem: PlacementProblem) -> Solution | None:
@@ -82,8 +83,11 @@ class _Program:
         secs = np.where(np.isfinite(problem.op_secs), problem.op_secs, 0.0)
         # Everything one after another is an upper bound too.
         serial = secs.max(axis=1).sum() + problem.message_secs.sum()
-        unit = max(float(serial if known is None else known.secs), 1e-300)
-        self.op_secs, self.message_secs = secs / unit, problem.message_secs / unit
+        self.unit_secs = max(float(serial if known is None else known.secs), 1e-300)
+        self.op_secs, self.message_secs = (
+            secs / self.unit_secs,
+            problem.message_secs / self.unit_secs,
+        )
         self.most = 1 + TOLERANCE
         num, devices = len(problem.groups), range(problem.num_devices)
         add = self.program.variables
@@ -94,17 +98,15 @@ class _Program:
         self._operations()
         self._messages()
 
-    def solve(self, limit_secs: float | None) -> list[int] | None:
-        """The device of every group."""
-        values = self.program.solve(limit_secs)
-        if values is None:
-            return None
-        return [int(values[self.x[members[0]]].argmax()) for members in self.problem.groups]
+    @property
+    def of_groups(self) -> NDArray[np.int64]:
+        """The variables of every group, ``[group, device]``."""
+        return self.x[[members[0] for members in self.problem.groups]]
 
     def _place(self) -> None:
         """Every group is on one device, on which it can run, and which has memory for it."""
         problem, row = self.problem, self.program.row
-        mine = [self.x[members[0]].tolist() for members in problem.groups]
+        mine = self.of_groups.tolist()
         for group, devices in enumerate(mine):
             row([(x, 1.0) for x in devices], least=1.0, most=1.0)
             for device, x in enumerate(devices):

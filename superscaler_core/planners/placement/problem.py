@@ -205,8 +205,8 @@ class PlacementProblem:
         held = [
             np.where(chosen == d, self.group_bytes, 0.0).sum(-1) for d in range(self.num_devices)
         ]
-        fits: NDArray[np.bool_] = (np.stack(held, axis=-1) <= np.array(self.memory_bytes)).all(-1)
-        return fits
+        held_bytes, room = np.stack(held, axis=-1), np.array(self.memory_bytes)
+        return np.asarray((held_bytes <= room).all(axis=-1))
 
     def secs(self, assignments: ArrayLike) -> Array:
         """Time of a step, ``[..., group] -> [...]``; infinite where memory does not suffice."""

@@ -7,6 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
+from bench.placement_shapes import Machine, inception, nmt, rnnlm
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.placement import (
     Operation,
@@ -20,7 +21,6 @@ from superscaler_core.planners.placement import (
     min_cut,
 )
 from superscaler_core.planners.placement.min_cut import bipartition
-from superscaler_core.planners.placement.shapes import Machine, inception, nmt, rnnlm
 from tests.superscaler_core.planners.placement.problems import random_problem
 
 
