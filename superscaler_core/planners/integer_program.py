@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+INFEASIBLE, FAILED = 2, 4
+"""Of scipy's ``milp``: its status codes."""
+
 
 @dataclass(frozen=True, eq=False)
 class Optimum:
@@ -82,16 +85,21 @@ class IntegerProgram:
         shape = len(self._bounds), len(self._costs)
         rows = csr_array((self._values, self._columns, self._ends), shape=shape)
         least, most = zip(*self._bounds, strict=True)
-        found = milp(
-            self._costs,
-            integrality=np.array(self._whole, dtype=int) * (not is_relaxed),
-            bounds=Bounds(0.0, np.array(self._most)),
-            constraints=LinearConstraint(rows, least, most),
-            options={
-                "mip_rel_gap": 0.0,
-                **({} if limit_secs is None else {"time_limit": limit_secs}),
-            },
-        )
+        # The presolve of HiGHS calls a few programs infeasible, or fails, that have a solution.
+        for presolve in (True, False):
+            found = milp(
+                self._costs,
+                integrality=np.array(self._whole, dtype=int) * (not is_relaxed),
+                bounds=Bounds(0.0, np.array(self._most)),
+                constraints=LinearConstraint(rows, least, most),
+                options={
+                    "mip_rel_gap": 0.0,
+                    "presolve": presolve,
+                    **({} if limit_secs is None else {"time_limit": limit_secs}),
+                },
+            )
+            if found.status not in (INFEASIBLE, FAILED):
+                break
         if found.x is None:
             return None
         # A relaxation that is solved is its own bound; HiGHS names one for whole values only.

@@ -1,0 +1,52 @@
+"""Expert: a placement by hand, as a rule from the names of operations to devices.
+
+Nothing is searched. Source: the baseline of that name in Mirhoseini et al., ICML 2017: a layer of
+LSTMs on each device, attention and softmax beside the last layer; an Inception on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+
+from superscaler_core.errors import PlanError
+from superscaler_core.planners.placement.problem import PlacementProblem
+from superscaler_core.planners.space import Solution
+
+Rule = Callable[[str], int]
+"""The device of an operation, by its name."""
+
+
+def expert(problem: PlacementProblem, rule: Rule) -> Solution:
+    """Place every group where the rule has its first operation.
+
+    Raises:
+        PlanError: the rule names a device that there is not, or the placement does not fit.
+    """
+    names = [problem.operations[members[0]].name for members in problem.groups]
+    devices = [rule(name) for name in names]
+    wrong = {
+        n: d for n, d in zip(names, devices, strict=True) if d not in range(problem.num_devices)
+    }
+    if wrong:
+        name, device = next(iter(wrong.items()))
+        raise PlanError(
+            f"expert: {name} on device {device}; the devices are 0 to {problem.num_devices - 1}."
+        )
+    return problem.solution(devices, "expert")
+
+
+def by_patterns(devices: Mapping[str, int]) -> Rule:
+    """The rule of the first pattern with wildcards that fits a name.
+
+    >>> by_patterns({"encoder.*": 0, "*": 1})("decoder.0")
+    1
+    """
+
+    def device(name: str) -> int:
+        found = [device for pattern, device in devices.items() if fnmatchcase(name, pattern)]
+        if not found:
+            raise PlanError(f"expert: no pattern of {', '.join(devices)} fits {name}; add '*'.")
+        return found[0]
+
+    return device
