@@ -167,6 +167,10 @@ class CostModel:
         number = writer.outputs.index(tensor)
         return self._ways.edge(writer.form, number, from_split, op.form, position, to_split)
 
+    def move_cost(self, tensor: PTensor, src: Side, dst: Side) -> EdgeCost:
+        """The time of moving an activation from one end to another, and its gradient back."""
+        return self._ways.between(src, dst, tensor.shape, tensor.dtype, tensor.requires_grad)
+
     # --- parameters -----------------------------------------------------------------------------
 
     def sync_cost(

@@ -15,7 +15,9 @@ from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.modules import Modules
+from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.plan import Keep, Plan
+from superscaler_core.planners.gspmd import Mesh, gspmd
 from superscaler_core.planners.stages import STAGE_PLANNERS, stages
 from superscaler_core.planners.tofu import tofu
 from superscaler_core.plans import PLANS
@@ -23,7 +25,9 @@ from superscaler_core.plans.pieces.axial import Cut
 from superscaler_core.schedules import SCHEDULES
 from superscaler_core.units import parse_bytes
 
-SPROGRAMS: Mapping[str, Callable[..., None]] = {**PLANS, "stages": stages, "tofu": tofu}
+SPROGRAMS: Mapping[str, Callable[..., None]] = {
+    **PLANS, "stages": stages, "tofu": tofu, "gspmd": gspmd
+}  # fmt: skip
 """The sPrograms that a text may name."""
 
 
@@ -105,6 +109,17 @@ def dims(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
+def specs(text: str) -> dict[str, ShardSpec]:
+    """Specs by names with ``*``, such as ``tokens:d0@x;*.up.weight:d0@y``."""
+    found = {}
+    for word in _words(text, ";"):
+        name, _, spec = word.rpartition(":")
+        if not name:
+            raise ValueError(word)
+        found[name.strip()] = ShardSpec.parse(spec)
+    return found
+
+
 def truth(text: str) -> bool:
     """Yes or no."""
     return _TRUTHS[text.lower()]
@@ -128,6 +143,8 @@ READERS: Mapping[str, TextReader] = {
     "profile": (PROFILES.__getitem__, f"one of {', '.join(PROFILES)}"),
     "topology": (rv.Topology.load, "a JSON file that rvdcomm.Topology.save wrote"),
     "memory_bytes": (parse_bytes, "bytes, such as 32GiB"),
+    "mesh": (Mesh.parse, "NAME:DEVICES with commas between, such as x:2,y:4"),
+    "specs": (specs, "NAME:SPEC with semicolons between, such as tokens:d0@x;*.up.weight:d0@y"),
     "keep": (Keep, f"one of {', '.join(map(str, Keep))}"),
     "keep_coshard": (Keep, f"one of {', '.join(map(str, Keep))}"),
 }

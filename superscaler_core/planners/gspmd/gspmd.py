@@ -1,0 +1,144 @@
+"""GSPMD: an sProgram that completes a few specs of tensors and cuts every op by them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+import rvdcomm as rv
+from superscaler_core.cost import PROFILES, CostModel, DeviceProfile
+from superscaler_core.errors import PlanError
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.shard_spec import ShardSpec
+from superscaler_core.plan import Device, OpSplit, Plan
+from superscaler_core.plan.op_trans import pieces
+from superscaler_core.planners.gspmd.mesh import Mesh
+from superscaler_core.planners.gspmd.price import Prices
+from superscaler_core.planners.gspmd.propagate import Propagated, propagate
+
+_log = logging.getLogger("superscaler_core")
+
+
+def gspmd(
+    plan: Plan,
+    *,
+    mesh: Mesh | None = None,
+    specs: Mapping[str, ShardSpec] | None = None,
+    profile: DeviceProfile = PROFILES["v100"],
+    topology: rv.Topology | None = None,
+) -> None:
+    """Cut every op as the specs of a few tensors say, completed by propagation.
+
+    A parameter with a spec is stored as the spec says; others are stored where they are read.
+    Where specs exclude each other, prices decide, and the log says so.
+
+    Args:
+        plan: to fill.
+        mesh: of the plan's devices; one axis x if None.
+        specs, profile, topology: as in ``complete``.
+
+    Raises:
+        PlanError: as in ``complete``.
+
+    Source: Xu et al., GSPMD, 2021; see ``propagate``.
+    """
+    mesh = mesh or Mesh((("x", len(plan.devices)),))
+    found = complete(
+        plan.graph, plan.devices, mesh, specs, profile=profile, topology=topology
+    )  # fmt: skip
+    for choice in found.choices:
+        _log.info("%s", choice)
+    for op in plan.graph.ops:
+        _fill(plan, op, found.split(op))
+    for name, tensor in plan.graph.parameters.items():
+        if name in found.said and name in found.specs:
+            _fill(plan, plan.update(name), found.prices.storage(tensor, found.specs))
+
+
+def complete(
+    graph: Graph,
+    devices: Sequence[Device],
+    mesh: Mesh,
+    specs: Mapping[str, ShardSpec] | None = None,
+    *,
+    profile: DeviceProfile = PROFILES["v100"],
+    topology: rv.Topology | None = None,
+) -> Propagated:
+    """The specs of all tensors and the cuts of all ops, from the specs of a few tensors.
+
+    Those are the marks of the model (``superscaler_core.shard``), and those given here, which
+    replace marks of the same tensors.
+
+    Args:
+        graph: the graph.
+        devices: of the mesh, whose last axis varies fastest.
+        mesh: of the devices.
+        specs: by names of inputs, parameters, activations or ops (then of what they write), with
+            ``*``; of several names that a tensor fits, the first counts.
+        profile: of every device.
+        topology: with these devices; one host with NVLink if None.
+
+    Raises:
+        PlanError: the mesh has another number of devices, a name fits nothing, or a spec does not
+            fit its tensor or the mesh.
+    """
+    if mesh.num_devices != len(devices):
+        raise PlanError(
+            f"mesh {mesh} has {mesh.num_devices} devices, and {len(devices)} were given."
+        )
+    cluster = topology or rv.Topology.single_host(max(devices) + 1, 5e-6, 200e9)
+    prices = Prices(CostModel(graph, profile, cluster), mesh, devices)
+    said = {**graph.marks, **_named(graph, specs or {})}
+    return propagate(graph, _in_graph(graph, said), prices)
+
+
+def _fill(plan: Plan, op: Op, split: OpSplit) -> None:
+    plan.op_trans(op, pieces(*({i: (lo, hi) for i, lo, hi in p.pieces} for p in split.parts)))
+    plan.op_assign(op, [part.device for part in split.parts if part.device is not None])
+
+
+def _named(graph: Graph, specs: Mapping[str, ShardSpec]) -> dict[str, ShardSpec]:
+    """The specs of tensors, from those of names with ``*``.
+
+    Raises:
+        PlanError: a name fits nothing; the message has similar ones.
+    """
+    names = dict(_names(graph))
+    found: dict[str, ShardSpec] = {}
+    for pattern, spec in specs.items():
+        fitting = [tensors for name, tensors in names.items() if fnmatchcase(name, pattern)]
+        if not fitting:
+            near = get_close_matches(pattern, names, 3, 0.0)
+            raise PlanError(
+                f"{graph.name} has no tensor or op {pattern!r}; it has {', '.join(near)}."
+            )
+        for tensors in fitting:
+            for tensor in tensors:
+                found.setdefault(tensor, spec)
+    return found
+
+
+def _names(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """All names that a spec can be given by, each with its tensors."""
+    for tensor in (*graph.inputs, *graph.parameters.values()):
+        yield tensor.name, (tensor.name,)
+    for name, of in graph.aliases.items():
+        yield name, (of,)
+    for op in graph.ops:
+        for tensor in op.outputs:
+            yield tensor.name, (tensor.name,)
+        yield op.name, tuple(tensor.name for tensor in op.outputs)
+
+
+def _in_graph(graph: Graph, specs: Mapping[str, ShardSpec]) -> dict[str, ShardSpec]:
+    """The same of the graph's tensors: a packed parameter has one dim more than the model's."""
+    made = {}
+    for name, spec in specs.items():
+        packing = graph.packed.get(name)
+        if packing is not None:
+            dims = tuple((dim + (dim >= packing.dim), axes) for dim, axes in spec.dims)
+            spec = ShardSpec(dims, spec.others_whole)
+        made[name] = spec
+    return made

@@ -1,0 +1,103 @@
+"""Links: which loop of an op a cut of a tensor's dim cuts, and how far specs pass along it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from superscaler_core.graph.form import OpForm
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.shard_spec import Axes
+from superscaler_core.graph.sliding import SlidingWindow
+from superscaler_core.planners.gspmd.mesh import Mesh
+
+MAX_FORMS = 1 << 12
+"""Bound on the links that are kept: ops of one form share them."""
+
+Specs = Mapping[str, tuple[Axes, ...]]
+"""For every tensor, by name, the axes of each dim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A dim of an operand that is cut where a loop of the op is.
+
+    Attributes:
+        operand: its number, inputs first.
+        dim: of the operand's tensor.
+        loop: of the op; all pieces of the loop are pieces of the dim.
+        sizes: of the dim, and of the loop.
+    """
+
+    operand: int
+    dim: int
+    loop: str
+    sizes: tuple[int, int]
+
+    def fitting(self, axes: Axes, mesh: Mesh) -> Axes:
+        """As many of the axes, from the first, as cut dim and loop at the same places."""
+        dim, loop = self.sizes
+        for count in range(len(axes), 0, -1):
+            num = mesh.num_pieces(axes[:count])
+            if num <= min(dim, loop) and (dim == loop or dim % num == loop % num == 0):
+                return axes[:count]
+        return ()
+
+
+@lru_cache(maxsize=MAX_FORMS)
+def links_of(form: OpForm) -> tuple[Link, ...]:
+    """The links of all ops of a form, by operand and dim."""
+    return tuple(_links(form))
+
+
+def _links(form: OpForm) -> Iterator[Link]:
+    sizes = form.sizes_of
+    tensors = (*form.inputs, *form.outputs)
+    for number, (of, operand) in enumerate(zip(tensors, form.annotation.operands, strict=True)):
+        for dim, ids in enumerate(operand):
+            loops = (ids.loop,) if isinstance(ids, SlidingWindow) else ids
+            # Cutting a dim means cutting its outermost loop, as in ``graph.dims``.
+            outer = next((loop for loop in loops if sizes[loop] > 1), None)
+            if outer is not None and outer not in form.uncut:
+                yield Link(number, dim, outer, (of.shape[dim], sizes[outer]))
+
+
+NUM_PRIORITIES = 3
+
+
+@lru_cache(maxsize=MAX_FORMS)
+def priorities(form: OpForm) -> Mapping[str, int]:
+    """When specs pass along each loop of an op, 0 first.
+
+    First along all loops of ops that sum over none, such as elementwise ops, views and softmax;
+    then along the other dims that an op keeps, such as the batch of a product; last from one
+    operand to another along what is summed over.
+
+    Source: Xu et al., GSPMD, 2021, whose priorities are of ops and directions, not of loops.
+    """
+    sums = form.annotation.reductions
+    return {loop: 2 if loop in sums else 1 if sums else 0 for loop in form.sizes_of}
+
+
+def wanted(op: Op, specs: Specs, mesh: Mesh) -> dict[str, dict[Axes, str]]:
+    """The axes that the specs of its tensors want for every loop, each with one such tensor."""
+    tensors = (*op.inputs, *op.outputs)
+    found: dict[str, dict[Axes, str]] = {}
+    for link in links_of(op.form):
+        name = tensors[link.operand].name
+        axes = link.fitting(specs[name][link.dim], mesh)
+        if axes:
+            found.setdefault(link.loop, {}).setdefault(axes, name)
+    return found
+
+
+def agreed(axes: Mapping[Axes, str]) -> Axes:
+    """The longest of several axes of a loop if all others begin it; else what all begin with."""
+    longest = max(axes, key=len)
+    if all(longest[: len(each)] == each for each in axes):
+        return longest
+    count = 0
+    while all(len(each) > count and each[count] == longest[count] for each in axes):
+        count += 1
+    return longest[:count]
