@@ -236,6 +236,9 @@ class _Conversion:
         self.values |= {Ref(node.name, i): result for i, result in enumerate(results)}
 
     def _mark(self, tensor: PTensor, node: Node) -> None:
+        maker = self.builder.maker_of(tensor)
+        if maker is not None and maker.inputs[0].name in self.packings:
+            tensor = maker.inputs[0]  # the parameter, in whose own dims the model speaks
         try:
             self.builder.mark(tensor, ShardSpec.parse(node.args["spec"]))
         except AnnotationError as error:

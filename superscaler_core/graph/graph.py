@@ -134,7 +134,8 @@ class Graph:
         more_losses: the losses of further copies of the model (``side_by_side``).
         results: activations that a program returns beside the loss, by name.
         more_results: those of further copies of the model.
-        marks: what the model says of how tensors are cut (``shard``), by their names.
+        marks: what the model says of how tensors are cut (``shard``), by their names; of
+            parameters in the dims that they have in the model.
     """
 
     name: str

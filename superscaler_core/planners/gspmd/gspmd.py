@@ -10,10 +10,9 @@ from fnmatch import fnmatchcase
 import rvdcomm as rv
 from superscaler_core.cost import PROFILES, CostModel, DeviceProfile
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.shard_spec import ShardSpec
-from superscaler_core.plan import Device, OpSplit, Plan
-from superscaler_core.plan.op_trans import pieces
+from superscaler_core.plan import Device, Plan
 from superscaler_core.planners.gspmd.mesh import Mesh
 from superscaler_core.planners.gspmd.price import Prices
 from superscaler_core.planners.gspmd.propagate import Propagated, propagate
@@ -51,10 +50,10 @@ def gspmd(
     for choice in found.choices:
         _log.info("%s", choice)
     for op in plan.graph.ops:
-        _fill(plan, op, found.split(op))
+        plan.split_as(op, found.split(op))
     for name, tensor in plan.graph.parameters.items():
         if name in found.said and name in found.specs:
-            _fill(plan, plan.update(name), found.prices.storage(tensor, found.specs))
+            plan.split_as(plan.update(name), found.prices.storage(tensor, found.specs))
 
 
 def complete(
@@ -92,11 +91,6 @@ def complete(
     prices = Prices(CostModel(graph, profile, cluster), mesh, devices)
     said = {**graph.marks, **_named(graph, specs or {})}
     return propagate(graph, _in_graph(graph, said), prices)
-
-
-def _fill(plan: Plan, op: Op, split: OpSplit) -> None:
-    plan.op_trans(op, pieces(*({i: (lo, hi) for i, lo, hi in p.pieces} for p in split.parts)))
-    plan.op_assign(op, [part.device for part in split.parts if part.device is not None])
 
 
 def _named(graph: Graph, specs: Mapping[str, ShardSpec]) -> dict[str, ShardSpec]:

@@ -23,7 +23,7 @@ class Mesh:
 
     >>> mesh = Mesh.parse("x:2,y:2")
     >>> print(mesh.split({"b": 4, "n": 6}, {"b": ("x",)}, range(4)))
-    0 b[0:2]; 1 b[0:2] replica 1; 2 b[2:4]; 3 b[2:4] replica 1
+    0 b[0:2]; 1 b[0:2] copy:1; 2 b[2:4]; 3 b[2:4] copy:1
 
     Attributes:
         axes: name and number of devices of every axis.
