@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -92,12 +92,7 @@ def wanted(op: Op, specs: Specs, mesh: Mesh) -> dict[str, dict[Axes, str]]:
     return found
 
 
-def agreed(axes: Mapping[Axes, str]) -> Axes:
-    """The longest of several axes of a loop if all others begin it; else what all begin with."""
-    longest = max(axes, key=len)
-    if all(longest[: len(each)] == each for each in axes):
-        return longest
-    count = 0
-    while all(len(each) > count and each[count] == longest[count] for each in axes):
-        count += 1
-    return longest[:count]
+def merged(axes: Iterable[Axes]) -> list[Axes]:
+    """Axes of one loop without those that begin others: one if they are compatible."""
+    found = list(dict.fromkeys(axes))
+    return [a for a in found if not any(a != b and b[: len(a)] == a for b in found)]

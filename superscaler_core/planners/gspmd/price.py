@@ -12,7 +12,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.shard_spec import Axes
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
 from superscaler_core.plan import Device, OpSplit
-from superscaler_core.planners.gspmd.links import Specs, agreed, wanted
+from superscaler_core.planners.gspmd.links import Specs, merged, wanted
 from superscaler_core.planners.gspmd.mesh import Mesh
 from superscaler_core.program.side import Side, sides_of
 
@@ -70,12 +70,10 @@ class Prices:
         for loop, found in wants.items():
             for axis in dict.fromkeys(axis for axes in found for axis in axes):
                 loops.setdefault(axis, []).append(loop)
-        unclear = {
-            loop for loop, found in wants.items() if len(agreed(found)) < max(map(len, found))
-        }
+        unclear = {loop for loop, found in wants.items() if len(merged(found)) > 1}
         unclear |= {loop for at in loops.values() if len(at) > 1 for loop in at}
         if not unclear:
-            return tuple(sorted((loop, agreed(found)) for loop, found in wants.items())), None
+            return tuple(sorted((loop, merged(found)[0]) for loop, found in wants.items())), None
         cuts = sorted(set(self._cuts(op, wants, loops, unclear)))
         # Of equal prices the cut that comes first as text is taken, whatever the order of ops.
         prices = sorted((self.price(op, cut, specs), cut) for cut in cuts)

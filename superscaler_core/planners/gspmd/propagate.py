@@ -14,8 +14,8 @@ from superscaler_core.plan import OpSplit
 from superscaler_core.planners.gspmd.links import (
     NUM_PRIORITIES,
     Specs,
-    agreed,
     links_of,
+    merged,
     priorities,
     wanted,
 )
@@ -81,8 +81,8 @@ def propagate(graph: Graph, said: Mapping[str, ShardSpec], prices: Prices) -> Pr
     In a round, each op proposes to its tensors the axes that the others have for its loops
     (``wanted``). A proposal only adds axes to a dim that was not said. Loops of a higher priority
     are done first (``priorities``), and again after every change. Where the proposals of a round
-    exclude each other, because an axis cuts one dim of a tensor, the price of the ops around the
-    tensor decides. When nothing changes any more, every op is cut by what its tensors want, by
+    exclude each other, as an axis cuts one dim of a tensor, the price of the ops around the tensor
+    decides. When nothing changes any more, every op is cut by what its tensors want, by
     price where that cannot all be (``Prices.chosen``).
 
     Laws (tests/superscaler_core/planners/gspmd/test_propagate.py): what was said stays; the result
@@ -188,9 +188,10 @@ class _Run:
             if order[link.loop] != level or link.loop not in now:
                 continue
             name = tensors[link.operand].name
-            axes = self._free(name, link.dim, link.fitting(agreed(now[link.loop]), self.mesh))
-            if len(axes) > len(self.specs[name][link.dim]):
-                yield name, (link.dim, axes)
+            for wish in merged(now[link.loop]):
+                axes = self._free(name, link.dim, link.fitting(wish, self.mesh))
+                if len(axes) > len(self.specs[name][link.dim]):
+                    yield name, (link.dim, axes)
 
     def _free(self, tensor: str, dim: int, axes: Axes) -> Axes:
         """As many of the axes, from the first, as the dim can have; none if it has others."""

@@ -143,6 +143,15 @@ def test_the_larger_operand_of_a_product_stays_where_it_is(
     assert str(found.spec("linear")) == f"{wanted}@x, *@-"
 
 
+def test_one_of_two_axes_that_want_the_same_rows_is_passed_on() -> None:
+    """The sum of rows along x and rows along y has the rows of one of them, not none."""
+    found = completed(product_and_sum(64, 8, 4096), "x:2,y:2", {"skip": "d0@x", "linear": "d0@y"})
+    (choice,) = found.choices
+    assert choice.op == "add"
+    assert {cut for cut, _ in choice.prices} >= {(("b", ("x",)),), (("b", ("y",)),), ()}
+    assert str(found.spec("add")) == "d0@y, *@-"
+
+
 def test_a_choice_is_said_with_its_prices() -> None:
     found = completed(product_and_sum(), "x:2", {"u": "d0@x", "w": "d0@x"})
     text = str(found)
