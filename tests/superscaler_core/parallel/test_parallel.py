@@ -46,6 +46,7 @@ PLANS: dict[str, tuple[str | Callable[..., None], dict[str, Any]]] = {
     "hybrid": ("hybrid:tp=2", {"microbatches": 2}),
     "host": ("zero3_offload", {}),
     "halves": (megatron_in_halves, {}),
+    "specs": ("gspmd:specs=tokens:d0@x", {}),
 }
 
 SHAPES = [(8, 6), (8, 6), (3, 6), (8, 5), (4, 6), (1, 6), (6, 6), (3, 6)]

@@ -65,6 +65,7 @@ CASES = [
           "*.down.weight:d0@x,d1@y;*.attn.?.weight:d0@y,d1@x;embed.weight:d0@y*x", 4),
     Specs("gspmd:mesh=x:2,y:2,specs=tokens:d0@x*y", 4),
     Specs("gspmd:mesh=x:4,specs=tokens:d0@x;*.experts.up:d0@x", 4, model="moe"),
+    Specs("gspmd:mesh=x:2,y:2,specs=images:d0@x,d2@y", 4, model="wide_resnet", num_steps=1),
     Marks(),
 ]  # fmt: skip
 

@@ -21,6 +21,7 @@ from tests.superscaler_core.plans.test_plans_communication import (
     kinds,
     reductions,
 )
+from tests.superscaler_core.training import Case
 
 
 def cuts_of(found: Propagated) -> dict[str, str]:
@@ -136,6 +137,16 @@ def test_the_two_dim_layout_gathers_weights_and_scatters_sums() -> None:
         for shard in side.shards.values()
     }
     assert shares == {1 / 8}
+
+
+def test_one_spec_of_images_is_a_spatial_partition() -> None:
+    """The rows of every image are cut through all convolutions, which exchange halos."""
+    images = Case("spatial", 2, model="wide_resnet")
+    graph = images.planned().graph
+    cuts = {op.name: cut for op, cut in completed(graph, "x:2", {"images": "d2@x"}).cuts.items()}
+    convolutions = [op.name for op in graph.ops if op.kind == "conv2d"]
+    assert {cuts[name] for name in convolutions} == {(("y0", ("x",)),)}
+    assert kinds(forward(compiled(graph, "gspmd:specs=images:d2@x", 2))).keys() == {"exchange"}
 
 
 @pytest.mark.parametrize(
