@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 
-from rvdcomm.cost import Cost, StepCost, total_cost
+from rvdcomm.cost import Cost, StepCost, farthest_level, total_cost
 from rvdcomm.layout import Ints, Topology
 from rvdcomm.planning.binding import Binding, Grid, R, V
 from rvdcomm.planning.path import Path, Step
@@ -35,10 +35,20 @@ NUM_BUFFERS = 5
 
 @dataclass(frozen=True, slots=True)
 class ModelledCost:
-    """A path's cost by formula, and that of each of its steps."""
+    """A path's cost by formula, and that of each of its steps.
+
+    Attributes:
+        cost: of the path; its time is that of rounds, one after another, and of bytes.
+        steps: of each step.
+        latency_secs: time of the rounds.
+        is_exact: whether time and rounds are those of the program too: shards are equal, and no
+            replica leaves R.
+    """
 
     cost: Cost
     steps: tuple[StepCost, ...]
+    latency_secs: float
+    is_exact: bool
 
 
 def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCost | None:
@@ -51,7 +61,9 @@ def modelled_cost(path: Path, item_bytes: int, topology: Topology) -> ModelledCo
     if None in steps:
         return None
     costs = tuple(_step_cost(found) for found in steps if found is not None)
-    return ModelledCost(total_cost(costs, _peak_bytes(path, legs, item_bytes)), costs)
+    cost = total_cost(costs, _peak_bytes(path, legs, item_bytes))
+    latency_secs = sum(leg.latency_secs for leg in legs)
+    return ModelledCost(cost, costs, latency_secs, all(leg.is_exact for leg in legs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,7 @@ class ModelledLeg:
 
     Attributes:
         secs, rounds: under the port model.
+        latency_secs: time of the rounds.
         ranks: those that receive.
         entering: for every level, bytes that each of them receives from outside its group.
         senders: those that send.
@@ -67,10 +80,12 @@ class ModelledLeg:
         before, after: bytes of a shard.
         sent, received: the most that a rank may have to pack, its own share included, or unpack.
         crosses: whether it leads from the src group to another group.
+        is_exact: as in ``ModelledCost``.
     """
 
     secs: float
     rounds: int
+    latency_secs: float
     ranks: Sequence[int]
     entering: list[Ints]
     senders: Sequence[int]
@@ -80,6 +95,7 @@ class ModelledLeg:
     sent: int
     received: int
     crosses: bool = False
+    is_exact: bool = False
 
 
 def _step_cost(legs: Sequence[ModelledLeg]) -> StepCost:
@@ -112,13 +128,14 @@ def legs_of(step: Step, item_bytes: int, topology: Topology) -> list[ModelledLeg
     changes = [(a.targets, b.targets) for a, b in pairwise(bindings)]
     if not all(pricer.is_priced(a, b) for a, b in changes):
         return None
-    return [_rebind_leg(pricer, a, b) for a, b in changes]
+    is_even = all(binding.is_even for binding in bindings)
+    return [_rebind_leg(pricer, a, b, is_even) for a, b in changes]
 
 
 # --- inside a group -----------------------------------------------------------------------------
 
 
-def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg:
+def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets, is_even: bool) -> ModelledLeg:
     """A rebind; the formula is that of ``RebindPricer``, for every rank on its own.
 
     Every rank counts as sending what it receives; where replicas leave R, some send more.
@@ -134,10 +151,19 @@ def _rebind_leg(pricer: RebindPricer, src: Targets, dst: Targets) -> ModelledLeg
         for outer in grid.outer_axes
     ]
     before = pricer.num_bytes // prod(k for k, s in zip(sizes, src, strict=True) if s >= 0)
+    leaves_r = any(s == R != t for s, t in zip(src, dst, strict=True))
     return ModelledLeg(
-        pricer.secs(ticks), rounds, grid.ranks, entering, grid.ranks, entering,
+        pricer.secs(ticks), rounds, _latency_secs(entering, rounds, pricer.topology), grid.ranks,
+        entering, grid.ranks, entering,
         before, after=pricer.num_bytes // held, sent=max(before, need), received=need,
+        is_exact=is_even and (is_local or not leaves_r),
     )  # fmt: skip
+
+
+def _latency_secs(entering: Sequence[Ints], rounds: int, topology: Topology) -> float:
+    """Time of the rounds, by the farthest level that bytes cross."""
+    far = farthest_level([int(level.max()) for level in entering])
+    return 0.0 if far is None else rounds * topology.levels[far].link.alpha_secs
 
 
 def _lacking(grid: Grid, src: Targets, dst: Targets, need: int, outer_axes: Iterable[int]) -> Ints:
@@ -179,7 +205,8 @@ def _transfer_leg(step: Step, item_bytes: int, topology: Topology) -> ModelledLe
     )
     before, after = (source.largest_shard * item_bytes for source in (src, dst))
     return ModelledLeg(
-        found.secs, found.rounds, step.dst.ranks, entering, step.src.ranks, leaving, before, after,
+        found.secs, found.rounds, _latency_secs(entering, found.rounds, topology),
+        step.dst.ranks, entering, step.src.ranks, leaving, before, after,
         sent=max(before, found.sent_bytes), received=int(received.max()), crosses=True,
     )  # fmt: skip
 

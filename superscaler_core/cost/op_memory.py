@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 from weakref import ref
 
@@ -68,17 +68,27 @@ def op_memory(part: Part) -> OpMemory:
     return _measured(_PartOfForm(part))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class _PartOfForm:
-    """A part, compared by its form, as the key of a cache."""
+    """A part, compared by what decides its memory, as the key of a cache.
+
+    That is its sizes, the shapes of what it reads, and the numbers in its call.
+    """
 
     part: Part
 
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """What is compared."""
+        form = self.part.form
+        call = form.call if form.op.says_where else ()
+        return form.op, form.extents, tuple(box.shape for box, _ in form.inputs), call
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _PartOfForm) and self.part.form == other.part.form
+        return isinstance(other, _PartOfForm) and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash(self.part.form)
+        return hash(self.key)
 
 
 @lru_cache(maxsize=MAX_PART_FORMS)

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
+from math import prod
 
 import rvdcomm as rv
 from superscaler_core.errors import PlanError
@@ -99,6 +101,39 @@ class CallSecs:
         return self.latency_secs + self.bytes_secs
 
 
+@dataclass(frozen=True, eq=False)
+class _EvenPath:
+    """A path, as the key of a cache: where all shards are even, it is compared without its sizes.
+
+    Then each message is the same share of the tensor, however large that is.
+    """
+
+    path: rv.Path
+    topology: rv.Topology
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """What is compared."""
+        ends = self.path.src, self.path.dst
+        states = [state.source for step in self.path.steps for leg in step.legs for state in leg]
+        if not all(state.is_even for state in (*ends, *states)):
+            return ends
+        steps = tuple((step.kind, step.num_slices, step.dst.text) for step in self.path.steps)
+        return steps, *((layout.rvd, layout.ranks) for layout in ends)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _EvenPath) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def _legs(of: _EvenPath) -> tuple[int, list[Traffic]]:
+    """The elements of a tensor, and those of each leg of its steps from device to device."""
+    legs = chain.from_iterable(step.traffic(of.topology, 1) for step in of.path.steps)
+    return prod(of.path.src.shape), list(legs)
+
+
 class Wires:
     """Prices of transfers, each computed once.
 
@@ -109,6 +144,8 @@ class Wires:
     def __init__(self, topology: rv.Topology) -> None:
         self._topology = topology
         self._steps_of = lru_cache(maxsize=MAX_WIRES)(self._find_steps)
+        self._secs_of = lru_cache(maxsize=MAX_WIRES)(self._find_secs)
+        self._legs_of = lru_cache(maxsize=MAX_WIRES)(_legs)
         self._made = lru_cache(maxsize=MAX_WIRES)(self._wire)
 
     @property
@@ -134,14 +171,21 @@ class Wires:
         return self._made(tuple(sorted(counts.items())), method)
 
     def secs(self, leg: Transfer, method: str) -> CallSecs:
-        """The duration of one transfer alone; ``of`` sums these with the longest latency of all."""
-        ends = leg.src, leg.dst, leg.dtype
+        """The duration of one transfer alone; ``of`` sums these with the longest latency of all.
+
+        It is that of the program. Where a formula gives the same, no program is made.
+        """
+        return self._secs_of((leg.src, leg.dst, leg.dtype), method)
+
+    def _find_secs(self, ends: _Ends, method: str) -> CallSecs:
+        devices = tuple(sorted({*ends[0].ranks, *ends[1].ranks}))
+        if method == "rvd":
+            found = self._plan(*ends).modelled
+            if found is not None and found.is_exact:
+                return CallSecs(devices, found.latency_secs, found.cost.secs - found.latency_secs)
         steps = self._steps_of(ends, method)
-        return CallSecs(
-            leg.devices,
-            sum(step.alpha_secs for step in steps),
-            sum(step.bytes_secs for step in steps),
-        )
+        alpha_secs = sum(step.alpha_secs for step in steps)
+        return CallSecs(devices, alpha_secs, sum(step.bytes_secs for step in steps))
 
     def _wire(self, counts: tuple[tuple[_Ends, int], ...], method: str) -> Wire:
         devices: set[Device] = set()
@@ -172,20 +216,33 @@ class Wires:
         make = {"rvd": self._planned, "p2p": self._pulled}[method]
         return tuple(make(*ends))
 
-    def _planned(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
-        plan = rv.plan(src, dst, dtype, self._topology, executor="dist")
+    def _planned(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> Sequence[_Step]:
+        plan = self._plan(src, dst, dtype)
         if not plan.is_counted:
             return self._modelled(plan)
+        if not _has_even_chunks(plan.path):
+            return self._lowered(plan)
+        # The moves of a path are the messages of its program, but for uneven chunks.
+        num_elements, legs = self._legs_of(_EvenPath(plan.path, self._topology))
+        num_bytes = prod(src.shape) * ITEM_BYTES[dtype]
+        moved = ({pair: n * num_bytes // num_elements for pair, n in leg.items()} for leg in legs)
+        return [self._step(leg, _rounds(leg)) for leg in moved]
+
+    def _lowered(self, plan: rv.Plan) -> list[_Step]:
+        """Steps counted in a program."""
         traffic: list[dict[tuple[Device, Device], int]] = [{} for _ in plan.path.steps]
         rounds: list[dict[Device, int]] = [{} for _ in plan.path.steps]
         for collective in plan.program.collectives:
             total, mine = traffic[collective.step], rounds[collective.step]
             for pair, count in collective.traffic().items():
-                total[pair] = total.get(pair, 0) + count * ITEM_BYTES[dtype]
+                total[pair] = total.get(pair, 0) + count * ITEM_BYTES[plan.dtype]
             for rank in collective.ranks:
                 mine[rank] = mine.get(rank, 0) + collective.rounds
         pairs = zip(traffic, rounds, strict=True)
         return [self._step(moved, max(mine.values(), default=0)) for moved, mine in pairs]
+
+    def _plan(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> rv.Plan:
+        return rv.plan(src, dst, dtype, self._topology, executor="dist")
 
     def _modelled(self, plan: rv.Plan) -> list[_Step]:
         """Steps for a plan of many ranks without a program: all hosts send and receive equally."""
@@ -246,6 +303,20 @@ class Wires:
                 for end in ((writer, "out"), (reader, "in")):
                     partners[end] = partners.get(end, 0) + 1
         return [self._step(moved, max(partners.values(), default=0))]
+
+
+def _has_even_chunks(path: rv.Path) -> bool:
+    """Whether the chunks of every all_reduce are equal, or of one element."""
+    sums = [step for step in path.steps if step.kind == "all_reduce"]
+    sizes = [(step.src.source.largest_shard, len(step.groups[0])) for step in sums]
+    are_even = all(step.src.source.is_even for step in sums)
+    return are_even and all(size % num == 0 or size == 1 for size, num in sizes)
+
+
+def _rounds(traffic: Traffic) -> int:
+    """Messages one after another on the device that has most of them."""
+    ends = [end for a, b in traffic if a != b for end in ((a, "out"), (b, "in"))]
+    return max(Counter(ends).values(), default=0)
 
 
 def topology_for(given: rv.Topology | None, devices: Sequence[Device]) -> rv.Topology:

@@ -87,6 +87,12 @@ class OpForm:
         loops = self.sizes_of
         return frozenset(i for i in loops if not self.annotation.is_splittable(i, loops))
 
+    @cached_property
+    def says_where(self) -> bool:
+        """Whether the call of a part depends on where in the op it is, not only on its sizes."""
+        code = str(self.computes)
+        return any(field in code for field in (".lo", ".hi", "{start", "{pad"))
+
     def __hash__(self) -> int:
         return self._hash
 

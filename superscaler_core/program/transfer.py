@@ -64,7 +64,7 @@ def transfers(src: Side, dst: Side, shape: tuple[int, ...], dtype: str) -> tuple
     wants = {device: shard.box for device, shard in dst.shards.items()}
     whole = rv.Box.of_shape(shape)
     src_layout = _src_layout(whole, src)
-    dst_layout = _dst_layout(whole, wants)
+    dst_layout = _dst_layout(whole, dst)
     if src_layout is not None and dst_layout is not None:
         return (Transfer(whole, src_layout, dst_layout, dtype),)
     found = []
@@ -97,6 +97,7 @@ def _in_rounds(found: Iterable[Transfer]) -> tuple[Transfer, ...]:
 # --- one layout ---------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=MAX_TRANSFERS)
 def _src_layout(whole: rv.Box, src: Side) -> rv.Layout | None:
     """The layout of the written tensor, if its shards form one."""
     holders: dict[rv.Box, dict[frozenset[tuple[rv.Box, int]], list[Device]]] = {}
@@ -111,11 +112,12 @@ def _src_layout(whole: rv.Box, src: Side) -> rv.Layout | None:
     return _layout(whole, {box: sorted(ranks) for box, ranks in parts.items()})
 
 
-def _dst_layout(whole: rv.Box, wants: Mapping[Device, rv.Box]) -> rv.Layout | None:
+@lru_cache(maxsize=MAX_TRANSFERS)
+def _dst_layout(whole: rv.Box, dst: Side) -> rv.Layout | None:
     """The layout of the reads, if their boxes form one."""
     readers: dict[rv.Box, list[Device]] = {}
-    for device, box in wants.items():
-        readers.setdefault(box, []).append(device)
+    for device, shard in dst.shards.items():
+        readers.setdefault(shard.box, []).append(device)
     return _layout(whole, {box: [sorted(devices)] for box, devices in readers.items()})
 
 

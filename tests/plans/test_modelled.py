@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -79,6 +80,23 @@ def test_modelled_time_is_counted_time_but_for_rounds_of_shared_needs(world: Wor
     assert len(same) >= 0.8 * len(both)
     # Floats that are added in another order.
     assert [m.secs for _, m in same] == pytest.approx([c.secs for c, _ in same], rel=1e-12)
+
+
+@worlds
+def test_modelled_time_is_counted_time_where_it_is_said_to_be_exact(world: World) -> None:
+    exact = [(plan, m) for plan, m in both_of(world) if m.is_exact]
+    assert [m.cost.rounds for _, m in exact] == [plan.cost.rounds for plan, _ in exact]
+    assert [m.cost.secs for _, m in exact] == pytest.approx([p.cost.secs for p, _ in exact], 1e-12)
+
+
+@worlds
+def test_modelled_latency_is_the_time_where_bytes_take_none(world: World) -> None:
+    links = [replace(level.link, bytes_per_sec=1e30) for level in world[-1].levels]
+    pairs = zip(world[-1].levels, links, strict=True)
+    fast = rv.Topology(tuple(replace(level, link=link) for level, link in pairs))
+    both = [(modelled_cost(plan.path, 4, fast), m) for plan, m in both_of(world)]
+    secs = [found.cost.secs for found, _ in both if found is not None]
+    assert [m.latency_secs for _, m in both] == pytest.approx(secs, rel=1e-12)
 
 
 @worlds

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from bench.methods import point_to_point_bytes
 from superscaler_core.cost.wire import TICKS_PER_SEC, Wires, topology_for
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.simulator.ports import Ports
+from tests.oracle import all_rvds
 
 SHAPE = (24, 20)
 PAIRS = [
@@ -46,6 +48,25 @@ def test_a_planned_wire_costs_what_its_plan_costs(where: str, src: str, dst: str
     assert wire.ticks == pytest.approx(cost.secs * TICKS_PER_SEC, rel=1e-9, abs=1)
     assert sum(wire.level_bytes) == cost.wire_bytes
     assert sum(wire.level_bytes[1:]) == cost.host_bytes
+
+
+@pytest.mark.parametrize("where", TOPOLOGIES)
+def test_wires_of_all_sizes_and_layouts_cost_what_their_plans_cost(where: str) -> None:
+    """One ``Wires`` prices all: paths that differ in sizes alone share their moves."""
+    topology, rvds = TOPOLOGIES[where], all_rvds(8, 2)
+    wires = Wires(topology)
+    pairs = Random(0).sample(list(product(rvds, rvds)), 25)
+    legs = [
+        Transfer(rv.Box.of_shape(shape), rv.Layout(shape, a), rv.Layout(shape, b), "float32")
+        for a, b in [*pairs, (rv.RVD("R(1)V(8)D(1,1)"), rv.RVD("R(8)V(1)D(1,1)"))]
+        for shape in ((24, 16), (16, 48), (7, 10))
+    ]
+    costs = [leg.plan(topology).cost for leg in legs]
+    made = [wires.of([leg], "rvd") for leg in legs]
+    assert [wire.ticks for wire in made] == pytest.approx([1e12 * c.secs for c in costs], abs=1)
+    assert [sum(wire.level_bytes) for wire in made] == [cost.wire_bytes for cost in costs]
+    secs = [wires.secs(leg, "rvd").secs for leg in legs]
+    assert secs == pytest.approx([cost.secs for cost in costs], rel=1e-12)
 
 
 @pytest.mark.parametrize("where", TOPOLOGIES)
