@@ -11,11 +11,12 @@ from tqdm import tqdm
 
 import rvdcomm as rv
 from superscaler_core.cli.arguments import MODEL_NAMES, add_training, built, count, num_bytes
-from superscaler_core.cli.command import OK, Command, UsageError
+from superscaler_core.cli.command import OK, Command
 from superscaler_core.cli.plan import decisions_file
 from superscaler_core.cli.progress import phase
 from superscaler_core.cli.simulate import add_machine, named_profile, named_topology
 from superscaler_core.cli.sources import Source, model_source, settings_of
+from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.planners.found import Found
 from superscaler_core.planners.request import Trial
 from superscaler_core.planners.search import search
@@ -31,12 +32,10 @@ def _search(args: argparse.Namespace) -> int:
     sizes, _ = settings_of(model_from, _NO_PLAN, args.set)
     with phase(f"build {model_from.name}"):
         made = built(model_from, sizes, args.dtype, "meta", 0, 1)
-    if made.kwargs and made.args:
-        raise UsageError(f"{args.model}: give all inputs by name, or all by position.")
     with _Bar(args.budget, args.max_tried) as bar:
         found = search(
             made.model,
-            made.kwargs or made.args,
+            ModelCall.of(made.model, made.args, made.kwargs),
             topology=topology or rv.Topology.single_host(args.devices, 5e-6, 200e9),
             batch=args.batch,
             memory_bytes=args.memory,

@@ -205,3 +205,14 @@ def test_bounds_are_below_what_they_bound(model: str) -> None:
     for trial in found.tried:
         assert trial.candidate.bound_secs <= trial.secs
         assert not trial.peak_bytes or trial.candidate.least_bytes <= trial.peak_bytes
+
+
+@pytest.mark.parametrize("model", ["mlp", "wide_resnet"])
+def test_a_setting_has_a_text(model: str, few_moves: None) -> None:
+    for setting in every_setting(replace(request(model), samples=(8,))):
+        assert Setting.parse(str(setting)) == setting
+
+
+def test_a_text_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(ss.PlanError, match="expected FAMILY NAME=VALUE"):
+        Setting.parse("hybrid dp=2 width=3")
