@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from textwrap import fill
 from typing import Any, NoReturn
 
@@ -39,9 +40,10 @@ _FILLS = (
     "follow its name: hybrid:tp=2,pp=2"
 )
 
+MODEL_NAMES = _names("MODEL", MODELS, _RETURNS) + "\n"
+
 NAMES = f"""\
-{_names("MODEL", MODELS, _RETURNS)}
-{_names("PLAN", SPROGRAMS, _FILLS)}
+{MODEL_NAMES}{_names("PLAN", SPROGRAMS, _FILLS)}
 """
 
 
@@ -64,12 +66,12 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose the model, the plan and the devices."""
     parser.add_argument("model", metavar="MODEL", help="what to train: see below")
     parser.add_argument("plan", metavar="PLAN", help="how to parallelize it: see below")
-    parser.add_argument(
-        "--devices",
-        metavar="N",
-        type=count,
-        default=1,
-        help="number of devices (default 1, or as many as torchrun has started processes)",
+    add_training(
+        parser,
+        "default 1, or as many as torchrun has started processes",
+        "a size of the model or an option of the plan; write 'model.NAME' or 'plan.NAME' if "
+        "both have it; may be given several times; every plan takes block, features, experts and "
+        "embedding, for parts of the model that the search by structure does not find",
     )
     parser.add_argument(
         "--microbatch",
@@ -77,23 +79,6 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=4,
         help="samples in a microbatch (default 4)",
-    )
-    parser.add_argument(
-        "--set",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="a size of the model or an option of the plan; write 'model.NAME' or 'plan.NAME' if "
-        "both have it; may be given several times; every plan takes block, features, experts and "
-        "embedding, for parts of the model that the search by structure does not find",
-    )
-    parser.add_argument("--preset", help="name of a set of model sizes (default tiny)")
-    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the model (default: as built)")
-    parser.add_argument(
-        "--master-dtype", choices=DTYPES, help="dtype of stored parameters (default: the model's)"
-    )
-    parser.add_argument(
-        "--optimizer", choices=sorted(STATES), default="adam", help="(default adam)"
     )
     parser.add_argument(
         "--overlap",
@@ -117,9 +102,25 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bucket",
         metavar="BYTES",
-        type=_bytes,
+        type=num_bytes,
         default=BUCKET_BYTES,
         help="the most bytes that one of these calls reduces or fetches (default 16MiB)",
+    )
+
+
+def add_training(parser: argparse.ArgumentParser, devices: str, settings: str) -> None:
+    """Add the options that say what is trained, given words about devices and ``--set``."""
+    parser.add_argument(
+        "--devices", metavar="N", type=count, default=1, help=f"number of devices ({devices})"
+    )
+    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help=settings)
+    parser.add_argument("--preset", help="name of a set of model sizes (default tiny)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the model (default: as built)")
+    parser.add_argument(
+        "--master-dtype", choices=DTYPES, help="dtype of stored parameters (default: the model's)"
+    )
+    parser.add_argument(
+        "--optimizer", choices=sorted(STATES), default="adam", help="(default adam)"
     )
 
 
@@ -129,7 +130,10 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--topology", metavar="FILE", help="a JSON file that rvdcomm.Topology.save wrote"
     )
     parser.add_argument(
-        "--memory-limit", metavar="BYTES", type=_bytes, help="memory of each device, such as 32GiB"
+        "--memory-limit",
+        metavar="BYTES",
+        type=num_bytes,
+        help="memory of each device, such as 32GiB",
     )
 
 
@@ -140,7 +144,8 @@ def count(text: str) -> int:
     return int(text)
 
 
-def _bytes(text: str) -> int:
+def num_bytes(text: str) -> int:
+    """Parse a number of bytes."""
     try:
         return parse_bytes(text)
     except ValueError as error:
@@ -200,14 +205,7 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     model_from, plan_from = model_source(args.model, args.preset), plan_source(name)
     sizes, more = settings_of(model_from, plan_from, args.set)
     knobs = {**said, **more}
-
-    def make(batch: int) -> Made:
-        with torch.random.fork_rng(devices=[]), torch.device(device):
-            torch.manual_seed(seed)
-            made: Made = _called(model_from, batch, **sizes)
-        made.model.train()
-        return made if args.dtype is None else made.to(getattr(torch, args.dtype))
-
+    make = partial(built, model_from, sizes, args.dtype, device, seed)
     with phase(f"build {model_from.name}"):
         made = make(args.microbatch)
     with phase("capture"):
@@ -222,6 +220,17 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
     if args.duplex:
         plan.overlap = replace(plan.overlap, duplex=True)
     return AskedProgram(plan, made, make, model_from.recycled)
+
+
+def built(
+    source: Source, sizes: Mapping[str, Any], dtype: str | None, device: str, seed: int, batch: int
+) -> Made:
+    """The model and its inputs for a batch size, ready to be trained."""
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.manual_seed(seed)
+        made: Made = _called(source, batch, **sizes)
+    made.model.train()
+    return made if dtype is None else made.to(getattr(torch, dtype))
 
 
 def _called(source: Source, *args: Any, **named: Any) -> Any:

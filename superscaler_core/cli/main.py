@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import rvdcomm as rv
-from superscaler_core.cli import explain, plan, run, schedule, simulate, validate
+from superscaler_core.cli import explain, plan, run, schedule, search, simulate, validate
 from superscaler_core.cli.arguments import NAMES, Formatter, Parser
 from superscaler_core.cli.command import BAD_REQUEST, INTERRUPTED, OK, USER_ERRORS
 
@@ -16,6 +16,7 @@ COMMANDS = {
     "validate": validate.COMMAND,
     "explain": explain.COMMAND,
     "simulate": simulate.COMMAND,
+    "search": search.COMMAND,
     "run": run.COMMAND,
     "schedule": schedule.COMMAND,
 }

@@ -42,13 +42,14 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decisions",
         metavar="FILE",
-        type=_decisions_file,
+        type=decisions_file,
         help="write the plan's decisions, as a text that can be edited and given as PLAN",
     )
     parser.add_argument("--summary", action="store_true", help="print a few lines only")
 
 
-def _decisions_file(path: str) -> str:
+def decisions_file(path: str) -> str:
+    """Check the name of a file of decisions."""
     if not path.endswith(DECISIONS_SUFFIX):
         raise argparse.ArgumentTypeError(f"a file of decisions ends with {DECISIONS_SUFFIX!r}")
     return path

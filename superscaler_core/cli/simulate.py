@@ -16,8 +16,8 @@ from superscaler_core.simulator import PROFILES, DeviceProfile, simulate
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    topology = _topology(args.topology, args.devices)
-    profile = _profile(args.profile)
+    topology = named_topology(args.topology, args.devices)
+    profile = named_profile(args.profile)
     program = program_of(args)
     with phase("validate and materialize"):
         compiled = compile(
@@ -42,7 +42,7 @@ def _simulate(args: argparse.Namespace) -> int:
     return OK if found.fits else NOT_VALID
 
 
-def _profile(text: str) -> DeviceProfile:
+def named_profile(text: str) -> DeviceProfile:
     """The preset of this name, or the profile in this file."""
     if text in PROFILES:
         return PROFILES[text]
@@ -54,7 +54,7 @@ def _profile(text: str) -> DeviceProfile:
     return DeviceProfile.load(text)
 
 
-def _topology(text: str | None, num_devices: int) -> rv.Topology | None:
+def named_topology(text: str | None, num_devices: int) -> rv.Topology | None:
     """A preset with its counts, such as ``v100:4x8``, or a topology file; None is one host."""
     if text is None:
         return None
@@ -72,8 +72,8 @@ def _topology(text: str | None, num_devices: int) -> rv.Topology | None:
     return rv.Topology.preset(name, *numbers)
 
 
-def _add(parser: argparse.ArgumentParser) -> None:
-    add_program(parser)
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the options that describe devices and their links."""
     parser.add_argument(
         "--profile",
         metavar="NAME|FILE",
@@ -87,6 +87,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
         help="H hosts with D devices each of a preset (v100, a100, h100, ethernet, ...), or a JSON "
         "file that rvdcomm.Topology.save wrote (default: one host)",
     )
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    add_program(parser)
+    add_machine(parser)
     for option, what in (
         ("--communication", "all tensors (default rvd)"),
         ("--intra", "tensors inside stages, including weights and gradients,"),

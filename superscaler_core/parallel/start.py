@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import rvdcomm as rv
+from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.parallel.automatic import AUTO, searched
 from superscaler_core.parallel.parallel import Parallel
 from superscaler_core.parallel.programs import Programs
 from superscaler_core.parallel.sprogram import SProgram
@@ -46,7 +48,9 @@ def parallelize(
             be a mapping too); of tensors only shapes and dtypes matter. A plan with microbatches
             cuts it along dim 0.
         plan: name of a plan (``docs/plans.md``), which options may follow as a text, such as
-            ``"hybrid:tp=2,pp=2"``; or a function that fills a ``Plan``.
+            ``"hybrid:tp=2,pp=2"``; or a function that fills a ``Plan``; or ``"auto"``: the first
+            rank searches for one (``docs/planners.md``), and its ``knobs`` are ``profile``,
+            ``budget_secs`` and ``max_tried`` of ``search``.
         knobs: options of the plan as values, by name, such as ``{"tp": 2, "pp": 2}``; these count
             where the text has them too.
         results: what ``evaluate`` returns beside the loss, as in ``capture``.
@@ -71,7 +75,16 @@ def parallelize(
     world = join_world(where, group)
     transport = DistTransport(world.rank, world.group, topology)
     share_buffers(dict(model.named_buffers()), world.num_ranks, transport, where)
-    sprogram = SProgram.of(plan, knobs)
+    master_dtype = None if dtype is None else str(dtype).removeprefix("torch.")
+    if plan == AUTO:
+        example = ModelCall.of(model, args, kwargs)
+        sprogram = searched(
+            model, example, world.num_ranks, transport, where,
+            topology=topology, memory_limit=memory_limit, master_dtype=master_dtype,
+            **(knobs or {}),
+        )  # fmt: skip
+    else:
+        sprogram = SProgram.of(plan, knobs)
     programs = Programs(
         model,
         sprogram,
@@ -80,7 +93,7 @@ def parallelize(
         is_silent=world.rank > 0,
         topology=topology,
         memory_limit=memory_limit,
-        master_dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+        master_dtype=master_dtype,
     )
     call = programs.call(args, kwargs)
     return Parallel(programs, call, transport, seed=seed, dtype=dtype, device=where)

@@ -27,7 +27,7 @@ GraphOf = Callable[[int], Graph]
 
 def graphs_of(
     given: Any,
-    inputs: Sequence[Any] | Mapping[str, Any] | None,
+    inputs: Sequence[Any] | Mapping[str, Any] | ModelCall | None,
     batch: int,
     samples: Sequence[int] = (),
     recycled: Mapping[str, int] | None = None,
@@ -43,7 +43,8 @@ def graphs_of(
     if isinstance(given, nn.Module):
         if inputs is None:
             raise PlanError(f"{type(given).__name__} is captured with inputs: give an example.")
-        return Captures(given, ModelCall.of(given, inputs), dict(recycled or {})), sizes
+        call = inputs if isinstance(inputs, ModelCall) else ModelCall.of(given, inputs)
+        return Captures(given, call, dict(recycled or {})), sizes
     graph_of: GraphOf = given
     return graph_of, sizes
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from superscaler_core.planners.request import Trial
 from superscaler_core.simulator.picture import COLOURS, new_figure
-from superscaler_core.units import secs_text
+from superscaler_core.units import bytes_text, secs_text
 
 if TYPE_CHECKING:
     from superscaler_core.planners.found import Found
 
-GIB = 2**30
-
-TOO_LARGE = 1.5
+TOO_LARGE = 2
 """How far beyond the limit, relative to it, candidates without memory are still shown."""
 
 
@@ -30,7 +26,7 @@ def draw(found: Found, path: str | Path) -> None:
     """
     figure = new_figure(path, (8, 5))
     axes = figure.subplots()
-    limit = found.request.memory_bytes / GIB
+    limit = found.request.memory_bytes
     fits = [trial for trial in found.tried if trial.fits]
     lacking = [trial for trial in found.tried if trial.lacks_memory]
     for label, trials, marker, size, colour in (
@@ -38,26 +34,24 @@ def draw(found: Found, path: str | Path) -> None:
         ("chosen", [found.best], "*", 190, COLOURS["communication"]),
     ):
         secs = [trial.secs for trial in trials]
-        axes.scatter(_gib(trials), secs, size, colour, marker=marker, label=label, linewidths=0)
-    shown = [size for size in _gib(lacking) if size <= TOO_LARGE * limit]
+        sizes = [trial.peak_bytes for trial in trials]
+        axes.scatter(sizes, secs, size, colour, marker=marker, label=label, linewidths=0)
+    shown = [t.peak_bytes for t in lacking if t.peak_bytes <= TOO_LARGE * limit]
     axes.plot(shown, [0.985] * len(shown), "|", color=COLOURS["weights"], markersize=9,
               transform=axes.get_xaxis_transform(), label="needs more memory")  # fmt: skip
     axes.axvline(limit, color="0.4", linestyle="--", linewidth=1, label="memory of a device")
-    axes.set_xlim(left=0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda size, _: bytes_text(size))
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda secs, _: secs_text(secs))
     axes.yaxis.set_minor_formatter(lambda secs, _: secs_text(secs))
     axes.tick_params(axis="y", which="both", labelsize=8)
-    axes.set_xlabel("memory of the fullest device, GiB")
+    axes.set_xlabel("memory of the fullest device")
     axes.set_ylabel("simulated time of a step")
     name = found.request.graph_of(found.best.candidate.samples).name
     title = f"{name} on {len(found.request.devices)} x {found.request.profile.name}"
     axes.set_title(f"{title}: {secs_text(found.secs)}\n{found.name}", loc="left", fontsize=9)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="upper right")
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.savefig(Path(path))
-
-
-def _gib(trials: Sequence[Trial]) -> list[float]:
-    return [trial.peak_bytes / GIB for trial in trials]

@@ -11,6 +11,7 @@ from typing import Any
 import rvdcomm as rv
 from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.errors import PlanError
+from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.plan import Device
 from superscaler_core.planners.evaluate import evaluate, lack
 from superscaler_core.planners.found import Found
@@ -25,7 +26,7 @@ Progress = Callable[[int, int, Trial | None], None]
 
 def search(
     model_or_graph: Any,
-    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    inputs: Sequence[Any] | Mapping[str, Any] | ModelCall | None = None,
     *,
     topology: rv.Topology,
     batch: int,
@@ -52,7 +53,8 @@ def search(
         model_or_graph: a model, which is captured with microbatches of several sizes; or its graph,
             captured with a microbatch of the only size that is tried; or a function from the number
             of samples of a microbatch to a graph.
-        inputs: of the model: example arguments as in ``capture``; dim 0 of tensors is the batch.
+        inputs: of the model: example arguments as in ``capture``, by position or by name, or a
+            ``ModelCall`` of both; dim 0 of tensors is the batch.
         topology: hosts and links of the devices.
         batch: samples of a step.
         memory_bytes: of a device; that of the profile if None.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import signal
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -90,6 +91,8 @@ _mine: list[Request] = []
 
 
 def _start(request: Request) -> None:
+    # Ctrl-C is for the process that searches.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _mine[:] = [request]
 
 

@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.auto.traits import compute_secs, kept_bytes
+from superscaler_core.planners.auto.traits import kept_bytes
 from superscaler_core.planners.request import Request
 
+SENT, WIDE = 0.02, 4.0
+"""What tensor parallel is guessed to cost for every device, and between hosts; no more than an
+order: Megatron-LM's users keep it inside hosts."""
 
-@dataclass(eq=False)
+WEIGHT_TRAFFIC = 4
+"""How often an op reads or writes a weight at most: forward, backward (as an operand, and if it is
+saved), and its gradient."""
+
+
+@dataclass(frozen=True, eq=False)
 class Bounds:
-    """Lower bounds for one request.
+    """Lower bounds for one request, all from its smallest microbatch: capturing takes seconds.
 
-    Of time: the devices together compute every op at least once, so the slowest takes at least its
-    share. A part of an op takes at least its share of the op's time, as every op has its launch.
+    Of time: the devices together compute every op at least once for every sample, so the slowest
+    takes at least its share. By the roofline an op takes ``max(f, a + w) <= max(f, a) + w`` for its
+    operations, its activations' traffic and its weights', of which f and a grow with the samples;
+    so k samples take at least k times what one takes less w and the launch.
 
     Of memory: weights, gradients and states are somewhere; and when a microbatch has ended its
     forward, all that its backward needs is on some device.
+
+    With measured times of ops (``DeviceProfile.op_secs``) the bound of time is an estimate.
     """
 
     request: Request
-    _secs: dict[int, float] = field(default_factory=dict)
-    _kept: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def _graph(self) -> Graph:
+        return self.request.graph_of(self.request.samples[0])
+
+    @cached_property
+    def _sample_secs(self) -> float:
+        """The least time of a forward and a backward of a sample on one device."""
+        profile = self.request.profile
+        times = OpTimes(profile)
+
+        def secs(op: Op) -> float:
+            weights = sum(tensor.num_bytes for tensor in op.parameters)
+            traffic_secs = WEIGHT_TRAFFIC * weights / profile.reached_bytes_per_sec
+            less = traffic_secs + 3 * profile.launch_secs
+            part = Part(op)
+            return max(0.0, times.forward_secs(part) + times.backward_secs(part) - less)
+
+        return sum(map(secs, self._graph.ops)) / self.request.samples[0]
 
     def secs(self, setting: Setting) -> float:
         """A lower bound of a step."""
-        samples, request = setting.microbatch, self.request
-        if samples not in self._secs:
-            self._secs[samples] = compute_secs(request.graph_of(samples), request.profile)
-        return self._secs[samples] * request.microbatches(samples) / len(request.devices)
+        return self._sample_secs * self.request.batch / len(self.request.devices)
 
     def guess_secs(self, setting: Setting) -> float:
         """An estimate of a step, in no direction: with the bubble, and what is sent often."""
@@ -41,40 +71,41 @@ class Bounds:
         wide = WIDE if setting.tp > self._per_host else 1.0 + SENT * setting.tp
         return self.secs(setting) * (1 + bubble) * wide
 
-    @property
+    @cached_property
     def _per_host(self) -> int:
         outer = self.request.topology.levels[1:2]
         return len(outer[0].groups[0]) if outer else len(self.request.devices)
 
     def least_bytes(self, setting: Setting) -> float:
         """A lower bound of the memory of the fullest device."""
-        request = self.request
-        num = len(request.devices)
-        splits = num if setting.zero == 3 or setting.family == "interlaced" else num // setting.dp
-        if setting.family == "axial" and setting.zero < 3:
-            splits = setting.pp
-        if setting.family == "spatial":
-            splits = num if setting.zero == 3 else 1
-        if setting.experts:
-            splits = num
-        state_splits = num if setting.zero else splits
-        graph = request.graph_of(setting.microbatch)
-        trained = [t for t in graph.parameters.values() if t.requires_grad]
-        numbers = sum(t.box.num_elements for t in trained)
-        weights = sum(t.num_bytes for t in trained)
-        stored = ITEM_BYTES[request.master_dtype] * numbers if request.master_dtype else weights
-        has_masters = request.master_dtype is not None and stored != weights
-        states = STATES[request.optimizer] * stored + (stored if has_masters else 0)
         if setting.offload:
             return 0.0
-        rest = weights / splits + states / state_splits
-        if setting.keep is not Keep.EVERYTHING or setting.coshard > 1:
-            return rest
-        if setting.microbatch not in self._kept:
-            self._kept[setting.microbatch] = kept_bytes(graph)
-        return rest + self._kept[setting.microbatch] / num
+        num, (weights, states) = len(self.request.devices), self._stored_bytes
+        splits = 1.0 * _splits(setting, num)
+        rest = weights / splits + states / (num if setting.zero else splits)
+        keeps_all = setting.keep is Keep.EVERYTHING and setting.coshard == 1
+        return rest + (self._kept_bytes / num if keeps_all else 0.0)
+
+    @cached_property
+    def _stored_bytes(self) -> tuple[float, float]:
+        """Bytes of all weights that are trained, and of their optimizer's states and masters."""
+        request = self.request
+        trained = [t for t in self._graph.parameters.values() if t.requires_grad]
+        weights = sum(tensor.num_bytes for tensor in trained)
+        if request.master_dtype is None:
+            return weights, STATES[request.optimizer] * weights
+        size = ITEM_BYTES[request.master_dtype]
+        masters = sum(size * tensor.box.num_elements for tensor in trained)
+        return weights, (STATES[request.optimizer] + (masters != weights)) * masters
+
+    @cached_property
+    def _kept_bytes(self) -> int:
+        """What the smallest microbatch keeps; no other keeps less."""
+        return kept_bytes(self._graph)
 
 
-SENT, WIDE = 0.02, 4.0
-"""What tensor parallel is guessed to cost for every device, and between hosts; no more than an
-order: Megatron-LM's users keep it inside hosts."""
+def _splits(setting: Setting, num: int) -> int:
+    """Into how many parts weights are cut at most."""
+    if setting.zero == 3 or setting.experts or setting.family == "interlaced":
+        return num
+    return {"axial": setting.pp, "spatial": 1}.get(setting.family, setting.tp * setting.pp)

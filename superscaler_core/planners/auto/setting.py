@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from superscaler_core.errors import PlanError
 from superscaler_core.plan import Keep
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One point of auto's space; ``str`` names what differs from the default.
+
+    Law (tests/superscaler_core/planners/test_search.py): ``Setting.parse(str(x)) == x``.
 
     Attributes:
         family: how ops are cut, a name of ``FAMILIES``.
@@ -68,9 +71,31 @@ class Setting:
             words.append(each.name if value is True else f"{each.name}={value}")
         return " ".join(words)
 
+    @classmethod
+    def parse(cls, text: str) -> Setting:
+        """Read what ``str`` writes.
+
+        Raises:
+            PlanError: the text has another form.
+        """
+        family, *words = text.split()
+        try:
+            pairs = [word.partition("=") for word in words]
+            given = {name: _READ[name](value or "on") for name, _, value in pairs}
+        except (KeyError, ValueError):
+            raise PlanError(
+                f"{text!r}: expected FAMILY NAME=VALUE ..., as auto names plans."
+            ) from None
+        return cls(family, **given)
+
     def knobs(self, *names: str) -> Mapping[str, Any]:
         """Some attributes by name."""
         return {name: getattr(self, name) for name in names}
 
 
 _SAID = ("family", "dp", "tp", "pp", "samples")
+
+_READERS: Mapping[str, Callable[[str], Any]] = {"Keep": Keep, "str": str, "int": int, "bool": bool}
+
+_READ = {each.name: _READERS[str(each.type).split()[0]] for each in fields(Setting)}
+"""How to read the value of every attribute."""

@@ -8,12 +8,9 @@ from functools import cached_property
 from math import gcd
 from typing import Any
 
-from superscaler_core.cost import DeviceProfile
-from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Graph, Op
-from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.plans.pieces.axial import EVOFORMER, axial_loops
@@ -95,12 +92,6 @@ def heavy_blocks(blocks: Blocks) -> tuple[int, ...]:
     """The numbers of the blocks that keep at least half as much as the one that keeps most."""
     kept = [kept_bytes(blocks.graph, ops) for ops in blocks.layers]
     return tuple(i for i, size in enumerate(kept) if 2 * size >= max(kept))
-
-
-def compute_secs(graph: Graph, profile: DeviceProfile) -> float:
-    """Time of a forward and a backward of uncut ops, one after another on one device."""
-    times = OpTimes(profile)
-    return sum(times.forward_secs(p) + times.backward_secs(p) for p in map(Part, graph.ops))
 
 
 def kept_bytes(graph: Graph, ops: tuple[Op, ...] | None = None) -> int:

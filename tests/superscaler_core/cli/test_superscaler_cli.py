@@ -20,6 +20,7 @@ import superscaler_core as ss
 from superscaler_core.cli import COMMANDS, main
 from superscaler_core.cli.training import Trained
 from superscaler_core.models import MODELS
+from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
 from superscaler_core.schedules import SCHEDULES, one_f_one_b, recompute_apart, split_backward
 
@@ -92,7 +93,9 @@ def test_help_names_all_models_and_plans_and_shows_an_example(
 ) -> None:
     text = help_of(words, capsys)
     said = text.replace("\n", " ")
-    named = SCHEDULES if words == ["schedule"] else (*MODELS, *PLANS)
+    named = {"schedule": SCHEDULES, "search": (*MODELS, *PLANNERS)}.get(
+        "".join(words), (*MODELS, *PLANS)
+    )
     assert all(name in said for name in named)
     assert "example" in text
     assert "superscaler " in text.partition("example")[2]

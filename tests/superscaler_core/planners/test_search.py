@@ -197,3 +197,22 @@ def test_a_planner_that_does_not_exist_is_named() -> None:
     with pytest.raises(ss.PlanError, match=r"no planner 'alpha'.* Is it alpa"):
         ss.search(graph("mlp", 2), topology=rv.Topology.single_host(2, 1e-6, 1e9), batch=8,
                   planner="alpha")  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["gpt", "moe", "wide_resnet", "mbart"])
+def test_bounds_are_below_what_they_bound(model: str) -> None:
+    found = search_request(request(model), auto, max_tried=16)
+    for trial in found.tried:
+        assert trial.candidate.bound_secs <= trial.secs
+        assert not trial.peak_bytes or trial.candidate.least_bytes <= trial.peak_bytes
+
+
+@pytest.mark.parametrize("model", ["mlp", "wide_resnet"])
+def test_a_setting_has_a_text(model: str, few_moves: None) -> None:
+    for setting in every_setting(replace(request(model), samples=(8,))):
+        assert Setting.parse(str(setting)) == setting
+
+
+def test_a_text_that_is_no_setting_is_refused() -> None:
+    with pytest.raises(ss.PlanError, match="expected FAMILY NAME=VALUE"):
+        Setting.parse("hybrid dp=2 width=3")

@@ -1,0 +1,181 @@
+"""``superscaler search``: find the fastest plan that fits in memory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+
+from tqdm import tqdm
+
+import rvdcomm as rv
+from superscaler_core.cli.arguments import MODEL_NAMES, add_training, built, count, num_bytes
+from superscaler_core.cli.command import OK, Command
+from superscaler_core.cli.plan import decisions_file
+from superscaler_core.cli.progress import phase
+from superscaler_core.cli.simulate import add_machine, named_profile, named_topology
+from superscaler_core.cli.sources import Source, model_source, settings_of
+from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.planners.found import Found
+from superscaler_core.planners.request import Trial
+from superscaler_core.planners.search import search
+from superscaler_core.planners.table import PLANNERS
+from superscaler_core.units import bytes_text, secs_text
+
+_NO_PLAN = Source("search", {}, lambda: None)
+
+
+def _search(args: argparse.Namespace) -> int:
+    topology = named_topology(args.topology, args.devices)
+    model_from = model_source(args.model, args.preset)
+    sizes, _ = settings_of(model_from, _NO_PLAN, args.set)
+    with phase(f"build {model_from.name}"):
+        made = built(model_from, sizes, args.dtype, "meta", 0, 1)
+    with _Bar(args.budget, args.max_tried) as bar:
+        found = search(
+            made.model,
+            ModelCall.of(made.model, made.args, made.kwargs),
+            topology=topology or rv.Topology.single_host(args.devices, 5e-6, 200e9),
+            batch=args.batch,
+            memory_bytes=args.memory,
+            planner=args.planner,
+            budget_secs=args.budget,
+            max_tried=args.max_tried,
+            profile=named_profile(args.profile),
+            devices=range(args.devices),
+            samples=args.microbatch,
+            recycled=model_from.recycled,
+            recycle=args.recycle,
+            optimizer=args.optimizer,
+            master_dtype=args.master_dtype,
+            num_processes=args.processes,
+            progress=bar.show,
+        )
+    print(found)
+    if args.out is not None:
+        found.save(args.out)
+        print(f"\nwrote {args.out}; look at it:\n  {_next(args, found)}")
+    if args.picture is not None:
+        found.draw(args.picture)
+        print(f"\nwrote {args.picture}")
+    return OK
+
+
+class _Bar:
+    """A progress bar with the best plan so far, on a terminal."""
+
+    def __init__(self, budget_secs: float, max_tried: int) -> None:
+        form = "search: {n_fmt} tried in {elapsed} of " + secs_text(budget_secs) + "{postfix}"
+        self._bar = tqdm(total=max_tried or None, bar_format=form, leave=False, disable=None)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def show(self, num_tried: int, num_waiting: int, best: Trial | None) -> None:
+        """As ``search`` calls it."""
+        text = f"{num_waiting} wait"
+        if best is not None:
+            size, name = bytes_text(best.peak_bytes), best.candidate.name
+            text += f"; best {secs_text(best.secs)}, {size}: {name}"
+        self._bar.set_postfix_str(text[:120], refresh=False)
+        self._bar.update(1)
+
+
+def _next(args: argparse.Namespace, found: Found) -> str:
+    """The command that simulates what was found."""
+    words = ["superscaler", "simulate", args.model, args.out, "--devices", str(args.devices)]
+    words += ["--microbatch", str(found.best.candidate.samples)]
+    for option in ("preset", "dtype", "master_dtype", "topology"):
+        value = getattr(args, option)
+        words += [f"--{option.replace('_', '-')}", value] if value is not None else []
+    words += ["--profile", args.profile, "--optimizer", args.optimizer]
+    words += [word for text in args.set for word in ("--set", text)]
+    return shlex.join(words)
+
+
+def secs(text: str) -> float:
+    """Parse a time such as ``90``, ``90s`` or ``5m``."""
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?(s|m|h)?", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected a time such as 90s or 5m, got {text!r}")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(word.strip()) for word in text.split(","))
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="what to train: see below")
+    parser.add_argument(
+        "--batch", metavar="N", type=count, required=True, help="samples of a training step"
+    )
+    add_training(parser, "default 1", "a size of the model; may be given several times")
+    add_machine(parser)
+    parser.add_argument(
+        "--memory", metavar="BYTES", type=num_bytes,
+        help="what a plan may need of each device, such as 30GiB (default: all of the profile's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--planner", choices=PLANNERS, default="auto", metavar="NAME",
+        help=f"who proposes plans: {', '.join(PLANNERS)} (default auto)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget", metavar="TIME", type=secs, default="60s",
+        help="begin no candidate later than this, such as 90s or 5m (default 60s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-tried", metavar="N", type=int, default=0,
+        help="look at so many candidates at most; with --processes 1 the result is then the same "
+        "every time (default: any number)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--microbatch", metavar="B,B,...", type=_counts, default=(),
+        help="samples of a microbatch that are tried (default: all divisors of the batch)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--recycle", metavar="N", type=int, default=0,
+        help="turns without gradient of every microbatch, for a model that is recycled (default 0)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--processes", metavar="N", type=count, default=min(2, os.cpu_count() or 1),
+        help="processes that look at candidates side by side (default 2)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", metavar="FILE.plan", type=decisions_file,
+        help="write the plan that was found, to be given as PLAN to other commands",
+    )  # fmt: skip
+    parser.add_argument(
+        "--picture", metavar="FILE",
+        help="draw time against memory of all candidates, as .png or .svg",
+    )  # fmt: skip
+
+
+COMMAND = Command(
+    "search for the fastest plan that fits in memory",
+    f"""{MODEL_NAMES}
+examples:
+  A GPT of 1.3 billion parameters on one host of eight V100s; then look at what was found:
+    superscaler search gpt --preset 1.3B --dtype float16 --master-dtype float32 --batch 256 \\
+      --devices 8 --topology v100:1x8 --memory 31GiB --out best.plan --picture best.png
+    superscaler simulate gpt best.plan --preset 1.3B --dtype float16 --devices 8 --microbatch 8 \\
+      --topology v100:1x8
+  What one published planner would do, for at most five minutes:
+    superscaler search gpt --batch 64 --devices 8 --planner alpa --budget 5m
+  A model of your own:
+    superscaler search mine.py:model --batch 64 --devices 4
+
+Every candidate is compiled, its memory is read, and its step is simulated; a plan that needs more
+memory than there is never wins. Ctrl-C ends the search with the best plan so far.
+
+in the table:
+  1.013 x   how much longer a step takes than with the chosen plan
+  ~         an estimate from few microbatches
+""",
+    _add,
+    _search,
+)

@@ -1,0 +1,95 @@
+"""Automatic: the plan that ``parallelize(plan="auto")`` searches for, the same on all ranks."""
+
+from __future__ import annotations
+
+import torch
+
+import rvdcomm as rv
+from superscaler_core.cost import PROFILES, DeviceProfile
+from superscaler_core.errors import PlanError
+from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.parallel.sprogram import SProgram
+from superscaler_core.planners.auto import Setting
+from superscaler_core.planners.auto.families import Filling
+from superscaler_core.planners.search import search
+from superscaler_core.run.first_values import share_buffers
+from superscaler_core.run.transport import Transport
+
+AUTO = "auto"
+
+_ERROR = "error: "
+
+
+def searched(
+    model: torch.nn.Module,
+    example: ModelCall,
+    num_ranks: int,
+    transport: Transport,
+    device: torch.device,
+    *,
+    topology: rv.Topology | None = None,
+    memory_limit: int | None = None,
+    master_dtype: str | None = None,
+    profile: DeviceProfile | None = None,
+    budget_secs: float = 60.0,
+    max_tried: int = 0,
+) -> SProgram:
+    """The plan that the first rank finds for a whole batch; collective over all ranks.
+
+    Args:
+        model, topology, memory_limit: as in ``parallelize``.
+        example: a call with a whole batch.
+        num_ranks: of all ranks, from 0.
+        transport: shares what was found.
+        device: where this rank computes.
+        master_dtype: as in ``compile``.
+        profile: of every device; that of this rank's GPU if None and it is a preset, else a V100.
+        budget_secs, max_tried: as in ``search``.
+
+    Raises:
+        PlanError: nothing that was tried fits.
+    """
+    chosen = profile or _profile_of(device)
+    batch = next((len(x) for x in example.tensors if x.dim()), 1)
+    text = ""
+    if transport.rank == 0:
+        try:
+            found = search(
+                model,
+                example,
+                topology=topology or rv.Topology.single_host(num_ranks, 5e-6, 200e9),
+                batch=batch,
+                memory_bytes=memory_limit,
+                budget_secs=budget_secs,
+                max_tried=max_tried,
+                profile=chosen,
+                devices=range(num_ranks),
+                master_dtype=master_dtype,
+            )
+            sprogram = found.best.candidate.sprogram
+            assert isinstance(sprogram, Filling)
+            text = str(sprogram.setting)
+        except PlanError as error:
+            text = f"{_ERROR}{error}"
+    text = _shared(text, num_ranks, transport, device)
+    if text.startswith(_ERROR):
+        raise PlanError(text.removeprefix(_ERROR))
+    setting = Setting.parse(text)
+    num = batch // setting.microbatch
+    return SProgram(Filling(setting, chosen, 0, num), {"microbatches": num})
+
+
+def _profile_of(device: torch.device) -> DeviceProfile:
+    name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else ""
+    return next((PROFILES[each] for each in PROFILES if each in name), PROFILES["v100"])
+
+
+def _shared(text: str, num_ranks: int, transport: Transport, device: torch.device) -> str:
+    """The first rank's text, on all ranks."""
+    data = list(text.encode())
+    size = torch.tensor([len(data)])
+    share_buffers({"size": size}, num_ranks, transport, device)
+    data = data or [0] * int(size)
+    letters = torch.tensor(data, dtype=torch.uint8)
+    share_buffers({"text": letters}, num_ranks, transport, device)
+    return bytes(letters.tolist()).decode()

@@ -1,0 +1,67 @@
+"""Laws of ``superscaler search``: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.cli import search as command
+from superscaler_core.cli.main import main
+
+MLP = ("search", "mlp", "--batch", "8", "--devices", "2", "--microbatch", "4,8", "--processes", "1")
+
+
+def test_what_is_found_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan file and the printed command lead to the step that the search has said."""
+    plan, picture = str(tmp_path / "best.plan"), tmp_path / "best.png"
+    assert main([*MLP, "--max-tried", "6", "--out", plan, "--picture", str(picture)]) == 0
+    said = capsys.readouterr().out
+    assert picture.stat().st_size > 5000
+    assert ss.Decisions.load(plan).devices == (0, 1)
+    (step,) = re.findall(r"step +(\S+ \S+),", said)
+    (words,) = re.findall(r"^ +superscaler (simulate .*)$", said, re.MULTILINE)
+    assert main([*words.split(), "--summary"]) == 0
+    assert f": {step} a step" in capsys.readouterr().out
+
+
+def test_a_planner_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MLP, "--planner", "galvatron"]) == 0
+    assert "chosen   galvatron samples=" in capsys.readouterr().out
+
+
+def test_a_search_that_is_stopped_prints_the_best_so_far(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def show(bar: object, num_tried: int, *_: object) -> None:
+        if num_tried == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command._Bar, "show", show)
+    assert main([*MLP]) == 0
+    assert re.search(r"3 tried, .* not looked at", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "1KiB"], "no plan was found for 2 devices"),
+        (["--planner", "best"], "invalid choice: 'best'"),
+        (["--budget", "soon"], "expected a time such as 90s or 5m, got 'soon'"),
+        (["--out", "best.txt"], "a file of decisions ends with '.plan'"),
+        (["--set", "tp=2"], "the model mlp takes"),
+        (["--microbatch", "3"], "microbatches of 3 samples for a step of 8"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*MLP, "--max-tried", "4", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "secs"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5 h", 5400)])
+def test_a_budget_has_a_unit(text: str, secs: float) -> None:
+    assert command.secs(text) == secs

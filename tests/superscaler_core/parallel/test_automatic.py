@@ -1,0 +1,49 @@
+"""Laws of ``parallelize(plan="auto")``: all ranks have one plan, and it trains as one device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import superscaler_core as ss
+from superscaler_core.front_end.model_call import ModelCall
+from superscaler_core.parallel import SProgram
+from superscaler_core.parallel.automatic import searched
+from superscaler_core.run.threads import in_threads
+from superscaler_core.run.transport import Transport
+from tests.superscaler_core.parallel.threads import on_threads
+from tests.superscaler_core.training import Case
+
+CASE = Case("data_parallel", 4, model="mlp", batch=8)
+
+
+def on_ranks(num: int, **options: int) -> dict[int, SProgram]:
+    call = ModelCall.of(CASE.new_model(), CASE.inputs(0))
+
+    def search(transport: Transport) -> SProgram:
+        device = torch.device("cpu")
+        return searched(CASE.new_model(), call, num, transport, device, **options)
+
+    return in_threads(search, range(num))
+
+
+def test_all_ranks_have_the_first_ranks_plan() -> None:
+    found = on_ranks(3, max_tried=4)
+    assert len({str(sprogram.function.setting) for sprogram in found.values()}) == 1
+
+
+def test_no_rank_waits_if_nothing_fits() -> None:
+    with pytest.raises(ss.PlanError, match="no plan was found for 2 devices"):
+        on_ranks(2, max_tried=3, memory_limit=100)
+
+
+def test_the_plan_trains_as_one_device_does() -> None:
+    sprogram = on_ranks(4, max_tried=6)[0]
+    model, names = CASE.new_model(), ("x", "target")
+    example = dict(zip(names, CASE.inputs(0), strict=True))
+
+    def step(parallel: ss.Parallel) -> float:
+        return parallel.step(**example).item()
+
+    losses = on_threads(model, example, 4, step, plan=sprogram.function, knobs=sprogram.knobs)
+    assert list(losses.values()) == pytest.approx([model(**example).item()] * 4)
