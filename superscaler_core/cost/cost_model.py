@@ -306,13 +306,18 @@ class CostModel:
         )
 
     def moving_secs(
-        self, tensor: PTensor, splits: Mapping[Op, OpSplit]
+        self,
+        tensor: PTensor,
+        splits: Mapping[Op, OpSplit],
+        *,
+        storage: Mapping[PTensor, OpSplit] | None = None,
     ) -> tuple[float, float, float]:
         """What it adds to a stage that a result is read with these splits.
 
         Args:
             tensor: a result.
             splits: of the op that writes it, and of ops that read it.
+            storage: as in ``memory_cost``.
 
         Returns:
             Seconds of a microbatch forward and backward: of all moves, of the segments that they
@@ -331,15 +336,27 @@ class CostModel:
                 forward += self.op_cost(op, splits[op]).forward_secs
         if found is None:
             return forward, backward, 0.0
-        sums = [self._summing_secs(writer, splits[writer], each) for each in (found, None)]
+        sums = [
+            self._summing_secs(writer, splits[writer], shares, storage or {})
+            for shares in (found, None)
+        ]
         return forward, backward, sums[0] - sums[1]
 
-    def _summing_secs(self, op: Op, split: OpSplit, shares: Mapping[Device, int] | None) -> float:
+    def _summing_secs(
+        self,
+        op: Op,
+        split: OpSplit,
+        shares: Mapping[Device, int] | None,
+        storage: Mapping[PTensor, OpSplit],
+    ) -> float:
         """Seconds of a step that the gradients of an op's weights move, without latency."""
-        weights = weights_of(op.form)
         syncs = (
-            self.sync_cost(op.inputs[i], split, reader=(op, i), shares=shares) for i in weights
-        )
+            self.sync_cost(
+                op.inputs[i], split, reader=(op, i), shares=shares,
+                storage=storage.get(op.inputs[i]),
+            )
+            for i in weights_of(op.form)
+        )  # fmt: skip
         return sum(call.bytes_secs for sync in syncs for call in sync.reduce)
 
     def _moving_secs(self, near: Neighbours, tensor: PTensor) -> tuple[float, float]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
+import rvdcomm as rv
 from superscaler_core.graph.dims import DimClass, Dims
-from superscaler_core.graph.graph import Op
-from superscaler_core.graph.tensor import PARAMETER
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.plan import Device, OpSplit
 from superscaler_core.planners.space.groups import OpGroup
+from superscaler_core.plans.pieces.storage import storage_among
+from superscaler_core.program.side import sides_of
 
 Cut = tuple[DimClass | None, ...]
 """For each axis of a mesh the class of loops that is cut along it; None replicates."""
@@ -23,10 +26,55 @@ class Choice:
     Attributes:
         name: for every axis the loop that is cut and the number of pieces, such as ``b/8 -/4``.
         splits: of every op of the group, in order.
+        is_rerun: whether the group keeps only what it reads, and runs again before its backward.
+        has_pieces: whether devices that read the same of a weight store a piece of it each (ZeRO).
     """
 
     name: str
     splits: tuple[OpSplit, ...]
+    is_rerun: bool = False
+    has_pieces: bool = False
+
+    def split_of(self, group: OpGroup) -> Mapping[Op, OpSplit]:
+        """The split of every op of a group that takes this choice."""
+        return dict(zip(group, self.splits, strict=True))
+
+    def storage(self, graph: Graph, group: OpGroup) -> Mapping[PTensor, OpSplit]:
+        """Where weights of a group are stored, where that is not where they are read.
+
+        A weight that another group reads as well stays where it is read.
+        """
+        found: dict[PTensor, OpSplit] = {}
+        for op, split in self.split_of(group).items() if self.has_pieces else ():
+            for position, tensor in enumerate(op.inputs):
+                if tensor.kind != PARAMETER or len(graph.readers[tensor]) > 1:
+                    continue
+                holders: dict[rv.Box, list[Device]] = {}
+                for device, shard in sorted(
+                    sides_of(op.form, split).inputs[position].shards.items()
+                ):
+                    holders.setdefault(shard.box, []).append(device)
+                if tensor.requires_grad and max(map(len, holders.values())) > 1:
+                    found[tensor] = storage_among(graph.updates[tensor.name], holders)
+        return found
+
+    def options(self, graph: Graph, group: OpGroup, *, rerun: bool, pieces: bool) -> list[Choice]:
+        """This choice, and the same with what it can have besides.
+
+        Only ops that follow each other can be rerun.
+
+        Args:
+            graph: of the group.
+            group: its ops.
+            rerun, pieces: what is asked for.
+        """
+        found = [self]
+        if pieces:
+            cut = replace(self, name=f"{self.name} zero", has_pieces=True)
+            found += [cut] if cut.storage(graph, group) else []
+        if rerun and group[-1].index - group[0].index == len(group) - 1:
+            found += [replace(x, name=f"{x.name} rerun", is_rerun=True) for x in found]
+        return found
 
 
 def choices_of(
@@ -82,10 +130,12 @@ def _outer_classes(dims: Dims, group: OpGroup) -> tuple[DimClass, ...]:
 
 
 def _names(dims: Dims, group: OpGroup, classes: Iterable[DimClass]) -> Mapping[DimClass, str]:
-    """A class by its loop in the first op that has it, or by its dim if that name is taken."""
+    """A class by its loop in an op that has it, or by its dim if that name is taken."""
+    # Of the op that has most of them first, so that most names are those of one op.
+    ops = sorted(group, key=lambda op: -sum(bool(dims.ids(op, each)) for each in classes))
     names: dict[DimClass, str] = {}
     for each in classes:
-        loop = next(dims.ids(op, each)[0] for op in group if dims.ids(op, each))
+        loop = next(dims.ids(op, each)[0] for op in ops if dims.ids(op, each))
         names[each] = str(each) if loop in names.values() else loop
     return names
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import rvdcomm as rv
-from superscaler_core.plan import Device, Plan
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
+from superscaler_core.plan import Device, OpSplit, Plan
 from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 
 
@@ -24,9 +28,24 @@ def shard_storage(plan: Plan) -> None:
             assert device is not None, f"{part} has no device yet"
             mine = holders.setdefault(part.inputs[position].box, {})
             mine.update((there[device], None) for there in plan.stand_ins(op))
-        boxes = plan.op_trans(plan.update(name), pieces(*map(_ranges, holders)))
-        for part, (box, devices) in zip(boxes, holders.items(), strict=True):
-            plan.op_assign(plan.op_trans(part, _how(box, len(devices))), [*devices])
+        update = plan.update(name)
+        plan.split_as(update, storage_among(update, holders))
+
+
+def storage_among(update: Op, holders: Mapping[rv.Box, Iterable[Device]]) -> OpSplit:
+    """The storage of a parameter of which devices that read the same box store a piece each.
+
+    Args:
+        update: its optimizer's op.
+        holders: of every box the devices that read it.
+    """
+    boxes = pieces(*map(_ranges, holders))(Part(update))
+    return OpSplit.of(
+        (part.pieces, part.replica, device)
+        for whole, (box, devices) in zip(boxes, holders.items(), strict=True)
+        for mine in [[*devices]]
+        for part, device in zip(_how(box, len(mine))(whole), mine, strict=True)
+    )
 
 
 def _ranges(box: rv.Box) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,236 @@
+"""Priced spaces: their sums are those of the cost functions, and their plans run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.cost import PROFILES, StageCost
+from superscaler_core.errors import PlanError
+from superscaler_core.planners.alpa_intra import alpa_intra
+from superscaler_core.planners.space import PricedSpace, brute_force, price_space
+from superscaler_core.simulator import simulate
+from tests.superscaler_core.cost.choices import ONE_BUCKET, ONE_HOST, TWO_HOSTS, graph
+from tests.superscaler_core.planners.space.models import block_on_paper, captured, mlp_on_paper
+from tests.superscaler_core.training import Case, difference, train, train_alone
+
+MICROBATCHES = 3
+
+
+def priced(model: ss.Graph, mesh: tuple[int, ...] = (2, 2), **knobs: Any) -> PricedSpace:
+    knobs = {"topology": TWO_HOSTS, "microbatches": MICROBATCHES} | knobs
+    return price_space(model, range(4), profile=PROFILES["a100"], mesh=mesh, **knobs)
+
+
+def some(space: PricedSpace, seed: int) -> list[int]:
+    random = Random(seed)
+    return [random.randrange(node.num_choices) for node in space.space.nodes]
+
+
+def stage_of(space: PricedSpace, assignment: list[int]) -> StageCost:
+    ops, splits = space.costs.graph.ops, space.splits(assignment)
+    return space.costs.stage_cost(
+        ops, space.devices, splits, storage=space.storage(assignment)
+    )  # fmt: skip
+
+
+def latency_secs(stage: StageCost) -> float:
+    """Of the two calls that move all weights; a space leaves it out."""
+    return sum(max((c.latency_secs for c in calls), default=0.0)
+               for calls in (stage.fetch, stage.reduce))  # fmt: skip
+
+
+# --- sums ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+@pytest.mark.parametrize("model", ["plain", "mlp"])
+def test_the_secs_of_a_chain_are_those_of_its_stage(
+    model: str, mesh: tuple[int, ...], pieces: bool
+) -> None:
+    space = priced(graph(model), mesh, pieces=pieces)
+    every = [some(space, seed) for seed in range(10)]
+    stages = [stage_of(space, assignment) for assignment in every]
+    secs = [space.space.secs(a) + latency_secs(s) for a, s in zip(every, stages, strict=True)]
+    assert secs == pytest.approx([s.step_secs(MICROBATCHES) for s in stages], rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("model", ["gpt", "gpt of many kernels"])
+def test_the_secs_of_a_model_with_residuals_are_those_of_its_stage_or_a_little_more(
+    model: str, seed: int
+) -> None:
+    space = priced(graph(model), (4,), topology=ONE_HOST)
+    assignment = some(space, seed)
+    stage = stage_of(space, assignment)
+    secs = space.space.secs(assignment) + latency_secs(stage)
+    exact = stage.step_secs(MICROBATCHES)
+    assert exact * (1 - 1e-9) <= secs <= 1.1 * exact
+
+
+@pytest.mark.parametrize("knobs", [{}, {"pieces": True}, {"keep": ss.Keep.BLOCK_INPUTS},
+                                   {"rerun": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("model", ["mlp", "gpt"])
+def test_a_filled_plan_takes_the_time_and_memory_of_its_assignment(
+    model: str, knobs: dict[str, Any]
+) -> None:
+    space = priced(graph(model), **knobs)
+    assignment = some(space, 1)
+    plan = ss.Plan(space.costs.graph, range(4))
+    space.fill(plan, assignment)
+    plan.overlap = ONE_BUCKET
+    program = ss.compile(plan, topology=TWO_HOSTS, optimizer="adam")
+    simulated = simulate(program, "a100").secs
+    stage = stage_of(space, assignment)
+    secs = space.space.secs(assignment) + latency_secs(stage)
+    secs += space.costs.loss_secs(space.splits(assignment)[plan.graph.ops[-1]])
+    assert secs == pytest.approx(simulated, rel=0.05)
+    most = max(
+        each.weights_bytes + each.grads_bytes + each.optimizer_bytes + each.activations_bytes
+        for each in program.memory.values()
+    )
+    assert 0.99 * most <= space.space.bytes(assignment) <= 1.4 * most
+
+
+# --- blocks -------------------------------------------------------------------------------------
+
+
+def test_blocks_that_are_alike_are_one_block_however_many() -> None:
+    two, five = (priced(captured("gpt", layers=num), (4,)) for num in (2, 5))
+    assert [n.name for n in five.space.nodes] == [n.name for n in two.space.nodes]
+    assert sorted({n.count for n in five.space.nodes}) == [1, 5]
+    assert len(five.space.edges) == len(two.space.edges)
+
+
+def test_blocks_that_may_differ_cost_the_same_where_they_do_not() -> None:
+    same, free = (priced(captured("gpt", layers=3), (4,), same_blocks=x) for x in (True, False))
+    assert len(free.space.nodes) > len(same.space.nodes)
+    for seed in range(5):
+        assignment = some(same, seed)
+        splits = same.splits(assignment)
+        also = [
+            next(
+                i
+                for i, x in enumerate(choices)
+                if x.split_of(group) == {op: splits[op] for op in group}
+            )
+            for (group,), choices in zip(free.groups, free.choices, strict=True)
+        ]
+        assert free.space.secs(also) == pytest.approx(same.space.secs(assignment), rel=1e-12)
+        assert free.space.bytes(also) == same.space.bytes(assignment)
+
+
+def test_a_run_of_ops_has_a_space_of_its_own() -> None:
+    model = captured("gpt")
+    space = priced(model, (4,), ops=model.ops[:20])
+    assert sorted(space.splits(some(space, 0)), key=lambda op: op.index) == [*model.ops[:20]]
+
+
+# --- plans --------------------------------------------------------------------------------------
+
+KNOBS = {
+    "cut": {},
+    "pieces": {"pieces": True},
+    "rerun": {"rerun": True},
+    "blocks": {"keep": ss.Keep.BLOCK_INPUTS},
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "knobs"),
+    [("mlp", "rerun"), ("gpt", "cut"), ("gpt", "pieces"), ("gpt", "blocks"), ("moe", "pieces")],
+)
+def test_a_filled_plan_trains_as_one_device(model: str, knobs: str, tmp_path: Path) -> None:
+    case = Case("filled", 4, model=model)
+    space = priced(captured(model), microbatches=2, **KNOBS[knobs])
+    plan = ss.Plan(space.costs.graph, range(4))
+    space.fill(plan, some(space, 3))
+    assert plan.num_microbatches == 2
+    ss.compile(plan, topology=TWO_HOSTS).save(tmp_path)
+    start, alone = case.new_model().state_dict(), train_alone(case, 2)
+    found = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), range(4))
+    assert max(difference(one, alone, 1e-3) for one in found.values()) < 1e-9
+
+
+def test_a_plan_of_another_graph_is_not_filled() -> None:
+    space = priced(captured("mlp"), (4,))
+    with pytest.raises(PlanError, match="the plan is of another graph"):
+        space.fill(ss.Plan(captured("gpt"), range(4)), some(space, 0))
+
+
+def test_explain_says_what_each_choice_of_an_op_would_cost() -> None:
+    space = priced(captured("gpt"), (4,))
+    assignment = some(space, 0)
+    head, *rows = space.explain(assignment, "layers.1.mlp.up:linear").splitlines()
+    assert head == (
+        "layers.1.mlp.up:linear is decided with 0 ops of its group and those of 1 blocks like its "
+        "own"
+    )
+    assert max(map(len, rows)) <= 100
+    node = space.node_of["layers.1.mlp.up:linear"]
+    names = [choice.name for choice in space.choices[node]]
+    assert [row.removeprefix("*").split()[0] for row in rows[1:]] == names
+    assert [row.startswith("*") for row in rows[1:]].index(True) == assignment[node]
+
+
+def test_what_is_asked_of_a_space_has_to_fit_together() -> None:
+    with pytest.raises(PlanError, match="a mesh of 2 x 3 has 6 devices, but 4 were given"):
+        priced(captured("mlp"), (2, 3))
+    with pytest.raises(PlanError, match="keep=block_inputs, rerun=True"):
+        priced(captured("mlp"), keep=ss.Keep.BLOCK_INPUTS, rerun=True)
+    space = priced(captured("mlp"), (4,))
+    with pytest.raises(PlanError, match="has no op nothing"):
+        space.explain([0] * len(space.choices), "nothing")
+
+
+def test_without_a_mesh_hosts_are_the_outer_axis() -> None:
+    chosen = price_space(captured("mlp"), range(4), TWO_HOSTS, PROFILES["a100"])
+    assert chosen.space.nodes[0].choices[0] == "b/2 b/2"
+
+
+# --- what is found ------------------------------------------------------------------------------
+
+
+def best_of(model: ss.Graph, **knobs: Any) -> dict[str, str]:
+    """The choice of each op in the best assignment on four devices of one host."""
+    topology = rv.Topology.single_host(4, 5e-6, 130e9)
+    space = price_space(model, range(4), topology, PROFILES["v100"], **knobs)
+    found = alpa_intra(space.space)
+    if space.space.num_assignments < 5000:
+        assert found.secs == pytest.approx(brute_force(space.space).secs, rel=1e-9)
+    return {
+        op: space.space.nodes[node].choices[found.assignment[node]]
+        for op, node in space.node_of.items()
+    }
+
+
+def test_a_small_batch_is_cut_as_megatron_cuts_an_mlp() -> None:
+    found = best_of(mlp_on_paper(batch=64, width=4096, hidden=16384))
+    assert (found["layers.0:linear"], found["layers.1:linear"]) == ("n/4", "k/4")
+
+
+def test_a_large_batch_is_data_parallel() -> None:
+    found = best_of(mlp_on_paper(batch=65536, width=512, hidden=2048))
+    assert set(found.values()) == {"b/4"}
+
+
+def test_a_small_batch_is_cut_as_megatron_cuts_a_block() -> None:
+    found = best_of(block_on_paper(batch=1, tokens=256, width=4096, heads=32))
+    assert found["block.attn:attention"] == "h/4"
+    cut = {name: found[f"block.{name}:linear"] for name in ("attn.q", "attn.out", "mlp.up")}
+    assert cut == {"attn.q": "n/4", "attn.out": "k/4", "mlp.up": "n/4"}
+    assert found["block.mlp.down:linear"] == "k/4"
+
+
+def test_experts_are_cut_by_their_number() -> None:
+    sizes = {"sequence": 64, "width": 256, "heads": 4, "experts": 8, "vocabulary": 512}
+    found = best_of(captured("moe", 16, "float32", **sizes))
+    experts = {choice for op, choice in found.items() if "experts:einsum" in op}
+    assert experts == {"e/4"}
+    assert found["layers.1.attn.q:linear"] == "b/4"
