@@ -100,6 +100,12 @@ def add_program(parser: argparse.ArgumentParser) -> None:
         "one computes while the other communicates inside its stage",
     )
     parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="run the two actions of a pair of the schedule (dualpipe) as one: one computes while "
+        "the other communicates inside its stage",
+    )
+    parser.add_argument(
         "--bucket",
         metavar="BYTES",
         type=num_bytes,
@@ -219,6 +225,8 @@ def program_of(args: argparse.Namespace, *, device: str = "meta", seed: int = 0)
         plan.overlap = replace(plan.overlap, moves=True)
     if args.duplex:
         plan.overlap = replace(plan.overlap, duplex=True)
+    if args.pairs:
+        plan.overlap = replace(plan.overlap, pairs=True)
     return AskedProgram(plan, made, make, model_from.recycled)
 
 

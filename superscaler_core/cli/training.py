@@ -18,6 +18,7 @@ from superscaler_core.front_end.model_call import loss_of
 from superscaler_core.models.recycling import last_turn
 from superscaler_core.plan import Plan
 from superscaler_core.run.threads import run_threads
+from superscaler_core.run.trainer import Trainer
 from superscaler_core.schedules import nf1b, on_one_worker
 
 State = Mapping[str, Tensor]
@@ -35,13 +36,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 class Trains(Protocol):
     """What the training loop needs: a ``Trainer``, or a model on a single device."""
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether steps update weights themselves."""
-
-    def update_with(self, make: Callable[..., torch.optim.Optimizer]) -> None:
-        """Let steps update weights by optimizers that ``make`` creates."""
 
     def step(self, **batch: Tensor) -> Tensor:
         """Run forward and backward of a global batch; return the loss."""
@@ -83,7 +77,7 @@ class Training:
         trains.load_state_dict(self.state)
         make = partial(OPTIMIZERS[self.optimizer], lr=self.lr)
         optimizers = []
-        if trains.is_asynchronous:
+        if isinstance(trains, Trainer) and trains.is_asynchronous:
             trains.update_with(make)
         else:
             optimizers.append(make(trains.parameters()))
@@ -143,11 +137,6 @@ class Eager:
     made: Made
     plan: Plan
     recycled: Mapping[str, int]
-    is_asynchronous: bool = False
-
-    def update_with(self, make: Callable[..., torch.optim.Optimizer]) -> None:
-        """Its caller steps the optimizer."""
-        raise NotImplementedError
 
     def step(self, **batch: Tensor) -> Tensor:
         """Run forward and backward of every microbatch."""

@@ -37,7 +37,7 @@ def _findings(plan: Plan, args: argparse.Namespace) -> Iterator[tuple[str, str]]
     check_coverage(plan)
     yield "coverage", "the parts of every op do all of its work, and each piece of it once"
     made = materialize(plan)
-    runs = sum(isinstance(event, Action) for event in made.events)
+    runs = sum(isinstance(event, Action) for event in made.scheduled)
     made.step_program.check()
     yield "order", f"{runs} forwards and backwards of stages, without a cycle"
     moves = list(moves_of(made, topology_of(args), args.master_dtype))

@@ -9,7 +9,7 @@ from copy import copy
 
 _NO_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
 
-RESERVED = frozenset({"run", "rng", "mb", "torch", "F", "ops", "join"})
+RESERVED = frozenset({"run", "rng", "mb", "other", "torch", "F", "ops", "join"})
 """Names that generated code already uses for something else."""
 
 

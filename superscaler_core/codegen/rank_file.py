@@ -6,15 +6,16 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from superscaler_core.codegen.names import Names
+from superscaler_core.codegen.pair_writer import pair_functions, pair_name
 from superscaler_core.codegen.stage_writer import STAGE_FUNCTIONS, StageWriter, weights_call
 from superscaler_core.codegen.table_text import tables_text
 from superscaler_core.codegen.text import INDENT, function
 from superscaler_core.codegen.text_form import text_form
 from superscaler_core.plan import Device
 from superscaler_core.program.events import schedule_of
-from superscaler_core.program.instruction import Carry, Event
+from superscaler_core.program.instruction import Event, Woven
 from superscaler_core.program.materialized import Materialized
-from superscaler_core.program.step_program import Block
+from superscaler_core.program.step_program import Block, pair_of
 from superscaler_core.schedules import Action, ActionKind
 
 _HEAD = '''"""{name}: what rank {device} of {num_devices} runs.
@@ -71,7 +72,10 @@ def _functions(made: Materialized, device: Device, stages: Sequence[int]) -> _Fu
     names = Names()
     writers = [StageWriter(made, stage, device, names) for stage in stages]
     return _Functions(
-        [text for writer in writers for text in writer.functions()],
+        [
+            *(text for writer in writers for text in writer.functions()),
+            *pair_functions(made, device, names),
+        ],
         [name for writer in writers for name in writer.recomputed],
         [name for writer in writers for name in writer.swapped],
     )
@@ -138,6 +142,9 @@ def _event(made: Materialized, event: Event, device: Device) -> str:
             call = "reads_back" if is_back else "reads"
             return f"run.{call}({name}, {mb}, version={version}{more})"
         return f"{name}(run, {mb})"
-    assert isinstance(event, Carry)
+    if isinstance(event, Woven):
+        return (
+            f"{pair_name(pair_of(event))}(run, {event.first.microbatch}, {event.second.microbatch})"
+        )
     which = "carry_back" if event.is_back else "carry"
     return f'run.{which}("{event.edge.name}", {event.microbatch})'

@@ -45,7 +45,7 @@ def _nothing(_: RunWriter) -> list[Statement]:
 
 _BACK = RunWriter.arriving_back, RunWriter.leaving_back
 
-_AROUND = {
+AROUND = {
     ActionKind.FORWARD: (RunWriter.arriving, RunWriter.leaving),
     ActionKind.BACKWARD: _BACK,
     ActionKind.INPUTS: _BACK,
@@ -74,6 +74,17 @@ def weights_call(made: Materialized, instruction: StepInstruction, device: Devic
             ]
     call = f"run.{prefix_of(instruction.phase)}{_CALLS[instruction.kind]}"
     return f"{call}([{', '.join(map(repr, names))}]{more})"
+
+
+def only_for(
+    instruction: StepInstruction, lines: Sequence[Statement], mb: str, num_halves: int = 1
+) -> Iterator[Statement]:
+    """The statements of an instruction, which may be for one microbatch only."""
+    if instruction.microbatch is None:
+        yield from lines
+        return
+    yield Statement(f"if {mb} == {instruction.microbatch * num_halves}:")
+    yield from (replace(line, text=INDENT + line.text) for line in lines)
 
 
 class StageWriter:
@@ -128,7 +139,7 @@ class StageWriter:
         return texts
 
     def _function(self, run: ActionKind) -> str:
-        begin, end = _AROUND.get(run, (_nothing, _nothing))
+        begin, end = AROUND.get(run, (_nothing, _nothing))
         lines = [line for half in self._halves for line in begin(half)]
         lines += self._body(run)
         lines += [line for half in self._halves for line in end(half)]
@@ -138,7 +149,9 @@ class StageWriter:
         return [
             line
             for instruction in self._made.step_program.on(self._device, self._stage, run)
-            for line in self._if_for(instruction, self._statements(instruction, run))
+            for line in only_for(
+                instruction, self._statements(instruction, run), "mb", len(self._halves)
+            )
         ]
 
     def _statements(self, instruction: StepInstruction, run: ActionKind) -> list[Statement]:
@@ -146,14 +159,6 @@ class StageWriter:
         if instruction.kind in OF_WEIGHTS:
             return [Statement(weights_call(self._made, instruction, self._device))]
         return self._halves[instruction.half or 0].statements(instruction, run)
-
-    def _if_for(self, instruction: StepInstruction, lines: list[Statement]) -> Iterator[Statement]:
-        """The statements of an instruction, which may be for one microbatch only."""
-        if instruction.microbatch is None:
-            yield from lines
-            return
-        yield Statement(f"if mb == {instruction.microbatch * len(self._halves)}:")
-        yield from (replace(line, text=INDENT + line.text) for line in lines)
 
     @property
     def recomputed(self) -> list[str]:

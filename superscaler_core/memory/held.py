@@ -15,9 +15,10 @@ from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, INPUT, ITEM_BYTES, PARAMETER, PTensor, VTensor
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
+from superscaler_core.program.instruction import actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
-from superscaler_core.schedules import Action, ActionKind, held_by
+from superscaler_core.schedules import ActionKind, held_by
 
 VIEWS = frozenset(
     {
@@ -65,11 +66,9 @@ def in_flight(made: Materialized, device: Device) -> dict[int, int]:
     now: Counter[int] = Counter()
     most: Counter[int] = Counter()
     for event in made.events_on[device]:
-        if isinstance(event, Action):
-            now[event.stage] += held_by(
-                event, ActionKind.RECOMPUTE in made.stage_kinds[event.stage]
-            )
-            most[event.stage] = max(most[event.stage], now[event.stage])
+        for run in actions_in(event):
+            now[run.stage] += held_by(run, ActionKind.RECOMPUTE in made.stage_kinds[run.stage])
+            most[run.stage] = max(most[run.stage], now[run.stage])
     halves = made.plan.overlap.num_halves
     return {stage: count * halves for stage, count in most.items() if count}
 

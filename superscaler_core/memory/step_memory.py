@@ -13,6 +13,7 @@ from superscaler_core.memory.staging import staging_bytes
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
+from superscaler_core.program.instruction import Carry, Woven, actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.schedules import GRADS, Action, ActionKind
 
@@ -51,13 +52,16 @@ class StepMemory:
         stored = self._stored
         walk = _Walk(footprints(self._made, device, stored.master_dtype))
         for event in self._made.events_on[device]:
-            if not isinstance(event, Action):
+            if isinstance(event, Woven):
+                walk.look_at_both(event)
+            if isinstance(event, Carry):
                 walk.carry((event.edge, event.microbatch, event.is_back), device)
-            elif event.kind is ActionKind.UPDATE:
+            elif isinstance(event, Action) and event.kind is ActionKind.UPDATE:
                 handed = stored.handed_bytes(device, event.stage)
                 walk.update(self._reduced(event.stage), stored.arriving_bytes(device), handed)
-            else:
-                walk.run(event, self._read(event))
+            for run in actions_in(event):
+                if run.kind is not ActionKind.UPDATE:
+                    walk.run(run, self._read(run))
         # All weights arrive at the start; all gradients leave at the end.
         at_start = Moment(buffers=stored.fetched_bytes(device))
         at_end = Moment(grads=sum(walk.grads.values()), buffers=stored.arriving_bytes(device))
@@ -117,17 +121,26 @@ class _Walk:
 
     def run(self, run: Action, read: Iterable[tuple[Edge, int, bool]]) -> None:
         """Add a run of a stage for a microbatch."""
-        footprint = self._footprints[run.kind, run.stage]
+        footprint, most, is_first = self._about(run)
         for letter in read:
             self._mail.pop(letter, None)
-        # A copy of the stage on this device may have allocated all of these gradients before.
-        is_first = run.kind in GRADS and not footprint.grads.keys() <= self.grads.keys()
-        self._look(footprint.first_most if is_first else footprint.most)
+        self._look(most)
         self._kept += footprint.kept
         self._host_bytes += footprint.host_bytes
         self.most_host_bytes = max(self.most_host_bytes, self._host_bytes)
         if is_first:
             self.grads |= footprint.grads
+
+    def _about(self, run: Action) -> tuple[Footprint, Moment, bool]:
+        """The footprint of a run, its peak now, and whether it allocates gradients of weights."""
+        footprint = self._footprints[run.kind, run.stage]
+        # A copy of the stage on this device may have allocated all of these gradients before.
+        is_first = run.kind in GRADS and not footprint.grads.keys() <= self.grads.keys()
+        return footprint, footprint.first_most if is_first else footprint.most, is_first
+
+    def look_at_both(self, pair: Woven) -> None:
+        """Bound two runs that are woven: both may be at their peaks at one time."""
+        self._look(self._about(pair.first)[1] + self._about(pair.second)[1])
 
     def update(self, copies: Collection[str], arriving_bytes: int, handed_bytes: int) -> None:
         """Add an update between microbatches, which frees the gradients of its copies."""

@@ -13,7 +13,7 @@ enough that the first message leaves early, and that arriving results need littl
 
 _TEXT = re.compile(
     r"prefetch ([0-9]{1,9}) reductions (on|off) moves (on|off) duplex (on|off) "
-    r"bucket ([0-9]{1,18})"
+    r"(?:pairs (on) )?bucket ([0-9]{1,18})"
 )
 
 
@@ -36,17 +36,21 @@ class Overlap:
         duplex: whether each microbatch of the schedule runs as two halves, of which one computes
             while the other communicates inside the stage (``program.duplex``). A step then takes
             twice as many microbatches, so the model is captured with half of the batch.
+        pairs: whether the two actions of a schedule's pair (``0F3&1B2``) run as one, in which one
+            computes while the other communicates inside its stage (``program.pairs``).
         bucket_bytes: the most bytes that one call reduces, or fetches for the whole step; a single
             larger weight is a bucket of its own.
 
     Raises:
-        PlanError: ``prefetch`` is negative, or ``bucket_bytes`` is below 1.
+        PlanError: ``prefetch`` is negative, ``bucket_bytes`` is below 1, or both ``duplex`` and
+            ``pairs`` are on.
     """
 
     prefetch: int = 0
     reductions: bool = False
     moves: bool = False
     duplex: bool = False
+    pairs: bool = False
     bucket_bytes: int = BUCKET_BYTES
 
     def __post_init__(self) -> None:
@@ -55,9 +59,11 @@ class Overlap:
                 f"overlap: prefetch={self.prefetch} is at least 0, and "
                 f"bucket_bytes={self.bucket_bytes} at least 1."
             )
+        if self.duplex and self.pairs:
+            raise PlanError("overlap: a pair has no halves; choose duplex or pairs.")
 
     def __bool__(self) -> bool:
-        return self.is_of_weights or self.moves or self.duplex
+        return self.is_of_weights or self.moves or self.duplex or self.pairs
 
     @property
     def num_halves(self) -> int:
@@ -71,7 +77,8 @@ class Overlap:
 
     def __str__(self) -> str:
         switches = {"reductions": self.reductions, "moves": self.moves, "duplex": self.duplex}
-        words = (f"{name} {'on' if on else 'off'}" for name, on in switches.items())
+        words = [f"{name} {'on' if on else 'off'}" for name, on in switches.items()]
+        words += ["pairs on"] if self.pairs else []
         return f"prefetch {self.prefetch} {' '.join(words)} bucket {self.bucket_bytes}"
 
     @classmethod
@@ -85,10 +92,10 @@ class Overlap:
         if found is None:
             raise PlanError(
                 f"cannot read the overlap {text.strip()[:80]!r}: it is 'prefetch NUMBER reductions "
-                "on|off moves on|off duplex on|off bucket BYTES'."
+                "on|off moves on|off duplex on|off [pairs on] bucket BYTES'."
             )
         reductions, moves, duplex = (word == "on" for word in found.group(2, 3, 4))
-        return cls(int(found[1]), reductions, moves, duplex, int(found[5]))
+        return cls(int(found[1]), reductions, moves, duplex, found[5] == "on", int(found[6]))
 
 
 NO_OVERLAP = Overlap()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from superscaler_core import schedules
 from superscaler_core.plan import Plan
-from superscaler_core.plans.pieces.grid_stages import grid_stages
+from superscaler_core.plans.pieces.grid_stages import grid_stages, num_workers
 
 
 def pipedream(
@@ -44,7 +44,7 @@ def pipedream(
 
     Source: Narayanan et al., PipeDream, SOSP 2019.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     order = schedules.pipedream(num, microbatches, every=every, vertical=vertical)
     grid_stages(plan, order, tp, zero1=zero1, sizes=sizes)
 
@@ -65,7 +65,7 @@ def pipedream_2bw(
 
     Source: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     order = schedules.pipedream_2bw(num, microbatches, every=every)
     grid_stages(plan, order, tp, zero1=zero1, sizes=sizes)
 
@@ -86,7 +86,7 @@ def ampnet(
 
     Source: Gaunt et al., AMPNet, 2017.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     order = schedules.ampnet(num, microbatches, every=every)
     grid_stages(plan, order, tp, zero1=zero1, sizes=sizes)
 
@@ -107,6 +107,6 @@ def pipemare(
 
     Source: Yang et al., PipeMare, MLSys 2021.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     order = schedules.pipemare(num, microbatches, every=every)
     grid_stages(plan, order, tp, zero1=zero1, sizes=sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.plan import Plan
-from superscaler_core.plans.pieces.grid_stages import grid_stages
+from superscaler_core.plans.pieces.grid_stages import grid_stages, num_workers
 from superscaler_core.schedules import dualpipe_v as order
 
 
@@ -31,5 +31,5 @@ def dualpipe_v(
 
     Source: Sea AI Lab, cut-in-half, 2025; DeepSeek's public code.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     grid_stages(plan, order(num, microbatches or 2 * num), tp, zero1=zero1, sizes=sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.plan import Plan
-from superscaler_core.plans.pieces.grid_stages import grid_stages
+from superscaler_core.plans.pieces.grid_stages import grid_stages, num_workers
 from superscaler_core.schedules import gpipe as order
 
 
@@ -29,5 +29,5 @@ def gpipe(
 
     Source: Huang et al., GPipe, 2019.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     grid_stages(plan, order(num, microbatches), tp, zero1=zero1, sizes=sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.plan import Plan
-from superscaler_core.plans.pieces.grid_stages import grid_stages
+from superscaler_core.plans.pieces.grid_stages import grid_stages, num_workers
 from superscaler_core.schedules import interleaved as order
 
 
@@ -32,5 +32,5 @@ def interleaved(
 
     Source: Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     grid_stages(plan, order(num, microbatches, chunks), tp, zero1=zero1, sizes=sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from superscaler_core.plan import Plan
-from superscaler_core.plans.pieces.grid_stages import grid_stages
+from superscaler_core.plans.pieces.grid_stages import grid_stages, num_workers
 from superscaler_core.schedules import one_f_one_b as order
 
 
@@ -36,5 +36,5 @@ def one_f_one_b(
 
     Source: Narayanan et al., PipeDream, 2019 (with a flush after every step).
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     grid_stages(plan, order(num, microbatches), tp, zero1=zero1, sizes=sizes)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Plan
-from superscaler_core.plans.pieces.grid_stages import grid_stages
+from superscaler_core.plans.pieces.grid_stages import grid_stages, num_workers
 from superscaler_core.plans.pieces.order_by_search import order_by_search
 from superscaler_core.schedules.search import (
     both_ways,
@@ -51,7 +51,7 @@ def searched(
 
     Source: Lin et al., Tessel, 2023; see ``schedules.search``.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     kinds = {"line": looped_routes(num, chunks), "v": v_routes(num), "both": both_ways(num)}
     if route not in kinds or (chunks > 1 and route != "line"):
         raise PlanError(

@@ -9,6 +9,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.token_slices import token_slices
 from superscaler_core.plan import Axis, Placement, Plan
 from superscaler_core.plans.pieces.along import shares, spread
+from superscaler_core.plans.pieces.grid_stages import num_workers
 from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules.terapipe import terapipe as order
@@ -46,7 +47,7 @@ def terapipe(
 
     Source: Li et al., TeraPipe, ICML 2021.
     """
-    num = pp or len(plan.devices) // tp
+    num = num_workers(plan, pp, tp)
     each = shares(plan, tp=tp, pp=num) * tp
     tokens, inner = plan.blocks.tokens, plan.blocks.inner if tp > 1 else ()
     ends = _ends(plan, slices, tuple(lengths))

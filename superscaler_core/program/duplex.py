@@ -7,7 +7,7 @@ Training with SPMD Parallelism, 2022). It weaves the forward; here backwards are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from superscaler_core.program.instruction import (
@@ -39,7 +39,7 @@ def duplex(program: StepProgram) -> StepProgram:
         A program of twice as many microbatches, each half as large.
     """
     blocks = {
-        key: _joined(woven(*(_half(block, number) for number in (0, 1))))
+        key: joined(woven(_half(block, 0), _half(block, 1)))
         for key, block in program.blocks.items()
     }
     events = tuple(both_halves(program.events))
@@ -55,7 +55,9 @@ def both_halves(events: Iterable[Event]) -> Iterator[Event]:
             yield event
 
 
-def woven(first: Block, second: Block) -> Iterator[StepInstruction]:
+def woven(
+    first: Block, second: Block, shared: Collection[Verb] = OF_WEIGHTS
+) -> Iterator[StepInstruction]:
     """Two orders of instructions as one: while one communicates, the other one computes.
 
     Each order runs until it has to wait for a move. Then it is the other's turn, which begins with
@@ -69,9 +71,10 @@ def woven(first: Block, second: Block) -> Iterator[StepInstruction]:
 
     Args:
         first, second: whole instructions, or starts and waits; with the same instructions of
-            weights, in the same order.
+            shared kinds, in the same order.
+        shared: the kinds of instructions that are done once for both orders.
     """
-    sides = _Side(first), _Side(second)
+    sides = _Side(first, shared), _Side(second, shared)
     turn = 0
     while any(side.left for side in sides):
         yield from sides[turn].run(sides[1 - turn])
@@ -86,8 +89,9 @@ class _Side:
         num_passed: the number of instructions of weights that this order has passed.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, shared: Collection[Verb]) -> None:
         self.left = deque(_in_phases(block))
+        self._shared = shared
         self.num_passed = 0
 
     def run(self, other: _Side) -> Iterator[StepInstruction]:
@@ -96,7 +100,7 @@ class _Side:
             yield self.left.popleft()
         while self.left and not _is_wait(self.left[0]):
             instruction = self.left[0]
-            if instruction.kind not in OF_WEIGHTS:
+            if instruction.kind not in self._shared:
                 yield self.left.popleft()
             elif instruction.kind is Verb.GATHER:
                 if self.num_passed >= other.num_passed:
@@ -104,7 +108,7 @@ class _Side:
                 self._pass()
             else:
                 # These weights go when both orders are here; then it is the first order's turn.
-                if other.left[0].kind in OF_WEIGHTS and self.num_passed == other.num_passed:
+                if other.left[0].kind in self._shared and self.num_passed == other.num_passed:
                     yield instruction
                     self._pass()
                     other._pass()
@@ -134,7 +138,7 @@ def _in_phases(block: Block) -> Iterator[StepInstruction]:
         place += len(moves) or 1
 
 
-def _joined(instructions: Iterable[StepInstruction]) -> Block:
+def joined(instructions: Iterable[StepInstruction]) -> Block:
     """The instructions, with one instruction in place of a start with its wait right behind it."""
     done: list[StepInstruction] = []
     for now in instructions:

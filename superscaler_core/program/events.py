@@ -15,9 +15,14 @@ from superscaler_core.schedules import (
     one_f_one_b,
     timeline,
 )
+from superscaler_core.schedules.timeline import EQUAL, Durations
 
 _FORWARDS = (ActionKind.TURN, ActionKind.FORWARD)
 """All that a stage runs if the loss has no gradient."""
+
+
+PAIRED: Durations = {"F&B": 2, "F&I": 2}
+"""Times of pairs whose actions begin and end together."""
 
 
 def schedule_of(plan: Plan) -> Schedule:
@@ -25,11 +30,16 @@ def schedule_of(plan: Plan) -> Schedule:
     return plan.schedule or one_f_one_b(plan.num_stages, 1)
 
 
-def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
+def step_events(plan: Plan, edges: Edges, *, pairs_are_one: bool = False) -> tuple[Event, ...]:
     """All events of a step, in the order in which they would end if every action took one unit.
 
     A transfer follows directly after the action that computes its tensor. All devices keep this
     one order, so no device waits for a later event.
+
+    Args:
+        plan: the decisions.
+        edges: the edges of the plan.
+        pairs_are_one: whether the two actions of a pair begin and end together.
 
     Raises:
         OrderError: the schedule's rows and the data dependencies between stages form a cycle, or
@@ -39,7 +49,8 @@ def step_events(plan: Plan, edges: Edges) -> tuple[Event, ...]:
     _check_recomputations(schedule)
     crossing = [edge for edge in edges.all if edge.crosses]
     try:
-        spans = timeline(schedule, edges=stage_graph(plan, edges)).spans
+        durations: Durations = {**EQUAL, **PAIRED} if pairs_are_one else EQUAL
+        spans = timeline(schedule, durations, stage_graph(plan, edges)).spans
     except ScheduleError as error:
         raise OrderError(f"schedule {schedule.name} on the stages of this plan: {error}") from None
     carried: dict[tuple[ActionKind, int], list[Edge]] = {}

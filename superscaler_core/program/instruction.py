@@ -109,7 +109,8 @@ class StepInstruction:
         devices: devices that take part, ascending.
         phase: the whole communication, its start, or the wait for its end.
         half: the half of the microbatch for which this is done, 0 or 1, if microbatches run in
-            halves (``program.duplex``); None if it is done once for the whole microbatch.
+            halves (``program.duplex``); None if it is done once for the whole microbatch. In a
+            pair (``program.pairs``) the action for which it is done.
         microbatch: the only microbatch for which a stage's block does this; None for all.
         version: version of the stage's weights that a segment reads or an update makes. Version 0
             exists when the step begins.
@@ -186,8 +187,29 @@ class Carry:
         return f"{'carry-back' if self.is_back else 'carry'} {self.name} {self.microbatch}"
 
 
-Event = Action | Carry
-"""A run of a stage for a microbatch, or a transfer between stages."""
+@dataclass(frozen=True, slots=True)
+class Woven:
+    """Two actions of one worker that run as one, such as ``0F3&1B2``."""
+
+    first: Action
+    second: Action
+
+    def __str__(self) -> str:
+        return f"{self.first}&{self.second}"
+
+
+Event = Action | Woven | Carry
+"""A run of a stage for a microbatch, two such runs as one, or a transfer between stages."""
+
+
+def actions_in(event: Event) -> tuple[Action, ...]:
+    """The actions of an event: one, two, or none."""
+    match event:
+        case Woven(first, second):
+            return first, second
+        case Carry():
+            return ()
+    return (event,)
 
 
 def parse_event(text: str) -> Event:
@@ -200,6 +222,7 @@ def parse_event(text: str) -> Event:
     if carried is not None:
         return Carry(carried[2], int(carried[3]), carried[1] == "carry-back")
     try:
-        return Action.parse(text)
+        actions = [Action.parse(word) for word in text.split("&")]
+        return Woven(*actions) if len(actions) == 2 else Action.parse(text)
     except ScheduleError as error:
         raise PlanError(str(error)) from None

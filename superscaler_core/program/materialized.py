@@ -19,10 +19,18 @@ from superscaler_core.program.buckets import Bucket, ends, fetched, reduced
 from superscaler_core.program.duplex import both_halves, duplex
 from superscaler_core.program.edges import Edge, Edges, find_edges, output_side
 from superscaler_core.program.events import step_events
-from superscaler_core.program.instruction import Event, Phase, StepInstruction, Verb
+from superscaler_core.program.instruction import (
+    Carry,
+    Event,
+    Phase,
+    StepInstruction,
+    Verb,
+    actions_in,
+)
 from superscaler_core.program.overlap import overlap_reductions, prefetch, swap_beside
-from superscaler_core.program.overlap_moves import overlap_moves
-from superscaler_core.program.routes import by_routes
+from superscaler_core.program.overlap_moves import has_moves, overlap_moves
+from superscaler_core.program.pairs import weave_pairs
+from superscaler_core.program.routes import by_routes, on_its_route
 from superscaler_core.program.segments import StageItems, Step
 from superscaler_core.program.sequence import Close, Compute, Item, Move, Open, stage_items
 from superscaler_core.program.side import Side
@@ -66,7 +74,21 @@ class Materialized:
     @cached_property
     def events(self) -> tuple[Event, ...]:
         """The events of a step, in one order for all devices."""
+        if self.pairs:
+            return self.step_program.events
         return tuple(both_halves(self.scheduled)) if self.plan.overlap.duplex else self.scheduled
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[Action, Action], ...]:
+        """The schedule's pairs, if they are to run as one."""
+        plan, given = self.plan, set(self.scheduled)
+        if plan.schedule is None or not plan.overlap.pairs:
+            return ()
+        pairs = (
+            (on_its_route(plan, first), on_its_route(plan, then))
+            for first, then in sorted(plan.schedule.pairs)
+        )
+        return tuple(pair for pair in pairs if given.issuperset(pair))
 
     def microbatches_of(self, run: Action) -> range:
         """The microbatches of a step that a run of a stage is for: one, or two halves."""
@@ -139,7 +161,7 @@ class Materialized:
     def stage_kinds(self) -> tuple[frozenset[ActionKind], ...]:
         """For each stage, the kinds of actions that the schedule has for it."""
         kinds: list[set[ActionKind]] = [set() for _ in self.items]
-        for event in self.events:
+        for event in self.scheduled:
             if isinstance(event, Action):
                 kinds[event.stage].add(event.kind)
         return tuple(map(frozenset, kinds))
@@ -177,7 +199,9 @@ class Materialized:
             program = swap_beside(program, max(1, overlap.prefetch))
         if overlap.prefetch:
             program = prefetch(program, overlap.prefetch)
-        return overlap_reductions(program) if overlap.reductions else program
+        if overlap.reductions:
+            program = overlap_reductions(program)
+        return weave_pairs(program, self.pairs) if self.pairs else program
 
     @cached_property
     def _around(self) -> tuple[Block, Block]:
@@ -252,7 +276,7 @@ class Materialized:
     def borrowed(self) -> Mapping[tuple[Action, int], int]:
         """For each action and each stage that it borrows weights of, the version that it reads."""
         schedule = self.plan.schedule
-        return {} if schedule is None else borrowed_of(schedule, self.events, self.borrowers)
+        return {} if schedule is None else borrowed_of(schedule, self.scheduled, self.borrowers)
 
     @property
     def _is_rewritten(self) -> bool:
@@ -281,7 +305,7 @@ class Materialized:
     def counts(self) -> Counter[tuple[Verb, Any]]:
         """How often each instruction of a stage runs in a step, by kind and subject."""
         found: Counter[tuple[Verb, Any]] = Counter()
-        for event in self.events:
+        for event in self.scheduled:
             if isinstance(event, Action):
                 for instruction in self.block(event.stage, event.kind):
                     if instruction.phase is not Phase.WAIT and instruction.is_for(event.microbatch):
@@ -333,10 +357,10 @@ class Materialized:
         return {device: tuple(events) for device, events in found.items()}
 
     def _taking_part(self, event: Event) -> Iterable[Device]:
-        if not isinstance(event, Action):
+        if isinstance(event, Carry):
             devices: Iterable[Device] = event.edge.devices
             return devices
-        return self.devices_of(event.stage, event.kind)
+        return {d for run in actions_in(event) for d in self.devices_of(run.stage, run.kind)}
 
     def devices_of(self, stage: int, run: ActionKind) -> Iterable[Device]:
         """The devices that take part in a run of a stage, or in an update of its weights."""
@@ -387,7 +411,9 @@ def materialize(plan: Plan, topology: rv.Topology | None = None) -> Materialized
     routed = by_routes(with_state(plan))
     edges = find_edges(routed)
     items = tuple(stage_items(routed, stage, edges) for stage in routed.stages)
-    weights, events = find_weights(routed, edges), step_events(routed, edges)
+    hides = routed.overlap.pairs and has_moves(edges)
+    weights = find_weights(routed, edges)
+    events = step_events(routed, edges, pairs_are_one=hides)
     made = Materialized(routed, edges, weights, items, events, topology, plan)
     made.check()
     return made

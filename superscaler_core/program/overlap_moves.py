@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from superscaler_core.plan import Device
-from superscaler_core.program.edges import Edge
+from superscaler_core.program.edges import Edge, Edges
 from superscaler_core.program.instruction import COMPUTING, MOVES, Phase, StepInstruction, Verb
 from superscaler_core.program.step_program import Block, StepProgram
 
@@ -33,7 +33,7 @@ def _early(block: Block) -> Iterator[StepInstruction]:
     starts: dict[int, list[StepInstruction]] = {}
     waits: set[int] = set()
     for place, move in enumerate(block):
-        if move.kind is not Verb.MOVE or _is_idle(move):
+        if move.kind is not Verb.MOVE or is_idle(move):
             continue
         first = place
         while first and not _makes(block[first - 1], move.what):
@@ -89,7 +89,7 @@ def _divided(
     moves: Sequence[StepInstruction],
 ) -> Mapping[int, StepInstruction]:
     """By position, the backwards of segments with weights that devices ran directly before."""
-    moving = (i for i in moves if not _is_idle(i))
+    moving = (i for i in moves if not is_idle(i))
     places = {last[device] for i in moving for device in i.devices if device in last}
     return {
         place: done[place]
@@ -122,13 +122,19 @@ def beside(
     moves: Sequence[StepInstruction], computed: Sequence[StepInstruction]
 ) -> Iterator[StepInstruction]:
     """Moves, with instructions that compute while the moves are under way."""
-    moving = [i for i in moves if not _is_idle(i)]
+    moving = [i for i in moves if not is_idle(i)]
     yield from (replace(i, phase=Phase.START) if i in moving else i for i in moves)
     yield from computed
     yield from (replace(i, phase=Phase.WAIT) for i in moving)
 
 
-def _is_idle(move: StepInstruction) -> bool:
+def has_moves(edges: Edges) -> bool:
+    """Whether anything moves inside a stage."""
+    inside = (edge for edge in edges.all if not edge.crosses)
+    return any(not leg.is_idle for edge in inside for leg in (*edge.forward, *edge.backward))
+
+
+def is_idle(move: StepInstruction) -> bool:
     """Whether a move, or a move back, moves nothing."""
     edge: Edge = move.what
     return all(leg.is_idle for leg in (edge.forward if move.kind is Verb.MOVE else edge.backward))

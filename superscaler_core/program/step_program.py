@@ -12,11 +12,15 @@ from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device
 from superscaler_core.program.checks import check_borrowed, check_device, check_versions
 from superscaler_core.program.instruction import (
+    MOVES,
     OF_WEIGHTS,
     Carry,
     Event,
+    Phase,
     StepInstruction,
     Verb,
+    Woven,
+    actions_in,
     parse_event,
     weights_of,
 )
@@ -28,10 +32,14 @@ _HEAD = re.compile(
 _VERSIONED = re.compile(r"(.*?)(?: v([1-9][0-9]{0,8}))?((?: stage[0-9]{1,9} v[0-9]{1,9})*)")
 _BORROWED = re.compile(r"stage([0-9]+) v([0-9]+)")
 _BLOCK = re.compile(rf"stage ([0-9]+) ([{''.join(ActionKind)}]):")
+_PAIR = re.compile(rf"pair ([0-9]+)([{''.join(ActionKind)}])&([0-9]+)([{''.join(ActionKind)}]):")
 
 
 Block = tuple[StepInstruction, ...]
 """Instructions of all devices, in an order that each of them keeps."""
+
+Pair = tuple[tuple[int, ActionKind], tuple[int, ActionKind]]
+"""The stages and kinds of two actions that run as one."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,8 @@ class StepProgram:
             actions that are not in it. An instruction that names a version itself has that one.
         borrowed: for an action and another stage, the version of that stage's weights which the
             action reads too.
+        pairs: for each kind of pair among the events, the instructions of both actions woven
+            (``program.pairs``); the half of an instruction is the action that it belongs to.
     """
 
     name: str
@@ -74,6 +84,7 @@ class StepProgram:
     num_halves: int = 1
     versions: Mapping[Action, int] = field(default_factory=dict)
     borrowed: Mapping[tuple[Action, int], int] = field(default_factory=dict)
+    pairs: Mapping[Pair, Block] = field(default_factory=dict)
 
     def instructions(self, device: Device) -> Iterator[tuple[StepInstruction, int]]:
         """The instructions of one device, without carries; each with its microbatch.
@@ -86,7 +97,18 @@ class StepProgram:
                 for instruction in self.on(device, event.stage, event.kind):
                     if instruction.is_for(event.microbatch):
                         yield instruction, self._microbatch(event, instruction)
+            elif isinstance(event, Woven):
+                for instruction, action in self.run_as_one(event):
+                    if device in instruction.devices:
+                        yield instruction, action.microbatch
         yield from ((i, -1) for i in self.end if device in i.devices)
+
+    def run_as_one(self, event: Woven) -> Iterator[tuple[StepInstruction, Action]]:
+        """The instructions of all devices in a pair, each with its action."""
+        for instruction in self.pairs[pair_of(event)]:
+            action = event.second if instruction.half else event.first
+            if instruction.is_for(action.microbatch):
+                yield instruction, action
 
     def everywhere(self) -> Iterator[tuple[StepInstruction, int, int]]:
         """The instructions of all devices; each with its stage and microbatch.
@@ -104,6 +126,9 @@ class StepProgram:
                         made = replace(instruction, version=read) if version else instruction
                         microbatch = self._microbatch(event, instruction)
                         yield made, event.stage % self._route_size, microbatch
+            elif isinstance(event, Woven):
+                for instruction, action in self.run_as_one(event):
+                    yield instruction, action.stage % self._route_size, action.microbatch
         yield from ((i, -1, -1) for i in self.end)
 
     def _microbatch(self, event: Action, instruction: StepInstruction) -> int:
@@ -135,6 +160,7 @@ class StepProgram:
         lines[0] += f" by {self.num_routes} routes" if self.num_routes > 1 else ""
         lines[0] += " in halves" if self.num_halves > 1 else ""
         titled = {f"stage {stage} {run}:": block for (stage, run), block in self.blocks.items()}
+        titled |= {f"pair {a}{f}&{b}{g}:": both for ((a, f), (b, g)), both in self.pairs.items()}
         for title, block in {"begin:": self.begin, **titled, "end:": self.end}.items():
             lines += [title, *(f"  {instruction}" for instruction in block)]
         lines.append("order:")
@@ -159,6 +185,7 @@ class StepProgram:
         if found is None:
             raise _unreadable(1, head, "step of NAME on DEVICE,DEVICE,...")
         blocks: dict[tuple[int, ActionKind], list[StepInstruction]] = {}
+        pairs: dict[Pair, list[StepInstruction]] = {}
         around: dict[str, list[StepInstruction]] = {"begin:": [], "end:": []}
         events: list[Event] = []
         versions: dict[Action, int] = {}
@@ -173,6 +200,9 @@ class StepProgram:
                 block = around[words]
             elif (title := _BLOCK.fullmatch(words)) is not None:
                 block = blocks.setdefault((int(title[1]), ActionKind(title[2])), [])
+            elif (title := _PAIR.fullmatch(words)) is not None:
+                ends = (int(title[1]), ActionKind(title[2])), (int(title[3]), ActionKind(title[4]))
+                block = pairs.setdefault(ends, [])
             elif is_order:
                 versioned = _VERSIONED.fullmatch(words)
                 assert versioned is not None, "it matches every line"
@@ -199,6 +229,7 @@ class StepProgram:
             num_halves=2 if found[4] else 1,
             versions=versions,
             borrowed=borrowed,
+            pairs={key: tuple(block) for key, block in pairs.items()},
         )
 
     # --- invariants -----------------------------------------------------------------------------
@@ -215,6 +246,8 @@ class StepProgram:
         weights are gathered before they are released; the gradient of an edge moves after its
         value. What is started is waited for once, by the same devices, before it is started again.
 
+        Pairs: the instructions of either action are those of its block, in the same order.
+
         Versions: all runs of a stage for a microbatch read one version of its weights, which is
             kept until then; where the version of the forward is not kept, the backward reads the
             newest. An update comes after all gradients that it uses. The same holds for weights
@@ -227,6 +260,7 @@ class StepProgram:
             PlanError: names the instruction and what is missing.
         """
         self._check_halves()
+        self._check_pairs()
         self._check_events()
         for device in self.devices:
             check_device(device, self.instructions(device))
@@ -250,9 +284,25 @@ class StepProgram:
                 wanted = "needs a half" if in_halves else "has a half, and is done once"
                 raise PlanError(f"{instruction}: it {wanted} in this program.")
 
+    def _check_pairs(self) -> None:
+        for pair, block in self.pairs.items():
+            for half, (stage, kind) in enumerate(pair):
+                mine = _done(i for i in block if i.half == half)
+                if mine != _done(self.blocks.get((stage, kind), ())):
+                    raise PlanError(
+                        f"pair {pair}: its instructions of stage {stage} {kind} are not those of "
+                        "the stage's block, in the same order."
+                    )
+        for event in self.events:
+            if isinstance(event, Woven) and pair_of(event) not in self.pairs:
+                raise PlanError(f"{event}: there is no block of such pairs.")
+
     def _check_events(self) -> None:
         seen: Counter[Event] = Counter()
+        alone: list[Action | Carry] = []
         for event in self.events:
+            alone += [event] if isinstance(event, Carry) else actions_in(event)
+        for event in alone:
             seen[event] += 1
             if isinstance(event, Carry):
                 if event.is_back and not seen[replace(event, is_back=False)]:
@@ -309,6 +359,18 @@ _BEFORE = {
     ActionKind.WEIGHTS: (ActionKind.INPUTS,),
 }
 """For each kind of run of a stage, the kinds whose results it needs."""
+
+
+def pair_of(event: Woven) -> Pair:
+    """The stages and kinds of a pair's actions."""
+    first, second = event.first, event.second
+    return (first.stage, first.kind), (second.stage, second.kind)
+
+
+def _done(block: Iterable[StepInstruction]) -> list[StepInstruction]:
+    """What a block does, in order; a move where it is waited for."""
+    ended = (i for i in block if i.kind not in MOVES or i.phase is not Phase.START)
+    return [replace(i, half=None, phase=Phase.WHOLE if i.kind in MOVES else i.phase) for i in ended]
 
 
 def _event(number: int, words: str) -> Event:

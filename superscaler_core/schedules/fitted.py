@@ -27,8 +27,8 @@ def zero_bubble_fitted(
     Compared are straight pipelines with some warm-up and some delay of W's, lists by urgency, and
     the result of ``exact_schedule`` if there is time for it. 1F1B in halves is among them, and so
     are ZB-H1, and ZB-H2 if it fits. So it is never slower than these. Without ``search_secs`` it is
-    a heuristic: in small cases with N >= D, a limit of D and stages that are alike it takes as long
-    as the best order, and with other counts at most 5 % longer
+    a heuristic: in small cases (up to D = 4 and N = 8) with N >= D, a limit of D and stages that
+    are alike it takes as long as the best order, and with other counts at most 5 % longer
     (tests/superscaler_core/schedules/test_schedules_fitted.py).
 
     >>> times = {"F": 2, "I": 3, "W": 1}

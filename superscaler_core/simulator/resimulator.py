@@ -75,6 +75,8 @@ class Resimulator:
             raise PlanError(
                 "the resimulator changes plans that update weights after a step; simulate this one."
             )
+        if made.pairs:
+            raise PlanError("the resimulator runs pairs one after the other; simulate this one.")
         self._profile = profile_of(profile) if isinstance(profile, str) else profile
         self._times = OpTimes(self._profile)
         self._wires = Wires(topology_for(topology or made.topology, made.plan.devices))

@@ -33,6 +33,14 @@ class StageRun:
     taken: tuple[tuple[Port, Interval], ...]
     under_way: UnderWay
 
+    def of_half(self, half: int) -> StageRun:
+        """What one action of a pair does in a run of both."""
+        spans, beside = (
+            tuple(span for span in spans if span[0].half == half)
+            for spans in (self.spans, self.beside)
+        )
+        return replace(self, spans=spans, beside=beside)
+
     @cached_property
     def computing(self) -> dict[Device, int]:
         """Ticks in which each device computes."""
@@ -287,5 +295,5 @@ class _Inside:
         if end > now:
             assert act.wire is not None
             name, wire = act.name, replace(act.wire, devices=(device,), level_bytes=())
-            self._span(Act(name, (device,), end - now, wire), now, end)
+            self._span(Act(name, (device,), end - now, wire, half=act.half), now, end)
             self._clock[device] = end

@@ -10,7 +10,7 @@ from itertools import product
 from superscaler_core.cost.wire import Wire, ticks
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
-from superscaler_core.program.instruction import Carry, Verb
+from superscaler_core.program.instruction import Carry, Verb, Woven, actions_in
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.routes import home
 from superscaler_core.schedules import GRADS, Action, ActionKind
@@ -112,10 +112,12 @@ class Stepper:
         everyone = self._made.plan.devices
         self._do(Outside("begin"), self._work.begin, everyone, {})
         for event in self._made.events:
-            if isinstance(event, Action):
-                self._act(event)
-            else:
+            if isinstance(event, Carry):
                 self._carry(event)
+            elif isinstance(event, Woven):
+                self._pair(event)
+            else:
+                self._act(event)
             self._tick()
         self._do(Outside("end"), (*self._work.end, *self._updates()), everyone, {})
         self.timeline.makespan = max(self._clock.values())
@@ -136,6 +138,20 @@ class Stepper:
             self._do(event, acts, devices, {})
         # The next backward is the first one of its update.
         self._begun.discard((event.stage, self._stage_devices[event.stage]))
+
+    def _pair(self, event: Woven) -> None:
+        """Run two stages as one; it waits for what either waits for."""
+        firsts = [self._is_first(run) for run in actions_in(event)]
+        devices = {d for run in actions_in(event) for d in self._stage_devices[run.stage]}
+        arrivals: dict[Device, Arrival] = {}
+        for run in actions_in(event):
+            for device, arrival in self._arrivals(run).items():
+                arrivals[device] = max(arrival, arrivals.get(device, arrival), key=lambda a: a[1])
+        acts = self._work.pair(event, is_first=any(firsts))
+        self._do(event.first, acts, tuple(sorted(devices)), arrivals)
+        both = self.timeline.runs.pop()
+        for half, run in enumerate(actions_in(event)):
+            self.timeline.runs.append(Ran(run, both.start, both.inside.of_half(half)))
 
     def _optimizers(self, stage: int) -> Iterator[Act]:
         """The optimizer of one stage on its devices: its share of that of all their weights."""

@@ -20,9 +20,12 @@ from superscaler_core.program.instruction import (
     Phase,
     StepInstruction,
     Verb,
+    Woven,
+    actions_in,
 )
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment
+from superscaler_core.program.step_program import Pair, pair_of
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.program.weights import Use
 from superscaler_core.schedules import Action, ActionKind
@@ -41,6 +44,7 @@ class Act:
         is_copy: whether it copies between a device and its host, parallel to all communication.
         phase: for communication: run it, start it in the background, or wait for its end.
         key: identifies a started communication for its wait.
+        half: in a pair of actions, the action that it is of.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Act:
     is_copy: bool = False
     phase: Phase = Phase.WHOLE
     key: str = ""
+    half: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,7 @@ class Work:
         self._made, self._times, self._wires = made, times, wires
         self._methods, self._master = methods, master_dtype
         self._stages: dict[tuple[str, int, bool, int | None], tuple[Act, ...]] = {}
+        self._pairs: dict[tuple[Pair, bool, tuple[StepInstruction, ...]], tuple[Act, ...]] = {}
         self._waits: dict[str, Wire] = {}
         self._computing: dict[Segment, _Times] = {}
         self._halves: dict[tuple[Op, ...], tuple[tuple[float, float], ...]] = {}
@@ -126,6 +132,22 @@ class Work:
             is_apart = ActionKind.RECOMPUTE in self._made.stage_kinds[action.stage]
             self._stages[key] = tuple(self._acts(mine, Sums(self._made, is_first), is_apart))
         return self._stages[key]
+
+    def pair(self, event: Woven, *, is_first: bool = False) -> Sequence[Act]:
+        """The acts of two actions that run as one; ``is_first`` is of the backward."""
+        mine = tuple(instruction for instruction, _ in self._made.step_program.run_as_one(event))
+        key = pair_of(event), is_first, mine
+        if key not in self._pairs:
+            made, actions = self._made, actions_in(event)
+            sums = [Sums(made, is_first) for _ in actions]
+            apart = [ActionKind.RECOMPUTE in made.stage_kinds[run.stage] for run in actions]
+            self._pairs[key] = tuple(
+                replace(act, half=half)
+                for instruction in mine
+                for half in [instruction.half or 0]
+                for act in self._acts([instruction], sums[half], apart[half])
+            )
+        return self._pairs[key]
 
     def _acts(self, block: Sequence[StepInstruction], sums: Sums, is_apart: bool) -> Iterable[Act]:
         """The acts of a block; segments are recomputed in it, or in a separate run."""

@@ -144,6 +144,7 @@ CASES = [
 ]
 
 OVERLAP = ss.Overlap(prefetch=1, reductions=True, bucket_bytes=1 << 12)
+PAIRS = ss.Overlap(pairs=True)
 OVERLAPPING = (
     "data_parallel",
     "accumulate",
@@ -160,6 +161,10 @@ CASES += [
     replace(case_of("hybrid", 8, "float64"), overlap=OVERLAP),
     replace(case_of("expert_parallel", 4, "float64"), overlap=ss.Overlap(duplex=True)),
     replace(case_of("hybrid", 8, "float64"), overlap=replace(OVERLAP, moves=True, duplex=True)),
+    *(
+        Case(plan, 2 * pp, {"pp": pp, "tp": 2}, sizes={**GPT, "layers": 2 * pp}, overlap=PAIRS)
+        for plan, pp in (("dualpipe_v", 1), ("dualpipe", 2), ("dualpipe_v", 4))
+    ),
     replace(case_of("one_f_one_b", 4, "float64"), rewrite="late"),
     replace(case_of("hybrid", 8, "float64"), rewrite="halves"),
     replace(case_of("coshard", 8, "float64"), rewrite="halves-apart"),

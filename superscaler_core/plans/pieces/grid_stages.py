@@ -12,6 +12,11 @@ from superscaler_core.plans.pieces.tensor_parallel import tensor_parallel
 from superscaler_core.schedules import Schedule
 
 
+def num_workers(plan: Plan, pp: int, tp: int) -> int:
+    """The workers of a pipeline: ``pp``; as many as groups of ``tp`` devices if that is 0."""
+    return pp or len(plan.devices) // tp
+
+
 def grid_stages(
     plan: Plan,
     schedule: Schedule,

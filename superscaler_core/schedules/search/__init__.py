@@ -9,7 +9,7 @@ Below, a V: each worker holds two stages, one on the way down and one on the way
 19
 """
 
-from superscaler_core.schedules.search.exact import exact_schedule
+from superscaler_core.schedules.search.exact import exact_schedule, is_shortest
 from superscaler_core.schedules.search.routes import (
     both_ways,
     looped_routes,
@@ -21,6 +21,7 @@ from superscaler_core.schedules.search.search import search_schedule
 __all__ = [
     "both_ways",
     "exact_schedule",
+    "is_shortest",
     "looped_routes",
     "search_schedule",
     "straight_routes",

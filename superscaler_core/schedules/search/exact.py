@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from time import monotonic
 
 import numpy as np
@@ -14,7 +16,7 @@ from superscaler_core.schedules.search.counts import Line, OutOfTimeError, Table
 from superscaler_core.schedules.search.in_list import RULES, in_list
 from superscaler_core.schedules.search.problem import Problem, Starts
 from superscaler_core.schedules.search.reading import Request
-from superscaler_core.schedules.timeline import Durations, Time
+from superscaler_core.schedules.timeline import Durations, Time, timeline
 
 
 def exact_schedule(
@@ -58,6 +60,48 @@ def exact_schedule(
             f"{problem.bound * problem.tick}. Give it more time, or use search_schedule."
         )
     return problem.schedule("exact", starts)
+
+
+def is_shortest(
+    schedule: Schedule,
+    routes: Sequence[Route],
+    durations: Durations,
+    memory_limit: Time | Sequence[Time] | None = None,
+    *,
+    activations: Mapping[int, Time] | None = None,
+    edges: Edges | None = None,
+    budget_secs: float = 60,
+) -> bool:
+    """Whether no schedule with these routes and memory limits has a shorter makespan.
+
+    A schedule whose makespan is the lower bound of ``Problem.bound`` needs no search. For any
+    other, it is shown that there is none that is a tick shorter, which takes less than
+    ``exact_schedule``.
+
+    >>> from superscaler_core.schedules import zero_bubble
+    >>> from superscaler_core.schedules.search import straight_routes
+    >>> times = {"F": 2, "I": 3, "W": 1}
+    >>> [is_shortest(zero_bubble(2, 4), straight_routes(2), times, limit) for limit in (2, 3)]
+    [True, False]
+
+    Args:
+        schedule: any schedule.
+        routes, durations, memory_limit, activations, edges, budget_secs: as of
+            ``search_schedule``.
+
+    Raises:
+        ScheduleError: as of ``search_schedule``.
+        OutOfTimeError: a ScheduleError: ``budget_secs`` are over, and nothing is proved yet.
+    """
+    request = Request(
+        tuple(routes), durations, schedule.num_microbatches, memory_limit, activations, edges
+    )  # fmt: skip
+    problem = request.problem()
+    num_ticks = Fraction(timeline(schedule, durations, edges).makespan) / problem.tick
+    if num_ticks <= problem.bound:
+        return True
+    shorter = _within(problem, math.ceil(num_ticks) - 1)
+    return find_counts(problem, shorter, monotonic() + budget_secs) is None
 
 
 def best_in_list(problem: Problem) -> Starts:

@@ -186,6 +186,17 @@ def test_memory_with_moves_beside_is_no_less_than_a_step_takes(plan: str, tmp_pa
         assert size - LOSS_BYTES <= made.memory[rank].step_bytes <= 1.1 * size
 
 
+@pytest.mark.parametrize("plan", ["dualpipe", "dualpipe_v"])
+def test_memory_of_pairs_is_no_less_than_a_step_takes(plan: str, tmp_path: Path) -> None:
+    """Of both runs of a pair, it assumes that their peaks meet."""
+    pp = 2 if plan == "dualpipe" else 1
+    case = replace(case_of(plan, layers=4), knobs={"pp": pp, "tp": 2, "microbatches": 4})
+    case = replace(case, num_devices=2 * pp, overlap=Overlap(pairs=True))
+    made = case.compiled()
+    for rank, size in step_bytes(made, case, tmp_path).items():
+        assert size - LOSS_BYTES <= made.memory[rank].step_bytes <= 1.2 * size
+
+
 def found(plan: str) -> tuple[Compiled, dict[tuple[str, int], Footprint]]:
     made = case_of(plan).compiled()
     return made, dict(footprints(made.materialized, 0))

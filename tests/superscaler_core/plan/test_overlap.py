@@ -15,6 +15,7 @@ OVERLAPS = [
     ss.Overlap(reductions=True),
     ss.Overlap(moves=True),
     ss.Overlap(duplex=True),
+    ss.Overlap(pairs=True),
     ss.Overlap(prefetch=3, reductions=True, bucket_bytes=1),
 ]
 

@@ -15,8 +15,14 @@ from superscaler_core.schedules import (
     zero_bubble,
     zero_bubble_fitted,
     zero_bubble_h2,
+    zero_bubble_v,
 )
-from superscaler_core.schedules.search import exact_schedule, straight_routes
+from superscaler_core.schedules.search import (
+    exact_schedule,
+    is_shortest,
+    straight_routes,
+    v_routes,
+)
 from superscaler_core.schedules.timeline import Durations
 
 Times = tuple[tuple[int, int, int], ...]
@@ -50,8 +56,45 @@ def best_secs(d: int, n: int, durations: Durations, limit: int) -> int | Fractio
 def test_no_order_is_faster_where_stages_are_alike(d: int, n: int, seed: int) -> None:
     durations = durations_of(random_times(seed, d, are_alike=True))
     schedule = zero_bubble_fitted(d, n, durations)
-    assert secs(schedule, durations) == best_secs(d, n, durations, d)
+    assert is_shortest(schedule, straight_routes(d), durations, d)
     assert max(schedule.peak_microbatches) <= d
+
+
+ALIKE = [(1, 1, 1), (2, 2, 1), (2, 3, 1), (3, 2, 2), (1, 2, 3), (4, 1, 2)]
+"""F, I and W."""
+
+
+@pytest.mark.parametrize("times", ALIKE)
+@pytest.mark.parametrize("d, n", [(3, 8), (4, 6), (4, 8)])
+def test_zb_h1_is_the_fastest_with_its_memory_and_faster_than_1f1b(
+    d: int, n: int, times: tuple[int, int, int]
+) -> None:
+    durations = dict(zip("FIW", times, strict=True))
+    whole = {"F": times[0], "B": times[1] + times[2]}
+    fitted, h1 = zero_bubble_fitted(d, n, durations), zero_bubble(d, n)
+    assert secs(h1, durations) == secs(fitted, durations) < secs(one_f_one_b(d, n), whole)
+    assert is_shortest(h1, straight_routes(d), durations, d)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_with_few_microbatches_an_order_is_faster_than_zb_h1(n: int) -> None:
+    durations = dict(zip("FIW", (4, 1, 2), strict=True))
+    assert not is_shortest(zero_bubble(4, n), straight_routes(4), durations, 4)
+    fitted = zero_bubble_fitted(4, n, durations)
+    assert is_shortest(fitted, straight_routes(4), durations, 4)
+
+
+@pytest.mark.parametrize("times", ALIKE)
+@pytest.mark.parametrize("d, n", [(3, 6), (4, 8)])
+def test_zb_h2_is_the_fastest_with_its_memory(d: int, n: int, times: tuple[int, int, int]) -> None:
+    durations = dict(zip("FIW", times, strict=True))
+    assert is_shortest(zero_bubble_h2(d, n), straight_routes(d), durations, 2 * d - 1)
+
+
+@pytest.mark.parametrize("d", [2, 3, 4])
+def test_zb_v_is_the_fastest_where_f_i_and_w_are_equal(d: int) -> None:
+    """Of any memory: it meets the lower bound."""
+    assert is_shortest(zero_bubble_v(d, 8), v_routes(d), {"F": 1, "I": 1, "W": 1})
 
 
 TIGHT = [(3, 4, 5, (8, 9, 9)), (4, 3, 4, (9, 7, 9)), (4, 3, 4, (9, 5, 9)), (4, 3, 4, (5, 4, 6))]

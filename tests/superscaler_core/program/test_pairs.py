@@ -1,0 +1,149 @@
+"""Pairs: a forward computes while the backward beside it communicates, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.errors import PlanError
+from superscaler_core.program.instruction import Carry, Woven, actions_in
+from superscaler_core.program.step_program import StepProgram
+from superscaler_core.schedules import Action
+from superscaler_core.simulator import simulate
+from superscaler_core.simulator.resimulator import Resimulator
+from tests.superscaler_core.training import Case, errors_on_threads
+
+PAIRS = ss.Overlap(pairs=True)
+GPT = {"layers": 4}
+WOVEN = [
+    Case("dualpipe_v", 2, {"pp": 1, "tp": 2, "microbatches": 4}, sizes=GPT),
+    Case("dualpipe", 4, {"pp": 2, "tp": 2, "microbatches": 4}, sizes=GPT),
+    Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "microbatches": 5}, sizes=GPT, optimizer="adamw"),
+    Case("dualpipe_v", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes={**GPT, "tied": True}),
+    Case("dualpipe", 4, {"pp": 2, "tp": 2, "zero1": True}, sizes={**GPT, "dropout": 0.0}),
+]
+WOVEN = [replace(case, overlap=PAIRS, num_steps=2) for case in WOVEN]
+LARGE = replace(WOVEN[1], num_devices=8, knobs={"pp": 4, "tp": 2, "microbatches": 8})
+OTHERS = ss.Overlap(prefetch=1, reductions=True, moves=True, pairs=True, bucket_bytes=1 << 12)
+MORE = [LARGE, replace(WOVEN[1], overlap=OTHERS), replace(WOVEN[2], overlap=OTHERS)]
+
+
+@pytest.mark.parametrize("case", [*WOVEN, *MORE], ids=str)
+def test_pairs_train_what_one_device_trains(case: Case, tmp_path: Path) -> None:
+    program = case.compiled().step_program
+    assert any(isinstance(event, Woven) for event in program.events)
+    program.check()
+    assert StepProgram.parse(str(program)) == program
+    # Not max(errors), which may pass over a NaN.
+    assert [error for error in errors_on_threads(case, tmp_path) if not error <= 1e-10] == []
+
+
+# --- the order ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", WOVEN, ids=str)
+def test_what_is_woven_are_the_pairs_of_the_schedule(case: Case) -> None:
+    program, plan = case.compiled().step_program, case.planned()
+    assert plan.schedule is not None
+    # A copy of a stage on another route has another number.
+    found = {
+        tuple((a.kind, a.microbatch, a.stage % plan.num_stages) for a in actions_in(event))
+        for event in program.events
+        if isinstance(event, Woven)
+    }
+    wanted = {tuple((a.kind, a.microbatch, a.stage) for a in pair) for pair in plan.schedule.pairs}
+    assert found == wanted
+
+
+@pytest.mark.parametrize("case", WOVEN, ids=str)
+def test_one_computes_while_the_other_communicates(case: Case) -> None:
+    """Between the start of a move and the wait for it, the other action computes."""
+    hidden = 0
+    for block in case.compiled().step_program.pairs.values():
+        open_: dict[tuple[str, str], int | None] = {}
+        for instruction in block:
+            if instruction.phase == "start":
+                open_[instruction.kind, instruction.name] = instruction.half
+            elif instruction.phase == "wait":
+                del open_[instruction.kind, instruction.name]
+            elif instruction.kind in ("F", "B", "I"):
+                hidden += any(half != instruction.half for half in open_.values())
+        assert not open_
+    assert hidden
+
+
+def test_plans_without_communication_inside_stages_stay_as_they_are() -> None:
+    plain = Case("dualpipe", 2, {"microbatches": 4}, sizes={"layers": 2})
+    woven = replace(plain, overlap=PAIRS)
+    assert woven.compiled().step_program == plain.compiled().step_program
+
+
+def test_a_program_that_is_woven_wrongly_is_refused() -> None:
+    program = WOVEN[1].compiled().step_program
+    key, block = next(iter(program.pairs.items()))
+    for damaged in (block[1:], block[::-1]):
+        with pytest.raises(PlanError, match=r"in the same order|not started|under way"):
+            replace(program, pairs={**program.pairs, key: damaged}).check()
+    with pytest.raises(PlanError, match="there is no block of such pairs"):
+        replace(program, pairs={}).check()
+    last = [event for event in program.events if isinstance(event, Woven)][-1]
+    alone = tuple(last.second if event == last else event for event in program.events)
+    with pytest.raises(PlanError, match=r"no F|F.* has to be run before"):
+        replace(program, events=alone).check()
+
+
+def test_pairs_and_halves_exclude_each_other() -> None:
+    with pytest.raises(PlanError, match="choose duplex or pairs"):
+        ss.Overlap(duplex=True, pairs=True)
+
+
+# --- time and memory ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", WOVEN[:3], ids=str)
+def test_a_woven_step_takes_less_where_links_are_slow(case: Case) -> None:
+    """But not less than half: only computing hides communication, and the other way round."""
+    topology = rv.Topology.single_host(case.num_devices, 2e-5, 1e10)
+    plain, woven = (
+        simulate(one.compiled(), "v100", topology).timeline.makespan
+        for one in (replace(case, overlap=ss.Overlap()), case)
+    )
+    assert plain / 2 < woven < 0.95 * plain
+
+
+def test_what_runs_in_a_pair_is_simulated_once() -> None:
+    """Every action of the schedule has a run, and both actions of a pair have one time."""
+    case = WOVEN[1]
+    compiled = case.compiled()
+    found = simulate(compiled, "v100")
+    runs = {ran.event: ran for ran in found.timeline.runs if isinstance(ran.event, Action)}
+    assert set(runs) == {e for e in compiled.materialized.scheduled if isinstance(e, Action)}
+    for event in compiled.step_program.events:
+        if isinstance(event, Woven):
+            first, second = runs[event.first], runs[event.second]
+            assert (first.start, first.inside.ends) == (second.start, second.inside.ends)
+            assert {span[0].half for span in first.inside.spans} == {0}
+            assert {span[0].half for span in second.inside.spans} == {1}
+
+
+def test_the_resimulator_refuses_pairs() -> None:
+    with pytest.raises(PlanError, match="pairs one after the other"):
+        Resimulator(WOVEN[1].compiled(), "v100")
+
+
+def test_a_carry_comes_after_the_pair_that_makes_it() -> None:
+    program = WOVEN[1].compiled().step_program
+    made: set[Action] = set()
+    for event in program.events:
+        made.update(actions_in(event))
+        if isinstance(event, Carry) and event.edge.result is None:
+            kinds = {"B", "I"} if event.is_back else {"F"}
+            stage = event.edge.dst_stage if event.is_back else event.edge.src_stage
+            assert any(
+                (a.stage, a.microbatch) == (stage, event.microbatch) and a.kind in kinds
+                for a in made
+            )
