@@ -1,0 +1,24 @@
+"""Alpa's two levels: stages on submeshes, and how the ops of every stage are cut on its mesh."""
+
+from superscaler_core.planners.hierarchical.alpa_hierarchical import (
+    alpa_hierarchical,
+    meshes_of,
+    placed,
+)
+from superscaler_core.planners.hierarchical.mesh_cut import MeshCut, MeshStage
+from superscaler_core.planners.hierarchical.proposals import propose_alpa
+from superscaler_core.planners.hierarchical.runs import Runs
+from superscaler_core.planners.hierarchical.ways import StagePrices, Way, price_ways
+
+__all__ = [
+    "MeshCut",
+    "MeshStage",
+    "Runs",
+    "StagePrices",
+    "Way",
+    "alpa_hierarchical",
+    "meshes_of",
+    "placed",
+    "price_ways",
+    "propose_alpa",
+]

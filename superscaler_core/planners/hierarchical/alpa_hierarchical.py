@@ -1,0 +1,198 @@
+"""Alpa's hierarchical planner: stages by a dynamic programme, ops of a stage by the intra-op one.
+
+Objective: that of ``stages.alpa``, the time of a step of B microbatches,
+
+    sum of t_i + (B - 1) max of t_i,
+
+where t_i is the best time of a run of blocks on a submesh: over its logical meshes, over how its
+ops are cut (``alpa_intra``), and over what its blocks keep. A way counts only where the stages
+behind it leave it the memory that it needs.
+
+Complexity: one priced space for every mesh; one solution for every mesh and every run of blocks
+that differs from others; then that of ``alpa_stages``.
+
+Differences from the published code: stages are priced, and not compiled and measured; repeated
+blocks of a stage are cut alike, so that runs of as many of them are solved once, and blocks are
+clustered only if there are more than ``most_layers``; clusters are as even in time as can be, and
+what crosses a cut has no weight there; a mesh of two axes also contains those of one, as both axes
+may cut the same dim; besides the fastest way of a run there are leaner ones, and recomputing ones.
+
+Source: Zheng et al., Alpa, OSDI 2022, sections 4 to 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, product
+from math import floor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device, Keep
+from superscaler_core.planners.hierarchical.mesh_cut import MeshCut, MeshStage
+from superscaler_core.planners.hierarchical.ways import Mesh, StagePrices, Way
+from superscaler_core.planners.stages import Candidates, alpa_stages
+from superscaler_core.planners.stages.candidates import UNLIMITED
+from superscaler_core.planners.stages.problem import Array
+
+MOST_LAYERS = 32
+"""The dynamic programme's work grows with the square of it."""
+
+
+def meshes_of(num_devices: int, per_host: int) -> tuple[Mesh, ...]:
+    """Logical meshes of all submeshes: powers of two inside a host, and whole hosts.
+
+    Of two sizes of axes that differ only in their order both are there, and axes of one device are
+    left out where a mesh of two axes contains them.
+
+    >>> meshes_of(8, 8)
+    ((1,), (2,), (2, 2), (2, 4), (4, 2))
+    """
+    sizes = [1 << i for i in range(per_host.bit_length()) if 1 << i <= min(per_host, num_devices)]
+    hosts = num_devices // per_host
+    sizes += [per_host * (1 << i) for i in range(1, hosts.bit_length()) if 1 << i <= hosts]
+    found: list[Mesh] = []
+    for size in sizes:
+        halves = [(a, size // a) for a in range(2, size) if size % a == 0]
+        found += [each for each in halves if min(each) > 1] or [(size,)]
+    return tuple(found)
+
+
+def clusters_of(secs: Sequence[float], most: int) -> tuple[int, ...]:
+    """Where to cut blocks into at most so many runs: ends of runs, the last one being the number.
+
+    The largest run is as small as can be; of those cuts, the squares of runs add up to least.
+
+    >>> clusters_of([1, 1, 1, 1, 1, 1], 3), clusters_of([1, 1, 4], 2)
+    ((2, 4, 6), (2, 3))
+    """
+    num = len(secs)
+    most = min(most, num)
+    before = [0.0, *accumulate(secs)]
+    best: dict[tuple[int, int], tuple[float, float, tuple[int, ...]]] = {(0, 0): (0.0, 0.0, ())}
+    for count, end in product(range(1, most + 1), range(1, num + 1)):
+        ways = [
+            (max(top, run), squares + run**2, (*ends, end))
+            for start in range(end)
+            if (count - 1, start) in best
+            for top, squares, ends in [best[count - 1, start]]
+            for run in [before[end] - before[start]]
+        ]
+        if ways:
+            best[count, end] = min(ways)
+    return best[most, num][2]
+
+
+def alpa_hierarchical(
+    prices: Sequence[StagePrices],
+    devices: Sequence[Device],
+    microbatches: int,
+    memory_bytes: float,
+    *,
+    levels: Iterable[Keep] = (Keep.EVERYTHING, Keep.BLOCK_INPUTS),
+    most_layers: int = MOST_LAYERS,
+) -> MeshCut:
+    """The best stages on all devices.
+
+    Args:
+        prices: of every mesh that a stage may have.
+        devices: to use, all.
+        microbatches: of a step.
+        memory_bytes: of a device.
+        levels: what blocks may keep.
+        most_layers: that are told apart; more blocks are clustered.
+
+    Raises:
+        PlanError: no cut fits in memory.
+    """
+    chosen, ends = tuple(levels), _ends(prices, most_layers)
+    num = len(ends)
+    ways: dict[tuple[int, int, int], tuple[Way, ...]] = {
+        (p, q, number): tuple(w for w in each.ways(ends[p], ends[q]) if w.keep in chosen)
+        for p in range(num)
+        for q in range(p + 1, num)
+        for number, each in enumerate(prices)
+        if each.num_devices <= len(devices)
+    }
+    slots = max(map(len, ways.values()), default=0)
+    shape = num, num, len(prices) * slots
+    secs: Array = np.full(shape, np.inf)
+    most_behind: NDArray[np.int64] = np.full(shape, -1, dtype=np.int64)
+    for (p, q, number), mine in ways.items():
+        for slot, way in enumerate(mine):
+            behind = _most_behind(way, memory_bytes, microbatches)
+            if behind >= 0:
+                place = p, q, number * slots + slot
+                secs[place], most_behind[place] = way.secs, behind
+    sizes = tuple(each.num_devices for each in prices for _ in range(slots))
+    points = tuple((1 << end) - 1 for end in ends)
+    value, stages = alpa_stages(
+        Candidates(points, sizes, secs, most_behind), len(devices), microbatches
+    )
+    if not stages:
+        raise no_cut(memory_bytes, len(devices))
+    return placed(
+        [
+            (prices[c // slots], ends[p], ends[q], ways[p, q, c // slots][c % slots])
+            for p, q, c in stages
+        ],
+        devices, microbatches, value,
+    )  # fmt: skip
+
+
+def no_cut(memory_bytes: float, num_devices: int) -> PlanError:
+    """The error of a planner that finds no stages."""
+    return PlanError(
+        f"Alpa's hierarchical planner: no stages on {num_devices} devices fit in "
+        f"{memory_bytes / 2**30:.1f} GiB; use more devices or smaller microbatches."
+    )
+
+
+def _ends(prices: Sequence[StagePrices], most_layers: int) -> tuple[int, ...]:
+    """The blocks at which stages may begin and end."""
+    num = len(prices[0].runs.layers)
+    if num <= most_layers:
+        return tuple(range(num + 1))
+    alone = min(prices, key=lambda each: each.num_devices)
+    secs = [min(way.secs for way in alone.ways(i, i + 1)) for i in range(num)]
+    return (0, *clusters_of(secs, most_layers))
+
+
+def _most_behind(way: Way, memory_bytes: float, microbatches: int) -> int:
+    """How many stages may come after it before memory is short; -1 if it never fits."""
+    free = memory_bytes - way.resting_bytes - way.work_bytes
+    if free < 0:
+        return -1
+    if free >= microbatches * way.kept_bytes:
+        return UNLIMITED
+    return floor(free / way.kept_bytes) - 1
+
+
+def placed(
+    stages: Sequence[tuple[StagePrices, int, int, Way]],
+    devices: Sequence[Device],
+    microbatches: int,
+    objective: float,
+) -> MeshCut:
+    """Stages on devices: larger ones first, so that powers of two lie in as few hosts as can be."""
+    sizes = [prices.num_devices for prices, *_ in stages]
+    first: dict[int, int] = {}
+    used = 0
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        first[index], used = used, used + sizes[index]
+    return MeshCut(
+        tuple(
+            MeshStage(
+                (start, end),
+                tuple(devices[first[i] : first[i] + sizes[i]]),
+                prices.mesh,
+                way.keep,
+                prices.splits(start, end, way),
+            )
+            for i, (prices, start, end, way) in enumerate(stages)
+        ),
+        microbatches,
+        objective,
+    )

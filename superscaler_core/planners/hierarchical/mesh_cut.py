@@ -1,0 +1,79 @@
+"""MeshCut: stages on submeshes with the split of every op, as a value that fills a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from superscaler_core.errors import PlanError
+from superscaler_core.plan import Device, Keep, OpSplit, Placement, Plan
+from superscaler_core.plans.pieces.stages import stages_of_blocks
+from superscaler_core.plans.pieces.storage import shard_storage
+from superscaler_core.schedules import one_f_one_b
+
+
+@dataclass(frozen=True)
+class MeshStage:
+    """Blocks that run together on a mesh of devices.
+
+    Attributes:
+        blocks: the first one, and the one after the last.
+        devices: of the mesh; its last axis varies fastest.
+        mesh: sizes of its axes.
+        keep: what of the blocks stays for the backward: everything, or block inputs.
+        splits: of its ops, each with its name, on the first devices of all.
+    """
+
+    blocks: tuple[int, int]
+    devices: tuple[Device, ...]
+    mesh: tuple[int, ...]
+    keep: Keep
+    splits: tuple[tuple[str, OpSplit], ...] = field(repr=False)
+
+    def __str__(self) -> str:
+        mesh = "x".join(map(str, self.mesh))
+        first, end = self.blocks
+        keep = "" if self.keep is Keep.EVERYTHING else f" keeping {self.keep}"
+        return f"{first}-{end - 1} on {self.devices[0]}-{self.devices[-1]} as {mesh}{keep}"
+
+
+@dataclass(frozen=True)
+class MeshCut:
+    """An sProgram: the stages of a model in the order of 1F1B.
+
+    Devices that read the same weights share their optimizer states, as Alpa has it where it prefers
+    reduce-scatter.
+
+    Attributes:
+        stages: in order.
+        microbatches: of a step.
+        objective: what the planner minimized, in seconds.
+    """
+
+    stages: tuple[MeshStage, ...]
+    microbatches: int
+    objective: float
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.stages))
+
+    def __call__(self, plan: Plan, microbatches: int = 0) -> None:
+        """Fill a plan; of a shorter step if microbatches are given.
+
+        Raises:
+            PlanError: the plan is of another model.
+        """
+        sizes = [stage.blocks[1] - stage.blocks[0] for stage in self.stages]
+        stages = stages_of_blocks(plan, len(sizes), sizes)
+        layers = plan.blocks.layers
+        for mine, stage in zip(self.stages, stages, strict=True):
+            splits = dict(mine.splits)
+            for op in stage.ops:
+                if op.name not in splits:
+                    raise PlanError(f"stage {mine}: it has no split for op {op.name}.")
+                plan.split_as(op, splits[op.name].on(mine.devices))
+        order = one_f_one_b(len(sizes), microbatches or self.microbatches)
+        plan.op_order(order, Placement(tuple(stage.devices for stage in self.stages)))
+        shard_storage(plan)
+        for each in self.stages:
+            if each.keep is not Keep.EVERYTHING:
+                plan.keep(each.keep, layers[slice(*each.blocks)])
