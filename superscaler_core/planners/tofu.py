@@ -22,11 +22,11 @@ along a chain does whose state is the one or two tensors between both sides; for
 left it is an integer programme. A level is exact. Levels are decided one after another: a
 heuristic, as what the first level takes is missing in the next where loops are short.
 
-Differences from the published algorithm: it merges ops (forward with backward, elementwise ops
-with what they follow, steps of a recurrence) into groups, and its programme goes along the chain of
-the groups; here nothing is merged but forward with backward, as elimination makes such chains on
-its own. There every op fetches what it needs from tensors, of which each has a dim of its own; here
-an activation lies as its writer writes it, and moves once for each of its readers.
+Differences from the published algorithm: it merges ops (forward with backward, elementwise ops with
+what they follow, steps of a recurrence) into groups, and its programme goes along the chain of the
+groups; here only forward and backward are one, as elimination finds such chains on its own. There
+every op fetches what it needs from tensors, of which each has a dim of its own; here an activation
+lies as its writer writes it, and moves once for each of its readers.
 
 Source: Wang et al., Supporting Very Large Models using Automatic Dataflow Graph Partitioning
 (Tofu), EuroSys 2019, sections 4 and 5.
