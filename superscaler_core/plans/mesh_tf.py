@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from superscaler_core.plan import Axis, Plan
+from superscaler_core.plan.mesh import Mesh
 from superscaler_core.plans.pieces.along import spread
 from superscaler_core.plans.pieces.mesh_layout import (
     MeshLayout,
-    MeshShape,
     check_layout,
     named_dims,
 )
 
 DATA_PARALLEL = MeshLayout((("batch", "all"),))
-ONE_SIDE = MeshShape(())
 
 
-def mesh_tf(plan: Plan, *, layout: MeshLayout = DATA_PARALLEL, mesh: MeshShape = ONE_SIDE) -> None:
+def mesh_tf(plan: Plan, *, layout: MeshLayout = DATA_PARALLEL, mesh: Mesh | None = None) -> None:
     """Cut every op along the sides of a mesh, where the layout says so for a dim that it has.
 
     An op without such a dim is replicated along a side, and weights are stored as they are read.
@@ -26,18 +25,18 @@ def mesh_tf(plan: Plan, *, layout: MeshLayout = DATA_PARALLEL, mesh: MeshShape =
     Args:
         plan: to fill.
         layout: names of dims (``pieces.mesh_layout.NAMES``), each with a side of the mesh.
-        mesh: its sides; without any, all devices are one side ``all``.
+        mesh: its sides; all devices are one side ``all`` if None.
 
     Raises:
         PlanError: a rule of ``check_layout`` is broken.
 
     Source: Shazeer et al., Mesh-TensorFlow, NeurIPS 2018.
     """
-    mesh = mesh if mesh.sides else MeshShape((("all", len(plan.devices)),))
+    mesh = mesh or Mesh((("all", len(plan.devices)),))
     check_layout(plan, layout, mesh)
     dims = named_dims(plan.blocks)
     axes = [
         Axis(num, tuple(dim for name in layout.along(side) for dim in dims[name]))
-        for side, num in mesh.sides
+        for side, num in mesh.axes
     ]
     spread(plan, plan.graph.ops, plan.devices, *axes)

@@ -43,7 +43,9 @@ def _candidate(
     name = getattr(planner, "__name__", "space")
     words = [f"{name} samples={samples}"]
     words += [f"mesh={'x'.join(map(str, mesh))}"] if mesh else []
-    words += [f"memory={memory / request.memory_bytes:.2f}"] if memory < request.memory_bytes else []
+    words += (
+        [f"memory={memory / request.memory_bytes:.2f}"] if memory < request.memory_bytes else []
+    )
     how = partial(
         cut_by, request=request, planner=planner, samples=samples, mesh=mesh, memory_bytes=memory
     )

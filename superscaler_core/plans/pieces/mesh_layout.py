@@ -1,58 +1,19 @@
 """MeshLayout: which named dims of a model are cut along which side of a mesh of devices.
 
 The names and the form of the texts are those of Mesh-TensorFlow: ``batch:rows;hidden:cols`` on the
-mesh ``rows:2;cols:2``.
+mesh ``rows:2,cols:2``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.dims import DimClass
 from superscaler_core.plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class MeshShape:
-    """Sides of a mesh of devices by name, the last one innermost.
-
-    Law (tests/superscaler_core/plans/test_mesh_tf.py): ``MeshShape.parse(str(x)) == x``.
-
-    >>> mesh = MeshShape.parse("rows:2;cols:4")
-    >>> mesh.sizes["cols"], str(mesh)
-    (4, 'rows:2;cols:4')
-    """
-
-    sides: tuple[tuple[str, int], ...]
-
-    def __post_init__(self) -> None:
-        names = [name for name, _ in self.sides]
-        if len(set(names)) < len(names) or any(num < 1 for _, num in self.sides):
-            raise PlanError(f"mesh {self}: every side is named once, and is at least 1.")
-
-    @classmethod
-    def parse(cls, text: str) -> MeshShape:
-        """Of ``NAME:SIZE`` with semicolons between.
-
-        Raises:
-            PlanError: the text has another form.
-        """
-        pairs = _pairs("mesh", text)
-        if not all(size.isdecimal() for _, size in pairs):
-            raise PlanError(f"mesh {text!r}: expected NAME:SIZE between semicolons.")
-        return cls(tuple((name, int(size)) for name, size in pairs))
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        """Devices along every side."""
-        return dict(self.sides)
-
-    def __str__(self) -> str:
-        return ";".join(f"{name}:{num}" for name, num in self.sides)
+from superscaler_core.plan.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +42,15 @@ class MeshLayout:
         Raises:
             PlanError: the text has another form.
         """
-        return cls(tuple(_pairs("layout", text)))
+        found = []
+        for word in filter(None, (word.strip() for word in text.split(";"))):
+            name, _, side = word.partition(":")
+            if not (name.strip() and side.strip()):
+                raise PlanError(
+                    f"layout {text!r}: expected DIM:SIDE between semicolons, not {word!r}."
+                )
+            found.append((name.strip(), side.strip()))
+        return cls(tuple(found))
 
     def along(self, side: str) -> tuple[str, ...]:
         """The dims that are cut along a side."""
@@ -120,7 +89,7 @@ def named_dims(blocks: Blocks) -> dict[str, tuple[DimClass, ...]]:
     return found
 
 
-def check_layout(plan: Plan, layout: MeshLayout, mesh: MeshShape) -> None:
+def check_layout(plan: Plan, layout: MeshLayout, mesh: Mesh) -> None:
     """Check Mesh-TensorFlow's rules.
 
     Raises:
@@ -129,7 +98,7 @@ def check_layout(plan: Plan, layout: MeshLayout, mesh: MeshShape) -> None:
             reads or writes, are cut along one side; or a side does not divide a dim.
     """
     given = f"{plan.graph.name}: layout {layout} on mesh {mesh}"
-    if prod(mesh.sizes.values()) != len(plan.devices):
+    if mesh.num_devices != len(plan.devices):
         raise PlanError(f"{given}: the mesh has to be of the plan's {len(plan.devices)} devices.")
     dims = named_dims(plan.blocks)
     for name, side in layout.dims:
@@ -164,15 +133,3 @@ def sizes_text(plan: Plan, dims: tuple[DimClass, ...]) -> str:
 
 def _is_of_attention(blocks: Blocks, dim: DimClass) -> bool:
     return any(blocks.dims.ids(op, dim) for ops in blocks.attention for op in ops)
-
-
-def _pairs(what: str, text: str) -> list[tuple[str, str]]:
-    found = []
-    for word in filter(None, (word.strip() for word in text.split(";"))):
-        left, _, right = word.partition(":")
-        if not (left.strip() and right.strip()):
-            raise PlanError(
-                f"{what} {text!r}: expected NAME:VALUE between semicolons, not {word!r}."
-            )
-        found.append((left.strip(), right.strip()))
-    return found
