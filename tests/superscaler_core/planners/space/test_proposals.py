@@ -32,7 +32,7 @@ def test_a_planner_of_a_space_answers_a_search(planner: SpacePlanner) -> None:
     assert found.secs == min(trial.secs for trial in found.tried)
 
 
-@pytest.mark.parametrize("name", ["flexflow", "unity", "tofu"])
+@pytest.mark.parametrize("name", ["flexflow", "unity", "tofu", "mesh_tf"])
 def test_planners_have_their_names(name: str) -> None:
     found = search_request(few(request("mlp", 2)), PLANNERS[name])
     assert found.plan.is_assigned
