@@ -17,11 +17,13 @@ from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.modules import Modules
 from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.plan import Keep, Plan
-from superscaler_core.planners.gspmd import Mesh, gspmd
+from superscaler_core.plan.mesh import Mesh
+from superscaler_core.planners.gspmd import gspmd
 from superscaler_core.planners.stages import STAGE_PLANNERS, stages
 from superscaler_core.planners.tofu import tofu
 from superscaler_core.plans import PLANS
 from superscaler_core.plans.pieces.axial import Cut
+from superscaler_core.plans.pieces.mesh_layout import MeshLayout
 from superscaler_core.schedules import SCHEDULES
 from superscaler_core.units import parse_bytes
 
@@ -145,6 +147,10 @@ READERS: Mapping[str, TextReader] = {
     "planner": (STAGE_PLANNERS.__getitem__, f"one of {', '.join(STAGE_PLANNERS)}"),
     "profile": (PROFILES.__getitem__, f"one of {', '.join(PROFILES)}"),
     "topology": (rv.Topology.load, "a JSON file that rvdcomm.Topology.save wrote"),
+    "layout": (
+        MeshLayout.parse,
+        "DIM:SIDE with semicolons between, such as batch:rows;hidden:cols",
+    ),
     "memory_bytes": (parse_bytes, "bytes, such as 32GiB"),
     "mesh": (Mesh.parse, "NAME:DEVICES with commas between, such as x:2,y:4"),
     "specs": (specs, "NAME:SPEC with semicolons between, such as tokens:d0@x;*.up.weight:d0@y"),

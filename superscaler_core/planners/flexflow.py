@@ -43,7 +43,7 @@ GOES_ON = 0.75
 def flexflow(
     space: Space,
     *,
-    budget: int = 20_000,
+    budget: int = 100_000,
     alpha: float = 1000.0,
     seed: int = 0,
     start: Sequence[int] | None = None,

@@ -8,13 +8,22 @@ from functools import partial
 
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.auto import auto
+from superscaler_core.planners.flexflow import flexflow
+from superscaler_core.planners.mesh_tf import propose_mesh_tf
 from superscaler_core.planners.request import SearchPlanner
+from superscaler_core.planners.space.proposals import propose_space
 from superscaler_core.planners.stages.plan_stages import STAGE_PLANNERS
 from superscaler_core.planners.stages.proposals import propose_stages
+from superscaler_core.planners.tofu import propose_tofu
+from superscaler_core.planners.unity import unity
 
 PLANNERS: Mapping[str, SearchPlanner] = {
     "auto": auto,
     **{name: partial(propose_stages, planner=planner) for name, planner in STAGE_PLANNERS.items()},
+    "flexflow": partial(propose_space, planner=flexflow),
+    "unity": partial(propose_space, planner=unity),
+    "tofu": propose_tofu,
+    "mesh_tf": propose_mesh_tf,
 }
 """Planners by name."""
 

@@ -22,11 +22,11 @@ along a chain does whose state is the one or two tensors between both sides; for
 left it is an integer programme. A level is exact. Levels are decided one after another: a
 heuristic, as what the first level takes is missing in the next where loops are short.
 
-Differences from the published algorithm: it merges ops (forward with backward, elementwise ops
-with what they follow, steps of a recurrence) into groups, and its programme goes along the chain of
-the groups; here nothing is merged but forward with backward, as elimination makes such chains on
-its own. There every op fetches what it needs from tensors, of which each has a dim of its own; here
-an activation lies as its writer writes it, and moves once for each of its readers.
+Differences from the published algorithm: it merges ops (forward with backward, elementwise ops with
+what they follow, steps of a recurrence) into groups, and its programme goes along the chain of the
+groups; here only forward and backward are one, as elimination finds such chains on its own. There
+every op fetches what it needs from tensors, of which each has a dim of its own; here an activation
+lies as its writer writes it, and moves once for each of its readers.
 
 Source: Wang et al., Supporting Very Large Models using Automatic Dataflow Graph Partitioning
 (Tofu), EuroSys 2019, sections 4 and 5.
@@ -34,7 +34,7 @@ Source: Wang et al., Supporting Very Large Models using Automatic Dataflow Graph
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from superscaler_core.errors import PlanError
@@ -45,6 +45,7 @@ from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.plan import Plan
 from superscaler_core.plan.op_trans import replicate, split
 from superscaler_core.planners.alpa_intra import alpa_intra
+from superscaler_core.planners.request import Candidate, Request
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import one_f_one_b
@@ -143,6 +144,12 @@ def tofu(plan: Plan, *, microbatches: int = 1) -> None:
     cut(plan, halve(plan.graph, levels))
     if microbatches > 1:
         plan.op_order(one_f_one_b(1, microbatches))
+
+
+def propose_tofu(request: Request) -> Iterator[Candidate]:
+    """Tofu's plan for every size of microbatches, large ones first."""
+    for samples in reversed(request.samples):
+        yield Candidate(f"tofu samples={samples}", samples, tofu)
 
 
 def cut(plan: Plan, halvings: Halvings) -> None:

@@ -3,9 +3,9 @@
 Objective: as in ``flexflow``, the time of a step and a price for memory that is not there. A
 substitution gives two or three connected nodes other choices at once. The cheapest assignment that
 waits is taken; those that its substitutions make wait too, if they were not seen before and cost
-less than ``alpha`` times the best. A large space is cut into parts of some 10 nodes that follow
+at most ``alpha`` times the best. A large space is cut into parts of some 10 nodes that follow
 each other, each optimized while all others keep their choices, in turn until no part gets better;
-in every second turn the cuts are shifted by half a part.
+``alpha`` is then of the part's own time. In every second turn the cuts are shifted by half a part.
 
 Complexity: a part takes at most ``budget`` assignments, and of each tries ``E C**2 + P C`` changes,
 with its E edges, P paths of three nodes, and C choices. Of three nodes not all ``C**3`` are tried,
@@ -39,7 +39,7 @@ MOST_WAITING = 1000
 def unity(
     space: Space,
     *,
-    budget: int = 30,
+    budget: int = 10,
     alpha: float = 1.05,
     part_nodes: int = 10,
     start: Sequence[int] | None = None,
@@ -50,7 +50,7 @@ def unity(
     Args:
         space: to search.
         budget: assignments whose substitutions are tried, in a part and a turn.
-        alpha: what costs more than so many times the best is dropped; at least 1.
+        alpha: what takes more than so many times the best's time in the part is dropped.
         part_nodes: nodes of a part of a large space.
         start: the first assignment; ``fastest_alone`` if None.
         secs_per_excess_byte: the price of memory that is not there; 1 ms a MB in FlexFlow.
@@ -65,14 +65,23 @@ def unity(
         before, shift = walk.price, (turn % 2) * (part_nodes // 2)
         for first in range(-shift, num, part_nodes):
             part = range(max(first, 0), min(first + part_nodes, num))
-            _best_first(walk, list(substitutions(space, part)), budget, alpha)
+            _best_first(
+                walk, list(substitutions(space, part)), budget, (alpha - 1) * walk.secs_of(part)
+            )
         turn, stale = turn + 1, 0 if walk.price < before else stale + 1
         stale = 2 if num <= part_nodes else stale
     return walk.solution("Unity")
 
 
-def _best_first(walk: Walk, moves: Sequence[Move], budget: int, alpha: float) -> None:
-    """Bring a walk to the best assignment that the search sees from where it is."""
+def _best_first(walk: Walk, moves: Sequence[Move], budget: int, slack: float) -> None:
+    """Bring a walk to the best assignment that the search sees from where it is.
+
+    Args:
+        walk: where the search begins.
+        moves: all substitutions.
+        budget: assignments whose substitutions are tried.
+        slack: what costs more than the best by more than this is dropped, in seconds.
+    """
     best, best_price = tuple(walk.assignment), walk.price
     seen: set[Assignment] = {best}
     waiting: list[tuple[float, Assignment]] = [(best_price, best)]
@@ -80,13 +89,13 @@ def _best_first(walk: Walk, moves: Sequence[Move], budget: int, alpha: float) ->
         if not waiting:
             break
         price, here = heappop(waiting)
-        if price > alpha * best_price:
+        if price > best_price + slack:
             break
         walk.jump(here)
         for move in moves:
             walk.move(move)
-            there = tuple(walk.assignment)
-            if walk.price < alpha * best_price and there not in seen:
+            there = tuple(walk.assignment) if walk.price <= best_price + slack else best
+            if there not in seen:
                 seen.add(there)
                 heappush(waiting, (walk.price, there))
                 if walk.price < best_price:

@@ -20,6 +20,7 @@ from superscaler_core.plans.interleaved import interleaved
 from superscaler_core.plans.megatron import megatron
 from superscaler_core.plans.megatron_sp import megatron_sp
 from superscaler_core.plans.mesh_2d import mesh_2d
+from superscaler_core.plans.mesh_tf import mesh_tf
 from superscaler_core.plans.nf1b import nf1b
 from superscaler_core.plans.one_f_one_b import one_f_one_b
 from superscaler_core.plans.recompute import recompute
@@ -69,6 +70,7 @@ PLANS: dict[str, Callable[..., None]] = {
     "nf1b": nf1b,
     "coshard": coshard,
     "mesh_2d": mesh_2d,
+    "mesh_tf": mesh_tf,
     "zero_offload": zero_offload,
     "zero3_offload": zero3_offload,
     "swap": swap,

@@ -13,7 +13,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.shard_spec import ShardSpec
 from superscaler_core.plan import Device, Plan
-from superscaler_core.planners.gspmd.mesh import Mesh
+from superscaler_core.plan.mesh import Mesh
 from superscaler_core.planners.gspmd.price import Prices
 from superscaler_core.planners.gspmd.propagate import Propagated, propagate
 

@@ -10,7 +10,7 @@ from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.shard_spec import Axes
 from superscaler_core.graph.sliding import SlidingWindow
-from superscaler_core.planners.gspmd.mesh import Mesh
+from superscaler_core.plan.mesh import Mesh
 
 MAX_FORMS = 1 << 12
 """Bound on the links that are kept: ops of one form share them."""

@@ -12,8 +12,8 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.shard_spec import Axes
 from superscaler_core.graph.tensor import ACTIVATION, PARAMETER, PTensor
 from superscaler_core.plan import Device, OpSplit
+from superscaler_core.plan.mesh import Mesh
 from superscaler_core.planners.gspmd.links import Specs, merged, wanted
-from superscaler_core.planners.gspmd.mesh import Mesh
 from superscaler_core.program.side import Side, sides_of
 
 Cut = tuple[tuple[str, Axes], ...]

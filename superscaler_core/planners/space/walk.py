@@ -75,6 +75,11 @@ class Walk:
             raise self.space.none_fits(planner)
         return self.space.solution(self._found)
 
+    def secs_of(self, nodes: Iterable[int]) -> float:
+        """The part of a step's time that some nodes and their edges are."""
+        chosen = set(nodes)
+        return self._terms(chosen, {edge for node in chosen for edge in self.space.edges_of[node]})
+
     def move(self, to: Move) -> float:
         """Make a move; return how much the price rises. ``back`` undoes it."""
         before = self.price

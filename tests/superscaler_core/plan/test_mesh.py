@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.gspmd import Mesh
+from superscaler_core.plan.mesh import Mesh
 
 
 @pytest.mark.parametrize("text", ["x:2", "x:2,y:4", "data:3,tensor:1,z_2:5"])
 def test_a_mesh_is_what_its_text_says(text: str) -> None:
     assert str(Mesh.parse(text)) == text
+
+
+def test_semicolons_may_stand_for_commas() -> None:
+    assert Mesh.parse("rows:2;cols:4") == Mesh.parse("rows:2, cols:4")
 
 
 @pytest.mark.parametrize("cuts", [{}, {"b": ("y",)}, {"b": ("y", "x")}, {"b": ("x",), "n": ("y",)}])

@@ -18,7 +18,7 @@ from superscaler_core.plan import Device, OpSplit
 class Mesh:
     """The axes of a grid of devices, outermost first, independent of which devices they are.
 
-    Laws (tests/superscaler_core/planners/gspmd/test_mesh.py): ``Mesh.parse(str(x)) == x``; the
+    Laws (tests/superscaler_core/plan/test_mesh.py): ``Mesh.parse(str(x)) == x``; the
     parts of a split tile the loops that it cuts.
 
     >>> mesh = Mesh.parse("x:2,y:2")
@@ -85,12 +85,12 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> Mesh:
-        """Read the text that ``str`` writes.
+        """Read the text that ``str`` writes; semicolons may stand for commas.
 
         Raises:
             PlanError: the text has another form.
         """
-        words = [word.strip() for word in text.split(",")]
+        words = [word.strip() for word in re.split("[,;]", text)]
         found = [re.fullmatch(r"([A-Za-z_]\w*)\s*:\s*(\d+)", word) for word in words]
         if not all(found):
             raise PlanError(f"cannot parse mesh {text!r}: expected NAME:DEVICES, such as x:2,y:4.")

@@ -1,0 +1,81 @@
+"""Proposals: what a planner of a space chooses, as candidates of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from superscaler_core.plan import Plan
+from superscaler_core.planners.request import Candidate, Request, Trial
+from superscaler_core.planners.space.pricing import price_space
+from superscaler_core.planners.space.space import Solution, Space
+
+SpacePlanner = Callable[[Space], Solution]
+
+Mesh = tuple[int, ...] | None
+
+LESS = 0.8
+"""Share of the memory with which a planner is asked again, at least, and at most twice."""
+
+
+def propose_space(request: Request, *, planner: SpacePlanner) -> Iterator[Candidate]:
+    """A planner's assignment for every size of microbatches, large ones first, on two meshes.
+
+    The memory of a space is a sum over ops; where the memory reader finds more in the program, the
+    planner is asked again with less.
+    """
+    for samples in reversed(request.samples):
+        for mesh in _meshes(len(request.devices)):
+            yield _candidate(request, planner, samples, mesh, request.memory_bytes, 2)
+
+
+def _meshes(num: int) -> Iterator[Mesh]:
+    """The mesh of hosts, and one as square as can be."""
+    yield None
+    side = next(side for side in range(int(num**0.5), 0, -1) if num % side == 0)
+    if side > 1:
+        yield num // side, side
+
+
+def _candidate(
+    request: Request, planner: SpacePlanner, samples: int, mesh: Mesh, memory: float, again: int
+) -> Candidate:
+    name = getattr(planner, "__name__", "space")
+    words = [f"{name} samples={samples}"]
+    words += [f"mesh={'x'.join(map(str, mesh))}"] if mesh else []
+    words += (
+        [f"memory={memory / request.memory_bytes:.2f}"] if memory < request.memory_bytes else []
+    )
+    how = partial(
+        cut_by, request=request, planner=planner, samples=samples, mesh=mesh, memory_bytes=memory
+    )
+
+    def follow(trial: Trial) -> Iterator[Candidate]:
+        if trial.lacks_memory and again:
+            excess = trial.peak_bytes - request.memory_bytes
+            less = max(LESS * memory, memory - excess) * (1 - 1e-6)
+            yield _candidate(request, planner, samples, mesh, less, again - 1)
+
+    return Candidate(" ".join(words), samples, how, follow=follow)
+
+
+def cut_by(
+    plan: Plan,
+    *,
+    request: Request,
+    planner: SpacePlanner,
+    samples: int,
+    mesh: Mesh,
+    memory_bytes: float,
+) -> None:
+    """An sProgram: the cuts that a planner chooses for a request.
+
+    Raises:
+        PlanError: it finds none that fits in memory.
+    """
+    priced = price_space(
+        plan.graph, plan.devices, request.topology, request.profile, mesh=mesh,
+        microbatches=request.microbatches(samples), memory_bytes=memory_bytes,
+        optimizer=request.optimizer, master_dtype=request.master_dtype, blocks=plan.blocks,
+    )  # fmt: skip
+    priced.fill(plan, planner(priced.space).assignment)

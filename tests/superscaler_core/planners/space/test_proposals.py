@@ -1,0 +1,70 @@
+"""Planners of a space in a search: their plans are found, run, and shrink where memory lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.planners.alpa_intra import alpa_intra
+from superscaler_core.planners.flexflow import flexflow
+from superscaler_core.planners.request import Request, Trial
+from superscaler_core.planners.search import search_request
+from superscaler_core.planners.space.proposals import SpacePlanner, propose_space
+from superscaler_core.planners.table import PLANNERS
+from superscaler_core.planners.unity import unity
+from tests.superscaler_core.planners.test_search import request
+from tests.superscaler_core.training import Case, errors_on_threads
+
+
+def few(asked: Request) -> Request:
+    """The same with microbatches of one size, so that there are few candidates."""
+    return replace(asked, samples=asked.samples[-1:])
+
+
+@pytest.mark.parametrize("planner", [partial(flexflow, budget=2000), unity, alpa_intra])
+def test_a_planner_of_a_space_answers_a_search(planner: SpacePlanner) -> None:
+    found = search_request(few(request("mlp", 4)), partial(propose_space, planner=planner))
+    assert len(found.tried) == 2
+    assert found.secs == min(trial.secs for trial in found.tried)
+
+
+@pytest.mark.parametrize("name", ["flexflow", "unity", "tofu", "mesh_tf"])
+def test_planners_have_their_names(name: str) -> None:
+    found = search_request(few(request("mlp", 2)), PLANNERS[name])
+    assert found.plan.is_assigned
+
+
+def test_where_memory_lacks_the_planner_is_asked_again_with_less() -> None:
+    asked = few(request("mlp", 2, memory_bytes=1000))
+    first = next(iter(propose_space(asked, planner=alpa_intra)))
+    names, left = [], [first]
+    while left:
+        names.append(left[0].name)
+        left = [*left[0].follow(Trial(left[0], peak_bytes=1100, problem="too large"))]
+    assert names == [f"alpa_intra samples=8{more}" for more in ("", " memory=0.90", " memory=0.80")]
+    assert [*first.follow(Trial(first, problem="no cut"))] == []
+    assert [*first.follow(Trial(first, secs=1.0))] == []
+
+
+@dataclass(frozen=True)
+class Walked(Case):
+    """A model whose cuts FlexFlow's walk found."""
+
+    plan: str = "flexflow"
+    num_devices: int = 4
+
+    def planned(self) -> ss.Plan:
+        plan = ss.Plan(self._graph(), range(self.num_devices))
+        asked = replace(request("mlp", self.num_devices), samples=(self.batch,), batch=self.batch)
+        # The second candidate is of a square mesh.
+        [*propose_space(asked, planner=partial(flexflow, budget=2000))][1].sprogram(plan)
+        return plan
+
+
+def test_what_is_found_trains_what_one_device_trains(tmp_path: Path) -> None:
+    errors = errors_on_threads(Walked(sizes={"layers": 1}), tmp_path)
+    assert [error for error in errors if not error <= 1e-12] == []
