@@ -8,12 +8,14 @@ from functools import partial
 
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.auto import auto
+from superscaler_core.planners.by_hand import by_hand
 from superscaler_core.planners.request import SearchPlanner
 from superscaler_core.planners.stages.plan_stages import STAGE_PLANNERS
 from superscaler_core.planners.stages.proposals import propose_stages
 
 PLANNERS: Mapping[str, SearchPlanner] = {
     "auto": auto,
+    "by_hand": by_hand,
     **{name: partial(propose_stages, planner=planner) for name, planner in STAGE_PLANNERS.items()},
 }
 """Planners by name."""
