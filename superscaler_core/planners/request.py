@@ -11,7 +11,7 @@ from superscaler_core.cost import CostModel, DeviceProfile
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Device, Plan
-from superscaler_core.schedules import one_f_one_b
+from superscaler_core.schedules import nf1b, one_f_one_b
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,12 +116,19 @@ def filled(
     plan = Plan(request.graph_of(samples), request.devices)
     sprogram(plan, **({"microbatches": microbatches} if microbatches else {}))
     num = microbatches or request.microbatches(samples)
-    if plan.schedule is None and num > 1:
-        plan.op_order(one_f_one_b(1, num // plan.overlap.num_halves))
+    if plan.schedule is None and (num > 1 or request.recycle):
+        scheduled = num // plan.overlap.num_halves
+        turns = request.recycle
+        plan.op_order(nf1b(1, scheduled, turns) if turns else one_f_one_b(1, scheduled))
     if plan.num_microbatches != num:
         raise PlanError(
             f"a step of {request.batch} samples has {num} microbatches of {samples}, and the plan "
             f"has {plan.num_microbatches}."
+        )
+    if plan.num_turns != num * request.recycle:
+        raise PlanError(
+            f"every microbatch has {request.recycle} turns without gradient, "
+            f"{num * request.recycle} in a step, and the plan has {plan.num_turns}."
         )
     return plan
 

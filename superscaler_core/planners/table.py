@@ -7,8 +7,11 @@ from difflib import get_close_matches
 from functools import partial
 
 from superscaler_core.errors import PlanError
+from superscaler_core.planners.alpa_intra import alpa_intra
 from superscaler_core.planners.auto import auto
+from superscaler_core.planners.by_hand import by_hand
 from superscaler_core.planners.flexflow import flexflow
+from superscaler_core.planners.hierarchical import propose_alpa
 from superscaler_core.planners.mesh_tf import propose_mesh_tf
 from superscaler_core.planners.request import SearchPlanner
 from superscaler_core.planners.space.proposals import propose_space
@@ -19,7 +22,10 @@ from superscaler_core.planners.unity import unity
 
 PLANNERS: Mapping[str, SearchPlanner] = {
     "auto": auto,
+    "by_hand": by_hand,
     **{name: partial(propose_stages, planner=planner) for name, planner in STAGE_PLANNERS.items()},
+    "alpa_intra": partial(propose_space, planner=alpa_intra),
+    "alpa_hierarchical": propose_alpa,
     "flexflow": partial(propose_space, planner=flexflow),
     "unity": partial(propose_space, planner=unity),
     "tofu": propose_tofu,

@@ -12,7 +12,7 @@ from superscaler_core.planners.space.space import Solution, Space
 
 SpacePlanner = Callable[[Space], Solution]
 
-Mesh = tuple[int, ...] | None
+MeshSizes = tuple[int, ...] | None
 
 LESS = 0.8
 """Share of the memory with which a planner is asked again, at least, and at most twice."""
@@ -29,7 +29,7 @@ def propose_space(request: Request, *, planner: SpacePlanner) -> Iterator[Candid
             yield _candidate(request, planner, samples, mesh, request.memory_bytes, 2)
 
 
-def _meshes(num: int) -> Iterator[Mesh]:
+def _meshes(num: int) -> Iterator[MeshSizes]:
     """The mesh of hosts, and one as square as can be."""
     yield None
     side = next(side for side in range(int(num**0.5), 0, -1) if num % side == 0)
@@ -38,7 +38,12 @@ def _meshes(num: int) -> Iterator[Mesh]:
 
 
 def _candidate(
-    request: Request, planner: SpacePlanner, samples: int, mesh: Mesh, memory: float, again: int
+    request: Request,
+    planner: SpacePlanner,
+    samples: int,
+    mesh: MeshSizes,
+    memory: float,
+    again: int,
 ) -> Candidate:
     name = getattr(planner, "__name__", "space")
     words = [f"{name} samples={samples}"]
@@ -65,7 +70,7 @@ def cut_by(
     request: Request,
     planner: SpacePlanner,
     samples: int,
-    mesh: Mesh,
+    mesh: MeshSizes,
     memory_bytes: float,
 ) -> None:
     """An sProgram: the cuts that a planner chooses for a request.

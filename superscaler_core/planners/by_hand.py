@@ -1,0 +1,84 @@
+"""By hand: every shipped plan with the knobs that a person would try first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any
+
+from superscaler_core.plan import Keep
+from superscaler_core.planners.request import Candidate, Request, Trial
+from superscaler_core.plans import PLANS
+
+OTHER_RESULTS = ("pipedream", "pipedream_2bw", "ampnet", "pipemare")
+"""Plans that do not compute what one device does."""
+
+SAMPLES = (1, 4)
+"""Samples of a microbatch for every replica."""
+
+KEEPS = (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
+"""What is kept if everything is too much, in this order."""
+
+
+def by_hand(request: Request) -> Iterator[Candidate]:
+    """Propose every plan in a few forms; keep less where memory is short."""
+    for name, plan in PLANS.items():
+        if name in OTHER_RESULTS:
+            continue
+        takes = signature(plan).parameters
+        for knobs in _forms(request, takes):
+            replicas = _replicas(request, takes, knobs)
+            for samples in sorted({n * replicas for n in SAMPLES} & {*request.samples}):
+                yield _candidate(request, name, samples, knobs)
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """A shipped plan with knobs, as an sProgram.
+
+    Attributes:
+        name: of the plan.
+        microbatches: of a step.
+        knobs: further ones.
+    """
+
+    name: str
+    microbatches: int
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, plan: Any) -> None:
+        fill: Callable[..., None] = PLANS[self.name]
+        takes = signature(fill).parameters.keys() & {"microbatches"}
+        fill(plan, **dict.fromkeys(takes, self.microbatches), **self.knobs)
+
+
+def _forms(request: Request, takes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Knobs: all devices in one dimension, or tensor parallel inside a host and stages outside."""
+    num = len(request.devices)
+    switches = {name: True for name in ("zero1", "vocabulary") if name in takes}
+    for tp, pp in sorted({(1, num), (min(8, num), max(1, num // 8)), (2, num // 2), (1, 1)}):
+        sides = {name: side for name, side in (("tp", tp), ("pp", pp)) if name in takes}
+        yield {**switches, **sides}
+        if not sides:
+            return
+
+
+def _replicas(request: Request, takes: Mapping[str, Any], knobs: Mapping[str, Any]) -> int:
+    """How many share the batch."""
+    sides = knobs.get("tp", 1) * knobs.get("pp", 1)
+    return len(request.devices) // sides if {"tp", "pp"} & takes.keys() else len(request.devices)
+
+
+def _candidate(request: Request, name: str, samples: int, knobs: dict[str, Any]) -> Candidate:
+    shown = " ".join(k if v is True else f"{k}={v}" for k, v in knobs.items())
+    is_kept = "keep" in signature(PLANS[name]).parameters
+
+    def follow(trial: Trial) -> Iterator[Candidate]:
+        kept = knobs.get("keep")
+        left = KEEPS[KEEPS.index(kept) + 1 :] if kept in KEEPS else KEEPS
+        if trial.lacks_memory and is_kept and left:
+            yield _candidate(request, name, samples, {**knobs, "keep": left[0]})
+
+    how = ByHand(name, request.microbatches(samples), knobs)
+    return Candidate(f"{name} samples={samples} {shown}".strip(), samples, how, follow=follow)

@@ -1,0 +1,53 @@
+"""Offers: what every planner's plans are offered, whoever proposes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from superscaler_core.plan import Overlap, Plan
+from superscaler_core.planners.request import Candidate, Request, SearchPlanner, Trial, nothing_more
+
+OVERLAPS = {
+    "overlap": Overlap(prefetch=1, reductions=True),
+    "overlap moves": Overlap(prefetch=1, reductions=True, moves=True),
+}
+"""Rewrites that overlap communication with computing, by a word for the plan's name."""
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """An sProgram with another overlap.
+
+    Attributes:
+        sprogram: fills the plan.
+        overlap: of the plan then.
+    """
+
+    sprogram: Callable[..., None]
+    overlap: Overlap
+
+    def __call__(self, plan: Plan, **given: int) -> None:
+        self.sprogram(plan, **given)
+        plan.overlap = self.overlap
+
+
+def with_overlap(planner: SearchPlanner) -> SearchPlanner:
+    """The same planner, each of whose plans that fits is also tried with overlap."""
+
+    def offered(candidate: Candidate) -> Candidate:
+        def follow(trial: Trial) -> Iterator[Candidate]:
+            yield from map(offered, candidate.follow(trial))
+            for word, overlap in OVERLAPS.items() if trial.fits else ():
+                how = Overlapped(candidate.sprogram, overlap)
+                name = f"{candidate.name} {word}"
+                yield replace(
+                    candidate, name=name, sprogram=how, guess_secs=trial.secs, follow=nothing_more
+                )
+
+        return replace(candidate, follow=follow)
+
+    def propose(request: Request) -> Iterator[Candidate]:
+        return map(offered, planner(request))
+
+    return propose
