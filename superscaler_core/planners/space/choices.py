@@ -131,8 +131,8 @@ def _outer_classes(dims: Dims, group: OpGroup) -> tuple[DimClass, ...]:
 
 def _names(dims: Dims, group: OpGroup, classes: Iterable[DimClass]) -> Mapping[DimClass, str]:
     """A class by its loop in an op that has it, or by its dim if that name is taken."""
-    # Of the op that has most of them first, so that most names are those of one op.
-    ops = sorted(group, key=lambda op: -sum(bool(dims.ids(op, each)) for each in classes))
+    # Of the last op that has most of them, so that most names are those of one op.
+    ops = sorted(reversed(group), key=lambda op: -sum(bool(dims.ids(op, each)) for each in classes))
     names: dict[DimClass, str] = {}
     for each in classes:
         loop = next(dims.ids(op, each)[0] for op in ops if dims.ids(op, each))
