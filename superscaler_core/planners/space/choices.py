@@ -95,7 +95,7 @@ def choices_of(
     """
     names = _names(dims, group, _outer_classes(dims, group))
     found = []
-    for cut in product((*names, None), repeat=len(mesh)):
+    for cut in product(*((*names, None) if num > 1 else (None,) for num in mesh)):
         if not all(_divides(dims, op, cut, mesh) for op in group):
             continue
         name = " ".join(

@@ -90,6 +90,11 @@ def test_a_class_on_two_axes_is_cut_into_their_product() -> None:
     assert [p.pieces for p in twice.splits[0].parts] == [(("b", i, i + 1),) for i in range(8)]
 
 
+def test_nothing_is_cut_along_an_axis_of_one_device() -> None:
+    names = {choice.name for choice in choices(two_linears(8, 8, 8), "up:linear", (1, 2))}
+    assert names == {"-/1 b/2", "-/1 k/2", "-/1 n/2", "-/1 -/2"}
+
+
 def test_loops_that_do_not_divide_are_not_cut() -> None:
     names = {choice.name for choice in choices(two_linears(4, 6, 8), "up:linear", (4,))}
     assert names == {"b/4", "n/4", "-/4"}
