@@ -105,6 +105,23 @@ class Op:
         return f"{self.name}: {reads} -> {writes}  ({self.annotation})"
 
 
+@dataclass(frozen=True, slots=True)
+class TokenSlices:
+    """How the sequence of a graph is cut into slices, stage by stage.
+
+    Attributes:
+        lengths: tokens of every slice.
+        stages: names of the ops at which the second and each later stage begin.
+    """
+
+    lengths: tuple[int, ...]
+    stages: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        at = f" at {', '.join(self.stages)}" if self.stages else ""
+        return ",".join(map(str, self.lengths)) + at
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A captured model: the computation of one microbatch, from inputs to a scalar loss.
@@ -136,6 +153,8 @@ class Graph:
         more_results: those of further copies of the model.
         marks: what the model says of how tensors are cut (``shard``), by their names; of
             parameters in the dims that they have in the model.
+        slices: how the sequence of the captured graph was cut (``token_slices``), of which this is
+            the graph of slices; None if it was not.
     """
 
     name: str
@@ -157,6 +176,7 @@ class Graph:
     results: Mapping[str, PTensor] = field(default_factory=dict)
     more_results: tuple[tuple[str, PTensor], ...] = ()
     marks: Mapping[str, ShardSpec] = field(default_factory=dict)
+    slices: TokenSlices | None = None
 
     @property
     def losses(self) -> tuple[PTensor, ...]:

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.annotation import Annotation, Operand
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Graph, Op, TokenSlices
 from superscaler_core.graph.invocation import Invocation
 from superscaler_core.graph.sliding import SlidingWindow
 from superscaler_core.graph.tensor import CONSTANT, INPUT, PTensor
@@ -44,8 +44,17 @@ def token_slices(
         each stage and slice the index of its first op.
 
     Raises:
-        PlanError: a token reads later ones, or an op's numbers depend on the place of its slice.
+        PlanError: a token reads later ones, or an op's numbers depend on the place of its slice; or
+            the slices do not add up to the sequences.
     """
+    lengths = tuple(hi - lo for lo, hi in pairwise((0, *ends)))
+    found = sequence_lengths(graph)
+    if len(found) != 1 or min(lengths, default=0) < 1 or sum(lengths) not in found:
+        raise PlanError(
+            f"slices of {list(lengths)} tokens: {graph.name} has sequences of "
+            f"{sorted(found)} tokens; slices have at least one each, and add up to the length that "
+            "all inputs share."
+        )
     if any((graph.results, graph.recycled, graph.state)):
         raise PlanError(
             f"{graph.name} returns results, recycles values or changes buffers: only a model that "
@@ -62,7 +71,14 @@ def token_slices(
             firsts.append(len(ops))
             ops += slice_
     ops = [replace(op, index=index) for index, op in enumerate(ops)]
-    return replace(graph, ops=tuple(ops), loss=cutter.whole(graph.loss)), tuple(firsts)
+    slices = TokenSlices(lengths, tuple(stage[0].name for stage in stages[1:]))
+    cut = replace(graph, ops=tuple(ops), loss=cutter.whole(graph.loss), slices=slices)
+    return cut, tuple(firsts)
+
+
+def sequence_lengths(graph: Graph) -> frozenset[int]:
+    """The lengths of the sequences among the inputs."""
+    return frozenset(t.shape[1] for t in graph.inputs if len(t.shape) > 1)
 
 
 class _Cutter:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from superscaler_core.errors import PlanError
+from superscaler_core.graph.graph import TokenSlices
 from superscaler_core.graph.part import Piece
 from superscaler_core.plan.overlap import NO_OVERLAP, Overlap
 from superscaler_core.plan.placement import Placement
@@ -83,6 +84,8 @@ class Decisions:
             an op in several groups the last one counts.
         overlap: which communication runs while devices compute.
         notes: differences between what the plan computes and what the model computes.
+        slices: how the sequence of the captured graph is cut before anything else is decided
+            (``Plan.slice_tokens``); all other decisions are about the graph of slices.
     """
 
     model: str
@@ -99,6 +102,7 @@ class Decisions:
     windows: tuple[tuple[ChosenGroup, bool], ...] = ()
     overlap: Overlap = NO_OVERLAP
     notes: tuple[str, ...] = ()
+    slices: TokenSlices | None = None
 
     def __hash__(self) -> int:
         # Leaves out most fields; two equal plans may also list ``parts`` in different orders.
@@ -108,6 +112,7 @@ class Decisions:
 
     def __str__(self) -> str:
         lines = [f"plan of {self.model} on {','.join(map(str, self.devices))}"]
+        lines += [] if self.slices is None else [f"slices {self.slices}"]
         lines += [f"op {op}: {'; '.join(map(str, parts))}" for op, parts in self.parts.items()]
         lines += [f"stage at {op}" for op in self.stages]
         lines += [] if self.schedule is None else ["schedule " + str(self.schedule)]
@@ -257,6 +262,14 @@ def _with_overlap(found: Decisions, rest: str) -> Decisions:
     return replace(found, overlap=Overlap.parse(rest))
 
 
+def _with_slices(found: Decisions, rest: str) -> Decisions:
+    lengths, _, stages = rest.partition(" at ")
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", lengths):
+        raise PlanError("slices are 'slices LENGTH,LENGTH,... at OP, OP'.")
+    names = tuple(stages.split(", ")) if stages else ()
+    return replace(found, slices=TokenSlices(tuple(map(int, lengths.split(","))), names))
+
+
 def _with_name(attribute: str) -> Callable[[Decisions, str], Decisions]:
     def read(found: Decisions, rest: str) -> Decisions:
         return _with(found, attribute, rest)
@@ -293,5 +306,6 @@ _READ: Mapping[str, Callable[[Decisions, str], Decisions]] = {
     "host": _with_name("on_host"),
     "overlap": _with_overlap,
     "note": _with_name("notes"),
+    "slices": _with_slices,
 }
 """How to read the rest of a line, by the word with which the line begins."""

@@ -8,16 +8,17 @@ from copy import copy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
-from itertools import chain, pairwise, product
+from itertools import accumulate, chain, pairwise, product
 from math import prod
 from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.dims import DimClass, Dims
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Graph, Op, TokenSlices
 from superscaler_core.graph.part import Part, Piece
 from superscaler_core.graph.tensor import PTensor
+from superscaler_core.graph.token_slices import token_slices
 from superscaler_core.graph.without_grad import without_grad
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
 from superscaler_core.plan.keep import Keep
@@ -94,6 +95,27 @@ class Plan(Savings):
         devices = self.devices
         self.__dict__.clear()
         Plan.__init__(self, graph, devices)
+
+    def slice_tokens(self, slices: TokenSlices) -> tuple[int, ...]:
+        """Plan a graph in which every op works on a slice of its sequences at a time.
+
+        Returns:
+            For each stage and slice the index of its first op in the new graph.
+
+        Raises:
+            PlanError: as of ``token_slices``, or the graph has no op of that name.
+        """
+        firsts = (0, *(self._op(name).index for name in slices.stages), len(self.graph.ops))
+        stages = [self.graph.ops[first:end] for first, end in pairwise(firsts)]
+        tokens, dims = self.blocks.tokens, self.dims
+        graph, places = token_slices(
+            self.graph,
+            lambda op: [loop for dim in tokens for loop in dims.ids(op, dim)],
+            tuple(accumulate(slices.lengths)),
+            stages,
+        )
+        self.rewrite(graph)
+        return places
 
     @cached_property
     def blocks(self) -> Blocks:
@@ -442,6 +464,7 @@ class Plan(Savings):
             windows=tuple((tuple(map(self._chosen, w.ops)), w.gathers) for w in self.windows),
             overlap=self.overlap,
             notes=tuple(self.notes[len(self.graph.notes) :]),
+            slices=self.graph.slices,
         )
 
     def decide(self, decisions: Decisions) -> None:
@@ -456,8 +479,15 @@ class Plan(Savings):
                 f"decisions about {decisions.model} on devices {list(decisions.devices)}: the plan "
                 f"is about {self.graph.name} on {list(self.devices)}."
             )
-        if self.decisions != Decisions(self.graph.name, self.devices):
+        if self.decisions != Decisions(self.graph.name, self.devices, slices=self.graph.slices):
             raise PlanError("decide: the plan has decisions already; use a new plan.")
+        if decisions.slices is not None and self.graph.slices is None:
+            self.slice_tokens(decisions.slices)
+        if decisions.slices != self.graph.slices:
+            raise PlanError(
+                f"decisions about slices {decisions.slices}: the plan's graph is of slices "
+                f"{self.graph.slices}; give the graph that was captured."
+            )
         for name, placed in decisions.parts.items():
             op = self._op(name)
             self._splits.pop(op.index, None)

@@ -20,8 +20,9 @@ def dualpipe(
 ) -> None:
     """The stages of ``chimera``, in an order that pairs every forward with a backward.
 
-    Communication is that of ``chimera``; beside it the other half of a pair can compute. Memory per
-    group: 2/``pp`` of the weights; activations of up to ``pp`` + 1 microbatches of a stage.
+    Communication is that of ``chimera``; with ``Overlap(pairs=True)`` the other half of a pair
+    computes beside that inside stages. Memory per group: 2/``pp`` of the weights; activations of
+    up to ``pp`` + 1 microbatches of a stage.
 
     Args:
         plan: to fill.

@@ -20,9 +20,9 @@ def dualpipe_v(
 ) -> None:
     """The stages of ``zero_bubble_v``, in an order that pairs every forward with a backward.
 
-    Communication is that of ``zero_bubble_v``; beside it the other half of a pair can compute.
-    Memory per group: 1/``pp`` of the weights; activations of up to ``2 pp + 1`` microbatches of a
-    stage, of which there are ``2 pp``.
+    Communication is that of ``zero_bubble_v``; with ``Overlap(pairs=True)`` the other half of a
+    pair computes beside that inside stages. Memory per group: 1/``pp`` of the weights; activations
+    of up to ``2 pp + 1`` microbatches of a stage, of which there are ``2 pp``.
 
     Args:
         plan: to fill.

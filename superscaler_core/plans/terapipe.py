@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
-from superscaler_core.errors import PlanError
-from superscaler_core.graph.token_slices import token_slices
+from superscaler_core.graph.graph import TokenSlices
+from superscaler_core.graph.token_slices import sequence_lengths
 from superscaler_core.plan import Axis, Placement, Plan
 from superscaler_core.plans.pieces.along import shares, spread
 from superscaler_core.plans.pieces.grid_stages import num_workers
@@ -49,35 +48,21 @@ def terapipe(
     """
     num = num_workers(plan, pp, tp)
     each = shares(plan, tp=tp, pp=num) * tp
-    tokens, inner = plan.blocks.tokens, plan.blocks.inner if tp > 1 else ()
-    ends = _ends(plan, slices, tuple(lengths))
-    stages = [stage.ops for stage in stages_of_blocks(plan, num, sizes)]
-    dims = plan.dims
-    graph, firsts = token_slices(
-        plan.graph, lambda op: [i for dim in tokens for i in dims.ids(op, dim)], ends, stages
-    )
-    plan.rewrite(graph)
+    inner = plan.blocks.inner if tp > 1 else ()
+    lengths = tuple(lengths) or _even(min(sequence_lengths(plan.graph)), slices)
+    stages = stages_of_blocks(plan, num, sizes)
+    names = tuple(stage.ops[0].name for stage in stages[1:])
+    firsts = plan.slice_tokens(TokenSlices(lengths, names))
     for stage in plan.pipeline(firsts[1:]):
-        worker = stage.index // len(ends)
+        worker = stage.index // len(lengths)
         devices = plan.devices[worker * each :][:each]
         axes = Axis(each // tp, (plan.dims.batch,)), Axis(tp, inner)
         spread(plan, stage.ops, devices, *axes)
-    plan.op_order(order(num, microbatches, len(ends)), Placement.even(plan.devices, num))
+    plan.op_order(order(num, microbatches, len(lengths)), Placement.even(plan.devices, num))
     if zero1:
         shard_storage(plan)
 
 
-def _ends(plan: Plan, slices: int, lengths: tuple[int, ...]) -> tuple[int, ...]:
-    """The token behind each slice."""
-    found = {t.shape[1] for t in plan.graph.inputs if len(t.shape) > 1}
-    length = min(found)
-    lengths = lengths or tuple(
-        length * (i + 1) // slices - length * i // slices for i in range(max(slices, 1))
-    )
-    if len(found) > 1 or min(lengths) < 1 or sum(lengths) != length:
-        raise PlanError(
-            f"slices of {list(lengths)} tokens: {plan.graph.name} has sequences of "
-            f"{sorted(found)} tokens; slices have at least one each, and add up to the length that "
-            "all inputs share."
-        )
-    return tuple(accumulate(lengths))
+def _even(length: int, num: int) -> tuple[int, ...]:
+    """The tokens of so many slices."""
+    return tuple(length * (i + 1) // num - length * i // num for i in range(max(num, 1)))

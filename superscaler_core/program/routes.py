@@ -73,6 +73,7 @@ def _decisions_of_copies(plan: Plan) -> Decisions:
         rerun=of_copies(said.rerun),
         swapped=of_copies(said.swapped),
         windows=tuple(windows),
+        slices=None,
     )
 
 

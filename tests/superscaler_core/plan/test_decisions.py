@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import superscaler_core as ss
 from superscaler_core.errors import PlanError
+from superscaler_core.graph.graph import TokenSlices
 from superscaler_core.plan import Chosen, Decisions, PlacedPart
 from tests.superscaler_core.program.test_step_program import CASES
 from tests.superscaler_core.training import Case
@@ -27,6 +28,22 @@ def test_text_is_read_back_and_makes_the_same_program(case: Case) -> None:
     again.decide(read)
     assert again.decisions == decisions
     assert ss.compile(again).files == compiled.files
+
+
+def test_a_text_about_slices_is_about_the_captured_graph() -> None:
+    case = Case("terapipe", 2, {"lengths": (4, 3, 1)}, sizes={"layers": 2})
+    compiled = case.compiled()
+    decisions = compiled.plan.decisions
+    assert "\nslices 4,3,1 at layers.1." in str(decisions)
+    again = ss.Plan(case._graph(), compiled.plan.devices)
+    again.decide(Decisions.parse(str(decisions)))
+    assert again.decisions == decisions
+    assert ss.compile(again).files == compiled.files
+    other = replace(decisions, slices=TokenSlices((5, 3), ()))
+    with pytest.raises(PlanError, match=r"about slices 5,3: .* is of slices 4,3,1 at"):
+        ss.Plan(compiled.plan.graph, compiled.plan.devices).decide(other)
+    with pytest.raises(PlanError, match=r"slices of \[5, 4\] tokens: .* sequences of \[8\] tokens"):
+        ss.Plan(case._graph(), again.devices).decide(replace(other, slices=TokenSlices((5, 4))))
 
 
 def test_a_copy_is_a_plan_of_its_own() -> None:
@@ -56,6 +73,7 @@ def test_a_text_may_be_edited() -> None:
         ("op a 0", "line 2 of a plan, 'op a 0': an op has one line"),
         ("op a: 0 b(1)", "'b\\(1\\)' is none of LOOP"),
         ("order a", "an order is"),
+        ("slices 4,x", "slices are"),
         ("what a", "a line begins with op, stage, order"),
         ("schedule 1f1b stages=2", "the schedule of a plan"),
     ],
