@@ -45,6 +45,10 @@ SAMPLES = (4, 8, 16, 32, 64)
 """Sizes of microbatches that a plan of ours may have, besides the published one."""
 
 
+NUM_AXES = {"gpt": 2, "moe": 2, "wide_resnet": 1}
+"""Of the meshes of our plans. Blocks of a Wide-ResNet differ, so each mesh takes long to price."""
+
+
 @dataclass(frozen=True)
 class PublishedPlan:
     """A plan of Alpa's suites.
@@ -143,7 +147,8 @@ def found(name: str, samples: Sequence[int] = SAMPLES) -> Simulated:
     for each in samples:
         if model.workload.batch % each:
             continue
-        prices = _prices(model, each, meshes_of(model.num_gpus, PER_HOST))
+        axes = NUM_AXES[model.workload.model]
+        prices = _prices(model, each, meshes_of(model.num_gpus, PER_HOST, axes))
         for share in SHARES:
             try:
                 cut = alpa_hierarchical(

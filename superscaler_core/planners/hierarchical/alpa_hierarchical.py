@@ -41,22 +41,22 @@ MOST_LAYERS = 32
 """The dynamic programme's work grows with the square of it."""
 
 
-def meshes_of(num_devices: int, per_host: int) -> tuple[Mesh, ...]:
+def meshes_of(num_devices: int, per_host: int, num_axes: int = 2) -> tuple[Mesh, ...]:
     """Logical meshes of all submeshes: powers of two inside a host, and whole hosts.
 
-    Of two sizes of axes that differ only in their order both are there, and axes of one device are
-    left out where a mesh of two axes contains them.
+    With two axes, those of two sizes are there in both orders. They contain the mesh of one axis,
+    which is there only for submeshes that cannot have two.
 
-    >>> meshes_of(8, 8)
-    ((1,), (2,), (2, 2), (2, 4), (4, 2))
+    >>> meshes_of(8, 8), meshes_of(8, 8, num_axes=1)
+    (((1,), (2,), (2, 2), (2, 4), (4, 2)), ((1,), (2,), (4,), (8,)))
     """
     sizes = [1 << i for i in range(per_host.bit_length()) if 1 << i <= min(per_host, num_devices)]
     hosts = num_devices // per_host
     sizes += [per_host * (1 << i) for i in range(1, hosts.bit_length()) if 1 << i <= hosts]
     found: list[Mesh] = []
     for size in sizes:
-        halves = [(a, size // a) for a in range(2, size) if size % a == 0]
-        found += [each for each in halves if min(each) > 1] or [(size,)]
+        pairs = [(a, size // a) for a in range(2, size) if size % a == 0]
+        found += pairs if pairs and num_axes > 1 else [(size,)]
     return tuple(found)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import rvdcomm as rv
@@ -12,13 +11,12 @@ from superscaler_core.cost import DeviceProfile, MemoryCost, peak_bytes, recompu
 from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PTensor
-from superscaler_core.plan import Device, Keep, OpSplit, Plan
+from superscaler_core.plan import Device, Keep, OpSplit
 from superscaler_core.planners.alpa_intra import alpa_intra
 from superscaler_core.planners.elimination import Core
 from superscaler_core.planners.hierarchical.runs import Runs
 from superscaler_core.planners.space import Assignment, Space, price_space
 from superscaler_core.planners.stages.pricing import layers_of
-from superscaler_core.plans.pieces.storage import shard_storage
 
 Mesh = tuple[int, ...]
 
@@ -141,53 +139,26 @@ class StagePrices:
             self._layers[key] = self._held(layer, chosen)
         return self._layers[key]
 
-    @cached_property
-    def _split_of(self) -> Callable[[str, Mapping[int, int]], OpSplit]:
-        priced = self.runs.priced
-        places = {
-            op.name: (node, place)
-            for node, groups in enumerate(priced.groups)
-            for group in groups
-            for place, op in enumerate(group)
-        }
-
-        def split_of(name: str, chosen: Mapping[int, int]) -> OpSplit:
-            node, place = places[name]
-            return priced.choices[node][chosen[node]].splits[place]
-
-        return split_of
-
     def _held(self, layer: int, chosen: Mapping[int, int]) -> Mapping[Keep, _Held]:
         priced, ops, block = self.runs.priced, self.runs.layers[layer], self.blocks.layers[layer]
-        splits = {op: self._split_of(op.name, chosen) for op in ops}
-        memory = priced.costs.stage_cost(
-            ops, priced.devices, splits, storage=self._storage(splits)
-        ).memory
+        in_layer, in_block = set(ops), set(block)
+        splits: dict[Op, OpSplit] = {}
+        storage: dict[PTensor, OpSplit] = {}
+        for node, choice in chosen.items():
+            taken = replace(priced.choices[node][choice], has_pieces=True)
+            for group in priced.groups[node]:
+                if group[0] in in_layer:
+                    splits.update(taken.split_of(group))
+                    storage.update(taken.storage(priced.costs.graph, group))
+        memory = priced.costs.stage_cost(ops, priced.devices, splits, storage=storage).memory
         again_secs = priced.costs.stage_cost(block, priced.devices, splits).forward_secs
-        inside = set(block)
-        places = [place for place, op in enumerate(ops) if op in inside]
+        places = [place for place, op in enumerate(ops) if op in in_block]
         first, end = places[0], places[-1] + 1
         again = (*memory[:first], recomputed(memory[first:end]), *memory[end:])
         return {
             Keep.EVERYTHING: _Held.of(memory, 0.0),
             Keep.BLOCK_INPUTS: _Held.of(again, again_secs),
         }
-
-    def _storage(self, splits: Mapping[Op, OpSplit]) -> Mapping[PTensor, OpSplit]:
-        """How devices share the states of parameters that these ops alone read."""
-        graph = self.runs.priced.costs.graph
-        plan = Plan(graph, self.runs.priced.devices)
-        for op, split in splits.items():
-            plan.split_as(op, split)
-        mine = {
-            tensor: name
-            for name, tensor in graph.parameters.items()
-            if tensor.requires_grad
-            and graph.readers.get(tensor)
-            and all(op in splits for op, _ in graph.readers[tensor])
-        }
-        shard_storage(plan, mine.values())
-        return {tensor: plan.op_split(plan.update(name)) for tensor, name in mine.items()}
 
 
 @dataclass(frozen=True)

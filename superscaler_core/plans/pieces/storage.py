@@ -11,17 +11,12 @@ from superscaler_core.plan import Device, OpSplit, Plan
 from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 
 
-def shard_storage(plan: Plan, names: Iterable[str] | None = None) -> None:
+def shard_storage(plan: Plan) -> None:
     """Let devices that read the same box of a parameter store a piece of it each.
 
     To be called when all ops that read parameters have their devices, and the schedule is there.
-
-    Args:
-        plan: to fill.
-        names: of the parameters; all if None.
     """
-    for name in plan.graph.parameters if names is None else names:
-        tensor = plan.graph.parameters[name]
+    for name, tensor in plan.graph.parameters.items():
         readers = plan.graph.readers.get(tensor, ())
         if not readers or not tensor.requires_grad:
             continue
