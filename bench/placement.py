@@ -1,0 +1,171 @@
+"""Where placement planners put three published shapes of models, and how the policy learns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from bench.placement_shapes import Machine, inception, nmt, rnnlm
+from bench.run import environment
+from superscaler_core.planners.placement import (
+    PlacementProblem,
+    by_patterns,
+    earliest_finish,
+    every_placement,
+    expert,
+    integer_placement,
+    min_cut,
+)
+from superscaler_core.planners.placement.policy import learn_placement
+from superscaler_core.planners.space import Solution
+
+DESCRIPTION = """\
+Place operations of the shapes of an LSTM language model, NMT and Inception on 2 and 4 devices, by
+every planner of superscaler_core.planners.placement. All times are simulated; those of operations
+are assumed. The best of all placements is known by enumeration. "chance" draws as many placements
+as the policy, uniformly; its budget is the number of simulated placements.
+"""
+
+SLOW = {"latency_secs": 1e-3, "bytes_per_sec": 1e9}
+"""Links on which messages dominate."""
+
+EXPERT = by_patterns({"layer0.*": 0, "encoder.*": 0, "layer*": 1, "*": 1})
+"""Layers one after another; encoder and decoder apart; an Inception on one device."""
+
+CASES: dict[str, Callable[[], PlacementProblem]] = {
+    "rnnlm, 2": lambda: rnnlm(Machine(2), steps=10, runs=5),
+    "rnnlm, 4": lambda: rnnlm(Machine(4), steps=9, runs=3),
+    "rnnlm slow, 2": lambda: rnnlm(Machine(2, **SLOW), steps=10, runs=5, cell_secs=1e-4),
+    "nmt, 2": lambda: nmt(Machine(2), steps=6, runs=2),
+    "nmt, 4": lambda: nmt(Machine(4), layers=1, steps=6, runs=2),
+    "inception, 2": lambda: inception(Machine(2), blocks=4),
+    "inception, 4": lambda: inception(Machine(4), blocks=2),
+}
+"""A shape and a number of devices, small enough to try all placements."""
+
+
+def speed_up(baseline_secs: float, secs: float) -> float:
+    """How much faster than a baseline, as the published tables say it: 0.235 for 23.5 %."""
+    return baseline_secs / secs - 1
+
+
+def place(problem: PlacementProblem, updates: int, seeds: int, tick: Callable[[], object]) -> Any:
+    """Seconds of the step of every planner, and the curves of the policy."""
+    planners: dict[str, Callable[[], Solution]] = {
+        "best of all": lambda: every_placement(problem),
+        "one device": lambda: problem.solution([0] * len(problem.groups), "one device"),
+        "expert": lambda: expert(problem, EXPERT),
+        "min cut": lambda: min_cut(problem),
+        "earliest finish": lambda: earliest_finish(problem),
+        "integer, 20 s": lambda: integer_placement(problem, 20.0),
+    }
+    rows = {}
+    for name, planner in planners.items():
+        start = time.process_time()
+        found = planner()
+        rows[name] = {"secs": found.secs, "cpu_secs": time.process_time() - start}
+        tick()
+    start = time.process_time()
+    learned = [
+        learn_placement(problem, updates=updates, seed=seed, tick=tick) for seed in range(seeds)
+    ]
+    spent = (time.process_time() - start) / seeds
+    budget = learned[0].num_samples
+    drawn = np.random.default_rng(0).integers(0, problem.num_devices, (budget, len(problem.groups)))
+    rows["chance"] = {"secs": float(problem.secs(drawn).min())}
+    for seed, each in enumerate(learned):
+        rows[f"policy, seed {seed}"] = {"secs": each.solution.secs, "cpu_secs": spent}
+    hand = ("one device", "expert", "min cut")
+    baseline = min(rows[name]["secs"] for name in hand)
+    return {
+        "operations": len(problem.operations),
+        "groups": len(problem.groups),
+        "devices": problem.num_devices,
+        "placements": problem.num_devices ** len(problem.groups),
+        "policy_samples": budget,
+        "planners": rows,
+        "speed_up": speed_up(baseline, min(each.solution.secs for each in learned)),
+        "curves": [each.mean_secs for each in learned],
+        "best_curves": [each.best_secs for each in learned],
+    }
+
+
+def table(cases: dict[str, Any]) -> str:
+    """Times over the best of all."""
+    names = [*next(iter(cases.values()))["planners"]][1:]
+    lines = [f"| | placements | samples | {' | '.join(names)} | speed-up |"]
+    lines.append("|---" * (len(names) + 4) + "|")
+    for case, found in cases.items():
+        best = found["planners"]["best of all"]["secs"]
+        over = [f"{found['planners'][name]['secs'] / best:.3f}" for name in names]
+        counts = f"{found['placements']:,} | {found['policy_samples']:,}"
+        lines.append(f"| {case} | {counts} | {' | '.join(over)} | {found['speed_up']:.1%} |")
+    return "\n".join(lines)
+
+
+def draw(cases: dict[str, Any], path: Path) -> None:
+    """The policy's curves, over the best of all."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((3.2 * len(cases), 3.4), layout="constrained")
+    for axes, (case, found) in zip(figure.subplots(1, len(cases)), cases.items(), strict=True):
+        best = found["planners"]["best of all"]["secs"]
+        per_update = found["policy_samples"] / len(found["curves"][0])
+        for mean, least in zip(found["curves"], found["best_curves"], strict=True):
+            samples = per_update * np.arange(1, len(mean) + 1)
+            axes.plot(samples, np.array(mean) / best, color="#4c9be8", linewidth=0.7, alpha=0.7)
+            axes.plot(samples, np.array(least) / best, color="#e07a3f", linewidth=1.6)
+        axes.axhline(1.02, color="#888888", linewidth=0.8, linestyle=":")
+        axes.set_title(f"{case} devices", fontsize=10)
+        axes.set_xlabel("simulated placements")
+    figure.axes[0].set_ylabel("time over the best of all")
+    handles = [figure.axes[0].lines[i] for i in (0, 1, -1)]
+    figure.axes[0].legend(handles, ["mean of an update", "best so far", "2 %"], fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90)
+
+
+def parse_args(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m bench.placement", description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=Path("bench/results/placement.json"))
+    parser.add_argument("--image", type=Path, default=Path("docs/img/placement.png"))
+    parser.add_argument("--updates", type=int, default=400, help="of 16 placements (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="policies of a case (%(default)s)")
+    return parser.parse_args(words)
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    args = parse_args(words)
+    result = environment(shlex.join(["python", "-m", "bench.placement", *words]))
+    num_ticks = len(CASES) * (6 + args.updates * args.seeds)
+    with tqdm(total=num_ticks, desc="placement", disable=None) as bar:
+        result["cases"] = {
+            name: place(make(), args.updates, args.seeds, bar.update)
+            for name, make in CASES.items()
+        }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    draw(result["cases"], args.image)
+    print(table(result["cases"]))
+    print(f"wrote {args.out} and {args.image}")
+    return 0
+
+
+if __name__ == "__main__":
+    # Tensors are small: threads would wait for each other.
+    torch.set_num_threads(1)
+    sys.exit(main())
