@@ -118,17 +118,18 @@ def filled(
     num = microbatches or request.microbatches(samples)
     if plan.schedule is None and (num > 1 or request.recycle):
         scheduled = num // plan.overlap.num_halves
-        turns = request.recycle
-        plan.op_order(nf1b(1, scheduled, turns) if turns else one_f_one_b(1, scheduled))
+        recycle = request.recycle
+        plan.op_order(nf1b(1, scheduled, recycle) if recycle else one_f_one_b(1, scheduled))
     if plan.num_microbatches != num:
         raise PlanError(
             f"a step of {request.batch} samples has {num} microbatches of {samples}, and the plan "
             f"has {plan.num_microbatches}."
         )
-    if plan.num_turns != num * request.recycle:
+    turns = num * request.recycle
+    if plan.num_turns != turns:
         raise PlanError(
-            f"every microbatch has {request.recycle} turns without gradient, "
-            f"{num * request.recycle} in a step, and the plan has {plan.num_turns}."
+            f"a step has {turns} turns without gradient, {request.recycle} a microbatch, and "
+            f"the plan has {plan.num_turns}."
         )
     return plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import rvdcomm as rv
@@ -140,13 +140,21 @@ class _Looking:
         self.best: Trial | None = None
 
     def run(self, planner: SearchPlanner) -> None:
-        """Look at candidates until none waits, or the budget is spent."""
-        for candidate in planner(self._request):
+        """Look at candidates until none waits, or the budget is spent.
+
+        Candidates that a planner gives all at once are ordered by their guesses from the beginning;
+        those that it yields, which may take it long, are looked at as they come.
+        """
+        given = planner(self._request)
+        rest = iter(() if isinstance(given, Sequence) else given)
+        for candidate in given if isinstance(given, Sequence) else ():
             self._push(candidate)
-            if self._is_over:
-                return
         while not self._is_over:
-            while self._waiting and self._workers.has_room and not self._is_over:
+            while self._workers.has_room and not self._is_over:
+                for candidate in islice(rest, 1):
+                    self._push(candidate)
+                if not self._waiting:
+                    break
                 self._begin()
             ended = self._workers.wait(self._end - time.monotonic())
             if ended is not None:

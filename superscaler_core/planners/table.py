@@ -11,7 +11,7 @@ from superscaler_core.planners.alpa_intra import alpa_intra
 from superscaler_core.planners.auto import auto
 from superscaler_core.planners.by_hand import by_hand
 from superscaler_core.planners.flexflow import flexflow
-from superscaler_core.planners.hierarchical import propose_alpa
+from superscaler_core.planners.hierarchical.proposals import propose_alpa
 from superscaler_core.planners.mesh_tf import propose_mesh_tf
 from superscaler_core.planners.request import SearchPlanner
 from superscaler_core.planners.space.proposals import propose_space
@@ -24,8 +24,8 @@ PLANNERS: Mapping[str, SearchPlanner] = {
     "auto": auto,
     "by_hand": by_hand,
     **{name: partial(propose_stages, planner=planner) for name, planner in STAGE_PLANNERS.items()},
-    "alpa_intra": partial(propose_space, planner=alpa_intra),
     "alpa_hierarchical": propose_alpa,
+    "alpa_intra": partial(propose_space, planner=alpa_intra),
     "flexflow": partial(propose_space, planner=flexflow),
     "unity": partial(propose_space, planner=unity),
     "tofu": propose_tofu,

@@ -15,7 +15,7 @@ Complexity: a setting takes what compiling and simulating take.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.families import Filling
@@ -28,9 +28,9 @@ FEW = 4
 """Microbatches for every stage of a pipeline that show its pace: half of them fill it."""
 
 
-def auto(request: Request) -> Iterator[Candidate]:
+def auto(request: Request) -> Sequence[Candidate]:
     """Propose a plan for every layout of the devices, and follow those that are promising."""
-    return _Auto(request).roots()
+    return list(_Auto(request).roots())
 
 
 class _Auto:

@@ -40,15 +40,13 @@ class Options:
                 yield from [each for each in sizes if self.allows(each)][:1]
 
     def _with_defaults(self, setting: Setting) -> Setting:
-        """What is cheap and saves memory is on from the beginning; moves may turn it off."""
+        """What saves memory and costs nearly nothing is on at first; moves may turn it off."""
         is_shared = setting.dp > 1 or setting.family in ("axial", "spatial")
         return replace(
             setting,
             zero=1 if is_shared and setting.family != "interlaced" else 0,
             vocabulary=self.traits.has_words and setting.tp > 1 and setting.family == "hybrid",
             experts=self.has_experts(setting),
-            prefetch=int(is_shared),
-            reductions=is_shared,
         )
 
     def has_experts(self, setting: Setting) -> bool:
@@ -181,7 +179,7 @@ def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
         return
     for chunks in (1, 2, 4):
         yield replace(setting, schedule="interleaved", chunks=chunks)
-    for schedule in ("zero-bubble", "zero-bubble-h2", "zero-bubble-v"):
+    for schedule in ("zero-bubble", "zero-bubble-h2", "zero-bubble-v", "chimera", "dualpipe-v"):
         yield replace(setting, schedule=schedule, chunks=1)
 
 
@@ -211,6 +209,14 @@ def _overlapped(options: Options, setting: Setting) -> Iterator[Setting]:
             yield replace(setting, prefetch=prefetch, reductions=reductions)
 
 
+def _sharded(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Share nothing, states, or weights too, which are then fetched ahead or not."""
+    if _has_replicas(options, setting):
+        for zero in (0, 1, 3):
+            yield replace(setting, zero=zero)
+        yield replace(setting, zero=3, prefetch=2, reductions=True)
+
+
 MOVES: tuple[tuple[float, Move], ...] = (
     (0.85, _scaled),
     (0.9, _scheduled),
@@ -220,8 +226,7 @@ MOVES: tuple[tuple[float, Move], ...] = (
     (0.95, _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3)),
     (0.95, _overlapped),
     (0.95, _values("experts", True, False, when=lambda o, s: o.has_experts(s))),
-    (0.96, _values("zero", 0, 1, when=_has_replicas)),
-    (0.97, _values("zero", 3, when=_has_replicas)),
+    (0.93, _sharded),
     (0.97, _values("vocabulary", True, False,
                    when=lambda o, s: o.traits.has_words and s.tp > 1
                    and s.family in ("hybrid", "interlaced"))),

@@ -199,9 +199,9 @@ def test_a_planner_that_does_not_exist_is_named() -> None:
                   planner="alpha")  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["gpt", "moe", "wide_resnet", "mbart"])
+@pytest.mark.parametrize("model", ["moe", "wide_resnet"])
 def test_bounds_are_below_what_they_bound(model: str) -> None:
-    found = search_request(request(model), auto, max_tried=16)
+    found = search_request(request(model), auto, max_tried=10)
     for trial in found.tried:
         assert trial.candidate.bound_secs <= trial.secs
         assert not trial.peak_bytes or trial.candidate.least_bytes <= trial.peak_bytes
