@@ -8,6 +8,7 @@ with it, and ``Replicate`` if they compute different pieces: then its gradient i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from superscaler_core.program.side import Side
 
@@ -41,9 +42,7 @@ def form_of(side: Side, shape: Sequence[int], *, is_read: bool) -> str:
     if not cut:
         return FULL if side.num_summands == 1 else REPLICATE if is_read else REDUCE
     pieces = sorted((box.lo[cut[0]], box.hi[cut[0]]) for box in boxes)
-    tile = pieces[0][0] == 0 and all(
-        a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False)
-    )
+    tile = pieces[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(pieces))
     if len(cut) == 1 and tile and side.num_summands == 1:
         return gather(cut[0])
     return f"Other({'; '.join(map(str, boxes))}; {side.num_summands} summands)"

@@ -27,6 +27,7 @@ from superscaler_core.planners.space.choices import Choice, choices_of
 from superscaler_core.planners.space.groups import OpGroup, groups_of
 from superscaler_core.program.side import sides_of
 
+
 @dataclass(frozen=True, slots=True)
 class _Way:
     """A signature with the decisions that it stands for: splits, and of weights in pieces the
@@ -101,6 +102,18 @@ class PricedForms:
         for name, split in stored.items():
             plan.split_as(plan.update(name), split)
         plan.overlap = Overlap(prefetch=int(bool(stored)), reductions=True, duplex=True)
+
+    def text(self, strategy: FormStrategy) -> str:
+        """A strategy, stage by stage: what is communicated, and how every call is run."""
+        names = {number: tensor.name for tensor, number in self._numbers.items()}
+        lines, calls = [], iter(self.problem.calls)
+        for number, stage in enumerate(strategy.stages):
+            moves = (f"{names[t]} {before} -> {after}" for t, before, after in stage.reforms)
+            lines.append(f"stage {number}: {', '.join(moves) or 'no activation moves'}")
+            for which in stage.signatures:
+                call = next(calls)
+                lines.append(f"  {call.name}: {call.signatures[which].name}")
+        return "\n".join(lines)
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -251,7 +264,9 @@ def _ordered(
     ]
     done: dict[int, None] = {}
     while len(done) < len(groups):
-        ready = next((n for n, each in enumerate(waits) if n not in done and each <= set(done)), None)
+        ready = next(
+            (n for n, each in enumerate(waits) if n not in done and each <= set(done)), None
+        )
         if ready is None:
             return None
         done[ready] = None

@@ -27,7 +27,7 @@ Parallelism, SoCC 2022.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 from operator import itemgetter, le
