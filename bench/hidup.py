@@ -38,12 +38,12 @@ SAMPLES = 32
 
 
 def topology_of(cluster: str) -> rv.Topology:
-    """The topology of a cluster; hosts share the rate of their card."""
+    """The topology of a cluster; the devices of a host share its card."""
     hosts, size, bits_per_sec = CLUSTERS[cluster]
     if hosts == 1:
         return rv.Topology.single_host(size, NVLINK.alpha_secs, NVLINK.bytes_per_sec)
     ranks = [range(host * size, (host + 1) * size) for host in range(hosts)]
-    between = rv.Link(NETWORK_SECS, bits_per_sec / 8 / size)
+    between = rv.Link(NETWORK_SECS, bits_per_sec / 8)
     return rv.Topology.hosts([list(host) for host in ranks], intra=NVLINK, inter=between)
 
 

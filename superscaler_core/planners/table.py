@@ -11,8 +11,8 @@ from superscaler_core.planners.alpa_intra import alpa_intra
 from superscaler_core.planners.auto import auto
 from superscaler_core.planners.by_hand import by_hand
 from superscaler_core.planners.flexflow import flexflow
-from superscaler_core.planners.hierarchical import propose_alpa
 from superscaler_core.planners.hidup import propose_hidup
+from superscaler_core.planners.hierarchical import propose_alpa
 from superscaler_core.planners.mesh_tf import propose_mesh_tf
 from superscaler_core.planners.request import SearchPlanner
 from superscaler_core.planners.space.proposals import propose_space
