@@ -66,11 +66,12 @@ def hide_later(scores: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention, ``[batch, sequence, width]`` to the same."""
+    """Self-attention, ``[batch, sequence, width]`` to the same; causal unless said otherwise."""
 
-    def __init__(self, width: int, heads: int, *, fused: bool = True) -> None:
+    def __init__(self, width: int, heads: int, *, fused: bool = True, causal: bool = True) -> None:
         super().__init__()
-        self.heads, self.fused = heads, fused
+        assert causal or fused, "attention that is written out hides later keys"
+        self.heads, self.fused, self.causal = heads, fused, causal
         self.q = nn.Linear(width, width)
         self.k = nn.Linear(width, width)
         self.v = nn.Linear(width, width)
@@ -79,7 +80,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self._heads(line(x)) for line in (self.q, self.k, self.v))
         if self.fused:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         else:
             places = torch.arange(x.shape[1], device=x.device)
             scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody writes it
@@ -28,6 +29,8 @@ class MoEConfig:
         capacity_factor: places of an expert over those of an even spread.
         balance: weight of the loss that evens out the experts.
         inner_factor: inner width of an MLP or of an expert over ``width``.
+        dropout: probability, of the embedding and of both branches of a block.
+        causal: whether a token attends only to those before it.
     """
 
     vocabulary: int = 32000
@@ -40,6 +43,8 @@ class MoEConfig:
     capacity_factor: float = 2.5
     balance: float = 0.01
     inner_factor: int = 4
+    dropout: float = 0.0
+    causal: bool = True
 
     @property
     def capacity(self) -> int:
@@ -49,7 +54,8 @@ class MoEConfig:
     @classmethod
     def presets(cls) -> dict[str, MoEConfig]:
         """``tiny`` and ``tiny-switch`` for tests; the others have HiDup's experts and capacity."""
-        tiny = {"vocabulary": 40, "sequence": 8, "layers": 2, "width": 16, "heads": 4, "experts": 4}
+        tiny: dict[str, Any] = {"vocabulary": 40, "sequence": 8, "layers": 2}
+        tiny |= {"width": 16, "heads": 4, "experts": 4}
         return {
             "tiny": cls(**tiny, top=2, capacity_factor=2.5),
             "tiny-switch": cls(**tiny, top=1, capacity_factor=1.25),
@@ -128,20 +134,23 @@ class Block(nn.Module):
     def __init__(self, config: MoEConfig, has_experts: bool) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width)
-        self.attn = Attention(config.width, config.heads)
+        self.attn = Attention(config.width, config.heads, causal=config.causal)
         self.norm2 = nn.LayerNorm(config.width)
         if has_experts:
             self.moe = MoE(config)
         else:
             self.mlp = MLP(config.width, config.inner_factor * config.width)
-        self.has_experts = has_experts
+        self.has_experts, self.dropout = has_experts, config.dropout
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = x + self.attn(self.norm1(x))
+        x = x + self._dropped(self.attn(self.norm1(x)))
         if not self.has_experts:
-            return x + self.mlp(self.norm2(x)), None
+            return x + self._dropped(self.mlp(self.norm2(x))), None
         y, balance = self.moe(self.norm2(x))
-        return x + y, balance
+        return x + self._dropped(y), balance
+
+    def _dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
 
 
 class MoETransformer(nn.Module):
@@ -160,6 +169,7 @@ class MoETransformer(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """As in ``GPT.forward``, plus ``balance`` times the balance of all expert layers."""
         x = self.embed(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
+        x = F.dropout(x, self.config.dropout, self.training)
         balances = []
         for layer in self.layers:
             x, balance = layer(x)

@@ -9,7 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from superscaler_core.models import evoformer, gpt, mbart, mlp, moe, swin, wide_resnet
+from superscaler_core.models import (
+    evoformer,
+    gpt,
+    mbart,
+    mlp,
+    moe,
+    moe_encoder,
+    swin,
+    wide_resnet,
+)
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,9 @@ class Model:
 MODELS = {
     "gpt": Model(gpt.GPTConfig, gpt.GPT, gpt.example_inputs),
     "moe": Model(moe.MoEConfig, moe.MoETransformer, moe.example_inputs),
+    "moe_encoder": Model(
+        moe_encoder.EncoderConfig, moe_encoder.MoEEncoder, moe_encoder.example_inputs
+    ),
     "mbart": Model(mbart.MBartConfig, mbart.MBart, mbart.example_inputs),
     "mlp": Model(mlp.MLPConfig, mlp.MLPModel, mlp.example_inputs),
     "swin": Model(swin.SwinConfig, swin.Swin, swin.example_inputs),

@@ -11,8 +11,10 @@ from superscaler_core.planners.alpa_intra import alpa_intra
 from superscaler_core.planners.auto import auto
 from superscaler_core.planners.by_hand import by_hand
 from superscaler_core.planners.flexflow import flexflow
-from superscaler_core.planners.hierarchical.proposals import propose_alpa
+from superscaler_core.planners.hidup import propose_hidup
+from superscaler_core.planners.hierarchical import propose_alpa
 from superscaler_core.planners.mesh_tf import propose_mesh_tf
+from superscaler_core.planners.placement import earliest_finish, min_cut, search_placement
 from superscaler_core.planners.request import SearchPlanner
 from superscaler_core.planners.space.proposals import propose_space
 from superscaler_core.planners.stages.plan_stages import STAGE_PLANNERS
@@ -30,6 +32,9 @@ PLANNERS: Mapping[str, SearchPlanner] = {
     "unity": partial(propose_space, planner=unity),
     "tofu": propose_tofu,
     "mesh_tf": propose_mesh_tf,
+    "hidup": propose_hidup,
+    "earliest_finish": search_placement(earliest_finish),
+    "min_cut": search_placement(min_cut),
 }
 """Planners by name."""
 

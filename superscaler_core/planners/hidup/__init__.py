@@ -1,5 +1,7 @@
 """HiDup: a strategy of forms for all tensors, whose communication overlaps with computing."""
 
+from superscaler_core.planners.hidup.prices import FormPrices, OurPrices, PublishedPrices
+from superscaler_core.planners.hidup.pricing import PricedForms
 from superscaler_core.planners.hidup.problem import (
     Form,
     FormCall,
@@ -8,10 +10,12 @@ from superscaler_core.planners.hidup.problem import (
     FormStrategy,
     Signature,
 )
+from superscaler_core.planners.hidup.proposals import BEAM, duplexed, propose_hidup
 from superscaler_core.planners.hidup.recurrence import (
     BACKWARDS,
     Duplexed,
     DuplexStage,
+    Prediction,
     overlapped_secs,
     serial_secs,
 )
@@ -19,17 +23,25 @@ from superscaler_core.planners.hidup.search import PUBLISHED_MOST_CALLS, all_cos
 
 __all__ = [
     "BACKWARDS",
+    "BEAM",
     "PUBLISHED_MOST_CALLS",
     "DuplexStage",
     "Duplexed",
     "Form",
     "FormCall",
+    "FormPrices",
     "FormProblem",
     "FormStage",
     "FormStrategy",
+    "OurPrices",
+    "Prediction",
+    "PricedForms",
+    "PublishedPrices",
     "Signature",
     "all_costs",
+    "duplexed",
     "hidup",
     "overlapped_secs",
+    "propose_hidup",
     "serial_secs",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 BACKWARDS: Mapping[str, Callable[[float, float, float], float]] = {
@@ -100,3 +100,38 @@ def serial_secs(stages: Iterable[DuplexStage], backward: str = "none") -> float:
     """
     forward_only = backward == "none"
     return 2 * sum(sum(stage[:2]) if forward_only else sum(stage) for stage in stages)
+
+
+class Prediction(NamedTuple):
+    """Seconds of a step of two halves.
+
+    Attributes:
+        wall_secs: with overlap.
+        computing_secs, comm_secs: of both halves.
+    """
+
+    wall_secs: float
+    computing_secs: float
+    comm_secs: float
+
+    @classmethod
+    def of(cls, stages: Sequence[DuplexStage], backward: str = "woven") -> Prediction:
+        """By the recurrence."""
+        computing = [DuplexStage(0, s.secs, 0, s.backward_secs) for s in stages]
+        moving = [DuplexStage(s.comm_secs, 0, s.backward_comm_secs, 0) for s in stages]
+        return cls(
+            overlapped_secs(stages, backward),
+            serial_secs(computing, backward),
+            serial_secs(moving, backward),
+        )
+
+    @property
+    def total_secs(self) -> float:
+        """Without overlap."""
+        return self.computing_secs + self.comm_secs
+
+    @property
+    def overlap(self) -> float:
+        """The time that is hidden, over the most that could be."""
+        least = min(self.computing_secs, self.comm_secs)
+        return (self.total_secs - self.wall_secs) / least if least else 0.0

@@ -27,10 +27,10 @@ Parallelism, SoCC 2022.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
-from operator import le
+from operator import itemgetter, le
 from typing import NamedTuple
 
 from superscaler_core.errors import PlanError
@@ -48,7 +48,7 @@ PUBLISHED_MOST_CALLS = 11
 """Calls of a stage in the published code."""
 
 FIRST_BEAM = 64
-"""States of a cut in the search whose result bounds the exact one."""
+"""Strategies of a cut in the search whose result bounds the exact one."""
 
 Costs = tuple[float, ...]
 """All costs of a partial strategy: of its closed stages, then of its open one."""
@@ -75,7 +75,7 @@ def hidup(
         backward: one of ``BACKWARDS``.
         counts_last: as in ``Duplexed.secs``.
         most_calls: calls of a stage; any number if None.
-        beam: states of a cut that are kept, by a lower bound of their time; all if None.
+        beam: strategies of a cut that are kept, by a lower bound of their time; all if None.
         compared: costs of which one at least has to be less for a strategy to be kept.
 
     Raises:
@@ -155,7 +155,7 @@ class _Search:
                         if most_secs == inf or self._bound(made, rest[number + 1]) <= most_secs:
                             self._insert(kept, made)
             fronts = self._best(after, rest[number + 1], beam)
-            is_exact = is_exact and len(fronts) == len(after)
+            is_exact = is_exact and fronts is after
         ends = [
             (self._secs(partial), partial)
             for state, front in fronts.items()
@@ -282,13 +282,18 @@ class _Search:
         front.append((costs, made))
 
     def _best(self, fronts: _Fronts, rest: tuple[float, float], beam: int | None) -> _Fronts:
-        if beam is None or len(fronts) <= beam:
+        """The strategies of the least bounds, so many of all states."""
+        if beam is None or sum(map(len, fronts.values())) <= beam:
             return fronts
-        bounds: Mapping[_State, float] = {
-            state: min((self._bound(partial, rest) for _, partial in front), default=inf)
+        bounds = [
+            (self._bound(kept[1], rest), state, kept)
             for state, front in fronts.items()
-        }
-        return {state: fronts[state] for state in sorted(fronts, key=bounds.__getitem__)[:beam]}
+            for kept in front
+        ]
+        found: _Fronts = {}
+        for _, state, kept in sorted(bounds, key=itemgetter(0))[:beam]:
+            found.setdefault(state, []).append(kept)
+        return found
 
 
 def _least_more(comm: float, secs: float, rest: float) -> float:

@@ -23,6 +23,7 @@ from tests.superscaler_core.plans.renamed import renamed
 SIZES = {
     "gpt": {"layers": 3},
     "moe": {"layers": 4},
+    "moe_encoder": {"layers": 4},
     "mbart": {"layers": 3},
     "mlp": {"layers": 5},
     "swin": {"depths": (2, 2)},
@@ -55,8 +56,8 @@ def flat(graph: ss.Graph) -> ss.Graph:
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [("gpt", 3), ("moe", 4), ("mbart", 6), ("mlp", 5), ("swin", 4), ("wide_resnet", 5),
-     ("evoformer", 3)],
+    [("gpt", 3), ("moe", 4), ("moe_encoder", 4), ("mbart", 6), ("mlp", 5), ("swin", 4),
+     ("wide_resnet", 5), ("evoformer", 3)],
 )  # fmt: skip
 def test_blocks_are_the_layers_of_a_model(name: str, count: int) -> None:
     graph = graph_of(name)

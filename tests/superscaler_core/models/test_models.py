@@ -20,6 +20,8 @@ TINY = [
     ("gpt", "tiny", {"fused": False}),
     ("moe", "tiny", {}),
     ("moe", "tiny-switch", {}),
+    ("moe_encoder", "tiny-bert-switch", {"dropout": 0.2}),
+    ("moe_encoder", "tiny-vit-sgmoe", {}),
     ("mbart", "tiny", {"dropout": 0.2}),
     ("mbart", "tiny-translation", {}),
     ("mlp", "tiny", {}),
