@@ -13,8 +13,8 @@ from superscaler_core.planners.hidup.search import hidup
 from superscaler_core.planners.request import Candidate, Request
 
 BEAM = 64
-"""Strategies of a cut that are kept: with four times as many, predicted times of HiDup's models on
-8 devices change by less than 1e-3."""
+"""Strategies of a cut that are kept, so the search is a heuristic. On a decoder of 12 layers with
+experts, on 8 devices, four times as many gave the same predicted time."""
 
 
 def propose_hidup(request: Request) -> Iterator[Candidate]:
