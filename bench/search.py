@@ -25,6 +25,7 @@ from bench.studies.study import ALPHAFOLD2, STUDIES
 from bench.studies.systems import DEEPSPEED, DEEPSPEED_WORDS, MEGATRON, MEGATRON_WORDS, RECYCLE
 from bench.studies.workload import Workload, captured, keep_graphs
 from superscaler_core.planners.found import Found
+from superscaler_core.planners.microbatches import Resizing
 from superscaler_core.planners.offers import with_overlap
 from superscaler_core.planners.request import Request, SearchPlanner, Trial
 from superscaler_core.planners.search import search_request
@@ -80,9 +81,11 @@ class Cell:
     def request(self) -> Request:
         """What every planner is asked."""
         batch = self.workload.batch
+        sizes = tuple(n for n in range(1, batch + 1) if batch % n == 0)
+        graphs = Resizing(Graphs(self.workload), sizes)
         return Request(
-            Graphs(self.workload),
-            tuple(n for n in range(1, batch + 1) if batch % n == 0),
+            graphs,
+            sizes,
             batch,
             tuple(range(self.num_gpus)),
             cluster.topology(self.num_gpus),
@@ -90,6 +93,7 @@ class Cell:
             cluster.limit_bytes(),
             master_dtype="float32",
             recycle=self.recycle,
+            captured=graphs.as_captured,
         )
 
 

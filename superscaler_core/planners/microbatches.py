@@ -20,6 +20,7 @@ from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.graph.graph import Graph
+from superscaler_core.planners.resized import resized
 
 GraphOf = Callable[[int], Graph]
 """From the samples of a microbatch to the model captured with it."""
@@ -47,6 +48,43 @@ def graphs_of(
         return Captures(given, call, dict(recycled or {})), sizes
     graph_of: GraphOf = given
     return graph_of, sizes
+
+
+class Resizing:
+    """Graphs of all sizes from those of two; where these differ in more than sizes, captured ones.
+
+    Args:
+        capture: captures a graph of any size.
+        sizes: all that may be asked for, ascending.
+    """
+
+    def __init__(self, capture: GraphOf, sizes: Sequence[int]) -> None:
+        self._capture = capture
+        several = [size for size in sizes if size > 1]
+        # Of three sizes one follows from two.
+        self._ends = (several[0], several[1]) if len(several) > 2 else None
+        self._made: dict[int, Graph] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
+
+    @property
+    def as_captured(self) -> GraphOf | None:
+        """What captures every size; None if it always does."""
+        return None if self._ends is None else self._capture
+
+    def __call__(self, samples: int) -> Graph:
+        """The model with a microbatch of so many samples."""
+        if samples not in self._made:
+            self._made[samples] = self._resized(samples) or self._capture(samples)
+        return self._made[samples]
+
+    def _resized(self, samples: int) -> Graph | None:
+        # Dims of one element are not cut, so the graph of one sample is another one.
+        if self._ends is None or samples in (1, *self._ends):
+            return None
+        small, large = map(self, self._ends)
+        return resized(small, large, self._ends, samples)
 
 
 class Same:
@@ -79,6 +117,8 @@ class Captures:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="superscaler-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            for samples, graph in self._made.items():
+                _kept(self._folder / f"{samples}.pickle", partial(_same, graph))
         return {**self.__dict__, "_made": {}}
 
     def __call__(self, samples: int) -> Graph:
@@ -106,6 +146,10 @@ class Captures:
                 # What is opaque was said of the first.
                 warnings.simplefilter("ignore", OpaqueWarning)
             return capture(self._model, call.args, call.kwargs, recycled=self._recycled or None)
+
+
+def _same(graph: Graph) -> Graph:
+    return graph
 
 
 def _samples_of(graph: Graph) -> int:

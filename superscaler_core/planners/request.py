@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import rvdcomm as rv
@@ -19,7 +19,7 @@ class Request:
     """A model, a cluster, and what a step is.
 
     Attributes:
-        graph_of: the model captured with a microbatch of so many samples.
+        graph_of: the model with a microbatch of so many samples.
         samples: the sizes of microbatches that may be asked for, ascending; all divide ``batch``.
         batch: samples of a step.
         devices: those that may be used.
@@ -28,6 +28,8 @@ class Request:
         memory_bytes: of a device; no plan may need more.
         optimizer, master_dtype: as in ``compile``.
         recycle: turns without gradient of every microbatch, for a model that is recycled.
+        captured: the same as ``graph_of``, captured with just that size, if ``graph_of`` is not
+            (``resized``); what is found is looked at on these graphs. None if it is.
     """
 
     graph_of: Callable[[int], Graph]
@@ -40,6 +42,7 @@ class Request:
     optimizer: str = "adam"
     master_dtype: str | None = None
     recycle: int = 0
+    captured: Callable[[int], Graph] | None = None
 
     def __post_init__(self) -> None:
         wrong = [each for each in self.samples if each < 1 or self.batch % each]
@@ -48,6 +51,13 @@ class Request:
                 f"microbatches of {', '.join(map(str, wrong or self.samples)) or 'no'} samples for "
                 f"a step of {self.batch}: give one at least, and divisors of {self.batch}."
             )
+
+    @property
+    def as_captured(self) -> Request:
+        """The same on graphs that are captured."""
+        if self.captured is None:
+            return self
+        return replace(self, graph_of=self.captured, captured=None)
 
     def microbatches(self, samples: int) -> int:
         """How many microbatches of so many samples a step has."""

@@ -1,0 +1,146 @@
+"""Resized: the graph of a microbatch of any size, from the graphs of two other sizes.
+
+Capturing a large model takes seconds, and a search asks for many sizes. Nearly always the sizes of
+tensors and loops grow evenly with the batch, and everything else stays. Models of which a call says
+how large the batch is, as a mean over it does, are not resized. A size that does not grow evenly,
+such as a capacity that is rounded up, is not noticed: who uses a resized graph has to look at the
+captured one in the end (``Request.captured``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeVar
+
+from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
+
+Key = TypeVar("Key")
+
+
+class _DifferError(Exception):
+    """Two graphs differ in more than sizes."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The line through two numbers, at a third place.
+
+    Attributes:
+        places: where the two numbers are.
+        place: the third.
+    """
+
+    places: tuple[int, int]
+    place: int
+
+    def at(self, first: int, second: int) -> int:
+        """The number there.
+
+        Raises:
+            _DifferError: it is no whole number above 0, as the two are.
+        """
+        if first == second:
+            return first
+        start, end = self.places
+        steps, rest = divmod((second - first) * (self.place - start), end - start)
+        if rest or first + steps < 1:
+            raise _DifferError
+        return first + steps
+
+
+def resized(small: Graph, large: Graph, samples: tuple[int, int], wanted: int) -> Graph | None:
+    """The graph of a microbatch of another size; None if two graphs differ in more than sizes.
+
+    Law (tests/superscaler_core/planners/test_resized.py): for models whose sizes grow evenly it is
+    the graph that is captured with that size, op by op.
+
+    Args:
+        small, large: graphs of one model.
+        samples: of their microbatches, two different numbers.
+        wanted: samples of the microbatch that is asked for.
+    """
+    try:
+        return _resized(small, large, _Line(samples, wanted))
+    except _DifferError:
+        return None
+
+
+def _resized(small: Graph, large: Graph, line: _Line) -> Graph:
+    made: dict[str, PTensor] = {}
+
+    def tensor(a: PTensor, b: PTensor) -> PTensor:
+        if a.name not in made:
+            made[a.name] = _tensor(a, b, line)
+        return made[a.name]
+
+    def tensors(a: Iterable[PTensor], b: Iterable[PTensor]) -> tuple[PTensor, ...]:
+        return tuple(tensor(x, y) for x, y in _pairs(tuple(a), tuple(b)))
+
+    inputs = tensors(small.inputs, large.inputs)
+    ops = tuple(_op(a, b, line, tensors) for a, b in _pairs(small.ops, large.ops))
+    if small.parameters != large.parameters or small.constants.keys() != large.constants.keys():
+        raise _DifferError
+    losses = tensors(small.losses, large.losses)
+    return replace(
+        small,
+        ops=ops,
+        inputs=inputs,
+        loss=losses[0],
+        more_losses=losses[1:],
+        recycled=_mapped(small.recycled, large.recycled, tensors),
+        state=_mapped(small.state, large.state, tensors),
+        results={name: made[of.name] for name, of in small.results.items()},
+        more_results=tuple((name, made[of.name]) for name, of in small.more_results),
+    )
+
+
+def _tensor(a: PTensor, b: PTensor, line: _Line) -> PTensor:
+    """The tensor between two; the values of constants are those of ``a``."""
+    if (a.name, a.dtype, a.kind, a.requires_grad) != (b.name, b.dtype, b.kind, b.requires_grad):
+        raise _DifferError
+    if a.shape == b.shape:
+        return a
+    if a.kind in (PARAMETER, CONSTANT):
+        raise _DifferError
+    return replace(a, shape=tuple(line.at(x, y) for x, y in _pairs(a.shape, b.shape)))
+
+
+_SAME = ("name", "kind", "module", "annotation", "computes", "saves", "flops", "imports", "modules")
+"""Attributes of an op that do not depend on the batch."""
+
+
+def _op(
+    a: Op,
+    b: Op,
+    line: _Line,
+    tensors: Callable[[Iterable[PTensor], Iterable[PTensor]], tuple[PTensor, ...]],
+) -> Op:
+    if (
+        any(getattr(a, name) != getattr(b, name) for name in _SAME)
+        or a.sizes.keys() != b.sizes.keys()
+    ):
+        raise _DifferError
+    return replace(
+        a,
+        sizes={loop: line.at(size, b.sizes[loop]) for loop, size in a.sizes.items()},
+        inputs=tensors(a.inputs, b.inputs),
+        outputs=tensors(a.outputs, b.outputs),
+    )
+
+
+def _mapped(
+    a: Mapping[PTensor, PTensor],
+    b: Mapping[PTensor, PTensor],
+    tensors: Callable[[Iterable[PTensor], Iterable[PTensor]], tuple[PTensor, ...]],
+) -> dict[PTensor, PTensor]:
+    found = tensors(chain(*a.items()), chain(*b.items()))
+    return dict(zip(found[::2], found[1::2], strict=True))
+
+
+def _pairs(a: tuple[Key, ...], b: tuple[Key, ...]) -> Iterable[tuple[Key, Key]]:
+    if len(a) != len(b):
+        raise _DifferError
+    return zip(a, b, strict=True)

@@ -1,0 +1,98 @@
+"""Resized graphs: those of two sizes give the others, where only sizes differ."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.models import build, example_inputs
+from superscaler_core.planners.microbatches import Resizing
+from superscaler_core.planners.request import Candidate, Request
+from superscaler_core.planners.resized import resized
+from superscaler_core.planners.search import search_request
+from superscaler_core.plans import PLANS
+from superscaler_core.simulator import PROFILES
+
+EVEN = ("gpt", "mbart", "swin", "evoformer")
+"""Models whose sizes grow evenly with the batch."""
+
+
+@cache
+def captured(model: str, samples: int) -> ss.Graph:
+    return ss.capture(build(model), example_inputs(model, samples))
+
+
+def seen(graph: ss.Graph) -> list[Any]:
+    """All of a graph that depends on the batch."""
+    ops = [(op.name, op.form, op.inputs, op.outputs) for op in graph.ops]
+    return [ops, graph.inputs, graph.losses, graph.recycled, graph.state, graph.results]
+
+
+@pytest.mark.parametrize("samples", [3, 12])
+@pytest.mark.parametrize("model", EVEN)
+def test_two_sizes_give_the_graph_of_any_other(model: str, samples: int) -> None:
+    made = resized(captured(model, 2), captured(model, 4), (2, 4), samples)
+    assert made is not None
+    assert seen(made) == seen(captured(model, samples))
+
+
+def test_models_that_differ_are_not_resized() -> None:
+    # Its loss is divided by a number that is in the call.
+    assert resized(captured("mlp", 2), captured("mlp", 4), (2, 4), 8) is None
+    gpt = captured("gpt", 2)
+    assert resized(gpt, captured("mbart", 4), (2, 4), 8) is None
+    other = replace(gpt, ops=(replace(gpt.ops[0], kind="other"), *gpt.ops[1:]))
+    assert resized(gpt, other, (2, 4), 8) is None
+
+
+def test_sizes_that_are_no_whole_numbers_are_not_made() -> None:
+    # Half a sample, and less than none.
+    assert resized(captured("gpt", 2), captured("gpt", 4), (4, 8), 6) is not None
+    assert resized(captured("gpt", 2), captured("gpt", 4), (4, 8), 5) is None
+    assert resized(captured("gpt", 2), captured("gpt", 4), (3, 4), 2) is None
+
+
+class Rounded:
+    """Captures a model, and for size 8 one of far more samples: what other sizes do not tell."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, samples: int) -> ss.Graph:
+        self.asked.append(samples)
+        return captured("gpt", samples if samples < 8 else 64 * samples)
+
+
+def test_two_sizes_are_captured_and_that_of_one_sample() -> None:
+    capture = Rounded()
+    graphs = Resizing(capture, (1, 2, 4, 8))
+    assert [graphs(n).inputs[0].shape[0] for n in (1, 2, 4, 8, 8)] == [1, 2, 4, 8, 8]
+    assert capture.asked == [1, 2, 4]
+    assert pickle.loads(pickle.dumps(graphs))(2).name == graphs(2).name
+
+
+def test_what_is_found_was_looked_at_as_captured() -> None:
+    capture = Rounded()
+    graphs = Resizing(capture, (1, 2, 4, 8))
+    request = Request(
+        graphs, (1, 2, 4, 8), 8, (0, 1), rv.Topology.single_host(2, 5e-6, 20e9),
+        PROFILES["v100"], 1 << 34, captured=graphs.as_captured,
+    )  # fmt: skip
+
+    def propose(request: Request) -> list[Candidate]:
+        return [Candidate(f"{n}", n, PLANS["data_parallel"]) for n in (4, 8)]
+
+    small = search_request(request, lambda _: propose(request)[:1])
+    limited = replace(request, memory_bytes=2 * small.peak_bytes)
+    # By its resized graph, the one large microbatch fits, and is the faster.
+    assert search_request(replace(limited, captured=None), propose).name == "8"
+    found = search_request(limited, propose)
+    assert (found.name, found.secs) == ("4", small.secs)
+    assert found.plan.graph is captured("gpt", 4)
+    assert "needs" in found.tried[-2].problem
