@@ -24,11 +24,11 @@ from bench.studies import cluster
 from bench.studies.study import ALPHAFOLD2, STUDIES
 from bench.studies.systems import DEEPSPEED, DEEPSPEED_WORDS, MEGATRON, MEGATRON_WORDS, RECYCLE
 from bench.studies.workload import Workload, captured, keep_graphs
-from superscaler_core.planners.found import Found
-from superscaler_core.planners.microbatches import Resizing
-from superscaler_core.planners.offers import with_overlap
-from superscaler_core.planners.request import Request, SearchPlanner, Trial
-from superscaler_core.planners.search import search_request
+from superscaler_core.planners.search.found import Found
+from superscaler_core.planners.search.microbatches import Resizing
+from superscaler_core.planners.search.offers import with_overlap
+from superscaler_core.planners.search.request import Request, SearchPlanner, Trial
+from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.units import secs_text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bench.studies.systems import System, Way
 from bench.studies.tuning import MICROBATCHES
 from superscaler_core.plan import Plan
-from superscaler_core.planners.request import Candidate, Request, SearchPlanner, Trial
+from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 
 FEW = 4
 """Microbatches for every device that are simulated first."""

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from superscaler_core.front_end.register import register_op
     from superscaler_core.front_end.shard import shard
     from superscaler_core.parallel import Parallel, parallelize
-    from superscaler_core.planners.found import Found
-    from superscaler_core.planners.search import search
+    from superscaler_core.planners.search.found import Found
+    from superscaler_core.planners.search.search import search
     from superscaler_core.run.live_bytes import LiveBytes
     from superscaler_core.run.load import load
     from superscaler_core.run.pipemare import PipeMare
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "CostModel": "superscaler_core.cost",
     "DeviceProfile": "superscaler_core.simulator",
-    "Found": "superscaler_core.planners.found",
+    "Found": "superscaler_core.planners.search.found",
     "LiveBytes": "superscaler_core.run.live_bytes",
     "Parallel": "superscaler_core.parallel",
     "PipeMare": "superscaler_core.run.pipemare",
@@ -75,7 +75,7 @@ _LAZY = {
     "register_op": "superscaler_core.front_end.register",
     "run_threads": "superscaler_core.run.threads",
     "save_run": "superscaler_core.run.training_state",
-    "search": "superscaler_core.planners.search",
+    "search": "superscaler_core.planners.search.search",
     "shard": "superscaler_core.front_end.shard",
     "simulate": "superscaler_core.simulator",
 }

@@ -12,7 +12,7 @@ from bench.studies import cluster
 from bench.studies.systems import System, Way
 from bench.studies.workload import Workload, compiled, kept_bytes, num_parameters
 from superscaler_core.collector import paused_collector
-from superscaler_core.planners.evaluate import pace_secs
+from superscaler_core.planners.search.evaluate import pace_secs
 from superscaler_core.simulator import simulate
 
 FEW = 4

@@ -17,9 +17,9 @@ from superscaler_core.cli.progress import phase
 from superscaler_core.cli.simulate import add_machine, named_profile, named_topology
 from superscaler_core.cli.sources import Source, model_source, settings_of
 from superscaler_core.front_end.model_call import ModelCall
-from superscaler_core.planners.found import Found
-from superscaler_core.planners.request import Trial
-from superscaler_core.planners.search import search
+from superscaler_core.planners.search.found import Found
+from superscaler_core.planners.search.request import Trial
+from superscaler_core.planners.search.search import search
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.units import bytes_text, secs_text
 

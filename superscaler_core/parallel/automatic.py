@@ -11,7 +11,7 @@ from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.parallel.sprogram import SProgram
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.families import Filling
-from superscaler_core.planners.search import search
+from superscaler_core.planners.search.search import search
 from superscaler_core.run.first_values import share_buffers
 from superscaler_core.run.transport import Transport
 

@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 from superscaler_core.plan import Keep
-from superscaler_core.planners.request import Candidate, Request, Trial
+from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.plans import PLANS
 
 OTHER_RESULTS = ("pipedream", "pipedream_2bw", "ampnet", "pipemare")

@@ -7,20 +7,20 @@ from difflib import get_close_matches
 from functools import partial
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.alpa_intra import alpa_intra
 from superscaler_core.planners.auto import auto
 from superscaler_core.planners.by_hand import by_hand
-from superscaler_core.planners.flexflow import flexflow
 from superscaler_core.planners.hidup import propose_hidup
 from superscaler_core.planners.hierarchical import propose_alpa
 from superscaler_core.planners.mesh_tf import propose_mesh_tf
 from superscaler_core.planners.placement import earliest_finish, min_cut, search_placement
-from superscaler_core.planners.request import SearchPlanner
+from superscaler_core.planners.search.request import SearchPlanner
+from superscaler_core.planners.space.alpa_intra import alpa_intra
+from superscaler_core.planners.space.flexflow import flexflow
 from superscaler_core.planners.space.proposals import propose_space
+from superscaler_core.planners.space.unity import unity
 from superscaler_core.planners.stages.plan_stages import STAGE_PLANNERS
 from superscaler_core.planners.stages.proposals import propose_stages
 from superscaler_core.planners.tofu import propose_tofu
-from superscaler_core.planners.unity import unity
 
 PLANNERS: Mapping[str, SearchPlanner] = {
     "auto": auto,

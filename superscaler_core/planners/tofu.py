@@ -44,9 +44,9 @@ from superscaler_core.graph.sliding import SlidingWindow
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 from superscaler_core.plan import Plan
 from superscaler_core.plan.op_trans import replicate, split
-from superscaler_core.planners.alpa_intra import alpa_intra
-from superscaler_core.planners.request import Candidate, Request
+from superscaler_core.planners.search.request import Candidate, Request
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode
+from superscaler_core.planners.space.alpa_intra import alpa_intra
 from superscaler_core.plans.pieces.storage import shard_storage
 from superscaler_core.schedules import one_f_one_b
 

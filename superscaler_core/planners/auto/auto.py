@@ -22,7 +22,7 @@ from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
-from superscaler_core.planners.request import Candidate, Request, Trial
+from superscaler_core.planners.search.request import Candidate, Request, Trial
 
 FEW = 4
 """Microbatches for every stage of a pipeline that show its pace: half of them fill it."""

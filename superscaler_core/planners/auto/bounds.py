@@ -13,7 +13,7 @@ from superscaler_core.memory import STATES
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import kept_bytes
-from superscaler_core.planners.request import Request
+from superscaler_core.planners.search.request import Request
 
 SENT, WIDE = 0.02, 4.0
 """What tensor parallel is guessed to cost for every device, and between hosts; no more than an

@@ -10,7 +10,7 @@ from typing import Any
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
-from superscaler_core.planners.request import Request
+from superscaler_core.planners.search.request import Request
 
 MAX_SAMPLES = 32
 """Samples of a microbatch and replica: more gain nothing, and keep pipelines empty."""

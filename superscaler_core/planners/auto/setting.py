@@ -14,7 +14,7 @@ from superscaler_core.plan import Keep
 class Setting:
     """One point of auto's space; ``str`` names what differs from the default.
 
-    Law (tests/superscaler_core/planners/test_search.py): ``Setting.parse(str(x)) == x``.
+    Law (tests/superscaler_core/planners/search): ``Setting.parse(str(x)) == x``.
 
     Attributes:
         family: how ops are cut, a name of ``FAMILIES``.

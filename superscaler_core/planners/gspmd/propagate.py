@@ -85,7 +85,7 @@ def propagate(graph: Graph, said: Mapping[str, ShardSpec], prices: Prices) -> Pr
     decides. When nothing changes any more, every op is cut by what its tensors want, by
     price where that cannot all be (``Prices.chosen``).
 
-    Laws (tests/superscaler_core/planners/gspmd/test_propagate.py): what was said stays; the result
+    Laws (tests/superscaler_core/planners/gspmd): what was said stays; the result
     does not depend on the order of ops; with its specs said, the result is the same.
 
     Complexity: at most (dims * axes) changes a tensor, each of which lets its ops propose again.

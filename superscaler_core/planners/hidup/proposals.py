@@ -10,7 +10,7 @@ from superscaler_core.plan import Plan
 from superscaler_core.planners.hidup.prices import OurPrices
 from superscaler_core.planners.hidup.pricing import PricedForms
 from superscaler_core.planners.hidup.search import hidup
-from superscaler_core.planners.request import Candidate, Request
+from superscaler_core.planners.search.request import Candidate, Request
 
 BEAM = 64
 """Strategies of a cut that are kept, so the search is a heuristic. On a decoder of 12 layers with

@@ -9,7 +9,7 @@ from math import log2
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.hierarchical.alpa_hierarchical import alpa_hierarchical, meshes_of
 from superscaler_core.planners.hierarchical.ways import price_ways
-from superscaler_core.planners.request import Candidate, Request
+from superscaler_core.planners.search.request import Candidate, Request
 
 SHARES = (1.0, 0.85, 0.7)
 """Of the memory: a program also holds what arrives for a stage and what waits to leave it, so the

@@ -21,7 +21,7 @@ class Runs:
     Repeated blocks take one decision, so a run differs from the model in how often each node and
     edge occurs, and in nothing else.
 
-    Law (tests/superscaler_core/planners/test_alpa_hierarchical.py): the space of all layers is the
+    Law (tests/superscaler_core/planners/hierarchical): the space of all layers is the
     space itself; a run of layers has the costs of ``price_space(..., ops=...)`` for its ops.
 
     Attributes:

@@ -12,10 +12,10 @@ from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Keep, OpSplit
-from superscaler_core.planners.alpa_intra import alpa_intra
-from superscaler_core.planners.elimination import Core
 from superscaler_core.planners.hierarchical.runs import Runs
 from superscaler_core.planners.space import Assignment, Space, price_space
+from superscaler_core.planners.space.alpa_intra import alpa_intra
+from superscaler_core.planners.space.elimination import Core
 from superscaler_core.planners.stages.pricing import layers_of
 
 Mesh = tuple[int, ...]

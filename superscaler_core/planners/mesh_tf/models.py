@@ -12,7 +12,7 @@ from superscaler_core.plan import Plan
 from superscaler_core.plan.mesh import Mesh
 from superscaler_core.planners.mesh_tf.optimizer import auto_mtf
 from superscaler_core.planners.mesh_tf.problem import LayoutProblem, MeshOp, MeshTensor
-from superscaler_core.planners.request import Candidate, Request
+from superscaler_core.planners.search.request import Candidate, Request
 from superscaler_core.plans.mesh_tf import mesh_tf
 from superscaler_core.plans.pieces.mesh_layout import named_dims
 

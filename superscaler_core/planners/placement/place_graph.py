@@ -24,7 +24,7 @@ from superscaler_core.planners.placement.problem import (
     PlacementProblem,
     with_backward,
 )
-from superscaler_core.planners.request import Candidate, Request, SearchPlanner
+from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner
 from superscaler_core.planners.space import Assignment, Solution
 from superscaler_core.schedules import one_f_one_b
 

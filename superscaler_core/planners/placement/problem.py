@@ -64,7 +64,7 @@ class PlacementProblem:
 
     An assignment is the device of every group.
 
-    Laws (tests/superscaler_core/planners/placement/test_problem.py): ``secs`` equals a simulation
+    Laws (tests/superscaler_core/planners/placement): ``secs`` equals a simulation
     event by event; no assignment takes less than ``bound_secs`` or than the work of a device.
 
     Attributes:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from superscaler_core.plan import Plan
-from superscaler_core.planners.request import Candidate, Request, Trial
+from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.planners.space.pricing import price_space
 from superscaler_core.planners.space.space import Solution, Space
 

@@ -20,7 +20,7 @@ class Walk:
     a search can start where nothing fits. A choice, or a pair of them, that cannot be costs more
     than all others together.
 
-    Law (tests/superscaler_core/planners/space/test_walk.py): after any moves, the price is that of
+    Law (tests/superscaler_core/planners/space): after any moves, the price is that of
     a new walk that starts here; where the assignment fits, it is ``Space.secs``.
 
     Complexity: of a move, the edges at its nodes; with a limit of memory also one maximum over all

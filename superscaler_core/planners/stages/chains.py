@@ -24,7 +24,7 @@ Chosen = tuple[int, int, int]
 class Chains:
     """The best chains of stages, by their number of stages, where they start, and their devices.
 
-    Law (tests/superscaler_core/planners/test_stage_planners.py): ``best`` is the least value of all
+    Law (tests/superscaler_core/planners/stages): ``best`` is the least value of all
     chains that exist, and the stages of ``least`` have that value.
 
     Time and memory: with L levels, P points, N sizes of stages and D devices, at most

@@ -62,7 +62,7 @@ class PlacedStage:
 class StageCut:
     r"""Stages of a model, in the order in which a microbatch visits them.
 
-    Laws (tests/superscaler_core/planners/test_stage_problem.py): ``StageCut.parse(str(x)) == x``;
+    Laws (tests/superscaler_core/planners/stages): ``StageCut.parse(str(x)) == x``;
     every layer is in one stage, and every device in at most one.
 
     >>> cut = StageCut.parse("cut 7.5\nstage 0-1 on 0 as 1x1\nstage 2 on 2-3 as 2x1")

@@ -11,7 +11,7 @@ from superscaler_core.errors import PlanError
 class Degrees:
     """Data and tensor parallel degrees: ``2x4`` is two replicas of four devices each.
 
-    Law (tests/superscaler_core/planners/test_stage_problem.py): ``Degrees.parse(str(x)) == x``.
+    Law (tests/superscaler_core/planners/stages): ``Degrees.parse(str(x)) == x``.
 
     Attributes:
         data: groups of devices that share a microbatch.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from superscaler_core.plan import Keep, Plan
-from superscaler_core.planners.request import Candidate, Request
+from superscaler_core.planners.search.request import Candidate, Request
 from superscaler_core.planners.stages.fill import fill
 from superscaler_core.planners.stages.plan_stages import Planner, plan_stages
 from superscaler_core.planners.stages.pricing import price_stages

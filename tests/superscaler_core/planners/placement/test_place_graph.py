@@ -19,7 +19,7 @@ from superscaler_core.planners.placement import (
     place_graph,
     search_placement,
 )
-from superscaler_core.planners.request import Request
+from superscaler_core.planners.search.request import Request
 
 TOPOLOGY = rv.Topology.hosts([[0, 1], [2, 3]], intra=rv.Link(1e-6, 8e9), inter=rv.Link(1e-5, 2e9))
 
@@ -100,8 +100,10 @@ def train(step, model: nn.Module, parameters) -> list[float]:
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
     losses = []
     for seed in range(3):
-        torch.manual_seed(seed)
-        losses.append(float(step(*torch.randn(2, 8, 6, dtype=torch.float64).unbind())))
+        # Ranks are threads, which share torch's own generator.
+        random = torch.Generator().manual_seed(seed)
+        batch = torch.randn(2, 8, 6, dtype=torch.float64, generator=random)
+        losses.append(float(step(*batch.unbind())))
         optimizer.step()
         optimizer.zero_grad()
     return losses

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import superscaler_core as ss
-from superscaler_core.planners.alpa_intra import alpa_intra
-from superscaler_core.planners.flexflow import flexflow
-from superscaler_core.planners.request import Request, Trial
-from superscaler_core.planners.search import search_request
+from superscaler_core.planners.search.request import Request, Trial
+from superscaler_core.planners.search.search import search_request
+from superscaler_core.planners.space.alpa_intra import alpa_intra
+from superscaler_core.planners.space.flexflow import flexflow
 from superscaler_core.planners.space.proposals import SpacePlanner, propose_space
+from superscaler_core.planners.space.unity import unity
 from superscaler_core.planners.table import PLANNERS
-from superscaler_core.planners.unity import unity
-from tests.superscaler_core.planners.test_search import request
+from tests.superscaler_core.planners.search.test_search import request
 from tests.superscaler_core.training import Case, errors_on_threads
 
 

@@ -26,7 +26,7 @@ from superscaler_core.planners.hierarchical import (
     propose_alpa,
 )
 from superscaler_core.planners.hierarchical.alpa_hierarchical import clusters_of
-from superscaler_core.planners.request import Request
+from superscaler_core.planners.search.request import Request
 from superscaler_core.planners.space import price_space
 from superscaler_core.planners.stages.pricing import layers_of
 from superscaler_core.simulator import simulate

@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 class Core:
     """Nodes that are left of a space, and how the others follow from them.
 
-    Law (tests/superscaler_core/planners/test_elimination.py): the least sum of the core's costs is
+    Law (tests/superscaler_core/planners/space): the least sum of the core's costs is
     the least time of the space, and ``assignment`` has it.
 
     Attributes:

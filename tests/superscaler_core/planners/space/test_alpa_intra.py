@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.alpa_intra import alpa_intra
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
-from tests.superscaler_core.planners.alpa_prototype import Mesh, mlp
+from superscaler_core.planners.space.alpa_intra import alpa_intra
+from tests.superscaler_core.planners.space.alpa_prototype import Mesh, mlp
 from tests.superscaler_core.planners.space.spaces import random_space
 
 

@@ -54,7 +54,7 @@ class _Line:
 def resized(small: Graph, large: Graph, samples: tuple[int, int], wanted: int) -> Graph | None:
     """The graph of a microbatch of another size; None if two graphs differ in more than sizes.
 
-    Law (tests/superscaler_core/planners/test_resized.py): for models whose sizes grow evenly it is
+    Law (tests/superscaler_core/planners/search): for models whose sizes grow evenly it is
     the graph that is captured with that size, op by op.
 
     Args:

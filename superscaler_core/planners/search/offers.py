@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from superscaler_core.plan import Overlap, Plan
-from superscaler_core.planners.request import Candidate, Request, SearchPlanner, Trial, nothing_more
+from superscaler_core.planners.search.request import (
+    Candidate,
+    Request,
+    SearchPlanner,
+    Trial,
+    nothing_more,
+)
 
 OVERLAPS = {
     "overlap": Overlap(prefetch=1, reductions=True),

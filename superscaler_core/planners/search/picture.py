@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from superscaler_core.planners.search.request import Request, Trial
 from superscaler_core.simulator.picture import COLOURS, new_figure
 from superscaler_core.units import bytes_text, secs_text
-
-if TYPE_CHECKING:
-    from superscaler_core.planners.found import Found
 
 TOO_LARGE = 2
 """How far beyond the limit, relative to it, candidates without memory are still shown."""
 
 
-def draw(found: Found, path: str | Path) -> None:
-    """Draw a search; the file's suffix selects the format.
+def draw(request: Request, tried: Sequence[Trial], best: Trial, path: str | Path) -> None:
+    """Draw what was tried for a request; the file's suffix selects the format.
 
     A dot is a plan that fits, and the star is the chosen one. The dashed line is the memory of a
     device. Plans beyond it were not simulated: ticks at the top show what they need.
@@ -26,12 +24,12 @@ def draw(found: Found, path: str | Path) -> None:
     """
     figure = new_figure(path, (8, 5))
     axes = figure.subplots()
-    limit = found.request.memory_bytes
-    fits = [trial for trial in found.tried if trial.fits]
-    lacking = [trial for trial in found.tried if trial.lacks_memory]
+    limit = request.memory_bytes
+    fits = [trial for trial in tried if trial.fits]
+    lacking = [trial for trial in tried if trial.lacks_memory]
     for label, trials, marker, size, colour in (
         ("fits", fits, "o", 22, COLOURS["forward"]),
-        ("chosen", [found.best], "*", 190, COLOURS["communication"]),
+        ("chosen", [best], "*", 190, COLOURS["communication"]),
     ):
         secs = [trial.secs for trial in trials]
         sizes = [trial.peak_bytes for trial in trials]
@@ -48,9 +46,11 @@ def draw(found: Found, path: str | Path) -> None:
     axes.tick_params(axis="y", which="both", labelsize=8)
     axes.set_xlabel("memory of the fullest device")
     axes.set_ylabel("simulated time of a step")
-    name = found.request.graph_of(found.best.candidate.samples).name
-    title = f"{name} on {len(found.request.devices)} x {found.request.profile.name}"
-    axes.set_title(f"{title}: {secs_text(found.secs)}\n{found.name}", loc="left", fontsize=9)
+    name = request.graph_of(best.candidate.samples).name
+    title = f"{name} on {len(request.devices)} x {request.profile.name}"
+    axes.set_title(
+        f"{title}: {secs_text(best.secs)}\n{best.candidate.name}", loc="left", fontsize=9
+    )
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=9)

@@ -12,10 +12,10 @@ import pytest
 import rvdcomm as rv
 import superscaler_core as ss
 from superscaler_core.models import build, example_inputs
-from superscaler_core.planners.microbatches import Resizing
-from superscaler_core.planners.request import Candidate, Request
-from superscaler_core.planners.resized import resized
-from superscaler_core.planners.search import search_request
+from superscaler_core.planners.search.microbatches import Resizing
+from superscaler_core.planners.search.request import Candidate, Request
+from superscaler_core.planners.search.resized import resized
+from superscaler_core.planners.search.search import search_request
 from superscaler_core.plans import PLANS
 from superscaler_core.simulator import PROFILES
 

@@ -11,7 +11,7 @@ from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.request import Candidate, Request, Trial, filled
+from superscaler_core.planners.search.request import Candidate, Request, Trial, filled
 from superscaler_core.schedules import GRADS, ScheduleError
 from superscaler_core.simulator import Simulated, simulate
 from superscaler_core.units import bytes_text

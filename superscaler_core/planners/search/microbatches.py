@@ -20,7 +20,7 @@ from superscaler_core.errors import OpaqueWarning, PlanError
 from superscaler_core.front_end import capture
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.graph.graph import Graph
-from superscaler_core.planners.resized import resized
+from superscaler_core.planners.search.resized import resized
 
 GraphOf = Callable[[int], Graph]
 """From the samples of a microbatch to the model captured with it."""

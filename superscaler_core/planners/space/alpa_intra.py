@@ -33,9 +33,9 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from superscaler_core.planners.elimination import Core
 from superscaler_core.planners.integer_program import IntegerProgram
 from superscaler_core.planners.space import Array, Solution, Space
+from superscaler_core.planners.space.elimination import Core
 
 WHOLE = 1e-6
 """Values this near to a whole number are whole: HiGHS's own tolerance."""

@@ -11,8 +11,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from superscaler_core.planners.evaluate import Looked, evaluate, look, trial_of
-from superscaler_core.planners.request import Candidate, Request, Trial
+from superscaler_core.planners.search.evaluate import Looked, evaluate, look, trial_of
+from superscaler_core.planners.search.request import Candidate, Request, Trial
 
 
 class Workers:

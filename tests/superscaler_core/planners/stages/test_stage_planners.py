@@ -22,8 +22,8 @@ from superscaler_core.planners.stages import (
     tarnawski_scattered,
 )
 from superscaler_core.planners.stages.galvatron import UNITS, memory_units
-from tests.superscaler_core.planners import brute_force as brute
-from tests.superscaler_core.planners.problems import random_problem
+from tests.superscaler_core.planners.stages import brute_force as brute
+from tests.superscaler_core.planners.stages.problems import random_problem
 
 ROUNDING = 1e-9
 """Relative: sums of the same times in another order."""

@@ -18,7 +18,7 @@ from superscaler_core.planners.stages import (
     StageProblem,
 )
 from superscaler_core.planners.stages.points import downsets, prefixes
-from tests.superscaler_core.planners.problems import random_problem
+from tests.superscaler_core.planners.stages.problems import random_problem
 
 CUTS = [
     "cut 7.5\nstage 0-1 on 0 as 1x1\nstage 2 on 2-3 as 2x1",

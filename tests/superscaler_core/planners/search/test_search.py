@@ -16,9 +16,9 @@ from superscaler_core.planners.auto import Setting, auto, options
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.traits import Traits
-from superscaler_core.planners.evaluate import compiled, evaluate, look
-from superscaler_core.planners.request import Request, Trial
-from superscaler_core.planners.search import search_request
+from superscaler_core.planners.search.evaluate import compiled, evaluate, look
+from superscaler_core.planners.search.request import Request, Trial
+from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.simulator import PROFILES, simulate
 from tests.superscaler_core.training import Case, errors_on_threads

@@ -13,12 +13,12 @@ from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.plan import Device
-from superscaler_core.planners.evaluate import evaluate, lack
-from superscaler_core.planners.found import Found
-from superscaler_core.planners.microbatches import Resizing, graphs_of
-from superscaler_core.planners.request import Candidate, Request, SearchPlanner, Trial
+from superscaler_core.planners.search.evaluate import evaluate, lack
+from superscaler_core.planners.search.found import Found
+from superscaler_core.planners.search.microbatches import Resizing, graphs_of
+from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
+from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import planner_of
-from superscaler_core.planners.workers import Workers
 
 Progress = Callable[[int, int, Trial | None], None]
 """Told after every trial: how many there were, how many candidates wait, and the best so far."""
@@ -237,6 +237,8 @@ class _Looking:
         for trial in fits:
             if settled is None or trial.secs < settled.secs:
                 looked = evaluate(exact, trial.candidate)
+                if (looked.secs, looked.peak_bytes) == (trial.secs, trial.peak_bytes):
+                    self._tried.remove(trial)
                 self._tried.append(looked)
                 settled = min(filter(None, [settled, looked]), key=_secs_of)
         self.best = settled if settled is not None and settled.fits else None

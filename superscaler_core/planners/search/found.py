@@ -10,9 +10,9 @@ from pathlib import Path
 
 from superscaler_core.compiled import Compiled
 from superscaler_core.plan import Decisions, Plan
-from superscaler_core.planners.evaluate import compiled
-from superscaler_core.planners.picture import draw
-from superscaler_core.planners.request import Candidate, Request, Trial
+from superscaler_core.planners.search.evaluate import compiled
+from superscaler_core.planners.search.picture import draw
+from superscaler_core.planners.search.request import Candidate, Request, Trial
 from superscaler_core.units import bytes_text, secs_text
 
 WIDTH = 100
@@ -85,7 +85,7 @@ class Found:
         Raises:
             PlanError: matplotlib is missing, or cannot write this suffix.
         """
-        draw(self, path)
+        draw(self.request, self.tried, self.best, path)
 
     # --- text -----------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.flexflow import accepts, flexflow
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
+from superscaler_core.planners.space.flexflow import accepts, flexflow
 from tests.superscaler_core.planners.space.spaces import random_space
 
 

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from superscaler_core.planners.elimination import Core
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
+from superscaler_core.planners.space.elimination import Core
 from tests.superscaler_core.planners.space.spaces import random_space
 
 

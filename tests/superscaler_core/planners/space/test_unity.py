@@ -6,7 +6,7 @@ import pytest
 
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.space import Space, SpaceEdge, SpaceNode, brute_force
-from superscaler_core.planners.unity import substitutions, unity
+from superscaler_core.planners.space.unity import substitutions, unity
 from tests.superscaler_core.planners.space.spaces import random_space
 
 

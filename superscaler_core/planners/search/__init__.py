@@ -1,0 +1,1 @@
+"""Search: candidates of a planner, compiled, read for memory, simulated and compared."""
