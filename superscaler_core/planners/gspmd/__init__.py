@@ -2,7 +2,7 @@
 
 from superscaler_core.plan.mesh import Mesh
 from superscaler_core.planners.gspmd.gspmd import complete, gspmd
-from superscaler_core.planners.gspmd.price import Choice, Prices
+from superscaler_core.planners.gspmd.price import Conflict, Prices
 from superscaler_core.planners.gspmd.propagate import Propagated, propagate
 
-__all__ = ["Choice", "Mesh", "Prices", "Propagated", "complete", "gspmd", "propagate"]
+__all__ = ["Conflict", "Mesh", "Prices", "Propagated", "complete", "gspmd", "propagate"]

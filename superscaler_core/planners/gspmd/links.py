@@ -20,7 +20,7 @@ Specs = Mapping[str, tuple[Axes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class DimLink:
     """A dim of an operand that is cut where a loop of the op is.
 
     Attributes:
@@ -46,12 +46,12 @@ class Link:
 
 
 @lru_cache(maxsize=MAX_FORMS)
-def links_of(form: OpForm) -> tuple[Link, ...]:
+def links_of(form: OpForm) -> tuple[DimLink, ...]:
     """The links of all ops of a form, by operand and dim."""
     return tuple(_links(form))
 
 
-def _links(form: OpForm) -> Iterator[Link]:
+def _links(form: OpForm) -> Iterator[DimLink]:
     sizes = form.sizes_of
     tensors = (*form.inputs, *form.outputs)
     for number, (of, operand) in enumerate(zip(tensors, form.annotation.operands, strict=True)):
@@ -60,7 +60,7 @@ def _links(form: OpForm) -> Iterator[Link]:
             # Cutting a dim means cutting its outermost loop, as in ``graph.dims``.
             outer = next((loop for loop in loops if sizes[loop] > 1), None)
             if outer is not None and outer not in form.uncut:
-                yield Link(number, dim, outer, (of.shape[dim], sizes[outer]))
+                yield DimLink(number, dim, outer, (of.shape[dim], sizes[outer]))
 
 
 NUM_PRIORITIES = 3

@@ -21,7 +21,7 @@ Cut = tuple[tuple[str, Axes], ...]
 
 
 @dataclass(frozen=True)
-class Choice:
+class Conflict:
     """How an op is cut, where its tensors want more than one cut.
 
     Attributes:
@@ -59,7 +59,7 @@ class Prices:
     mesh: Mesh
     devices: Sequence[Device]
 
-    def chosen(self, op: Op, specs: Specs) -> tuple[Cut, Choice | None]:
+    def chosen(self, op: Op, specs: Specs) -> tuple[Cut, Conflict | None]:
         """How an op is cut, given the specs of its tensors; and the choice, if there was one.
 
         Every axis cuts the loop that its tensors want it to cut. Where an axis is wanted by two
@@ -82,7 +82,7 @@ class Prices:
             for loop in sorted(unclear)
             for axes, tensor in sorted(wants[loop].items())
         ]
-        return prices[0][1], Choice(op.name, tuple(said), tuple((c, p) for p, c in prices))
+        return prices[0][1], Conflict(op.name, tuple(said), tuple((c, p) for p, c in prices))
 
     def _cuts(
         self,

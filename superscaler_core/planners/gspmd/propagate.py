@@ -19,7 +19,7 @@ from superscaler_core.planners.gspmd.links import (
     priorities,
     wanted,
 )
-from superscaler_core.planners.gspmd.price import Choice, Cut, Prices, cut_text
+from superscaler_core.planners.gspmd.price import Conflict, Cut, Prices, cut_text
 
 Change = tuple[int, Axes]
 """A dim of a tensor, and more axes for it."""
@@ -43,7 +43,7 @@ class Propagated:
     said: Mapping[str, ShardSpec]
     specs: Specs
     cuts: Mapping[Op, Cut]
-    choices: tuple[Choice, ...]
+    choices: tuple[Conflict, ...]
 
     def spec(self, tensor: str) -> ShardSpec:
         """The spec of a tensor, with all its dims that are cut."""

@@ -8,14 +8,14 @@ from superscaler_core.planners.hierarchical.alpa_hierarchical import (
 from superscaler_core.planners.hierarchical.mesh_cut import MeshCut, MeshStage
 from superscaler_core.planners.hierarchical.proposals import propose_alpa
 from superscaler_core.planners.hierarchical.runs import Runs
-from superscaler_core.planners.hierarchical.ways import StagePrices, Way, price_ways
+from superscaler_core.planners.hierarchical.ways import MeshWay, StagePrices, price_ways
 
 __all__ = [
     "MeshCut",
     "MeshStage",
+    "MeshWay",
     "Runs",
     "StagePrices",
-    "Way",
     "alpa_hierarchical",
     "meshes_of",
     "placed",

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.hierarchical.mesh_cut import MeshCut, MeshStage
-from superscaler_core.planners.hierarchical.ways import Mesh, StagePrices, Way
+from superscaler_core.planners.hierarchical.ways import Mesh, MeshWay, StagePrices
 from superscaler_core.planners.stages import Candidates, alpa_stages
 from superscaler_core.planners.stages.candidates import UNLIMITED
 from superscaler_core.planners.stages.problem import Array
@@ -109,7 +109,7 @@ def alpa_hierarchical(
     """
     chosen, ends = tuple(levels), _ends(prices, most_layers)
     num = len(ends)
-    ways: dict[tuple[int, int, int], tuple[Way, ...]] = {
+    ways: dict[tuple[int, int, int], tuple[MeshWay, ...]] = {
         (p, q, number): tuple(w for w in each.ways(ends[p], ends[q]) if w.keep in chosen)
         for p in range(num)
         for q in range(p + 1, num)
@@ -160,7 +160,7 @@ def _ends(prices: Sequence[StagePrices], most_layers: int) -> tuple[int, ...]:
     return (0, *clusters_of(secs, most_layers))
 
 
-def _most_behind(way: Way, memory_bytes: float, microbatches: int) -> int:
+def _most_behind(way: MeshWay, memory_bytes: float, microbatches: int) -> int:
     """How many stages may come after it before memory is short; -1 if it never fits."""
     free = memory_bytes - way.resting_bytes - way.work_bytes
     if free < 0:
@@ -171,7 +171,7 @@ def _most_behind(way: Way, memory_bytes: float, microbatches: int) -> int:
 
 
 def placed(
-    stages: Sequence[tuple[StagePrices, int, int, Way]],
+    stages: Sequence[tuple[StagePrices, int, int, MeshWay]],
     devices: Sequence[Device],
     microbatches: int,
     objective: float,

@@ -27,7 +27,7 @@ PRICES = (0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)
-class Way:
+class MeshWay:
     """How a stage may run.
 
     Attributes:
@@ -60,7 +60,7 @@ class StagePrices:
     blocks: Blocks
     mesh: Mesh
     in_flight: int
-    _ways: dict[tuple[int, ...], tuple[Way, ...]] = field(default_factory=dict)
+    _ways: dict[tuple[int, ...], tuple[MeshWay, ...]] = field(default_factory=dict)
     _layers: dict[object, Mapping[Keep, _Held]] = field(default_factory=dict)
 
     @property
@@ -68,14 +68,14 @@ class StagePrices:
         """Of the mesh."""
         return len(self.runs.priced.devices)
 
-    def ways(self, first: int, end: int) -> tuple[Way, ...]:
+    def ways(self, first: int, end: int) -> tuple[MeshWay, ...]:
         """The ways of blocks ``first`` to ``end - 1``; runs of equal blocks are solved once."""
         key = self.runs.key(first, end)
         if key not in self._ways:
             self._ways[key] = tuple(self._found(first, end))
         return self._ways[key]
 
-    def splits(self, first: int, end: int, way: Way) -> tuple[tuple[str, OpSplit], ...]:
+    def splits(self, first: int, end: int, way: MeshWay) -> tuple[tuple[str, OpSplit], ...]:
         """The split of every op of a run, with its name."""
         priced = self.runs.priced
         inside = {op for ops in self.runs.layers[first:end] for op in ops}
@@ -87,7 +87,7 @@ class StagePrices:
             if op in inside
         )
 
-    def _found(self, first: int, end: int) -> Iterator[Way]:
+    def _found(self, first: int, end: int) -> Iterator[MeshWay]:
         space, numbers = self.runs.space(first, end)
         seen = set()
         for assignment in self._assignments(space):
@@ -99,7 +99,7 @@ class StagePrices:
             secs = space.secs(assignment) / space.microbatches
             for keep in LEVELS:
                 parts = [each[keep] for each in held]
-                yield Way(
+                yield MeshWay(
                     keep,
                     secs + sum(part.again_secs for part in parts),
                     sum(part.resting_bytes for part in parts),

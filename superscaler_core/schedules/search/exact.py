@@ -15,7 +15,7 @@ from superscaler_core.schedules.search.bisection import least
 from superscaler_core.schedules.search.counts import Line, OutOfTimeError, Table, find_counts
 from superscaler_core.schedules.search.in_list import RULES, in_list
 from superscaler_core.schedules.search.problem import Problem, Starts
-from superscaler_core.schedules.search.reading import Request
+from superscaler_core.schedules.search.reading import ScheduleRequest
 from superscaler_core.schedules.timeline import Durations, Time, timeline
 
 
@@ -48,7 +48,7 @@ def exact_schedule(
         ScheduleError: as of ``search_schedule``.
         OutOfTimeError: a ScheduleError: ``budget_secs`` are over, and nothing is proved yet.
     """
-    request = Request(
+    request = ScheduleRequest(
         tuple(routes), durations, num_microbatches, memory_limit, activations, edges
     )  # fmt: skip
     problem = request.problem()
@@ -93,7 +93,7 @@ def is_shortest(
         ScheduleError: as of ``search_schedule``.
         OutOfTimeError: a ScheduleError: ``budget_secs`` are over, and nothing is proved yet.
     """
-    request = Request(
+    request = ScheduleRequest(
         tuple(routes), durations, schedule.num_microbatches, memory_limit, activations, edges
     )  # fmt: skip
     problem = request.problem()

@@ -21,7 +21,7 @@ _INPUTS, _WEIGHTS = ActionKind.INPUTS, ActionKind.WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ScheduleRequest:
     """What is asked of a search; see ``search_schedule``."""
 
     routes: tuple[Route, ...]

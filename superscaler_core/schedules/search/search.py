@@ -9,7 +9,7 @@ from time import monotonic
 from superscaler_core.schedules.dataflow import Edges
 from superscaler_core.schedules.schedule import Route, Schedule
 from superscaler_core.schedules.search.exact import best_in_list, shortest, starts_of
-from superscaler_core.schedules.search.reading import Request
+from superscaler_core.schedules.search.reading import ScheduleRequest
 from superscaler_core.schedules.search.repetend import repeated
 from superscaler_core.schedules.timeline import Durations, Time, timeline
 
@@ -63,14 +63,14 @@ def search_schedule(
             a duration is missing; edges form a circle; or the memory limit of a worker is less
             than what a single microbatch takes there.
     """
-    request = Request(
+    request = ScheduleRequest(
         tuple(routes), durations, num_microbatches, memory_limit, activations, edges
     )  # fmt: skip
     schedules = list(_candidates(request, monotonic() + budget_secs))
     return min(schedules, key=lambda one: timeline(one, durations, request.edges).makespan)
 
 
-def _candidates(request: Request, deadline: float) -> Iterator[Schedule]:
+def _candidates(request: ScheduleRequest, deadline: float) -> Iterator[Schedule]:
     problem = request.problem()
     best = best_in_list(problem)
     yield problem.schedule(_NAME, best)

@@ -17,7 +17,7 @@ from superscaler_core.schedules.search import (
     v_routes,
 )
 from superscaler_core.schedules.search.exact import best_in_list, starts_of
-from superscaler_core.schedules.search.reading import Request
+from superscaler_core.schedules.search.reading import ScheduleRequest
 from superscaler_core.schedules.search.repetend import find_repetend, repeated
 from superscaler_core.schedules.timeline import EQUAL, Durations, Time
 from tests.superscaler_core.schedule_rows import TWICE
@@ -67,7 +67,7 @@ def test_a_repetend_repeats(
     period: int,
     num_microbatches: int,
 ) -> None:
-    problem = Request(routes, durations, num_microbatches, limit).problem()
+    problem = ScheduleRequest(routes, durations, num_microbatches, limit).problem()
     deadline = monotonic() + 60
     assert find_repetend(problem, deadline).num_ticks == period
     table = repeated(problem, deadline)
@@ -80,13 +80,13 @@ def test_a_repetend_repeats(
 
 
 def test_a_pattern_of_several_microbatches_is_found_where_memory_is_scarce() -> None:
-    problem = Request(straight_routes(3), EQUAL, 30, [2, 2, 1]).problem()
+    problem = ScheduleRequest(straight_routes(3), EQUAL, 30, [2, 2, 1]).problem()
     repetend = find_repetend(problem, monotonic() + 60)
     assert Fraction(repetend.num_ticks, repetend.growth) == 3
 
 
 def test_a_time_budget_of_nothing_gives_the_best_list() -> None:
-    request = Request(straight_routes(4), HALVES, 8, 4)
+    request = ScheduleRequest(straight_routes(4), HALVES, 8, 4)
     problem = request.problem()
     found = search_schedule(straight_routes(4), HALVES, 8, 4, budget_secs=0)
     times = timeline(found, HALVES)
