@@ -218,26 +218,27 @@ def _sharded(options: Options, setting: Setting) -> Iterator[Setting]:
 
 
 MOVES: tuple[tuple[float, Move], ...] = (
-    (0.85, _scaled),
-    (0.9, _scheduled),
-    (0.9, _kept),
-    (0.92, _values("sequence", True, False,
+    (0.985, _scaled),
+    (0.99, _scheduled),
+    (0.99, _kept),
+    (0.992, _values("sequence", True, False,
                    when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens)),
-    (0.95, _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3)),
-    (0.95, _overlapped),
-    (0.95, _values("experts", True, False, when=lambda o, s: o.has_experts(s))),
-    (0.93, _sharded),
-    (0.97, _values("vocabulary", True, False,
+    (0.995, _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3)),
+    (0.995, _overlapped),
+    (0.995, _values("experts", True, False, when=lambda o, s: o.has_experts(s))),
+    (0.993, _sharded),
+    (0.997, _values("vocabulary", True, False,
                    when=lambda o, s: o.traits.has_words and s.tp > 1
                    and s.family in ("hybrid", "interlaced"))),
-    (0.97, _in_parts),
-    (0.98, _values("slack", 0, 1, when=lambda o, s: s.family == "interlaced")),
-    (0.98, _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts)),
+    (0.997, _in_parts),
+    (0.998, _values("slack", 0, 1, when=lambda o, s: s.family == "interlaced")),
+    (0.998, _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts)),
     (1.0, _values("offload", False, when=lambda o, s: s.offload)),
 )  # fmt: skip
 """Changes of a setting that fits, with the share of its time that is hoped for.
 
-The shares are guesses: they set the order in which settings are looked at, and nothing else.
+The shares are guesses: they set the order in which settings are looked at, and nothing else. They
+are near 1, so that changes of the fastest setting come before those of settings that are slower.
 """
 
 SAVINGS: tuple[tuple[float, Move], ...] = (

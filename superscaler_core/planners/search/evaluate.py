@@ -95,11 +95,19 @@ def lack(num_bytes: float, request: Request) -> str:
 
 
 def pace_secs(result: Simulated, num_microbatches: int) -> float:
-    """Seconds from a microbatch to the next where a pipeline is full, by its first stage."""
-    ends = {
+    """Seconds from a microbatch to the next where a pipeline is full, by its first stage.
+
+    Args:
+        result: of a step.
+        num_microbatches: of that step, at least 4 for every gradient of the first stage; plans that
+            weave two halves of a batch run two microbatches as one.
+    """
+    times = {
         ran.event.microbatch: ran.start + max(ran.inside.ends)
         for ran in result.timeline.runs
         if ran.event.kind in GRADS and ran.event.stage == 0
     }
-    first, last = num_microbatches // 2, num_microbatches * 3 // 4
-    return (ends[last] - ends[first]) / (last - first) / TICKS_PER_SEC
+    ends = [times[microbatch] for microbatch in sorted(times)]
+    first, last = len(ends) // 2, len(ends) * 3 // 4
+    num = (last - first) * num_microbatches / len(ends)
+    return (ends[last] - ends[first]) / num / TICKS_PER_SEC

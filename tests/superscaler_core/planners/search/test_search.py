@@ -216,3 +216,14 @@ def test_a_setting_has_a_text(model: str, few_moves: None) -> None:
 def test_a_text_that_is_no_setting_is_refused() -> None:
     with pytest.raises(ss.PlanError, match="expected FAMILY NAME=VALUE"):
         Setting.parse("hybrid dp=2 width=3")
+
+
+@pytest.mark.parametrize("words", ["tp=2", "tp=2 duplex", "pp=2", "dp=2 zero=1 reductions"])
+def test_few_microbatches_show_the_pace_of_many(words: str) -> None:
+    asked = replace(request("gpt"), batch=64)
+    setting = Setting.parse(f"hybrid {words}")
+    how = Filling(setting, asked.profile, 0, 64 // setting.microbatch)
+    whole = look(asked, setting.microbatch, how)
+    estimate = look(asked, setting.microbatch, how, few=8)
+    assert (estimate.is_estimate, whole.is_estimate) == (True, False)
+    assert estimate.secs == pytest.approx(whole.secs, rel=0.02)
