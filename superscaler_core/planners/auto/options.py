@@ -150,10 +150,6 @@ def _values(name: str, *values: Any, when: Callable[[Options, Setting], bool]) -
     return move
 
 
-def _is_hybrid(options: Options, setting: Setting) -> bool:
-    return setting.family == "hybrid"
-
-
 def _in_pipeline(options: Options, setting: Setting) -> bool:
     return setting.family == "hybrid" and setting.pp > 1 and not options.request.recycle
 
