@@ -54,6 +54,10 @@ CASES: dict[str, Callable[[], PlacementProblem]] = {
 """A shape and a number of devices, small enough to try all placements."""
 
 
+PANELS = 4
+"""Of a row of the picture."""
+
+
 def speed_up(baseline_secs: float, secs: float) -> float:
     """How much faster than a baseline, as the published tables say it: 0.235 for 23.5 %."""
     return baseline_secs / secs - 1
@@ -117,8 +121,11 @@ def draw(cases: dict[str, Any], path: Path) -> None:
     """The policy's curves, over the best of all."""
     from matplotlib.figure import Figure
 
-    figure = Figure((3.2 * len(cases), 3.4), layout="constrained")
-    for axes, (case, found) in zip(figure.subplots(1, len(cases)), cases.items(), strict=True):
+    figure = Figure((10, 2.6 * -(-len(cases) // PANELS)), layout="constrained")
+    panels = list(figure.subplots(-(-len(cases) // PANELS), PANELS, squeeze=False).flat)
+    for axes in panels[len(cases) :]:
+        axes.set_axis_off()
+    for axes, (case, found) in zip(panels, cases.items(), strict=False):
         best = found["planners"]["best of all"]["secs"]
         per_update = found["policy_samples"] / len(found["curves"][0])
         for mean, least in zip(found["curves"], found["best_curves"], strict=True):
@@ -128,9 +135,10 @@ def draw(cases: dict[str, Any], path: Path) -> None:
         axes.axhline(1.02, color="#888888", linewidth=0.8, linestyle=":")
         axes.set_title(f"{case} devices", fontsize=10)
         axes.set_xlabel("simulated placements")
-    figure.axes[0].set_ylabel("time over the best of all")
+    for axes in figure.axes[::PANELS]:
+        axes.set_ylabel("time over the best of all")
     handles = [figure.axes[0].lines[i] for i in (0, 1, -1)]
-    figure.axes[0].legend(handles, ["mean of an update", "best so far", "2 %"], fontsize=8)
+    figure.axes[0].legend(handles, ["mean of an update", "best so far", "2 %"], fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
 
-import torch
-
 from superscaler_core.errors import CaptureError
 from superscaler_core.front_end import aten
 from superscaler_core.front_end.records import Node, TracedValue
@@ -241,10 +239,3 @@ def _tensors(values: Iterable[Any]) -> Iterable[PTensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a name such as ``float32``."""
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found

@@ -1,4 +1,4 @@
-"""Together: sums and barriers over all ranks of a program."""
+"""Together: sums, rows and texts over all ranks of a program."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ def sum_of_all(value: Tensor, tables: Tables, transport: Transport) -> Tensor:
     total = transport.call(Leg("[]", src, dst, dtype)).move(value)
     assert total is not None
     return total
-
-
-def wait_for_all(tables: Tables, transport: Transport) -> None:
-    """Return when every rank has called this; collective."""
-    sum_of_all(torch.zeros(()), tables, transport)
 
 
 def rows_of_all(row: Tensor, tables: Tables, transport: Transport) -> Tensor:
