@@ -59,6 +59,8 @@ def _search(args: argparse.Namespace) -> int:
     if args.picture is not None:
         found.draw(args.picture)
         print(f"\nwrote {args.picture}")
+    for op in args.explain:
+        print(f"\n{found.explain(op)}")
     return OK
 
 
@@ -153,6 +155,11 @@ def _add(parser: argparse.ArgumentParser) -> None:
         "--picture", metavar="FILE",
         help="draw time against memory of all candidates, as .png or .svg",
     )  # fmt: skip
+    parser.add_argument(
+        "--explain", metavar="OP", action="append", default=[],
+        help="print what each way to cut this op would have cost, the rest of the plan as it is; "
+        "'superscaler explain MODEL PLAN' lists the ops (may be repeated)",
+    )  # fmt: skip
 
 
 COMMAND = Command(
@@ -166,6 +173,8 @@ examples:
       --topology v100:1x8
   What one published planner would do, for at most five minutes:
     superscaler search gpt --batch 64 --devices 8 --planner alpa --budget 5m
+  Why the head of a GPT is cut as it is:
+    superscaler search gpt --batch 64 --devices 4 --explain head:linear
   A model of your own:
     superscaler search mine.py:model --batch 64 --devices 4
 
@@ -175,6 +184,12 @@ memory than there is never wins. Ctrl-C ends the search with the best plan so fa
 in the table:
   1.013 x   how much longer a step takes than with the chosen plan
   ~         an estimate from few microbatches
+
+in the table of --explain:
+  *         the choice of the plan that was found
+  b/4       loop b is cut in 4 (-/4: four copies); two words are the axes of a mesh, outer first
+  step ms   how much longer a step would be: computing, moves to its neighbours in their cuts, and
+            its weights; what the plan recomputes or stores in pieces is left out
 """,
     _add,
     _search,

@@ -105,7 +105,7 @@ class Plan(Savings):
         Raises:
             PlanError: as of ``token_slices``, or the graph has no op of that name.
         """
-        firsts = (0, *(self._op(name).index for name in slices.stages), len(self.graph.ops))
+        firsts = (0, *(self.op(name).index for name in slices.stages), len(self.graph.ops))
         stages = [self.graph.ops[first:end] for first, end in pairwise(firsts)]
         tokens, dims = self.blocks.tokens, self.dims
         graph, places = token_slices(
@@ -489,7 +489,7 @@ class Plan(Savings):
                 f"{self.graph.slices}; give the graph that was captured."
             )
         for name, placed in decisions.parts.items():
-            op = self._op(name)
+            op = self.op(name)
             self._splits.pop(op.index, None)
             self._parts[op.index] = parts = tuple(
                 self._part(op, one.pieces, one.replica) for one in placed
@@ -498,7 +498,7 @@ class Plan(Savings):
                 if one.device is not None:
                     self.op_assign(part, one.device)
         if decisions.stages:
-            self.pipeline([self._op(name) for name in decisions.stages])
+            self.pipeline([self.op(name) for name in decisions.stages])
         if decisions.schedule is not None:
             self.op_order(decisions.schedule, decisions.placement)
         elif decisions.placement is not None:
@@ -506,13 +506,13 @@ class Plan(Savings):
         for pair in decisions.orders:
             self.op_order(*map(self._meant, pair))
         self.recompute(*(map(self._meant, group) for group in decisions.recomputed))
-        self.rerun(*([self._op(one.op) for one in group] for group in decisions.rerun))
+        self.rerun(*([self.op(one.op) for one in group] for group in decisions.rerun))
         self.swap(*(map(self._meant, group) for group in decisions.swapped))
         if decisions.on_host:
             self.store_on_host(*decisions.on_host)
         for group, gathers in decisions.windows:
             say = self.gather_weights if gathers else self.reduce_grads
-            say([self._op(one.op) for one in group])
+            say([self.op(one.op) for one in group])
         self.overlap = decisions.overlap
         for note in decisions.notes:
             self.note(note)
@@ -559,7 +559,12 @@ class Plan(Savings):
     def _ops_by_name(self) -> Mapping[str, Op]:
         return {op.name: op for op in (*self.graph.ops, *self.graph.updates.values())}
 
-    def _op(self, name: str) -> Op:
+    def op(self, name: str) -> Op:
+        """The op of that name, or the one that updates that parameter.
+
+        Raises:
+            PlanError: there is none.
+        """
         if name not in self._ops_by_name:
             near = get_close_matches(name, self._ops_by_name, 3, 0.0)
             raise PlanError(f"{self.graph.name} has no op {name!r}; it has {', '.join(near)}.")
@@ -576,5 +581,5 @@ class Plan(Savings):
         return Part(op, made.pieces, replica)
 
     def _meant(self, chosen: Chosen) -> Op | Part:
-        op = self._op(chosen.op)
+        op = self.op(chosen.op)
         return op if chosen.part is None else self._part(op, *chosen.part)

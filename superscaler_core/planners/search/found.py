@@ -13,6 +13,7 @@ from superscaler_core.plan import Decisions, Plan
 from superscaler_core.planners.search.evaluate import compiled
 from superscaler_core.planners.search.picture import draw
 from superscaler_core.planners.search.request import Candidate, Request, Trial
+from superscaler_core.planners.space.explained import explain_op
 from superscaler_core.units import bytes_text, secs_text
 
 WIDTH = 100
@@ -86,6 +87,20 @@ class Found:
             PlanError: matplotlib is missing, or cannot write this suffix.
         """
         draw(self.request, self.tried, self.best, path)
+
+    def explain(self, op: str) -> str:
+        """What each cut of an op would have cost, all others being as in the chosen plan; a table.
+
+        Raises:
+            PlanError: the model has no such op.
+        """
+        asked = self.request
+        return explain_op(
+            self.plan, op, asked.topology, asked.profile,
+            microbatches=asked.microbatches(self.best.candidate.samples),
+            memory_bytes=asked.memory_bytes, optimizer=asked.optimizer,
+            master_dtype=asked.master_dtype,
+        )  # fmt: skip
 
     # --- text -----------------------------------------------------------------------------------
 

@@ -18,6 +18,10 @@ from superscaler_core.program.side import sides_of
 Cut = tuple[DimClass | None, ...]
 """For each axis of a mesh the class of loops that is cut along it; None replicates."""
 
+LONG = 16
+"""Iterations of every piece from which a cut may be uneven: a device then has at most a sixteenth
+more work than an even share."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -85,7 +89,8 @@ def choices_of(
     An op that has no loop of the class is replicated along the axis. A class that is cut along
     several axes is cut into the product of their sizes. Left out are classes of no loop of a
     parameter, or of a tensor that other groups read or write: to cut inside a group what is whole
-    at its ends only adds communication; and cuts that do not divide all loops of the class evenly.
+    at its ends only adds communication; and uneven cuts, but those of a class whose loops are all
+    of one size, at least ``LONG`` for each piece, such as a vocabulary of 50,257 words.
 
     Args:
         dims: of the graph.
@@ -96,7 +101,7 @@ def choices_of(
     names = _names(dims, group, _outer_classes(dims, group))
     found = []
     for cut in product(*((*names, None) if num > 1 else (None,) for num in mesh)):
-        if not all(_divides(dims, op, cut, mesh) for op in group):
+        if not all(_is_even(dims, op, cut, mesh) for op in group):
             continue
         name = " ".join(
             f"{'-' if each is None else names[each]}/{num}"
@@ -145,13 +150,18 @@ def _loops(dims: Dims, op: Op, cut: Cut) -> list[str | None]:
     return [each[0] if each else None for each in ids]
 
 
-def _divides(dims: Dims, op: Op, cut: Cut, mesh: Sequence[int]) -> bool:
-    """Whether a cut divides all loops of an op evenly."""
+def _is_even(dims: Dims, op: Op, cut: Cut, mesh: Sequence[int]) -> bool:
+    """Whether a cut divides all loops of an op evenly, or those that are long nearly so."""
     counts: dict[str, int] = {}
     for loop, num in zip(_loops(dims, op, cut), mesh, strict=True):
         if loop is not None:
             counts[loop] = counts.get(loop, 1) * num
-    return all(op.sizes[loop] % num == 0 for loop, num in counts.items())
+    return all(
+        op.sizes[loop] % num == 0
+        # Loops of several sizes, such as heads and features, would be cut at different places.
+        or (op.sizes[loop] >= LONG * num and len(dims.sizes(dims.of_loop(op, loop))) == 1)
+        for loop, num in counts.items()
+    )
 
 
 def _split(dims: Dims, op: Op, cut: Cut, devices: Sequence[Device], mesh: Sequence[int]) -> OpSplit:

@@ -32,6 +32,12 @@ def test_a_planner_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "chosen   galvatron samples=" in capsys.readouterr().out
 
 
+def test_what_other_cuts_of_an_op_would_cost_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MLP, "--max-tried", "3", "--explain", "layers.0:linear"]) == 0
+    _, _, table = capsys.readouterr().out.partition("\nlayers.0:linear is decided with ")
+    assert len(re.findall(r"^\*  \S", table, re.MULTILINE)) == 1
+
+
 def test_a_search_that_is_stopped_prints_the_best_so_far(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

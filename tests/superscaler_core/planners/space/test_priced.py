@@ -158,6 +158,31 @@ def test_a_filled_plan_trains_as_one_device(model: str, knobs: str, tmp_path: Pa
     assert max(difference(one, alone, 1e-3) for one in found.values()) < 1e-9
 
 
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)], ids=str)
+def test_words_that_cannot_be_cut_evenly_are_cut_nearly_so(
+    mesh: tuple[int, ...], tmp_path: Path
+) -> None:
+    """67 words are cut into 16, 17, 17 and 17, and training is that of one device."""
+    case = Case("filled", 4, model="gpt", sizes={"vocabulary": 67})
+    space = priced(captured("gpt", vocabulary=67), mesh, microbatches=2)
+    assignment = [0] * len(space.choices)
+    for op, loop in (("embed:embedding", "v"), ("head:linear", "n")):
+        node = space.node_of[op]
+        (assignment[node],) = [
+            number
+            for number, choice in enumerate(space.choices[node])
+            if set(choice.name.split()) == {f"{loop}/{num}" for num in mesh}
+        ]
+    plan = ss.Plan(space.costs.graph, range(4))
+    space.fill(plan, assignment)
+    head = plan.op_split(plan.op("head:linear")).parts
+    assert [end - start for part in head for _, start, end in part.pieces] == [16, 17, 17, 17]
+    ss.compile(plan, topology=TWO_HOSTS).save(tmp_path)
+    start, alone = case.new_model().state_dict(), train_alone(case, 2)
+    found = ss.run_threads(tmp_path, lambda trainer: train(trainer, case, start), range(4))
+    assert max(difference(one, alone, 1e-3) for one in found.values()) < 1e-9
+
+
 def test_a_plan_of_another_graph_is_not_filled() -> None:
     space = priced(captured("mlp"), (4,))
     with pytest.raises(PlanError, match="the plan is of another graph"):

@@ -1,0 +1,85 @@
+"""Explained: what each cut of an op would have cost in a plan, whoever planned it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import rvdcomm as rv
+from superscaler_core.cost import DeviceProfile
+from superscaler_core.plan import OpSplit, Plan
+from superscaler_core.planners.space.choices import Choice, choices_of
+from superscaler_core.planners.space.groups import OpGroup, groups_of
+from superscaler_core.planners.space.pricing import price_space
+
+Mesh = tuple[int, ...]
+
+
+def explain_op(
+    plan: Plan, name: str, topology: rv.Topology, profile: DeviceProfile, **knobs: Any
+) -> str:
+    """A table of the choices of an op, all other ops being cut as the plan has them.
+
+    The choices are those of ``price_space`` for the op's stage, on the mesh of its devices that has
+    most of the plan's cuts. A group that the plan cuts in another way, such as in parts that a
+    device runs one after another, counts as the choice with which it shares most; if that is the
+    op's own group, a note says so. What the plan recomputes or stores in pieces is left out.
+
+    Args:
+        plan: filled.
+        name: of an op.
+        topology, profile: as in ``price_space``.
+        knobs: ``microbatches``, ``memory_bytes``, ``optimizer`` and ``master_dtype`` of it.
+
+    Raises:
+        PlanError: the model has no such op, or parts of its stage have no device.
+    """
+    op = plan.op(name)
+    ops = next(stage.ops for stage in plan.stages if op in stage.ops)
+    devices = sorted({device for each in ops for device in plan.op_split(each).devices})
+    runs = ([each for each in run if each in {*ops}] for run in plan.blocks.groups)
+    groups = [group for run in runs for group in groups_of(plan.graph, run)]
+
+    def shared(mesh: Mesh) -> int:
+        """How many ops the mesh cuts as the plan does."""
+        choices = (choices_of(plan.dims, group, devices, mesh) for group in groups)
+        return sum(
+            max(_shared(plan, group, each) for each in own)
+            for group, own in zip(groups, choices, strict=True)
+        )
+
+    mesh = max(_meshes(len(devices)), key=shared)
+    priced = price_space(
+        plan.graph, devices, topology, profile, mesh=mesh, ops=ops, blocks=plan.blocks, **knobs
+    )
+    node = priced.node_of[name]
+    assignment = [
+        _nearest(plan, next((g for g in own if op in g), own[0]), choices)
+        for own, choices in zip(priced.groups, priced.choices, strict=True)
+    ]
+    group = next(g for g in priced.groups[node] if op in g)
+    text = priced.explain(assignment, name)
+    if _shared(plan, group, priced.choices[node][assignment[node]]) < len(group):
+        text += "\nThe plan cuts it in a way that is none of these; the nearest one is marked."
+    return text
+
+
+def _meshes(num: int) -> list[Mesh]:
+    """All meshes of one or two axes."""
+    return [(num,), *((a, num // a) for a in range(2, num) if num % a == 0)]
+
+
+def _nearest(plan: Plan, group: OpGroup, choices: Sequence[Choice]) -> int:
+    """The number of the choice that cuts most ops as the plan does."""
+    return max(range(len(choices)), key=lambda i: _shared(plan, group, choices[i]))
+
+
+def _shared(plan: Plan, group: OpGroup, choice: Choice) -> int:
+    """How many ops of a group a choice cuts as the plan does."""
+    splits = choice.split_of(group)
+    return sum(_work(plan.op_split(op)) == _work(split) for op, split in splits.items())
+
+
+def _work(split: OpSplit) -> frozenset[object]:
+    """What every device does, however its parts are numbered."""
+    return frozenset((part.device, part.pieces) for part in split.parts)
