@@ -1,7 +1,9 @@
 """Op time: the time of a part of an op forward and backward, from a table or by the roofline.
 
 Roofline (Williams, Waterman, Patterson 2009): an op takes as long as its operations or its memory
-traffic, whichever is longer. Operands are read and results written once.
+traffic, whichever is longer. Operands are read and results written once. Both reach a share of the
+device's peak that depends on their amount (``Reach``): the operations of the product that is
+executed, which are those of the part and not of the op, and the part's bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from superscaler_core.graph.tensor import ITEM_BYTES, PARAMETER
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 
 BACKWARD_FLOPS = {"attention": 2.5}
-"""Operations of the backward divided by those of the forward; by default the number of gradients.
+"""Operations of the backward divided by those of the forward; others have as many as gradients.
 
 Attention has five products where the forward has two (FlashAttention, Dao et al. 2022, recomputes
 the scores).
@@ -97,10 +99,10 @@ def backward_bytes(form: PartForm) -> int:
     return saved + given + again + sum(view.num_bytes for view in wanted)
 
 
-def backward_flops(form: PartForm) -> float:
-    """Operations of the backward: for each needed gradient as many as in the forward."""
+def backward_products(form: PartForm) -> float:
+    """Operations of the backward divided by those of the forward: one for each needed gradient."""
     wanted = sum(of.requires_grad for of in form.op.inputs)
-    return forward_flops(form) * BACKWARD_FLOPS.get(form.op.kind, min(2, wanted))
+    return BACKWARD_FLOPS.get(form.op.kind, min(2, wanted))
 
 
 def forward_flops(form: PartForm) -> float:
@@ -113,10 +115,13 @@ class OpTimes:
 
     Args:
         profile: profile of the device.
+        grown: every part reaches the shares of one with this many times its work. Where shares do
+            not fall, times are then lower bounds for a share of so much work, however it is cut.
     """
 
-    def __init__(self, profile: DeviceProfile) -> None:
+    def __init__(self, profile: DeviceProfile, grown: float = 1.0) -> None:
         self.profile = profile
+        self._grown = grown
         self.of = lru_cache(maxsize=MAX_PART_FORMS)(self._find)
         """Seconds of the forward and of the backward of a part, by its form."""
 
@@ -130,7 +135,7 @@ class OpTimes:
 
     def sum_secs(self, num_bytes: int) -> float:
         """Seconds of accumulating a weight's gradient of this size."""
-        return ACCUMULATE * num_bytes / self.profile.reached_bytes_per_sec
+        return ACCUMULATE * self.profile.bytes_secs(num_bytes)
 
     def update_secs(self, num_states: int, here_bytes: int, hosted_bytes: int = 0) -> float:
         """Seconds of the optimizer's one fused pass: it reads gradients, and writes weights and
@@ -142,7 +147,7 @@ class OpTimes:
             hosted_bytes: bytes of the weights that are stored on its host.
         """
         passes = 3 + 2 * num_states
-        here_secs = passes * here_bytes / self.profile.reached_bytes_per_sec
+        here_secs = passes * self.profile.bytes_secs(here_bytes)
         return here_secs + passes * hosted_bytes / self.profile.host_memory_bytes_per_sec
 
     def _find(self, form: PartForm) -> tuple[float, float]:
@@ -152,15 +157,17 @@ class OpTimes:
                 return measured
         if form.op.kind in VIEWS:
             return 0.0, 0.0
-        forward = self._roofline(form, forward_flops(form), forward_bytes(form))
+        forward = self._roofline(form, 1, forward_bytes(form))
         if not any(of.requires_grad for of in form.op.outputs):
             return forward, 0.0
-        return forward, self._roofline(form, backward_flops(form), backward_bytes(form))
+        return forward, self._roofline(form, backward_products(form), backward_bytes(form))
 
-    def _roofline(self, form: PartForm, flops: float, num_bytes: int) -> float:
-        dtype = form.op.outputs[0].dtype
+    def _roofline(self, form: PartForm, num_products: float, num_bytes: int) -> float:
+        profile, dtype = self.profile, form.op.outputs[0].dtype
+        bytes_secs = profile.bytes_secs(num_bytes, self._grown)
         # Comparisons and counts have no significant arithmetic.
-        computes = flops > 0 and dtype.startswith(("float", "bfloat"))
-        flops_secs = flops / self.profile.flops_of(dtype, form.op.kind) if computes else 0.0
-        bytes_secs = num_bytes / self.profile.reached_bytes_per_sec
-        return max(flops_secs, bytes_secs) + self.profile.launch_secs
+        if not num_products or not dtype.startswith(("float", "bfloat")):
+            return bytes_secs + profile.launch_secs
+        flops = forward_flops(form)
+        flops_secs = profile.flops_secs(flops, dtype, form.op.kind, self._grown)
+        return max(num_products * flops_secs, bytes_secs) + profile.launch_secs

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from superscaler_core.cost.reach import FULL, Reach
 from superscaler_core.errors import PlanError
 from superscaler_core.units import bytes_text
 
-FILE_VERSION = 1
+FILE_VERSION = 2
 """Version of the JSON that ``DeviceProfile.save`` writes."""
 
-PRODUCTS, BYTES = "products", "bytes"
-"""Keys of ``efficiency``: for ops without an entry of their own, and for memory."""
+FUSED = "attention"
+"""The kind of ops with shares of their own: attention in one kernel, which writes no scores."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class DeviceProfile:
         host_bytes_per_sec: between its memory and the host's, one direction.
         host_memory_bytes_per_sec: this device's share of the host memory's bandwidth.
         launch_secs: overhead of every op.
-        efficiency: share of the peaks that is reached: ``"products"`` of flops, ``"bytes"`` of
-            memory, and any op kind, such as ``"attention"``, of flops; an *assumption*. 1 if left
-            out.
+        products: the share of ``flops_per_sec`` that ops reach, by dtype and by the operations of
+            one product with its batch; all of it for a dtype that is left out.
+        attention: the same for fused attention; as ``products`` for a dtype that is left out.
+        memory: the share of ``bytes_per_sec`` that ops reach, by the bytes that they move.
         segment_secs: overhead of every call of a segment.
         move_secs: overhead of every communication call, in addition to its plan's time.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
@@ -50,7 +52,9 @@ class DeviceProfile:
     host_bytes_per_sec: float = 16e9
     host_memory_bytes_per_sec: float = 19e9
     launch_secs: float = 0.0
-    efficiency: Mapping[str, float] = field(default_factory=dict)
+    products: Mapping[str, Reach] = field(default_factory=dict)
+    attention: Mapping[str, Reach] = field(default_factory=dict)
+    memory: Reach = FULL
     segment_secs: float = 0.0
     move_secs: float = 0.0
     op_secs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -59,7 +63,6 @@ class DeviceProfile:
     def __post_init__(self) -> None:
         speeds = {
             **{f"flops_per_sec of {dtype}": value for dtype, value in self.flops_per_sec.items()},
-            **{f"efficiency of {kind}": value for kind, value in self.efficiency.items()},
             "bytes_per_sec": self.bytes_per_sec,
             "host_bytes_per_sec": self.host_bytes_per_sec,
             "host_memory_bytes_per_sec": self.host_memory_bytes_per_sec,
@@ -68,15 +71,19 @@ class DeviceProfile:
         times = {"launch_secs", "segment_secs", "move_secs"}
         bad = [f"{what} is {value}" for what, value in speeds.items() if not value > 0]
         bad += [f"{t} is {getattr(self, t)}" for t in sorted(times) if not getattr(self, t) >= 0]
-        bad += [f"efficiency of {k} is {v}, above 1" for k, v in self.efficiency.items() if v > 1]
         if bad:
             raise PlanError(
-                f"profile {self.name}: {'; '.join(bad)}; speeds are above 0, times at least 0, "
-                "efficiencies at most 1."
+                f"profile {self.name}: {'; '.join(bad)}; speeds are above 0, times at least 0."
             )
 
-    def flops_of(self, dtype: str, kind: str) -> float:
-        """Operations per second that an op of a kind reaches.
+    def flops_secs(self, flops: float, dtype: str, kind: str, grown: float = 1.0) -> float:
+        """Seconds of the operations of a product.
+
+        Args:
+            flops: operations of one product, with its batch.
+            dtype: of its result.
+            kind: of the op.
+            grown: the share is that of a product this many times as large.
 
         Raises:
             PlanError: the profile has no speed for this dtype.
@@ -86,25 +93,66 @@ class DeviceProfile:
                 f"profile {self.name} has no flops_per_sec of {dtype}; it has "
                 f"{', '.join(self.flops_per_sec)}."
             )
-        share = self.efficiency.get(kind, self.efficiency.get(PRODUCTS, 1.0))
-        return self.flops_per_sec[dtype] * share
+        if not flops:
+            return 0.0
+        reach = self.attention.get(dtype) if kind == FUSED else None
+        reach = reach or self.products.get(dtype, FULL)
+        return flops / (self.flops_per_sec[dtype] * reach.at(flops * grown))
 
-    @property
-    def reached_bytes_per_sec(self) -> float:
-        """Memory bandwidth that is reached."""
-        return self.bytes_per_sec * self.efficiency.get(BYTES, 1.0)
+    def bytes_secs(self, num_bytes: int, grown: float = 1.0) -> float:
+        """Seconds of a pass over memory; ``grown`` is as in ``flops_secs``."""
+        if not num_bytes:
+            return 0.0
+        return num_bytes / (self.bytes_per_sec * self.memory.at(num_bytes * grown))
+
+    def scaled(self, **factors: float) -> DeviceProfile:
+        """A profile that reaches other shares, to learn how much a result depends on them.
+
+        Args:
+            factors: by dtype, for all of its products and attention, and ``memory``; a share that
+                would exceed 1 becomes 1.
+
+        Raises:
+            PlanError: the profile has no shares of that name, or a factor is not above 0.
+
+        >>> from superscaler_core.cost.presets import PROFILES
+        >>> profile = PROFILES["v100"].scaled(float32=0.5)
+        >>> flops = 2 * 8192**3
+        >>> slow, usual = (p.flops_secs(flops, "float32", "linear")
+        ...                for p in (profile, PROFILES["v100"]))
+        >>> slow == 2 * usual
+        True
+        """
+        known = {*self.products, *self.attention, "memory"}
+        wrong = [f"{name}={factor}" for name, factor in factors.items()
+                 if name not in known or not factor > 0]  # fmt: skip
+        if wrong:
+            raise PlanError(
+                f"profile {self.name} cannot be scaled by {', '.join(wrong)}: factors are above 0, "
+                f"of {', '.join(sorted(known))}."
+            )
+
+        def times(reaches: Mapping[str, Reach]) -> Mapping[str, Reach]:
+            return {key: reach.scaled(factors.get(key, 1.0)) for key, reach in reaches.items()}
+
+        return replace(
+            self, products=times(self.products), attention=times(self.attention),
+            memory=self.memory.scaled(factors.get("memory", 1.0)),
+        )  # fmt: skip
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions behind a result, one per line."""
         peaks = ", ".join(f"{v / 1e12:.4g} {dtype}" for dtype, v in self.flops_per_sec.items())
-        shares = ", ".join(f"{share:.3g} of {kind}" for kind, share in self.efficiency.items())
+        shares = [_shares(f"{dtype} products", reach) for dtype, reach in self.products.items()]
+        shares += [_shares(f"{dtype} attention", reach) for dtype, reach in self.attention.items()]
+        shares += [_shares("memory", self.memory)]
         lines = [
             f"device {self.name}: peak TFLOP/s {peaks}; memory {bytes_text(self.memory_bytes)}",
             f"GB/s of memory {self.bytes_per_sec / 1e9:.4g}, to the host "
             f"{self.host_bytes_per_sec / 1e9:.4g}, of the host's memory "
             f"{self.host_memory_bytes_per_sec / 1e9:.4g}",
-            f"efficiency assumed: {shares or 'all of the peaks'}; "
+            f"shares reached, by size: {', '.join(shares)}; "
             f"launch of an op {1e6 * self.launch_secs:.3g} us",
         ]
         if self.op_secs:
@@ -147,6 +195,21 @@ class DeviceProfile:
             raise PlanError(f"{path} is not a device profile: {str(error).rstrip('.')}.") from None
 
 
+def _shares(what: str, reach: Reach) -> str:
+    """The lowest and the highest share of a table."""
+    (_, least), (_, most) = reach.points[0], reach.points[-1]
+    return f"{least:.2g} to {most:.2g} of {what}" if least != most else f"{most:.2g} of {what}"
+
+
+def _reach(name: str, value: Any) -> Reach:
+    """A table of shares, from plain values."""
+    points = value.get("points") if isinstance(value, dict) else None
+    pairs = [p for p in points if isinstance(p, list) and len(p) == 2] if points else []
+    if not pairs or not all(isinstance(x, int | float) for pair in pairs for x in pair):
+        raise TypeError(f"{name} is no table of pairs: {str(value)[:40]!r}")
+    return Reach(tuple((amount, share) for amount, share in pairs))
+
+
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     """The checked fields of a profile, from plain values."""
     known = {each.name for each in fields(DeviceProfile)}
@@ -156,23 +219,31 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
         kind = _KINDS.get(name, (int, float))
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{name} is {str(value)[:40]!r}")
-    for name in ("flops_per_sec", "efficiency"):
-        for key, number in values.get(name, {}).items():
-            if not isinstance(number, int | float):
-                raise TypeError(f"{name} of {key} is {str(number)[:40]!r}")
+    for key, number in values.get("flops_per_sec", {}).items():
+        if not isinstance(number, int | float):
+            raise TypeError(f"flops_per_sec of {key} is {str(number)[:40]!r}")
+    read: dict[str, Any] = {
+        name: {key: _reach(f"{name} of {key}", reach) for key, reach in values[name].items()}
+        for name in ("products", "attention")
+        if name in values
+    }
+    if "memory" in values:
+        read["memory"] = _reach("memory", values["memory"])
     table = {}
     for key, pair in values.get("op_secs", {}).items():
         is_pair = isinstance(pair, list) and len(pair) == 2
         if not is_pair or not all(isinstance(x, int | float) and x >= 0 for x in pair):
             raise TypeError(f"op_secs of {key[:80]!r} is no pair of seconds")
         table[key] = (pair[0], pair[1])
-    return {**values, "op_secs": table, "notes": tuple(map(str, values.get("notes", ())))}
+    return {**values, **read, "op_secs": table, "notes": tuple(map(str, values.get("notes", ())))}
 
 
 _KINDS: Mapping[str, Any] = {
     "name": str,
     "flops_per_sec": dict,
-    "efficiency": dict,
+    "products": dict,
+    "attention": dict,
+    "memory": dict,
     "op_secs": dict,
     "notes": list,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import accumulate
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -16,6 +18,7 @@ from tqdm import tqdm
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost.op_time import signature
 from superscaler_core.cost.profile import DeviceProfile
+from superscaler_core.cost.reach import Reach
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, VTensor
 from superscaler_core.run.evaluate import code_names
@@ -26,14 +29,17 @@ NUM_ROUNDS = 3
 MIN_SAMPLES, MAX_SAMPLES = 3, 200
 """Samples per op and round; the median is used."""
 
-STREAM_BYTES = CACHE_BYTES = 64 << 20
+CACHE_BYTES = 64 << 20
 """Size of tensors that no cache can hold."""
+
+STREAM_BYTES = (CACHE_BYTES >> 10, CACHE_BYTES >> 5, CACHE_BYTES)
+"""Sizes of the copies that measure the memory."""
 
 MIN_SETS, MAX_SETS = 2, 16
 """Most copies of an op's tensors, which are used in turn."""
 
-PRODUCT_SIZE = 512
-"""Rows and columns of the product that measures the peaks."""
+PRODUCT_ROWS = (32, 128, 512)
+"""Rows and columns of the products that measure how fast products of each dtype are."""
 
 Distinct = dict[str, tuple[Part, Mapping[str, Any]]]
 """One part for every signature, with the constants of its graph."""
@@ -61,7 +67,8 @@ def measured(
         memory_bytes: memory of a device; this machine's if None.
 
     Returns:
-        A profile with times of these ops; other ops are priced by this machine's peaks.
+        A profile with times of these ops; other ops are priced by the speeds of products and copies
+        of a few sizes.
     """
     distinct = _distinct(programs)
     dtypes = {view.tensor.dtype for part, _ in distinct.values() for view in part.outputs}
@@ -71,11 +78,21 @@ def measured(
     for key in distinct:
         forward, backward = (median(found[key][way] for found in rounds) for way in (0, 1))
         table[key] = forward, max(0.0, backward - engine_secs)
+    launch_secs = _launch_secs(op_secs)
+    products = {
+        dtype: _peak_and_reach(_products(dtype, launch_secs, op_secs))
+        for dtype in sorted(dtypes)
+        if _is_float(dtype)
+    }
+    bytes_per_sec, memory = _peak_and_reach(_streams(launch_secs, op_secs))
     return DeviceProfile(
         name,
-        {dtype: _peak_flops(dtype, op_secs) for dtype in sorted(dtypes) if _is_float(dtype)},
-        _stream_bytes_per_sec(op_secs),
+        {dtype: peak for dtype, (peak, _) in products.items()},
+        bytes_per_sec,
         memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        launch_secs=launch_secs,
+        products={dtype: reach for dtype, (_, reach) in products.items()},
+        memory=memory,
         segment_secs=_segment_secs(op_secs),
         move_secs=move_secs,
         op_secs=table,
@@ -185,14 +202,46 @@ def _segment_secs(secs: float) -> float:
     return _timed(both, secs) / 2
 
 
-def _stream_bytes_per_sec(secs: float) -> float:
-    src, dst = torch.zeros(2, STREAM_BYTES // 4)
-    return 2 * STREAM_BYTES / _timed(lambda: dst.copy_(src), secs)
+def _launch_secs(secs: float) -> float:
+    """Seconds of an op that computes next to nothing."""
+    one = torch.zeros(1)
+    return _timed(lambda: one + one, secs)
 
 
-def _peak_flops(dtype: str, secs: float) -> float:
-    square = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE, dtype=getattr(torch, dtype))
-    return 2 * PRODUCT_SIZE**3 / _timed(lambda: square @ square, secs)
+def _streams(launch_secs: float, secs: float) -> list[tuple[float, float]]:
+    """Bytes that copies of several sizes read and write, and how many they move in a second."""
+    found = []
+    for num_bytes in STREAM_BYTES:
+        src, dst = torch.zeros(2, num_bytes // 4)
+        taken = _timed(partial(dst.copy_, src), secs)
+        found.append((2.0 * num_bytes, 2 * num_bytes / _beyond(taken, launch_secs)))
+    return found
+
+
+def _products(dtype: str, launch_secs: float, secs: float) -> list[tuple[float, float]]:
+    """Operations of products of several sizes, and how many they do in a second.
+
+    A larger product is taken to be at least as fast: what a cache or another process does to one
+    of them is noise here, and bounds of planners rely on it.
+    """
+    found = []
+    for rows in PRODUCT_ROWS:
+        square = torch.ones(rows, rows, dtype=getattr(torch, dtype))
+        taken = _timed(partial(torch.mm, square, square), secs)
+        found.append((2.0 * rows**3, 2 * rows**3 / _beyond(taken, launch_secs)))
+    amounts, speeds = zip(*found, strict=True)
+    return list(zip(amounts, accumulate(speeds, max), strict=True))
+
+
+def _beyond(taken: float, launch_secs: float) -> float:
+    """The part of a time that a profile does not count as a launch; never nothing."""
+    return max(taken - launch_secs, taken / 2)
+
+
+def _peak_and_reach(speeds: list[tuple[float, float]]) -> tuple[float, Reach]:
+    """The greatest speed, and the share of it that each amount reaches."""
+    peak = max(speed for _, speed in speeds)
+    return peak, Reach.lawful((amount, speed / peak) for amount, speed in speeds)
 
 
 # --- clocks -------------------------------------------------------------------------------------

@@ -29,9 +29,11 @@ class Bounds:
     """Lower bounds for one request, all from its smallest microbatch: capturing takes seconds.
 
     Of time: the devices together compute every op at least once for every sample, so the slowest
-    takes at least its share. By the roofline an op takes ``max(f, a + w) <= max(f, a) + w`` for its
-    operations, its activations' traffic and its weights', of which f and a grow with the samples;
-    so k samples take at least k times what one takes less w and the launch.
+    takes at least its share. Speeds grow with the work, so no part of any microbatch is faster than
+    the whole op at the largest microbatch; at that speed an op takes, by the roofline,
+    ``max(f, a + w) <= max(f, a) + w`` for its operations, its activations' traffic and its
+    weights', of which f and a grow with the samples. So k samples take at least k times what one
+    takes less w and the launch.
 
     Of memory: weights, gradients and states are somewhere; and when a microbatch has ended its
     forward, all that its backward needs is on some device.
@@ -48,17 +50,16 @@ class Bounds:
     @cached_property
     def _sample_secs(self) -> float:
         """The least time of a forward and a backward of a sample on one device."""
-        profile = self.request.profile
-        times = OpTimes(profile)
+        profile, samples = self.request.profile, self.request.samples
+        times = OpTimes(profile, grown=samples[-1] / samples[0])
 
         def secs(op: Op) -> float:
             weights = sum(tensor.num_bytes for tensor in op.parameters)
-            traffic_secs = WEIGHT_TRAFFIC * weights / profile.reached_bytes_per_sec
-            less = traffic_secs + 3 * profile.launch_secs
+            less = WEIGHT_TRAFFIC * profile.bytes_secs(weights) + 3 * profile.launch_secs
             part = Part(op)
             return max(0.0, times.forward_secs(part) + times.backward_secs(part) - less)
 
-        return sum(map(secs, self._graph.ops)) / self.request.samples[0]
+        return sum(map(secs, self._graph.ops)) / samples[0]
 
     def secs(self, setting: Setting) -> float:
         """A lower bound of a step."""

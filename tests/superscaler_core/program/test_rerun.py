@@ -14,6 +14,7 @@ import pytest
 
 import superscaler_core as ss
 from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost.reach import Reach
 from superscaler_core.graph.blocks import find_blocks
 from superscaler_core.graph.part import Part
 from superscaler_core.plan import Keep
@@ -142,7 +143,9 @@ def test_parts_that_nobody_reads_again_are_computed_in_their_own_backward_alone(
 
 
 def test_simulated_parts_run_twice_and_those_of_an_attention_in_a_whole_block_thrice() -> None:
-    profile = replace(PROFILES["v100"], launch_secs=0.0, segment_secs=0.0)
+    # Equal shares at all sizes: two parts take as long as the whole.
+    half = {"float64": Reach(((1.0, 0.5),))}
+    profile = replace(PROFILES["v100"], launch_secs=0.0, products=half, attention=half)
     shape = {"layers": 1, "width": 1024, "sequence": 1024}
     secs, found = [], list[Part]()
     for knobs in ({"parts": 1}, {"parts": 2}, {"parts": 2, "keep": Keep.BLOCK_INPUTS}):

@@ -346,7 +346,7 @@ def test_the_table_fits_a_terminal(pipeline: Simulated) -> None:
     text = str(pipeline)
     assert max(map(len, text.splitlines())) <= 100
     assert "bubble of makespan" in text
-    assert "efficiency assumed" in text
+    assert "shares reached, by size" in text
 
 
 def test_a_trace_has_what_devices_compute(pipeline: Simulated, tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import superscaler_core as ss
 from superscaler_core.cost.op_time import (
     OpTimes,
-    backward_flops,
+    backward_products,
     forward_bytes,
     signature,
 )
+from superscaler_core.cost.reach import Reach
 from superscaler_core.simulator import PROFILES, DeviceProfile
 from superscaler_core.simulator.measured import measured
 from tests.superscaler_core.simulated_chains import chain
@@ -45,12 +46,15 @@ def test_load_returns_what_save_wrote(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 9}, "no JSON object of version 1"),
+        ({"version": 9}, "no JSON object of version 2"),
         ({"speed": 3}, "unknown entries speed"),
         ({"bytes_per_sec": "fast"}, "bytes_per_sec is 'fast'"),
         ({"flops_per_sec": {"float32": None}}, "flops_per_sec of float32 is 'None'"),
         ({"op_secs": {"a": [1]}}, "op_secs of 'a' is no pair of seconds"),
         ({"memory_bytes": 0}, "memory_bytes is 0"),
+        ({"memory": 0.5}, "memory is '0.5'"),
+        ({"products": {"float32": {"points": [[1]]}}}, "products of float32 is no table of pairs"),
+        ({"memory": {"points": [[1, 2]]}}, "shares .* cannot be"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused(
@@ -64,8 +68,8 @@ def test_a_file_that_is_no_profile_is_refused(
 
 
 def test_figures_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ss.PlanError, match=r"launch_secs is -1; .*efficiency of products is 2"):
-        replace(SIMPLE, launch_secs=-1, efficiency={"products": 2.0})
+    with pytest.raises(ss.PlanError, match=r"bytes_per_sec is 0; .*launch_secs is -1; "):
+        replace(SIMPLE, launch_secs=-1, bytes_per_sec=0)
 
 
 def test_an_infinite_figure_cannot_be_saved(tmp_path: Path) -> None:
@@ -86,7 +90,7 @@ def test_a_product_takes_its_operations() -> None:
 
 def test_a_product_of_two_gradients_has_two_products_in_its_backward() -> None:
     down = part(two_linears(4, 6, 8, 5), 2)
-    assert backward_flops(down.form) == 2 * (2 * 4 * 8 * 5)
+    assert backward_products(down.form) == 2
 
 
 def test_memory_traffic_is_operands_once() -> None:
@@ -115,11 +119,70 @@ def test_twice_the_speed_is_half_the_time() -> None:
         assert OpTimes(fast).backward_secs(ss.Part(op)) == pytest.approx(slow_secs / 2)
 
 
-def test_efficiency_of_a_kind_is_of_its_operations() -> None:
-    linear = part(two_linears(), 0)
-    half = replace(COMPUTE_BOUND, efficiency={"products": 0.25, "linear": 0.5})
-    full = OpTimes(COMPUTE_BOUND).forward_secs(linear)
-    assert OpTimes(half).forward_secs(linear) == pytest.approx(2 * full, rel=1e-9)
+def test_a_product_reaches_the_share_of_its_own_size() -> None:
+    whole = part(two_linears(4, 6, 8, 5), 2)
+    flops = 2.0 * 4 * 8 * 5
+    sized = replace(COMPUTE_BOUND, products={"float64": Reach(((flops / 4, 0.25), (flops, 0.5)))})
+    half = ss.split("b", 2)(whole)[0]
+    for each, num, share in ((whole, 1, 0.5), (half, 2, 0.5**1.5)):
+        full = OpTimes(COMPUTE_BOUND)
+        assert OpTimes(sized).forward_secs(each) == pytest.approx(full.forward_secs(each) / share)
+        # Its backward is two products of its size, not one of twice.
+        assert OpTimes(sized).backward_secs(each) == pytest.approx(full.backward_secs(each) / share)
+        assert full.backward_secs(each) == pytest.approx(2 * flops / num / 1e12)
+
+
+def test_fused_attention_has_shares_of_its_own() -> None:
+    shared = replace(
+        COMPUTE_BOUND, products={"float32": Reach(((1.0, 0.5),))},
+        attention={"float32": Reach(((1.0, 0.25),))},
+    )  # fmt: skip
+    ways = (("linear", "float32"), ("attention", "float32"), ("attention", "float64"))
+    secs = [shared.flops_secs(1e12, dtype, kind) for kind, dtype in ways]
+    assert secs == [2, 4, 1]
+
+
+def test_a_pass_over_memory_reaches_the_share_of_its_bytes() -> None:
+    sized = replace(SIMPLE, memory=Reach(((100.0, 0.25), (10_000.0, 0.5))))
+    assert [sized.bytes_secs(n) for n in (0, 100, 10_000)] == [0, 4e-7, 2e-5]
+    assert OpTimes(sized).sum_secs(100) == 3 * 4e-7
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_part_takes_at_least_its_share_of_the_op(name: str) -> None:
+    """Lower bounds of planners rely on it."""
+    times = OpTimes(replace(PROFILES[name], launch_secs=0.0))
+    for op in branched().ops:
+        whole = ss.Part(op)
+        for loop, size in op.sizes.items():
+            if op.form.uncut & {loop} or size % 2:
+                continue
+            for piece in ss.split(loop, 2)(whole):
+                assert 2 * times.forward_secs(piece) >= times.forward_secs(whole) * (1 - 1e-9)
+                assert 2 * times.backward_secs(piece) >= times.backward_secs(whole) * (1 - 1e-9)
+                assert times.forward_secs(piece) <= times.forward_secs(whole)
+
+
+def test_what_is_grown_is_as_fast_as_what_is_larger() -> None:
+    profile = replace(PROFILES["v100"], launch_secs=0.0, bytes_per_sec=1e30)
+    small, large = (part(two_linears(batch, 64, 64, 64), 2) for batch in (64, 512))
+    bound, real = OpTimes(profile, grown=8), OpTimes(profile)
+    assert 8 * bound.forward_secs(small) == pytest.approx(real.forward_secs(large))
+    assert 8 * real.forward_secs(small) > 1.1 * real.forward_secs(large)
+
+
+def test_a_profile_is_scaled_by_dtype() -> None:
+    usual = PROFILES["v100"]
+    slow = usual.scaled(float32=0.5, memory=0.5)
+    flops = 2.0 * 8192**3
+    for dtype, ratio in (("float32", 2), ("float16", 1)):
+        for kind in ("linear", "attention"):
+            secs = slow.flops_secs(flops, dtype, kind)
+            assert secs == pytest.approx(ratio * usual.flops_secs(flops, dtype, kind))
+    assert slow.bytes_secs(1000) == pytest.approx(2 * usual.bytes_secs(1000))
+    assert usual.scaled(float32=2.0).products["float32"].points[-1][1] == 1
+    with pytest.raises(ss.PlanError, match=r"cannot be scaled by float8=2, float32=0: .*memory"):
+        usual.scaled(float8=2, float32=0)
 
 
 def test_a_dtype_without_a_peak_is_named() -> None:

@@ -1,0 +1,52 @@
+"""Lower bounds of a request hold for every size of microbatches, however products' speeds grow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.cost.profile import DeviceProfile
+from superscaler_core.cost.reach import Reach
+from superscaler_core.planners.auto import Setting
+from superscaler_core.planners.auto.bounds import Bounds
+from superscaler_core.planners.search.request import Request
+from superscaler_core.simulator import PROFILES
+from tests.superscaler_core.small import two_linears
+
+BATCH = 8192
+STEEP = Reach(((1e9, 1e-2), (1e11, 1.0)))
+"""Products take equally long, up to a size; passes over memory nearly."""
+
+PROFILES_OF = {
+    "v100": PROFILES["v100"],
+    "steep": replace(
+        PROFILES["v100"], products={"float64": STEEP}, memory=Reach(((1e6, 0.1), (1e9, 1.0)))
+    ),
+    "no launch": replace(PROFILES["v100"], launch_secs=0.0),
+}
+
+
+def linears(samples: int) -> ss.Graph:
+    return two_linears(samples, 1024, 4096, 1024)
+
+
+def least_secs(profile: DeviceProfile, samples: int, pieces: int) -> float:
+    """Seconds of computing a batch on one device, every op cut in pieces of its batch."""
+    times, found = OpTimes(profile), 0.0
+    for op in linears(samples).ops:
+        cut = ss.split("b", pieces)(ss.Part(op)) if "b" in op.sizes else [ss.Part(op)]
+        found += sum(times.forward_secs(each) + times.backward_secs(each) for each in cut)
+    return BATCH // samples * found
+
+
+@pytest.mark.parametrize("name", PROFILES_OF)
+@pytest.mark.parametrize("samples", [(64, 1024), (512, 1024, 8192), (4096,)])
+def test_no_microbatch_is_below_the_bound(name: str, samples: tuple[int, ...]) -> None:
+    profile, topology = PROFILES_OF[name], rv.Topology.single_host(1, 5e-6, 20e9)
+    bound = Bounds(Request(linears, samples, BATCH, (0,), topology, profile, 1 << 34))
+    secs = bound.secs(Setting())
+    assert 0 < secs <= min(least_secs(profile, n, p) for n in samples for p in (1, 2, 4))
