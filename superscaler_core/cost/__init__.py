@@ -7,6 +7,7 @@ from superscaler_core.cost.op_memory import Kept
 from superscaler_core.cost.presets import PROFILES
 from superscaler_core.cost.prices import EdgeCost, OpCost, StageCost, SyncCost, together
 from superscaler_core.cost.profile import DeviceProfile
+from superscaler_core.cost.reach import Reach
 
 __all__ = [
     "PROFILES",
@@ -16,6 +17,7 @@ __all__ = [
     "Kept",
     "MemoryCost",
     "OpCost",
+    "Reach",
     "StageCost",
     "SyncCost",
     "peak_bytes",

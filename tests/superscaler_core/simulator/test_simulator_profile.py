@@ -19,7 +19,7 @@ from superscaler_core.cost.op_time import (
 )
 from superscaler_core.cost.reach import Reach
 from superscaler_core.simulator import PROFILES, DeviceProfile
-from superscaler_core.simulator.measured import measured
+from superscaler_core.simulator.measured import PRODUCT_ROWS, STREAM_BYTES, measured
 from tests.superscaler_core.simulated_chains import chain
 from tests.superscaler_core.small import branched, on_one, two_linears
 from tests.superscaler_core.training import Case
@@ -220,6 +220,19 @@ def test_a_measured_profile_knows_every_op_of_its_programs() -> None:
     times = OpTimes(profile)
     linear = next(p for p in parts if p.op.kind == "linear")
     assert times.backward_secs(linear) == profile.op_secs[signature(linear)][1] > 0
+
+
+def test_a_measured_profile_has_speeds_for_other_ops(tmp_path: Path) -> None:
+    profile = measured([ss.compile(on_one(ss.Plan(two_linears(), [0])))], op_secs=0.001)
+    assert list(profile.products) == list(profile.flops_per_sec) == ["float64"]
+    assert [amount for amount, _ in profile.products["float64"].points] == [
+        2 * rows**3 for rows in PRODUCT_ROWS
+    ]
+    assert len(profile.memory.points) == len(STREAM_BYTES)
+    assert max(share for _, share in profile.memory.points) == 1
+    assert profile.launch_secs > 0
+    profile.save(tmp_path / "profile.json")
+    assert DeviceProfile.load(tmp_path / "profile.json") == profile
 
 
 class WorkClock(FlopCounterMode):
