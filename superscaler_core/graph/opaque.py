@@ -10,8 +10,8 @@ from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
 FLOPS_PER_BYTE = 96
-"""Operations in the time of one byte of memory traffic, of an A100 in bfloat16 at the efficiencies
-that ``cost.presets`` assumes: 312e12 * 0.5 / (2039e9 * 0.8)."""
+"""Operations in the time of one byte of memory traffic, for an estimate: of an A100 in bfloat16, at
+half of its peak and 0.8 of its memory's, 312e12 * 0.5 / (2039e9 * 0.8)."""
 
 
 def opaque_notes(graph: Graph) -> list[str]:
