@@ -82,6 +82,7 @@ def alone() -> Found:
         (2, "one_f_one_b", {"microbatches": 4}),
         (4, "zero3", {}),
         (4, "hybrid", {"tp": 2, "pp": 2, "microbatches": 2}),
+        (4, "auto", {"max_tried": 4}),
     ],
 )
 def test_every_rank_finds_what_one_device_finds(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,27 @@ def test_what_is_found_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFi
     (words,) = re.findall(r"^ +superscaler (simulate .*)$", said, re.MULTILINE)
     assert main([*words.split(), "--summary"]) == 0
     assert f": {step} a step" in capsys.readouterr().out
+
+
+@pytest.mark.dist
+def test_what_is_found_trains_under_torchrun_as_a_single_device_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = str(tmp_path / "best.plan")
+    assert main([*MLP, "--dtype", "float64", "--max-tried", "3", "--out", plan]) == 0
+    (samples,) = re.findall(r"--microbatch (\d+)", capsys.readouterr().out)
+    command = ["run", "mlp", plan, "--check", "--dtype", "float64", "--microbatch", samples]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "--standalone", "-m", "superscaler_core", *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("same")
 
 
 def test_a_planner_may_be_named(capsys: pytest.CaptureFixture[str]) -> None:
