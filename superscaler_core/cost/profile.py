@@ -40,6 +40,8 @@ class DeviceProfile:
         memory: the share of ``bytes_per_sec`` that ops reach, by the bytes that they move.
         segment_secs: overhead of every call of a segment.
         move_secs: overhead of every communication call, in addition to its plan's time.
+        num_cores: cores that all devices share, each working on one; 0 if each has its own. Only
+            ``simulate`` reads it.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
             instead of all the above (``op_time.signature``).
         notes: where the figures come from.
@@ -57,6 +59,7 @@ class DeviceProfile:
     memory: Reach = FULL
     segment_secs: float = 0.0
     move_secs: float = 0.0
+    num_cores: int = 0
     op_secs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -68,12 +71,13 @@ class DeviceProfile:
             "host_memory_bytes_per_sec": self.host_memory_bytes_per_sec,
             "memory_bytes": self.memory_bytes,
         }
-        times = {"launch_secs", "segment_secs", "move_secs"}
+        times = {"launch_secs", "segment_secs", "move_secs", "num_cores"}
         bad = [f"{what} is {value}" for what, value in speeds.items() if not value > 0]
         bad += [f"{t} is {getattr(self, t)}" for t in sorted(times) if not getattr(self, t) >= 0]
         if bad:
             raise PlanError(
-                f"profile {self.name}: {'; '.join(bad)}; speeds are above 0, times at least 0."
+                f"profile {self.name}: {'; '.join(bad)}; speeds are above 0, times and cores at "
+                "least 0."
             )
 
     def flops_secs(self, flops: float, dtype: str, kind: str, grown: float = 1.0) -> float:
@@ -161,6 +165,8 @@ class DeviceProfile:
                 f"{1e6 * self.segment_secs:.3g} us, one that communicates "
                 f"{1e6 * self.move_secs:.3g} us more"
             )
+        if self.num_cores:
+            lines.append(f"all devices take turns on {self.num_cores} cores")
         return (*lines, *self.notes)
 
     # --- files ----------------------------------------------------------------------------------

@@ -78,6 +78,8 @@ class Resimulator:
         if made.pairs:
             raise PlanError("the resimulator runs pairs one after the other; simulate this one.")
         self._profile = profile_of(profile) if isinstance(profile, str) else profile
+        if 0 < self._profile.num_cores < len(made.plan.devices):
+            raise PlanError("the resimulator gives every device its core; simulate this plan.")
         self._times = OpTimes(self._profile)
         self._wires = Wires(topology_for(topology or made.topology, made.plan.devices))
         self._methods = Methods(communication, communication)

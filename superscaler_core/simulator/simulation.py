@@ -18,6 +18,7 @@ from superscaler_core.memory import STATES
 from superscaler_core.memory.stored import Stored, StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.schedules import ActionKind
+from superscaler_core.simulator.cores import on_cores
 from superscaler_core.simulator.live import live_of, peaks_of
 from superscaler_core.simulator.simulated import Simulated
 from superscaler_core.simulator.timeline import Stepper
@@ -82,6 +83,8 @@ def simulate(
     with tqdm(total=len(made.events), desc="simulate", delay=2, leave=False, disable=None) as bar:
         stepper = Stepper(made, work, update_secs, move_secs=profile.move_secs, tick=bar.update)
         timeline = stepper.run()
+    if 0 < profile.num_cores < len(devices):
+        timeline = on_cores(timeline, profile.num_cores)
     if made.is_asynchronous and made.plan.schedule is not None:
         num_updates = made.plan.num_microbatches // made.plan.schedule.microbatches_per_update
         update_secs = {device: secs * num_updates for device, secs in update_secs.items()}

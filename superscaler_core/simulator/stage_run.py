@@ -12,6 +12,9 @@ from superscaler_core.program.instruction import Phase
 from superscaler_core.simulator.ports import Interval, Ports
 from superscaler_core.simulator.work import Act
 
+Span = tuple[Act, int, int]
+"""An act with its start and end."""
+
 
 @dataclass(frozen=True)
 class StageRun:
@@ -28,8 +31,8 @@ class StageRun:
 
     devices: tuple[Device, ...]
     ends: tuple[int, ...]
-    spans: tuple[tuple[Act, int, int], ...]
-    beside: tuple[tuple[Act, int, int], ...]
+    spans: tuple[Span, ...]
+    beside: tuple[Span, ...]
     taken: tuple[tuple[Port, Interval], ...]
     under_way: UnderWay
 
@@ -221,8 +224,8 @@ class _Inside:
         self._clock = dict(zip(devices, ready, strict=True))
         self._free = {d: base + end for d, end in before.free.items()}
         self._ends = {key: base + end for key, end in before.ends.items()}
-        self._spans: list[tuple[Act, int, int]] = []
-        self._beside: list[tuple[Act, int, int]] = []
+        self._spans: list[Span] = []
+        self._beside: list[Span] = []
 
     def run(self, acts: Sequence[Act]) -> StageRun:
         """Run all acts, one after another on each device."""

@@ -1,0 +1,57 @@
+"""Laws of steps of devices that share cores: closed forms where communication is free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.schedules import gpipe, one_f_one_b
+from superscaler_core.simulator import PROFILES, Resimulator, Simulated, simulate
+from tests.superscaler_core.simulated_chains import free, given, pipelined
+from tests.superscaler_core.training import Case
+
+F, B = 1e-3, 2e-3
+
+
+def pipeline(d: int, n: int, num_cores: int) -> Simulated:
+    """A step of a pipeline of equal stages."""
+    compiled = pipelined(d, d, one_f_one_b(d, n), free(d))
+    return simulate(compiled, replace(given(compiled.plan.graph, F, B), num_cores=num_cores))
+
+
+@pytest.mark.parametrize(("d", "n"), [(2, 4), (4, 2), (4, 8), (8, 8)])
+def test_one_core_has_all_the_work(d: int, n: int) -> None:
+    assert pipeline(d, n, 1).secs == pytest.approx(d * n * (F + B))
+
+
+@pytest.mark.parametrize("num_cores", [2, 3, 4])
+def test_cores_share_the_work_and_no_core_waits_longer_than_its_device(num_cores: int) -> None:
+    alone, shared = pipeline(4, 8, 0).secs, pipeline(4, 8, num_cores).secs
+    assert max(alone, 4 * 8 * (F + B) / num_cores) <= shared <= alone * 4 / num_cores
+
+
+def test_a_pipeline_of_few_microbatches_loses_nothing_where_its_bubble_is_as_many_devices() -> None:
+    """Of 4 stages with 2 microbatches at most 2 work at one time."""
+    compiled = pipelined(4, 4, gpipe(4, 2), free(4))
+    profile = given(compiled.plan.graph, F, B)
+    found = [simulate(compiled, replace(profile, num_cores=num)) for num in (0, 2, 4)]
+    assert found[1].secs == found[0].secs == found[2].secs
+    assert [ran.inside.ends for ran in found[1].timeline.runs] == [
+        ran.inside.ends for ran in found[0].timeline.runs
+    ]
+
+
+def test_devices_that_always_work_together_take_as_often_as_long() -> None:
+    compiled = Case("data_parallel", 4, model="mlp").compiled()
+    profile = PROFILES["a100"]
+    alone, shared = (simulate(compiled, replace(profile, num_cores=num)) for num in (0, 2))
+    assert shared.secs == pytest.approx(2 * alone.secs)
+    assert shared.compute_secs[0] == pytest.approx(2 * alone.compute_secs[0])
+
+
+def test_the_resimulator_says_that_it_knows_no_cores() -> None:
+    compiled = Case("data_parallel", 4, model="mlp").compiled()
+    with pytest.raises(ss.PlanError, match="every device its core"):
+        Resimulator(compiled, replace(PROFILES["a100"], num_cores=2))
