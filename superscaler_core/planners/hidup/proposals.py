@@ -13,8 +13,9 @@ from superscaler_core.planners.hidup.search import hidup
 from superscaler_core.planners.search.request import Candidate, Request, Trial
 
 BEAM = 64
-"""Strategies of a cut that are kept, so the search is a heuristic. On a decoder of 12 layers with
-experts, on 8 devices, four times as many gave the same predicted time."""
+"""Strategies of a cut that are kept, so the search is a heuristic. On HiDup's models its strategies
+take at most 2 % more than the lower bound (``least_secs``) where links are fast, and at most 28 %
+more where they are slow; there, eight times as many strategies of a cut save up to 2 %."""
 
 
 def propose_hidup(request: Request) -> Iterator[Candidate]:
