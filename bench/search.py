@@ -16,13 +16,14 @@ from typing import Any
 
 from tqdm import tqdm
 
+import rvdcomm as rv
 import superscaler_core as ss
 from bench.run import environment
 from bench.search_baselines import tuned_system
-from bench.search_models import ALPA_MODELS
+from bench.search_models import SEARCH_MODELS
 from bench.studies import cluster
 from bench.studies.study import ALPHAFOLD2, STUDIES
-from bench.studies.systems import DEEPSPEED, DEEPSPEED_WORDS, MEGATRON, MEGATRON_WORDS, RECYCLE
+from bench.studies.systems import RECYCLE
 from bench.studies.workload import Workload, captured, keep_graphs
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.microbatches import Resizing
@@ -60,6 +61,7 @@ class Cell:
         num_gpus: V100s.
         recycle: turns without gradient.
         baselines: planners beside those of the table, by name.
+        topology: of the GPUs; that of the studies if None.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Cell:
     num_gpus: int
     recycle: int
     baselines: Mapping[str, SearchPlanner]
+    topology: rv.Topology | None = None
 
     @property
     def budget_secs(self) -> float:
@@ -88,7 +91,7 @@ class Cell:
             sizes,
             batch,
             tuple(range(self.num_gpus)),
-            cluster.topology(self.num_gpus),
+            self.topology or cluster.topology(self.num_gpus),
             cluster.profile(),
             cluster.limit_bytes(),
             master_dtype="float32",
@@ -109,7 +112,7 @@ class Graphs:
 
 
 def cells() -> Iterator[Cell]:
-    """Those of the studies, and Alpa's; few GPUs first."""
+    """Those of the studies, Alpa's and HiDup's; few GPUs first."""
     found = []
     for name, study in STUDIES.items():
         recycle = RECYCLE if study is ALPHAFOLD2 else 0
@@ -118,11 +121,9 @@ def cells() -> Iterator[Cell]:
             for label, workload in workloads.items():
                 text = f"{name}-{num}-{label}".replace(" ", "_")
                 found.append(Cell(text, workload, num, recycle, systems))
-    for name, model in ALPA_MODELS.items():
-        has_words = model.workload.model != "wide_resnet"
-        pair = (MEGATRON_WORDS, DEEPSPEED_WORDS) if has_words else (MEGATRON, DEEPSPEED)
-        systems = {system.name: tuned_system(system) for system in pair}
-        found.append(Cell(f"{name}-{model.num_gpus}", model.workload, model.num_gpus, 0, systems))
+    for name, model in SEARCH_MODELS.items():
+        num = model.num_gpus
+        found.append(Cell(f"{name}-{num}", model.workload, num, 0, model.baselines, model.topology))
     yield from sorted(found, key=lambda cell: cell.num_gpus)
 
 

@@ -1,6 +1,6 @@
-"""Models that planners are compared on: Alpa's GPT, MoE and Wide-ResNet, each for a number of GPUs.
+"""Models that planners are compared on: Alpa's GPT, MoE and Wide-ResNet, and HiDup's four.
 
-Source: the benchmark suites of Alpa (``benchmark/alpa/suite_*.py``), ``alpa/model/moe.py`` and
+Source of Alpa's: its benchmark suites (``benchmark/alpa/suite_*.py``), ``alpa/model/moe.py`` and
 ``alpa/model/wide_resnet.py``. Its GPT and MoE are trained in float16, with Adam's states and master
 weights in float32, and its Wide-ResNet in float32.
 """
@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import rvdcomm as rv
+from bench import hidup_models
+from bench.search_baselines import tuned_system
+from bench.studies.systems import DEEPSPEED, DEEPSPEED_WORDS, MEGATRON, MEGATRON_WORDS
 from bench.studies.workload import Workload
+from superscaler_core.planners.search.request import SearchPlanner
 
 
 @dataclass(frozen=True)
@@ -21,10 +26,18 @@ class SearchModel:
     Attributes:
         workload: what is trained.
         num_gpus: V100s, eight a host.
+        baselines: planners that it is usually trained by, by name.
+        topology: of the GPUs; that of the studies if None.
     """
 
     workload: Workload
     num_gpus: int
+    baselines: Mapping[str, SearchPlanner]
+    topology: rv.Topology | None = None
+
+
+PLAIN = {system.name: tuned_system(system) for system in (MEGATRON, DEEPSPEED)}
+WITH_WORDS = {system.name: tuned_system(system) for system in (MEGATRON_WORDS, DEEPSPEED_WORDS)}
 
 
 def _gpt(num_gpus: int, layers: int, width: int, heads: int) -> SearchModel:
@@ -32,7 +45,7 @@ def _gpt(num_gpus: int, layers: int, width: int, heads: int) -> SearchModel:
         "layers": layers, "width": width, "heads": heads, "sequence": 1024, "vocabulary": 51200,
         "fused": False,
     }  # fmt: skip
-    return SearchModel(Workload("gpt", sizes, "float16", 1024), num_gpus)
+    return SearchModel(Workload("gpt", sizes, "float16", 1024), num_gpus, WITH_WORDS)
 
 
 def _moe(num_gpus: int, layers: int, width: int, experts: int) -> SearchModel:
@@ -41,7 +54,7 @@ def _moe(num_gpus: int, layers: int, width: int, experts: int) -> SearchModel:
         "layers": layers, "width": width, "heads": 16, "sequence": 1024, "vocabulary": 32000,
         "experts": experts, "capacity_factor": 2.0, "inner_factor": 8,
     }  # fmt: skip
-    return SearchModel(Workload("moe", sizes, "float16", 1024), num_gpus)
+    return SearchModel(Workload("moe", sizes, "float16", 1024), num_gpus, WITH_WORDS)
 
 
 def _wide_resnet(
@@ -51,7 +64,7 @@ def _wide_resnet(
         "blocks": (3, 4, third, 3), "base": base, "width_factor": width_factor, "classes": 1024,
         "narrow_entry": True,
     }  # fmt: skip
-    return SearchModel(Workload("wide_resnet", sizes, "float32", batch), num_gpus)
+    return SearchModel(Workload("wide_resnet", sizes, "float32", batch), num_gpus, PLAIN)
 
 
 ALPA_MODELS: Mapping[str, SearchModel] = {
@@ -69,3 +82,16 @@ ALPA_MODELS: Mapping[str, SearchModel] = {
     "wresnet-13b": _wide_resnet(64, 320, 16, batch=1520, third=23),
 }
 """By name, with Alpa's own count of parameters; the GPUs are those of its tests."""
+
+
+def _hidup(model: str) -> SearchModel:
+    """On HiDup's largest cluster, beside the systems that it is compared with."""
+    name = "8x8-10gbps"
+    num = hidup_models.num_gpus(name)
+    systems = {each: hidup_models.tuned(how) for each, how in hidup_models.SYSTEMS.items()}
+    topology = hidup_models.topology_of(name)
+    return SearchModel(hidup_models.workload(model, num), num, systems, topology)
+
+
+SEARCH_MODELS = {**ALPA_MODELS, **{name: _hidup(name) for name in hidup_models.MODELS}}
+"""All of them."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
@@ -16,6 +16,7 @@ import rvdcomm as rv
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.plan import Device
+from superscaler_core.program.moved_home import moved_home
 from superscaler_core.program.transfer import Transfer
 
 TICKS_PER_SEC = 10**12
@@ -79,6 +80,19 @@ class _Step:
     bytes_secs: float
     ports: Mapping[Port, float]
     level_bytes: tuple[int, ...]
+
+    def on(self, devices: Mapping[Device, Device], topology: rv.Topology) -> _Step:
+        """The same on other devices, given by those that it is on."""
+        groups = {
+            (level, topology.home(level, device)): topology.home(level, new)
+            for device, new in devices.items()
+            for level in range(len(topology.levels))
+        }
+        ports = {
+            (level, groups[level, group], way): secs
+            for (level, group, way), secs in self.ports.items()
+        }
+        return replace(self, ports=ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +193,9 @@ class Wires:
 
     def _find_secs(self, ends: _Ends, method: str) -> CallSecs:
         devices = tuple(sorted({*ends[0].ranks, *ends[1].ranks}))
+        *home, _ = moved_home(ends[0], ends[1], self._topology)
+        if tuple(home) != ends[:2]:
+            return replace(self._secs_of((*home, ends[2]), method), devices=devices)
         if method == "rvd":
             found = self._plan(*ends).modelled
             if found is not None and found.is_exact:
@@ -213,6 +230,10 @@ class Wires:
     # --- steps ----------------------------------------------------------------------------------
 
     def _find_steps(self, ends: _Ends, method: str) -> tuple[_Step, ...]:
+        *home, devices = moved_home(ends[0], ends[1], self._topology)
+        if tuple(home) != ends[:2]:
+            steps = self._steps_of((*home, ends[2]), method)
+            return tuple(step.on(devices, self._topology) for step in steps)
         make = {"rvd": self._planned, "p2p": self._pulled}[method]
         return tuple(make(*ends))
 

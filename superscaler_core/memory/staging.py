@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 import rvdcomm as rv
+from superscaler_core.program.moved_home import moved_home
 from superscaler_core.program.transfer import Transfer
 
 MAX_STAGED = 1 << 14
-"""Bound on cached transfers; equal devices and layers have equal transfers."""
+"""Bound on cached transfers; equal layers, and devices that look alike, have equal transfers."""
 
 
 def staging_bytes(legs: Iterable[Transfer], topology: rv.Topology | None) -> int:
@@ -20,7 +21,8 @@ def staging_bytes(legs: Iterable[Transfer], topology: rv.Topology | None) -> int
         topology: topology that communication is planned for; one host if None.
     """
     moving = (leg for leg in legs if not leg.is_idle)
-    return max((_staged(leg.src, leg.dst, leg.dtype, topology) for leg in moving), default=0)
+    ends = ((*moved_home(leg.src, leg.dst, topology)[:2], leg.dtype) for leg in moving)
+    return max((_staged(*each, topology) for each in ends), default=0)
 
 
 @lru_cache(maxsize=MAX_STAGED)

@@ -32,13 +32,14 @@ class EncoderConfig(MoEConfig):
     """Sizes of an encoder; attention sees all tokens.
 
     Attributes:
-        vocabulary: number of tokens, or of classes of images.
+        vocabulary: number of tokens, or of classes of images; those of WikiText-2 are 33,278, which
+            HiDup rounds up to a multiple of its devices.
         image: side of an image, in pixels; 0 if inputs are tokens.
         patch: side of a patch; divides the side of an image.
         channels: of an image.
     """
 
-    vocabulary: int = 30522
+    vocabulary: int = 33280
     layers: int = 8
     dropout: float = 0.1
     causal: bool = False

@@ -1,5 +1,6 @@
 """HiDup: a strategy of forms for all tensors, whose communication overlaps with computing."""
 
+from superscaler_core.planners.hidup.bound import least_secs
 from superscaler_core.planners.hidup.prices import FormPrices, OurPrices, PublishedPrices
 from superscaler_core.planners.hidup.pricing import PricedForms
 from superscaler_core.planners.hidup.problem import (
@@ -41,6 +42,7 @@ __all__ = [
     "all_costs",
     "duplexed",
     "hidup",
+    "least_secs",
     "overlapped_secs",
     "propose_hidup",
     "serial_secs",

@@ -38,7 +38,8 @@ def form_of(side: Side, shape: Sequence[int], *, is_read: bool) -> str:
         is_read: which of both.
     """
     boxes = [side.shards[device].box for device in sorted(side.shards)]
-    cut = [d for d, size in enumerate(shape) if any(box.shape[d] < size for box in boxes)]
+    distinct = set(boxes)
+    cut = [d for d, size in enumerate(shape) if any(box.shape[d] < size for box in distinct)]
     if not cut:
         return FULL if side.num_summands == 1 else REPLICATE if is_read else REDUCE
     pieces = sorted((box.lo[cut[0]], box.hi[cut[0]]) for box in boxes)

@@ -24,19 +24,19 @@ from superscaler_core.planners.hidup.problem import (
 )
 from superscaler_core.planners.hidup.recurrence import DuplexStage
 from superscaler_core.planners.space.choices import Choice, choices_of
-from superscaler_core.planners.space.groups import OpGroup, groups_of
+from superscaler_core.planners.space.groups import OpGroup, groups_of, likeness
 from superscaler_core.program.side import sides_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
     """A signature with the decisions that it stands for: splits, and of weights in pieces the
-    splits of their updates, by name.
+    splits of their updates, by the op's place in its group and the input.
     """
 
     signature: Signature
     choice: Choice
-    stored: Mapping[str, OpSplit]
+    stored: Mapping[tuple[int, int], OpSplit]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,8 @@ class PricedForms:
         for group, ways, number in zip(self.groups, self._ways, strategy.signatures, strict=True):
             for op, split in zip(group, ways[number].choice.splits, strict=True):
                 plan.split_as(op, split)
-            stored |= ways[number].stored
+            for (place, i), split in ways[number].stored.items():
+                stored[group[place].inputs[i].name] = split
         for name, split in stored.items():
             plan.split_as(plan.update(name), split)
         plan.overlap = Overlap(prefetch=int(bool(stored)), reductions=True, duplex=True)
@@ -144,16 +145,21 @@ class PricedForms:
 
     @cached_property
     def _ways(self) -> tuple[tuple[_Way, ...], ...]:
-        """The signatures of every group."""
-        dims = self.blocks.dims
+        """The signatures of every group; groups that are alike are priced once."""
+        dims, readers = self.blocks.dims, self.prices.graph.readers
+        known: dict[object, tuple[_Way, ...]] = {}
         found = []
         for group in self.groups:
-            ways: list[_Way] = []
-            for choice in choices_of(dims, group, self.devices, (len(self.devices),)):
-                # Partial sums of parts that overlap are no value.
-                with suppress(PlanError):
-                    ways += self._of_choice(group, choice)
-            found.append(tuple(ways))
+            shared = tuple(len(readers[op.inputs[i]]) for op, i in _weights(group))
+            key = likeness(dims, group), shared
+            if key not in known:
+                ways: list[_Way] = []
+                for choice in choices_of(dims, group, self.devices, (len(self.devices),)):
+                    # Partial sums of parts that overlap are no value.
+                    with suppress(PlanError):
+                        ways += self._of_choice(group, choice)
+                known[key] = tuple(ways)
+            found.append(known[key])
         return tuple(found)
 
     def _of_choice(self, group: OpGroup, choice: Choice) -> list[_Way]:
@@ -172,7 +178,7 @@ class PricedForms:
         for stored in ({}, pieces) if pieces else ({},):
             weights = DuplexStage()
             for op, i in _weights(group):
-                storage = stored.get(op.inputs[i].name)
+                storage = stored.get((group.index(op), i))
                 weights = weights.plus(self.prices.weight((op, i), splits[op], storage))
             name = choice.name + ", weights in pieces" * bool(stored)
             signature = Signature(reads, writes, work.plus(weights), name)
@@ -192,16 +198,18 @@ class PricedForms:
                     found = found.plus(self.prices.moving(tensor, *ends, (reader, i)))
         return found
 
-    def _pieces(self, splits: Mapping[Op, OpSplit]) -> Mapping[str, OpSplit]:
+    def _pieces(self, splits: Mapping[Op, OpSplit]) -> Mapping[tuple[int, int], OpSplit]:
         """The storage in pieces of weights that devices share: along the first dim that is even."""
-        found, num = {}, len(self.devices)
+        found, num, places = {}, len(self.devices), list(splits)
         for op, i in _weights(splits):
             tensor = op.inputs[i]
             even = [d for d, size in enumerate(tensor.shape) if size % num == 0]
             shared = self._form_read(op, i, splits[op]) == REPLICATE
             if shared and even and len(self.prices.graph.readers[tensor]) == 1:
                 sizes = self.prices.graph.updates[tensor.name].sizes
-                found[tensor.name] = OpSplit.grid(sizes, self.devices, [(f"d{even[0]}", num)])
+                found[places.index(op), i] = OpSplit.grid(
+                    sizes, self.devices, [(f"d{even[0]}", num)]
+                )
         return found
 
     # --- forms ----------------------------------------------------------------------------------

@@ -10,22 +10,33 @@ from superscaler_core.plan import Plan
 from superscaler_core.planners.hidup.prices import OurPrices
 from superscaler_core.planners.hidup.pricing import PricedForms
 from superscaler_core.planners.hidup.search import hidup
-from superscaler_core.planners.search.request import Candidate, Request
+from superscaler_core.planners.search.request import Candidate, Request, Trial
 
 BEAM = 64
-"""Strategies of a cut that are kept, so the search is a heuristic. On a decoder of 12 layers with
-experts, on 8 devices, four times as many gave the same predicted time."""
+"""Strategies of a cut that are kept, so the search is a heuristic. On HiDup's models its strategies
+take at most 2 % more than the lower bound (``least_secs``) where links are fast, and at most 28 %
+more where they are slow; there, eight times as many strategies of a cut save up to 2 %."""
 
 
 def propose_hidup(request: Request) -> Iterator[Candidate]:
-    """HiDup's strategy for every size of microbatches, of which two are halves of one; large first.
+    """HiDup's strategy for the largest microbatches of which two are halves of one.
 
-    The search knows no limit of memory; smaller microbatches need less.
+    The search knows no limit of memory. Where that is short, the next smaller microbatches follow:
+    they need less, and nothing overlaps with other microbatches, so they are no faster.
     """
-    for samples in reversed(request.samples):
-        if request.microbatches(samples) % 2 == 0:
-            how = partial(duplexed, request=request, samples=samples)
-            yield Candidate(f"hidup samples={samples}", samples, how)
+    sizes = [size for size in request.samples if request.microbatches(size) % 2 == 0]
+
+    def candidates(number: int) -> Iterator[Candidate]:
+        if number >= 0:
+            how = partial(duplexed, request=request, samples=sizes[number])
+
+            def follow(trial: Trial) -> Iterator[Candidate]:
+                if not trial.fits:
+                    yield from candidates(number - 1)
+
+            yield Candidate(f"hidup samples={sizes[number]}", sizes[number], how, follow=follow)
+
+    return candidates(len(sizes) - 1)
 
 
 def duplexed(plan: Plan, *, request: Request, samples: int) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from superscaler_core.graph.dims import Dims
 from superscaler_core.graph.graph import Graph, Op
-from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER
+from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER, PTensor
 
 OpGroup = tuple[Op, ...]
 
@@ -72,3 +73,29 @@ def groups_of(graph: Graph, run: Sequence[Op]) -> tuple[OpGroup, ...]:
     for op in run:
         found.setdefault(leader[op], []).append(op)
     return tuple(sorted(map(tuple, found.values()), key=lambda ops: ops[-1].index))
+
+
+def likeness(dims: Dims, group: OpGroup) -> object:
+    """Equal for groups that have equal choices with equal costs.
+
+    These are groups of equal ops of which the same inputs are the same tensors, the same results
+    are read outside, and the same loops are cut together.
+
+    Args:
+        dims: of the graph.
+        group: ops of the graph.
+    """
+    graph, numbers = dims.graph, dict[PTensor, int]()
+    inputs = tuple(numbers.setdefault(t, len(numbers)) for op in group for t in op.inputs)
+    outputs = tuple(
+        (numbers.get(t, -1), any(r not in group for r, _ in graph.readers.get(t, ())))
+        for op in group
+        for t in op.outputs
+    )
+    classes: dict[object, int] = {}
+    loops = tuple(
+        classes.setdefault(dims.of_loop(op, loop), len(classes))
+        for op in group
+        for loop in op.sizes
+    )
+    return tuple(op.form for op in group), inputs, outputs, loops

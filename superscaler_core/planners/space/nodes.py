@@ -23,7 +23,7 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.graph.tensor import ACTIVATION, ITEM_BYTES, PTensor
 from superscaler_core.plan import Device, Keep
 from superscaler_core.planners.space.choices import Choice, choices_of
-from superscaler_core.planners.space.groups import OpGroup, groups_of
+from superscaler_core.planners.space.groups import OpGroup, groups_of, likeness
 from superscaler_core.planners.space.space import SpaceNode
 from superscaler_core.program.side import sides_of
 
@@ -77,7 +77,7 @@ class Nodes:
         found: dict[object, tuple[tuple[Choice, ...], tuple[StageCost, ...]]] = {}
         priced = []
         for group, *_ in self.groups:
-            key = tuple(op.form for op in group), self._wiring(group)
+            key = likeness(self.blocks.dims, group)
             if key not in found:
                 pairs = []
                 for choice in self._choices(group):
@@ -135,27 +135,6 @@ class Nodes:
     def _blocks_of(self) -> Mapping[Op, int]:
         layers = self.blocks.layers if self.keep is Keep.BLOCK_INPUTS else ()
         return {op: number for number, ops in enumerate(layers) for op in ops}
-
-    def _wiring(self, group: OpGroup) -> object:
-        """Which inputs of a group are the same tensors, and which results are read outside."""
-        numbers: dict[PTensor, int] = {}
-        inputs = tuple(numbers.setdefault(t, len(numbers)) for op in group for t in op.inputs)
-        outputs = tuple(
-            (
-                numbers.get(t, -1),
-                any(r not in group for r, _ in self.costs.graph.readers.get(t, ())),
-            )
-            for op in group
-            for t in op.outputs
-        )
-        classes: dict[object, int] = {}
-        dims = self.blocks.dims
-        loops = tuple(
-            classes.setdefault(dims.of_loop(op, loop), len(classes))
-            for op in group
-            for loop in op.sizes
-        )
-        return inputs, outputs, loops
 
     @property
     def choices(self) -> tuple[tuple[Choice, ...], ...]:

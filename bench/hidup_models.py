@@ -1,0 +1,136 @@
+"""HiDup's models and clusters, and the systems that it is compared with, as sPrograms and planners.
+
+Source: the public code of HiDup (``exp/``) and its talk. Every device has 32 samples of a step, and
+there are two experts a device. Whether its V100s had 16 or 32 GB is not said; here they have 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+
+import rvdcomm as rv
+from bench.studies.workload import Workload
+from superscaler_core.models.moe_encoder import EncoderConfig
+from superscaler_core.plan import Overlap, Plan
+from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
+from superscaler_core.plans import PLANS
+
+MODELS = ("bert-sgmoe", "bert-switch", "vit-sgmoe", "vit-switch")
+
+SAMPLES = 32
+"""Of a step, for every device."""
+
+CLUSTERS = {
+    "1x4": (1, 4, 0.0),
+    "2x4-100gbps": (2, 4, 100e9),
+    "2x4-30gbps": (2, 4, 30e9),
+    "8x8-10gbps": (8, 8, 9.71e9),
+}
+"""Hosts, V100s of a host, and the rate between hosts in bits a second. The first three are those of
+the break-down. Of 10 Gbit/s, iperf3 measured 9.71."""
+
+NVLINK = rv.Link(5e-6, 130e9)
+"""A V100's six links, of 25 GB/s each, at what collectives reach of them; an assumption."""
+
+NETWORK_SECS = 2e-5
+"""Latency between hosts; an assumption."""
+
+
+def num_gpus(cluster: str) -> int:
+    """Of a cluster."""
+    hosts, size, _ = CLUSTERS[cluster]
+    return hosts * size
+
+
+def topology_of(cluster: str) -> rv.Topology:
+    """The topology of a cluster; the devices of a host share its card."""
+    hosts, size, bits_per_sec = CLUSTERS[cluster]
+    if hosts == 1:
+        return rv.Topology.single_host(size, NVLINK.alpha_secs, NVLINK.bytes_per_sec)
+    ranks = [range(host * size, (host + 1) * size) for host in range(hosts)]
+    between = rv.Link(NETWORK_SECS, bits_per_sec / 8)
+    return rv.Topology.hosts([list(host) for host in ranks], intra=NVLINK, inter=between)
+
+
+def workload(model: str, num: int) -> Workload:
+    """What is trained on so many GPUs."""
+    config = replace(EncoderConfig.presets()[model], experts=2 * num)
+    sizes = {each.name: getattr(config, each.name) for each in fields(config)}
+    return Workload("moe_encoder", sizes, "float32", SAMPLES * num)
+
+
+# --- systems ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """Data parallel: every device has all experts.
+
+    Attributes:
+        bucket_bytes: of gradients that are reduced at once, during the backward.
+    """
+
+    bucket_bytes: int
+
+    def __call__(self, plan: Plan) -> None:
+        """Fill a plan."""
+        PLANS["data_parallel"](plan)
+        plan.overlap = Overlap(reductions=True, bucket_bytes=self.bucket_bytes)
+
+
+@dataclass(frozen=True)
+class DealtOut:
+    """Data parallel with experts dealt out; gradients are reduced after the backward.
+
+    Attributes:
+        bucket_bytes: of gradients that are reduced at once.
+        ep: as in ``expert_parallel``.
+    """
+
+    bucket_bytes: int
+    ep: int = 0
+
+    def __call__(self, plan: Plan) -> None:
+        """Fill a plan."""
+        PLANS["expert_parallel"](plan, ep=self.ep)
+        plan.overlap = Overlap(bucket_bytes=self.bucket_bytes)
+
+
+SYSTEMS: Mapping[str, Replicated | DealtOut] = {
+    "DDP": Replicated(25 << 20),
+    "Horovod": Replicated(64 << 20),
+    "FastMoE": DealtOut(1 << 40),
+    "DeepSpeed-MoE": DealtOut(4 * 500_000_000),
+}
+"""By name, with the defaults of their releases: buckets of 25 MiB (PyTorch 1.9), a fusion buffer of
+64 MiB, all gradients at once (``allreduce_params``), and 500 million elements (DeepSpeed 0.5.10).
+DeepSpeed's experts are dealt out to all devices, and so are FastMoE's. FastMoE pads no experts, and
+both gate by kernels of their own; neither is modelled, so here these two differ in nothing else."""
+
+
+def tuned(system: Replicated | DealtOut) -> SearchPlanner:
+    """A system as a planner: over the sizes of expert groups, the largest microbatch that fits."""
+
+    def propose(request: Request) -> Iterator[Candidate]:
+        num = len(request.devices)
+        forms: list[Replicated | DealtOut] = [system]
+        if isinstance(system, DealtOut):
+            forms = [replace(system, ep=num >> i) for i in range(num.bit_length() - 1)]
+        for form in forms:
+            yield from _candidates(form, request.samples[-1], num)
+
+    return propose
+
+
+def _candidates(form: Replicated | DealtOut, samples: int, num: int) -> Iterator[Candidate]:
+    """A form with microbatches of so many samples; half as many follow where memory is short."""
+    if samples < num:
+        return
+    ep = f" ep={form.ep}" if isinstance(form, DealtOut) else ""
+
+    def follow(trial: Trial) -> Iterator[Candidate]:
+        if trial.lacks_memory:
+            yield from _candidates(form, samples // 2, num)
+
+    yield Candidate(f"samples={samples}{ep}", samples, form, follow=follow)
