@@ -64,7 +64,7 @@ class CostModel:
     >>> product, total = graph.ops
     >>> by_rows = OpSplit.grid(product.sizes, [0, 1], [("n", 2)])
     >>> print(f"{1e6 * costs.op_cost(product, by_rows).forward_secs:.2f} us")
-    5.67 us
+    5.61 us
     >>> whole = OpSplit.grid(total.sizes, [0, 1], [(None, 2)])
     >>> print(f"{1e6 * costs.edge_cost(y, by_rows, whole).forward_secs:.2f} us")
     5.04 us

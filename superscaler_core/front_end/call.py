@@ -169,8 +169,8 @@ class Call:
 def literal(value: Any, inputs: Sequence[PTensor]) -> str:
     """A value as Python text in a code template; a tensor as the field of its position.
 
-    >>> literal([1, float("-inf"), torch.float32], [])
-    '[1, float("-inf"), torch.float32]'
+    >>> literal([1, float("-inf"), None], [])
+    '[1, float("-inf"), None]'
     """
     if isinstance(value, PTensor):
         position = next(i for i, t in enumerate(inputs) if t is value)
