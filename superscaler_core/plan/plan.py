@@ -188,31 +188,43 @@ class Plan(Savings):
         Raises:
             PlanError: the numbers of parts and devices differ, or the plan has no such device.
         """
-        if isinstance(what, Op | Part):
+        if isinstance(what, Op):
             check_member(self.graph, "op_assign", what)
-            parts = self.parts(what) if isinstance(what, Op) else (what,)
-        else:
-            parts = tuple(what)
-            for part in parts:
-                check_member(self.graph, "op_assign", part)
-        devices = (device,) * len(parts) if isinstance(device, int) else tuple(device)
-        if len(devices) != len(parts):
+            split = self.op_split(what)
+            devices = self._known_devices(what, len(split.parts), device)
+            self._splits[what.index] = split.placed(devices)
+            return
+        parts = (what,) if isinstance(what, Part) else tuple(what)
+        for part in parts:
+            check_member(self.graph, "op_assign", part)
+        if parts:
+            devices = self._known_devices(parts[0].op, len(parts), device)
+            pairs = zip(parts, devices, strict=True)
+            for op, mine in groupby(pairs, lambda pair: pair[0].op):
+                given = dict(mine)
+                places = [given.get(part, self.device(part)) for part in self.parts(op)]
+                self._splits[op.index] = self.op_split(op).placed(tuple(places))
+
+    def _known_devices(
+        self, op: Op, num_parts: int, given: Device | Sequence[Device]
+    ) -> tuple[Device, ...]:
+        """The device of every part.
+
+        Raises:
+            PlanError: there are more or fewer than parts, or the plan lacks one.
+        """
+        devices = (given,) * num_parts if isinstance(given, int) else tuple(given)
+        if len(devices) != num_parts:
             raise PlanError(
-                f"op_assign of {len(parts)} parts of {parts[0].op.name} to {len(devices)} devices: "
+                f"op_assign of {num_parts} parts of {op.name} to {len(devices)} devices: "
                 "give one device, or as many as parts."
             )
-        for part, chosen in zip(parts, devices, strict=True):
-            if chosen not in self.devices:
-                raise PlanError(
-                    f"op_assign of {part} to device {chosen}: the plan has {list(self.devices)}."
-                )
-        if isinstance(what, Op):
-            self._splits[what.index] = self.op_split(what).placed(devices)
-            return
-        for op, mine in groupby(zip(parts, devices, strict=True), lambda pair: pair[0].op):
-            given = dict(mine)
-            places = [given.get(part, self.device(part)) for part in self.parts(op)]
-            self._splits[op.index] = self.op_split(op).placed(tuple(places))
+        if unknown := set(devices).difference(self.devices):
+            raise PlanError(
+                f"op_assign of {op.name} to device {min(unknown)}: the plan has "
+                f"{list(self.devices)}."
+            )
+        return devices
 
     def device(self, part: Part) -> Device | None:
         """The device on which a part runs; None if it is not assigned yet."""
