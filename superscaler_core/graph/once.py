@@ -20,7 +20,7 @@ def once_per_graph(find: Callable[Concatenate[Graph, P], R]) -> Callable[Concate
     """
 
     @wraps(find)
-    def remembering(graph: Graph, *args: P.args, **kwargs: P.kwargs) -> R:
+    def remembering(graph: Graph, /, *args: P.args, **kwargs: P.kwargs) -> R:
         key = find, args, *kwargs.items()
         if key not in graph.known:
             graph.known[key] = find(graph, *args, **kwargs)
