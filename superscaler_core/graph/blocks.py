@@ -13,9 +13,10 @@ from itertools import pairwise
 from math import prod
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.dims import DimClass, Dims
+from superscaler_core.graph.dims import DimClass, Dims, dims_of
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.modules import Modules
+from superscaler_core.graph.once import once_per_graph
 from superscaler_core.graph.repeats import is_map, loops_of, starts_of_blocks
 from superscaler_core.graph.tensor import PARAMETER, PTensor
 
@@ -25,8 +26,9 @@ ParameterDims = tuple[tuple[str, int], ...]
 """Names of parameters, with wildcards, each with a dim: ``(("*.q.weight", 0), ("*.up.w", 0))``."""
 
 
+@once_per_graph
 def find_blocks(
-    graph: Graph | Dims,
+    graph: Graph,
     blocks: Modules | None = None,
     *,
     features: ParameterDims = (),
@@ -36,14 +38,13 @@ def find_blocks(
     """The parts of a model; those that are not given are found by its structure.
 
     Args:
-        graph: of the model, or its dims if they are known.
+        graph: of the model.
         blocks: modules that are one block each.
         features: parameters, and their dims that are inner features.
         experts: the modules of the experts.
         embedding: the parameter in which words are looked up.
     """
-    dims = graph if isinstance(graph, Dims) else Dims(graph)
-    return Blocks(dims, blocks, features, experts, embedding)
+    return Blocks(dims_of(graph), blocks, features, experts, embedding)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.once import once_per_graph
 from superscaler_core.graph.sliding import SlidingWindow
 from superscaler_core.graph.tensor import PTensor
 
@@ -158,6 +159,12 @@ class Dims:
         for node in parents:
             names.setdefault(root(node), _named(node))
         return {node: names[root(node)] for node in parents}
+
+
+@once_per_graph
+def dims_of(graph: Graph) -> Dims:
+    """The classes of a graph's dims, which all that ask share."""
+    return Dims(graph)
 
 
 def _is_product(op: Op) -> bool:

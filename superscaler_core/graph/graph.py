@@ -178,6 +178,14 @@ class Graph:
     marks: Mapping[str, ShardSpec] = field(default_factory=dict)
     slices: TokenSlices | None = None
 
+    @cached_property
+    def known(self) -> dict[Any, Any]:
+        """Results of functions of this graph, as ``once_per_graph`` keeps them."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "known"}
+
     @property
     def losses(self) -> tuple[PTensor, ...]:
         """The losses of all copies of the model; each microbatch has one of them."""

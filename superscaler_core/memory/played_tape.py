@@ -44,6 +44,7 @@ class _Played(Saved):
         kept: kept pieces of memory by number.
         weights: the trained weights, by position among ``others``.
         num_pieces: number of pieces that its forward was given or allocated.
+        recording: of its forward, if that was not known.
     """
 
     key: Hashable
@@ -52,6 +53,7 @@ class _Played(Saved):
     kept: dict[int, UntypedStorage]
     weights: Mapping[int, Tensor]
     num_pieces: int
+    recording: Recording | None
 
 
 class PlayedTape(Tape):
@@ -105,6 +107,7 @@ class PlayedTape(Tape):
             given = Layouts.of(args)
             key = self._form_of(segment), len(inputs), given, with_grad
             trace = _FORWARDS.get(key)
+        recording = None
         if trace is None:
             recording = self._recording(segment, len(inputs), given)
             trace = _FORWARDS[key] = recording.forward(with_grad=with_grad)
@@ -118,7 +121,7 @@ class PlayedTape(Tape):
             weights = {i: x for i, x in enumerate(others) if x.requires_grad}
         saved = _Played(
             (), (), (), key=key, num_inputs=len(inputs), given=given, kept=kept, weights=weights,
-            num_pieces=len(pieces),
+            num_pieces=len(pieces), recording=recording,
         )  # fmt: skip
         return saved, outputs
 
@@ -132,7 +135,8 @@ class PlayedTape(Tape):
             given = Layouts.of(grads)
             trace = _BACKWARDS.get((saved.key, given))
         if trace is None:
-            recording = self._recording(segment, saved.num_inputs, saved.given)
+            # Many microbatches may be under way, and a recorded forward is good for one backward.
+            recording = saved.recording or self._recording(segment, saved.num_inputs, saved.given)
             trace = _BACKWARDS[saved.key, given] = recording.backward(given)
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             pieces = saved.kept

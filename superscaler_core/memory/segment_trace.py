@@ -190,17 +190,21 @@ class Recording:
     ) -> None:
         self._segment, self._num_inputs, self._given = segment, num_inputs, given
         self._tape, self._recorder = tape, _Recorder(call)
+        self._ran: tuple[ForwardTrace, dict[int, int]] | None = None
 
     def forward(self, *, with_grad: bool) -> ForwardTrace:
         """Run it forward."""
         with _disable_current_modes():
-            return self._forward(with_grad=with_grad)[0]
+            ran = self._forward(with_grad=with_grad)
+        self._ran = ran if with_grad else None
+        return ran[0]
 
     def backward(self, grads: Layouts) -> BackwardTrace:
-        """Run it forward, and then back from gradients that lie so."""
+        """Run it back from gradients that lie so; forward before, unless that was just done."""
         recorder = self._recorder
         with _disable_current_modes():
-            trace, pieces = self._forward(with_grad=True)
+            trace, pieces = self._ran or self._forward(with_grad=True)
+            self._ran = None
             num_pieces, num_before = len(self._given.sizes) + len(trace.made), len(recorder.sizes)
             given = tuple(grads.made())
             recorder.count(x for x in given if x is not None)

@@ -203,7 +203,7 @@ def with_parts(plan: Plan, knobs: Mapping[str, Any]) -> dict[str, Any]:
     """Set the parts of the plan's model; return the other options."""
     parts = {_TAKES.get(name, name): knobs[name] for name in PARTS if name in knobs}
     if parts:
-        plan.blocks = find_blocks(plan.dims, **parts)
+        plan.blocks = find_blocks(plan.graph, **parts)
     return {name: value for name, value in knobs.items() if name not in PARTS}
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations, pairwise
 from math import prod
 
 import rvdcomm as rv
 from superscaler_core.errors import CoverageError, PlanError
+from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part, Piece
+from superscaler_core.plan.op_split import MAX_SPLITS, OpSplit
 from superscaler_core.plan.plan import Plan
 
 
@@ -20,8 +22,8 @@ def check_assigned(plan: Plan) -> None:
     Raises:
         PlanError: some parts have no device; the message names the first of them.
     """
-    missing = [p for op in plan.graph.ops for p in plan.parts(op) if plan.device(p) is None]
-    missing += [p for parts in plan.updates().values() for p in parts if plan.device(p) is None]
+    ops = [op for op in _cut_ops(plan) if not plan.op_split(op).is_placed]
+    missing = [part for op in ops for part in plan.parts(op) if plan.device(part) is None]
     if missing:
         names = ", ".join(map(str, missing[:3])) + (", ..." if len(missing) > 3 else "")
         raise PlanError(
@@ -38,25 +40,28 @@ def check_coverage(plan: Plan) -> None:
     Raises:
         CoverageError: two parts overlap, or no part covers some iterations; the message names both.
     """
-    ops = [*plan.graph.ops, *(plan.graph.updates[t.name] for t in plan.updates())]
-    for op in ops:
-        parts = plan.parts(op)
-        loops = tuple(sorted({i for part in parts for i, _, _ in part.pieces}))
-        sizes = tuple(op.sizes[i] for i in loops)
-        fault = _fault(loops, sizes, frozenset(part.pieces for part in parts))
+    for op in _cut_ops(plan):
+        fault = _fault(op.form, plan.op_split(op))
         if fault is not None:
-            raise CoverageError(_message(op, parts, fault))
+            raise CoverageError(_message(op, plan.parts(op), fault))
+
+
+def _cut_ops(plan: Plan) -> Iterator[Op]:
+    """The ops of a plan, and those of the optimizer that it has cut."""
+    yield from plan.graph.ops
+    yield from filter(plan.has_parts, plan.graph.updates.values())
 
 
 Fault = tuple[Sequence[Piece], Sequence[Piece] | None]
 """Either two pieces that overlap, or a region that no part computes and None."""
 
 
-@cache
-def _fault(
-    loops: tuple[str, ...], sizes: tuple[int, ...], pieces: frozenset[tuple[Piece, ...]]
-) -> Fault | None:
-    """The fault in these pieces, or None; cached, so that repeated layers are checked once."""
+@lru_cache(maxsize=MAX_SPLITS)
+def _fault(form: OpForm, split: OpSplit) -> Fault | None:
+    """The fault in the pieces of a split, or None; repeated layers are checked once."""
+    pieces = {part.pieces for part in split.parts}
+    loops = tuple(sorted({i for mine in pieces for i, _, _ in mine}))
+    sizes = tuple(form.sizes_of[i] for i in loops)
     boxes = {_box(loops, sizes, given): given for given in pieces}
     if _is_grid(sizes, list(boxes)):
         return None

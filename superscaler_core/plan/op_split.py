@@ -95,6 +95,20 @@ class OpSplit:
         """All devices that run a part, ascending."""
         return tuple(sorted({part.device for part in self.parts if part.device is not None}))
 
+    @cached_property
+    def is_placed(self) -> bool:
+        """Whether every part has a device."""
+        return all(part.device is not None for part in self.parts)
+
+    @cached_property
+    def places(self) -> Mapping[tuple[tuple[Piece, ...], int], int | None]:
+        """The device of every part, by its pieces and replica."""
+        return {(part.pieces, part.replica): part.device for part in self.parts}
+
+    def placed(self, devices: tuple[int | None, ...]) -> OpSplit:
+        """The same parts on these devices, in the order of the parts."""
+        return _placed(self, devices)
+
     def on(self, devices: Sequence[int]) -> OpSplit:
         """The same split; its devices, in ascending order, become the first of ``devices``.
 
@@ -120,6 +134,12 @@ class OpSplit:
     @cached_property
     def _hash(self) -> int:
         return hash(self.parts)
+
+
+@lru_cache(maxsize=MAX_SPLITS)
+def _placed(split: OpSplit, devices: tuple[int | None, ...]) -> OpSplit:
+    pairs = zip(split.parts, devices, strict=True)
+    return OpSplit.of((part.pieces, part.replica, device) for part, device in pairs)
 
 
 @lru_cache(maxsize=MAX_SPLITS)

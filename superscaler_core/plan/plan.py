@@ -8,18 +8,20 @@ from copy import copy
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
-from itertools import accumulate, chain, pairwise, product
+from itertools import accumulate, chain, groupby, pairwise, product
 from math import prod
 from typing import Any
 
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, find_blocks
-from superscaler_core.graph.dims import DimClass, Dims
+from superscaler_core.graph.dims import DimClass, dims_of
+from superscaler_core.graph.form import OpForm
 from superscaler_core.graph.graph import Graph, Op, TokenSlices
 from superscaler_core.graph.part import Part, Piece
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.graph.token_slices import token_slices
 from superscaler_core.graph.without_grad import without_grad
+from superscaler_core.known import Known
 from superscaler_core.plan.decisions import Chosen, Decisions, PlacedPart
 from superscaler_core.plan.keep import Keep
 from superscaler_core.plan.members import check_member
@@ -32,6 +34,16 @@ from superscaler_core.schedules import Schedule
 
 Device = int
 """A device is named by the rank of the process that drives it."""
+
+
+_WHOLE = OpSplit.of([((), 0, None)])
+"""How an op is cut at first: not at all."""
+
+MAX_CUTS = 1 << 16
+"""Bound on cached splits of ops: layers repeat, and every plan cuts many ops alike."""
+
+_CUTS: Known[tuple[OpForm, OpSplit, Transformation], OpSplit] = Known(MAX_CUTS)
+"""By form of an op and its split: what a transformation of all its parts makes of it."""
 
 
 def _copied(value: Any) -> Any:
@@ -74,7 +86,7 @@ class Plan(Savings):
             raise PlanError(f"devices {list(devices)}: they have to be distinct, and at least one.")
         super().__init__(graph)
         self.devices = tuple(devices)
-        self.dims = Dims(graph)
+        self.dims = dims_of(graph)
         self.notes: list[str] = list(graph.notes)
         """Differences between what the plan computes and what the model computes; empty if none."""
         self.schedule: Schedule | None = None
@@ -82,9 +94,9 @@ class Plan(Savings):
         """Which communication runs while devices compute."""
         self.placement: Placement | None = None
         """Which devices act as which workers of the schedule; None if not given."""
-        self._parts: dict[int, tuple[Part, ...]] = {}
-        self._devices: dict[Part, Device] = {}
         self._splits: dict[int, OpSplit] = {}
+        # Follows from the splits; made when it is asked for.
+        self._parts: dict[int, tuple[Part, ...]] = {}
         self._orders: list[tuple[Op | Part, Op | Part]] = []
         self._cuts: tuple[int, ...] = ()
 
@@ -122,7 +134,7 @@ class Plan(Savings):
         """The repeated blocks of the model. Set them where the search by structure does not find
         them: ``plan.blocks = find_blocks(graph, Modules("h.*"))``.
         """
-        return find_blocks(self.dims)
+        return find_blocks(self.graph)
 
     # --- op_trans -------------------------------------------------------------------------------
 
@@ -135,24 +147,36 @@ class Plan(Savings):
             PlanError: the op cannot be cut that way, or the part was already replaced.
         """
         check_member(self.graph, "op_trans", what)
-        op = what if isinstance(what, Op) else what.op
-        now = self.parts(op)
-        if isinstance(what, Part) and what not in now:
+        if isinstance(what, Op):
+            key = what.form, self.op_split(what), how
+            if key not in _CUTS:
+                cut = (new for part in self.parts(what) for new in how(part))
+                _CUTS[key] = OpSplit.of((p.pieces, p.replica, None) for p in cut)
+            self._set(what, _CUTS[key])
+            return self.parts(what)
+        op, now = what.op, self.parts(what.op)
+        if what not in now:
             raise PlanError(f"op_trans of {what}: it was already transformed; use its parts.")
-        made = {part: how(part) for part in (now if isinstance(what, Op) else (what,))}
-        for part in made:
-            self._devices.pop(part, None)
-        self._splits.pop(op.index, None)
-        self._parts[op.index] = tuple(new for part in now for new in made.get(part, (part,)))
-        return tuple(new for parts in made.values() for new in parts)
+        made = how(what)
+        new = [((p, None) for p in made) if p == what else [(p, self.device(p))] for p in now]
+        self._set(op, OpSplit.of((p.pieces, p.replica, d) for p, d in chain.from_iterable(new)))
+        return made
+
+    def _set(self, op: Op, chosen: OpSplit) -> None:
+        self._splits[op.index] = chosen
+        self._parts.pop(op.index, None)
 
     def parts(self, op: Op) -> tuple[Part, ...]:
         """The present parts of an op."""
-        return self._parts.get(op.index) or (Part(op),)
+        found = self._parts.get(op.index)
+        if found is None:
+            pairs = ((p.pieces, p.replica) for p in self.op_split(op).parts)
+            found = self._parts[op.index] = tuple(Part(op, *pair) for pair in pairs)
+        return found
 
     def has_parts(self, op: Op) -> bool:
         """Whether the plan has cut or assigned the op."""
-        return op.index in self._parts
+        return op.index in self._splits
 
     # --- op_assign ------------------------------------------------------------------------------
 
@@ -164,30 +188,47 @@ class Plan(Savings):
         Raises:
             PlanError: the numbers of parts and devices differ, or the plan has no such device.
         """
-        if isinstance(what, Op | Part):
+        if isinstance(what, Op):
             check_member(self.graph, "op_assign", what)
-            parts = self.parts(what) if isinstance(what, Op) else (what,)
-        else:
-            parts = tuple(what)
-            for part in parts:
-                check_member(self.graph, "op_assign", part)
-        devices = (device,) * len(parts) if isinstance(device, int) else tuple(device)
-        if len(devices) != len(parts):
+            split = self.op_split(what)
+            devices = self._known_devices(what, len(split.parts), device)
+            self._splits[what.index] = split.placed(devices)
+            return
+        parts = (what,) if isinstance(what, Part) else tuple(what)
+        for part in parts:
+            check_member(self.graph, "op_assign", part)
+        if parts:
+            devices = self._known_devices(parts[0].op, len(parts), device)
+            pairs = zip(parts, devices, strict=True)
+            for op, mine in groupby(pairs, lambda pair: pair[0].op):
+                given = dict(mine)
+                places = [given.get(part, self.device(part)) for part in self.parts(op)]
+                self._splits[op.index] = self.op_split(op).placed(tuple(places))
+
+    def _known_devices(
+        self, op: Op, num_parts: int, given: Device | Sequence[Device]
+    ) -> tuple[Device, ...]:
+        """The device of every part.
+
+        Raises:
+            PlanError: there are more or fewer than parts, or the plan lacks one.
+        """
+        devices = (given,) * num_parts if isinstance(given, int) else tuple(given)
+        if len(devices) != num_parts:
             raise PlanError(
-                f"op_assign of {len(parts)} parts of {parts[0].op.name} to {len(devices)} devices: "
+                f"op_assign of {num_parts} parts of {op.name} to {len(devices)} devices: "
                 "give one device, or as many as parts."
             )
-        for part, chosen in zip(parts, devices, strict=True):
-            if chosen not in self.devices:
-                raise PlanError(
-                    f"op_assign of {part} to device {chosen}: the plan has {list(self.devices)}."
-                )
-            self._splits.pop(part.op.index, None)
-            self._devices[part] = chosen
+        if unknown := set(devices).difference(self.devices):
+            raise PlanError(
+                f"op_assign of {op.name} to device {min(unknown)}: the plan has "
+                f"{list(self.devices)}."
+            )
+        return devices
 
     def device(self, part: Part) -> Device | None:
         """The device on which a part runs; None if it is not assigned yet."""
-        return self._devices.get(part)
+        return self.op_split(part.op).places.get((part.pieces, part.replica))
 
     def stand_ins(self, op: Op) -> tuple[Mapping[Device, Device], ...]:
         """For each route, a map from the devices of an op on the first route to those on this
@@ -204,12 +245,7 @@ class Plan(Savings):
 
     def op_split(self, op: Op) -> OpSplit:
         """How an op is cut now, and where its parts run."""
-        found = self._splits.get(op.index)
-        if found is None:
-            devices = self._devices
-            parts = ((p.pieces, p.replica, devices.get(p)) for p in self.parts(op))
-            found = self._splits[op.index] = OpSplit.of(parts)
-        return found
+        return self._splits.get(op.index, _WHOLE)
 
     def with_splits(self, splits: Mapping[Op, OpSplit]) -> Plan:
         """A copy of this plan in which these ops have other splits.
@@ -230,16 +266,13 @@ class Plan(Savings):
             PlanError: the split uses a device that the plan does not have, or has a part without
                 one.
         """
-        for part in self.parts(op):
-            self._devices.pop(part, None)
-        self._parts[op.index] = tuple(Part(op, p.pieces, p.replica) for p in chosen.parts)
-        self._splits.pop(op.index, None)
+        self._set(op, chosen)
         self.op_assign(op, [p.device for p in chosen.parts if p.device is not None])
 
     @property
     def is_assigned(self) -> bool:
         """Whether any part has a device."""
-        return bool(self._devices)
+        return any(split.devices for split in self._splits.values())
 
     # --- op_order -------------------------------------------------------------------------------
 
@@ -432,7 +465,7 @@ class Plan(Savings):
         return {
             op.outputs[0]: self.parts(op)
             for op in self.graph.updates.values()
-            if op.index in self._parts
+            if self.has_parts(op)
         }
 
     def note(self, text: str) -> None:
@@ -490,13 +523,12 @@ class Plan(Savings):
             )
         for name, placed in decisions.parts.items():
             op = self.op(name)
-            self._splits.pop(op.index, None)
-            self._parts[op.index] = parts = tuple(
-                self._part(op, one.pieces, one.replica) for one in placed
+            parts = [self._part(op, one.pieces, one.replica) for one in placed]
+            self._set(op, OpSplit.of((part.pieces, part.replica, None) for part in parts))
+            pairs = [(p, o.device) for p, o in zip(parts, placed, strict=True)]
+            self.op_assign(
+                [p for p, d in pairs if d is not None], [d for _, d in pairs if d is not None]
             )
-            for part, one in zip(parts, placed, strict=True):
-                if one.device is not None:
-                    self.op_assign(part, one.device)
         if decisions.stages:
             self.pipeline([self.op(name) for name in decisions.stages])
         if decisions.schedule is not None:

@@ -29,9 +29,7 @@ def check_placement(plan: Plan) -> None:
     if schedule is None:
         return
     devices = [
-        frozenset(
-            d for op in stage.ops for p in plan.parts(op) if (d := plan.device(p)) is not None
-        )
+        frozenset(device for op in stage.ops for device in plan.op_split(op).devices)
         for stage in plan.stages
     ]
     if plan.placement is None:

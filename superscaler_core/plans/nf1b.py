@@ -47,7 +47,7 @@ def nf1b(
     """
     pp = pp or len(plan.devices)
     num = shares(plan, pp=pp, dp=dp)
-    loops = axial_loops(plan.graph, modules) if num > 1 else {}
+    loops = axial_loops(plan.graph, tuple(modules)) if num > 1 else {}
     for stage in stages_of_blocks(plan, pp, sizes):
         for op in stage.ops:
             plan.op_trans(op, along(plan, op, dp, plan.dims.batch))

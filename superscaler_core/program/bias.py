@@ -40,7 +40,7 @@ def products_of(
         producer, (wanted, _) = graph.producer[part.op.inputs[0]], part.form.inputs[0]
         if not _takes_bias(producer):
             continue
-        products = (p for p in segment if p.op is producer)
+        products = (p for p in on_device.get(producer, ()) if p in mine)
         product = next((p for p in products if p.form.outputs[0] == (wanted, ())), None)
         read = ((p, p.form.inputs[0][0]) for p in on_device[part.op])
         others = (p for p, box in read if box.intersect(wanted) is not None)

@@ -341,10 +341,11 @@ class Materialized:
     def _parts_on(self) -> Mapping[tuple[int, Device], tuple[Part, ...]]:
         found: dict[tuple[int, Device], tuple[Part, ...]] = {}
         for op in self.plan.graph.ops:
-            for part in self.plan.parts(op):
-                device = self.plan.device(part)
-                if device is not None:
-                    found[op.index, device] = (*found.get((op.index, device), ()), part)
+            split = self.plan.op_split(op)
+            for part, placed in zip(self.plan.parts(op), split.parts, strict=True):
+                if placed.device is not None:
+                    key = op.index, placed.device
+                    found[key] = (*found.get(key, ()), part)
         return found
 
     @cached_property

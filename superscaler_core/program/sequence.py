@@ -76,10 +76,10 @@ def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
     keys: dict[Item, Key] = {}
     computes: dict[Part, Compute] = {}
     for op in stage.ops:
-        for i, part in enumerate(plan.parts(op)):
-            device = plan.device(part)
-            assert device is not None
-            computes[part] = Compute(part, device)
+        pairs = zip(plan.parts(op), plan.op_split(op).parts, strict=True)
+        for i, (part, placed) in enumerate(pairs):
+            assert placed.device is not None
+            computes[part] = Compute(part, placed.device)
             keys[computes[part]] = op.index, 1, i
     moves: dict[Edge, Move] = {}
     for index, waiting in moves_before(edges, stage.index).items():

@@ -11,6 +11,7 @@ from typing import Any
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.once import once_per_graph
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.plans.pieces.axial import EVOFORMER, axial_loops
@@ -94,6 +95,7 @@ def heavy_blocks(blocks: Blocks) -> tuple[int, ...]:
     return tuple(i for i, size in enumerate(kept) if 2 * size >= max(kept))
 
 
+@once_per_graph
 def kept_bytes(graph: Graph, ops: tuple[Op, ...] | None = None) -> int:
     """What autograd saves of a microbatch that is not cut, views with what they view.
 

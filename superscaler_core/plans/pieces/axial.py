@@ -9,6 +9,7 @@ from itertools import groupby
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.modules import Modules
+from superscaler_core.graph.once import once_per_graph
 from superscaler_core.plan import Device, Plan
 from superscaler_core.plan.op_trans import Transformation, replicate, split
 from superscaler_core.plans.pieces.along import along
@@ -47,7 +48,8 @@ Source: FastFold's dynamic axial parallelism, as SuperScaler's study lists it.
 """
 
 
-def axial_loops(graph: Graph, cuts: Sequence[Cut]) -> Mapping[Op, str]:
+@once_per_graph
+def axial_loops(graph: Graph, cuts: tuple[Cut, ...]) -> Mapping[Op, str]:
     """The loop along which each op is cut; those in no module keep dim 1 apart.
 
     Raises:
@@ -90,7 +92,7 @@ def spread_axially(
     plan: Plan, ops: Iterable[Op], devices: Sequence[Device], dp: int, cuts: Sequence[Cut]
 ) -> None:
     """Cut ops along the batch among ``dp`` groups of devices, and in a group axially."""
-    loops = axial_loops(plan.graph, cuts) if len(devices) > dp else {}
+    loops = axial_loops(plan.graph, tuple(cuts)) if len(devices) > dp else {}
     for op in ops:
         plan.op_trans(op, along(plan, op, dp, plan.dims.batch))
         plan.op_trans(op, axially(plan, op, len(devices) // dp, loops))

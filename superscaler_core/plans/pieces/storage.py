@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 import rvdcomm as rv
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
+from superscaler_core.known import Known
 from superscaler_core.plan import Device, OpSplit, Plan
+from superscaler_core.plan.op_split import MAX_SPLITS
 from superscaler_core.plan.op_trans import Transformation, pieces, replicate, split
 
 
@@ -22,12 +24,12 @@ def shard_storage(plan: Plan) -> None:
             continue
         # Where ops of several stages share a weight, the first of them stores it.
         op, position = readers[0]
+        routes = plan.stand_ins(op)
         holders: dict[rv.Box, dict[Device, None]] = {}
-        for part in plan.parts(op):
-            device = plan.device(part)
-            assert device is not None, f"{part} has no device yet"
-            mine = holders.setdefault(part.inputs[position].box, {})
-            mine.update((there[device], None) for there in plan.stand_ins(op))
+        for part in plan.op_split(op).parts:
+            assert part.device is not None, f"{op.name} {part} has no device yet"
+            box, _ = op.form.part(part.pieces).inputs[position]
+            holders.setdefault(box, {}).update((there[part.device], None) for there in routes)
         update = plan.update(name)
         plan.split_as(update, storage_among(update, holders))
 
@@ -39,13 +41,20 @@ def storage_among(update: Op, holders: Mapping[rv.Box, Iterable[Device]]) -> OpS
         update: its optimizer's op.
         holders: of every box the devices that read it.
     """
-    boxes = pieces(*map(_ranges, holders))(Part(update))
-    return OpSplit.of(
-        (part.pieces, part.replica, device)
-        for whole, (box, devices) in zip(boxes, holders.items(), strict=True)
-        for mine in [[*devices]]
-        for part, device in zip(_how(box, len(mine))(whole), mine, strict=True)
-    )
+    key = update.form, tuple((box, *devices) for box, devices in holders.items())
+    if key not in _STORED:
+        boxes = pieces(*map(_ranges, holders))(Part(update))
+        _STORED[key] = OpSplit.of(
+            (part.pieces, part.replica, device)
+            for whole, (box, devices) in zip(boxes, holders.items(), strict=True)
+            for mine in [[*devices]]
+            for part, device in zip(_how(box, len(mine))(whole), mine, strict=True)
+        )
+    return _STORED[key]
+
+
+_STORED: Known[Hashable, OpSplit] = Known(MAX_SPLITS)
+"""By form of an update and its holders."""
 
 
 def _ranges(box: rv.Box) -> dict[str, tuple[int, int]]:

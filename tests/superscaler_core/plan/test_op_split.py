@@ -76,3 +76,14 @@ def test_a_grid_that_cannot_be_is_refused(devices: Any, axes: Any, message: str)
 def test_too_few_devices_are_refused() -> None:
     with pytest.raises(PlanError, match="it has 2 devices"):
         OpSplit.grid(SIZES, [0, 1], [("b", 2)]).on([3])
+
+
+def test_an_assigned_update_that_is_not_cut_is_in_the_program_as_in_its_decisions() -> None:
+    plan = ss.Plan(two_linears(), range(2))
+    for op in plan.graph.ops:
+        plan.op_assign(op, 0)
+    (name, *_) = plan.graph.parameters
+    plan.op_assign(plan.update(name), 1)
+    storage = ss.compile(plan).materialized.weights.storage[plan.graph.parameter(name)]
+    assert [*storage.shards] == [1]
+    assert ss.compile(plan.copy()).files == ss.compile(plan).files
