@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from bench.studies.systems import System, Way
 from bench.studies.tuning import MICROBATCHES
 from superscaler_core.plan import Plan
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
+from superscaler_core.planners.search.request import (
+    Candidate,
+    Look,
+    Request,
+    SearchPlanner,
+    Trial,
+)
 
 FEW = 4
 """Microbatches for every device that are simulated first."""
@@ -59,7 +65,7 @@ def tuned_system(system: System) -> SearchPlanner:
             samples,
             Filled(system.sprogram, chosen, num),
             guess_secs=order * 1e-9,
-            few=few if few < num else 0,
+            look=Look(few),
             follow=follow,
         )
 

@@ -183,7 +183,7 @@ memory than there is never wins. Ctrl-C ends the search with the best plan so fa
 
 in the table:
   1.013 x   how much longer a step takes than with the chosen plan
-  ~         an estimate from few microbatches
+  ~         an estimate from few microbatches or blocks
 
 in the table of --explain:
   *         the choice of the plan that was found

@@ -7,8 +7,8 @@ axial, interlaced or spatial where the model has what that needs). A setting tha
 by those that differ from it in one choice, and one that lacks memory by those that need less. What
 is looked at next is what is hoped to be fastest; what a lower bound says cannot win is not looked
 at. So given time it looks at all that these moves reach, and returns the best; with less time it is
-a best-first search, whose order is a heuristic. Every setting is compiled and simulated, with a few
-microbatches first.
+a best-first search, whose order is a heuristic. Every setting is compiled and simulated, with few
+microbatches and few of the repeated blocks first.
 
 Complexity: a setting takes what compiling and simulating take.
 """
@@ -22,10 +22,11 @@ from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
-from superscaler_core.planners.search.request import Candidate, Request, Trial
+from superscaler_core.planners.search.request import Candidate, Look, Request, Trial
 
 FEW = 4
-"""Microbatches for every stage of a pipeline that show its pace: half of them fill it."""
+"""Microbatches for every stage of a pipeline, and turn before the trained one, that show its pace:
+half of them fill it, and the last quarter empties it."""
 
 
 def auto(request: Request) -> Sequence[Candidate]:
@@ -59,7 +60,7 @@ class _Auto:
         self._seen.add(setting)
         request, bounds = self._request, self._bounds
         num = request.microbatches(setting.microbatch)
-        few = FEW * max(setting.pp, 1) * (2 if setting.duplex else 1)
+        few = FEW * (setting.pp + request.recycle) * (2 if setting.duplex else 1)
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             if before is not None and (trial.secs, trial.peak_bytes) == _seen_of(before):
@@ -72,14 +73,15 @@ class _Auto:
                 for cost, changed in self._options.savings(setting):
                     yield from self._proposed(changed, guess_secs * cost)
 
+        filling = Filling(setting, request.profile, request.recycle, num)
         yield Candidate(
             str(setting),
             setting.microbatch,
-            Filling(setting, request.profile, request.recycle, num),
+            filling,
             bound_secs=bounds.secs(setting),
             guess_secs=guess_secs,
             least_bytes=bounds.least_bytes(setting),
-            few=few if few < num else 0,
+            look=Look(few, filling.sizes),
             follow=follow,
         )
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from superscaler_core.cost import DeviceProfile
+from superscaler_core.graph.blocks import Blocks
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.planners.auto.balance import balanced_sizes
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import heavy_blocks
+from superscaler_core.planners.search.shortened import even
 from superscaler_core.plans.dap_pipeline import dap_pipeline
 from superscaler_core.plans.hybrid import hybrid
 from superscaler_core.plans.interlaced import interlaced
@@ -41,8 +45,13 @@ class Filling:
     recycle: int
     microbatches: int
 
-    def __call__(self, plan: Plan, microbatches: int = 0) -> None:
+    def __call__(self, plan: Plan, microbatches: int = 0, sizes: Sequence[int] = ()) -> None:
         """Fill a plan with so many microbatches, or those of a step.
+
+        Args:
+            plan: to fill.
+            microbatches: of a shorter step.
+            sizes: blocks of every stage, if they are not to be balanced.
 
         Raises:
             PlanError: the model cannot be cut so.
@@ -50,14 +59,21 @@ class Filling:
         """
         chosen, num = self.setting, microbatches or self.microbatches
         overlap = Overlap(**chosen.knobs("prefetch", "reductions", "moves", "duplex"))
-        num_stages = chosen.pp * chosen.chunks * STAGES_A_WORKER.get(chosen.schedule, 1)
-        sizes = balanced_sizes(plan.graph, num_stages, self.profile, plan.blocks)
+        sizes = tuple(sizes) or self.sizes(plan.blocks)
         FAMILIES[chosen.family](plan, self, num // overlap.num_halves, sizes)
         if chosen.zero == 3:
             plan.gather_weights(*plan.blocks.groups)
         if chosen.offload:
             plan.store_on_host()
         plan.overlap = overlap
+
+    def sizes(self, blocks: Blocks) -> tuple[int, ...]:
+        """Blocks of every stage; empty if there are too few."""
+        chosen = self.setting
+        if chosen.family == "interlaced":
+            return _behind_lookups(blocks, chosen.pp)
+        num_stages = chosen.pp * chosen.chunks * STAGES_A_WORKER.get(chosen.schedule, 1)
+        return balanced_sizes(blocks.graph, num_stages, self.profile, blocks)
 
 
 Family = Callable[[Plan, Filling, int, tuple[int, ...]], None]
@@ -93,6 +109,16 @@ def _axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> No
 def _interlaced(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
     knobs = filling.setting.knobs("tp", "slack", "vocabulary", "keep")
     interlaced(plan, microbatches=num, **knobs)
+
+
+def _behind_lookups(blocks: Blocks, num_stages: int) -> tuple[int, ...]:
+    """The blocks of every stage of ``interlaced``, which are even behind each look-up."""
+    starts = [ops[0].index for ops in blocks.all]
+    firsts = [op.index for op in blocks.lookups if op.index < starts[-1]]
+    behind = [len(starts) - bisect_left(starts, first) for first in firsts]
+    counts = [a - b for a, b in pairwise([*behind, 0])]
+    per_lookup = num_stages // len(firsts)
+    return tuple(size for count in counts for size in even(count, per_lookup))
 
 
 def _spatial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:

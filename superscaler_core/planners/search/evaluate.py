@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import rvdcomm as rv
@@ -11,7 +11,16 @@ from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.errors import PlanError
-from superscaler_core.planners.search.request import Candidate, Request, Trial, filled
+from superscaler_core.graph.graph import Graph
+from superscaler_core.planners.search.request import (
+    WHOLE,
+    Candidate,
+    Look,
+    Request,
+    Trial,
+    filled,
+)
+from superscaler_core.planners.search.shortened import Short, repeats_of
 from superscaler_core.schedules import GRADS, ScheduleError
 from superscaler_core.simulator import Simulated, simulate
 from superscaler_core.units import bytes_text
@@ -30,17 +39,15 @@ class Looked:
     is_estimate: bool = False
 
 
-def evaluate(request: Request, candidate: Candidate, *, in_full: bool = True) -> Trial:
+def evaluate(request: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
     """Compile a candidate, read its memory, and simulate it.
 
     Args:
         request: what is asked.
         candidate: the plan.
-        in_full: all microbatches; else as few as show its pace, if it can be looked at so.
+        how: all of it, or how small a look is.
     """
-    few = 0 if in_full else candidate.few
-    looked = look(request, candidate.samples, candidate.sprogram, few)
-    return trial_of(candidate, looked)
+    return trial_of(candidate, look(request, candidate.samples, candidate.sprogram, how))
 
 
 def trial_of(candidate: Candidate, looked: Looked) -> Trial:
@@ -48,24 +55,17 @@ def trial_of(candidate: Candidate, looked: Looked) -> Trial:
     return Trial(candidate, looked.secs, looked.peak_bytes, looked.problem, looked.is_estimate)
 
 
-def look(request: Request, samples: int, sprogram: Callable[..., None], few: int = 0) -> Looked:
-    """The same for a candidate's parts, with ``few`` microbatches, or all if that is 0."""
-    num = request.microbatches(samples)
-    short = few if few < num else 0
+def look(
+    request: Request, samples: int, sprogram: Callable[..., None], how: Look = WHOLE
+) -> Looked:
+    """The same for a candidate's parts."""
     if gc.get_count()[0] > MAX_GARBAGE:
         gc.collect()
     with paused_collector():
         try:
-            made = compiled(request, samples, sprogram, short)
-            peak = max(memory.total_bytes for memory in made.memory.values())
-            if peak > request.memory_bytes:
-                return Looked(peak_bytes=peak, problem=lack(peak, request))
-            result = simulate(made, request.profile)
+            return _looked(request, samples, sprogram, how)
         except FAULTS as error:
             return Looked(problem=str(error))
-    if not short:
-        return Looked(result.secs, peak)
-    return Looked(result.secs + (num - short) * pace_secs(result, short), peak, is_estimate=True)
 
 
 MAX_GARBAGE = 1_000_000
@@ -73,16 +73,55 @@ MAX_GARBAGE = 1_000_000
 third of a second in a process that has torch, more than a small candidate."""
 
 
+def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: Look) -> Looked:
+    num = request.microbatches(samples)
+    few = how.microbatches if how.microbatches < num else 0
+    short = _short(request.graph_of(samples), how)
+    pairs = [None] if short is None else [*zip(short.graphs, short.sizes, strict=True)]
+    made = [compiled(request, samples, sprogram, microbatches=few, short=pair) for pair in pairs]
+    memory = [{device: own.total_bytes for device, own in one.memory.items()} for one in made]
+    at_whole = _alone if short is None else short.at_whole
+    peak = max(int(at_whole(*(one[device] for one in memory))) for device in memory[0])
+    is_estimate = few > 0 or short is not None
+    if peak > request.memory_bytes:
+        return Looked(peak_bytes=peak, problem=lack(peak, request), is_estimate=is_estimate)
+    secs = [_step_secs(simulate(one, request.profile), few, num) for one in made]
+    return Looked(at_whole(*secs), peak, is_estimate=is_estimate)
+
+
+def _alone(figure: float) -> float:
+    """The figure of the whole, of which it is."""
+    return figure
+
+
+def _short(graph: Graph, how: Look) -> Short | None:
+    """Two short graphs, if a look is at such and the model is deep enough."""
+    if how.stages is None:
+        return None
+    repeats = repeats_of(graph)
+    return repeats.short(how.stages(repeats.blocks))
+
+
+def _step_secs(result: Simulated, few: int, num: int) -> float:
+    """The time of a step of ``num`` microbatches, of which ``few`` were simulated; all if 0."""
+    return result.secs + ((num - few) * pace_secs(result, few) if few else 0.0)
+
+
 def compiled(
-    request: Request, samples: int, sprogram: Callable[..., None], microbatches: int = 0
+    request: Request,
+    samples: int,
+    sprogram: Callable[..., None],
+    *,
+    microbatches: int = 0,
+    short: tuple[Graph, Sequence[int]] | None = None,
 ) -> Compiled:
-    """The program of a candidate.
+    """The program of a candidate; arguments as in ``filled``.
 
     Raises:
         PlanError: the model cannot be cut so.
     """
     return compile(
-        filled(request, samples, sprogram, microbatches),
+        filled(request, samples, sprogram, microbatches=microbatches, short=short),
         topology=request.topology,
         optimizer=request.optimizer,
         master_dtype=request.master_dtype,

@@ -136,7 +136,9 @@ class Found:
                 lines.append(f"{mark}{secs:>9} {size:>10}  {slower:>7}  {name}")
         lines += [f"{count:>10} x {_cut(why, WIDTH - 13)}" for why, count in self._losses(num)]
         if any(trial.is_estimate for trial in fits[:num] if trial.fits):
-            lines.append("~ few microbatches were simulated, and the rest added at their pace")
+            lines.append(
+                "~ few microbatches or blocks were simulated, and the rest added at their pace"
+            )
         return "\n".join(lines)
 
     def _losses(self, num: int) -> list[tuple[str, int]]:

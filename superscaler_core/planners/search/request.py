@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 import rvdcomm as rv
 from superscaler_core.cost import CostModel, DeviceProfile
 from superscaler_core.errors import PlanError
+from superscaler_core.graph.blocks import Blocks
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Device, Plan
 from superscaler_core.schedules import nf1b, one_f_one_b
@@ -79,6 +80,25 @@ def nothing_more(trial: Trial) -> Iterable[Candidate]:
     return ()
 
 
+@dataclass(frozen=True)
+class Look:
+    """How small a look at a candidate is; what is left out is added at the pace of the rest.
+
+    Attributes:
+        microbatches: so few show the pace of a step; ``sprogram`` then takes their number as
+            ``microbatches``. If 0, all are looked at.
+        stages: how many of a model's blocks each stage has, of which all lose as many, and
+            ``sprogram`` then takes what is left as ``sizes``. If None, all blocks are looked at.
+    """
+
+    microbatches: int = 0
+    stages: Callable[[Blocks], Sequence[int]] | None = None
+
+
+WHOLE = Look()
+"""All microbatches and all blocks."""
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A plan that a planner proposes; it is filled only when it is looked at.
@@ -92,8 +112,7 @@ class Candidate:
         bound_secs: a lower bound of its step by the planner; 0 if it knows none.
         guess_secs: an estimate of its step, for the order of looking; the bound if 0.
         least_bytes: a lower bound of the memory of its fullest device; 0 if the planner knows none.
-        few: how many microbatches show its pace, with which it is looked at first; ``sprogram``
-            then takes their number as ``microbatches``. If 0, only whole steps can be looked at.
+        look: how small a look shows its pace, with which it is looked at first.
         follow: what to look at after it, given what came of it.
     """
 
@@ -103,28 +122,45 @@ class Candidate:
     bound_secs: float = 0.0
     guess_secs: float = 0.0
     least_bytes: float = 0.0
-    few: int = 0
+    look: Look = WHOLE
     follow: Callable[[Trial], Iterable[Candidate]] = nothing_more
 
-    def plan(self, request: Request, microbatches: int = 0) -> Plan:
+    def plan(self, request: Request) -> Plan:
         """The filled plan.
 
         Args:
             request: whose graph it is of.
-            microbatches: of a shorter step; those of the request if 0.
 
         Raises:
             PlanError: the model cannot be cut so.
         """
-        return filled(request, self.samples, self.sprogram, microbatches)
+        return filled(request, self.samples, self.sprogram)
 
 
 def filled(
-    request: Request, samples: int, sprogram: Callable[..., None], microbatches: int = 0
+    request: Request,
+    samples: int,
+    sprogram: Callable[..., None],
+    *,
+    microbatches: int = 0,
+    short: tuple[Graph, Sequence[int]] | None = None,
 ) -> Plan:
-    """A plan of a candidate's sProgram, as in ``Candidate.plan``."""
-    plan = Plan(request.graph_of(samples), request.devices)
-    sprogram(plan, **({"microbatches": microbatches} if microbatches else {}))
+    """A plan of a candidate's sProgram.
+
+    Args:
+        request: of the candidate.
+        samples, sprogram: those of the candidate.
+        microbatches: of a shorter step; those of the request if 0.
+        short: a graph of fewer blocks, and how many of them each stage has; that of the request if
+            None.
+
+    Raises:
+        PlanError: the model cannot be cut so.
+    """
+    graph, sizes = (request.graph_of(samples), ()) if short is None else short
+    plan = Plan(graph, request.devices)
+    given = {"microbatches": microbatches, "sizes": sizes}
+    sprogram(plan, **{name: value for name, value in given.items() if value})
     num = microbatches or request.microbatches(samples)
     if plan.schedule is None and (num > 1 or request.recycle):
         scheduled = num // plan.overlap.num_halves
@@ -153,7 +189,8 @@ class Trial:
         secs: of a step by the simulator; infinite if it cannot be.
         peak_bytes: of the fullest device; 0 if it is not known.
         problem: why it cannot be; empty if it can.
-        is_estimate: whether only few microbatches were simulated, and the rest added at their pace.
+        is_estimate: whether only few microbatches or blocks were simulated, and the rest added at
+            their pace.
     """
 
     candidate: Candidate

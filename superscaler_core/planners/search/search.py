@@ -16,7 +16,13 @@ from superscaler_core.plan import Device
 from superscaler_core.planners.search.evaluate import evaluate, lack
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.microbatches import Resizing, graphs_of
-from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
+from superscaler_core.planners.search.request import (
+    WHOLE,
+    Candidate,
+    Request,
+    SearchPlanner,
+    Trial,
+)
 from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import planner_of
 
@@ -107,35 +113,45 @@ def search_request(
     """The same for a request; see ``search``."""
     start = time.monotonic()
     with Workers(request, num_processes) as workers:
-        looking = _Looking(request, workers, start + budget_secs, max_tried, progress)
+        looking = _Looking(request, workers, start, budget_secs, max_tried, progress)
         try:
             looking.run(planner)
         except KeyboardInterrupt:
             if not looking.has_any:
                 raise
+            looking.stop()
         looking.confirm()
         looking.settle()
         return looking.found(time.monotonic() - start)
 
 
+PROMISING_FROM = 0.8
+"""The share of a budget from which on estimates are looked at in full before anything else."""
+
+
 class _Looking:
     """One search: what waits, what was tried, and the best so far.
 
-    Candidates are looked at in the order of their guesses. One whose bound is not below the best
-    step is skipped, so a search that ends by itself has found the best of all candidates.
+    Candidates are looked at in the order of their guesses, and what a small look found to be faster
+    than the best is looked at in full when nothing that waits is hoped to be faster still. One
+    whose bound is not below the best step is skipped, so a search that ends by itself has found the
+    best of all candidates.
     """
 
     def __init__(
         self,
         request: Request,
         workers: Workers,
-        end: float,
+        start: float,
+        budget_secs: float,
         max_tried: int,
         progress: Progress | None,
     ) -> None:
         self._request, self._workers = request, workers
-        self._end, self._max_tried, self._progress = end, max_tried, progress
-        self._waiting: list[tuple[float, int, Candidate, Trial | None]] = []
+        self._end, self._late = (start + share * budget_secs for share in (1.0, PROMISING_FROM))
+        self._max_tried, self._progress = max_tried, progress
+        self._waiting: list[tuple[float, int, Candidate]] = []
+        self._promising: list[tuple[float, int, Candidate]] = []
         self._looked_at: set[Candidate] = set()
         self._numbers = count()
         self._tried: list[Trial] = []
@@ -156,13 +172,13 @@ class _Looking:
             while self._workers.has_room and not self._is_over:
                 for candidate in islice(rest, 1):
                     self._push(candidate)
-                if not self._waiting:
+                if not (self._waiting or self._promising):
                     break
                 self._begin()
             ended = self._workers.wait(self._end - time.monotonic())
             if ended is not None:
                 self._take(ended)
-            elif not self._waiting:
+            elif not (self._waiting or self._promising):
                 return
 
     def found(self, search_secs: float) -> Found:
@@ -189,29 +205,39 @@ class _Looking:
 
     def _push(self, candidate: Candidate) -> None:
         order = candidate.guess_secs or candidate.bound_secs
-        heapq.heappush(self._waiting, (order, next(self._numbers), candidate, None))
+        heapq.heappush(self._waiting, (order, next(self._numbers), candidate))
 
     def _begin(self) -> None:
-        """Give the first that waits to a worker, unless its bounds say that it cannot win."""
-        _, _, candidate, estimate = heapq.heappop(self._waiting)
-        bound = candidate.bound_secs if estimate is None else estimate.secs
-        if self.best is not None and bound >= self.best.secs:
-            self._num_skipped += estimate is None
+        """Give the first of all to a worker, unless its bounds say that it cannot win."""
+        is_late = time.monotonic() >= self._late
+        if self._promising and (
+            is_late or self._promising[:1] <= self._waiting[:1] or not self._waiting
+        ):
+            secs, _, candidate = heapq.heappop(self._promising)
+            if self._is_faster(secs):
+                self._workers.begin(candidate, WHOLE)
+            return
+        _, _, candidate = heapq.heappop(self._waiting)
+        if not self._is_faster(candidate.bound_secs):
+            self._num_skipped += 1
         elif candidate.least_bytes > self._request.memory_bytes:
             problem = f"at least {lack(candidate.least_bytes, self._request)}"
             self._take(Trial(candidate, peak_bytes=int(candidate.least_bytes), problem=problem))
         else:
-            self._workers.begin(candidate, in_full=estimate is not None)
+            self._workers.begin(candidate, candidate.look)
+
+    def _is_faster(self, secs: float) -> bool:
+        """Whether a step of so many seconds would be the best so far."""
+        return self.best is None or secs < self.best.secs
 
     def _take(self, trial: Trial) -> None:
         candidate = trial.candidate
         is_first = candidate not in self._looked_at
         self._looked_at.add(candidate)
         self._tried.append(trial)
-        if trial.fits and (self.best is None or trial.secs < self.best.secs):
+        if trial.fits and self._is_faster(trial.secs):
             if trial.is_estimate:
-                # The next of all, so that a search that is stopped has a best plan.
-                heapq.heappush(self._waiting, (-1.0, next(self._numbers), candidate, trial))
+                heapq.heappush(self._promising, (trial.secs, next(self._numbers), candidate))
             else:
                 self.best = trial
         for follower in candidate.follow(trial) if is_first else ():
@@ -219,13 +245,16 @@ class _Looking:
         if self._progress is not None:
             self._progress(len(self._tried), len(self._waiting), self.best)
 
+    def stop(self) -> None:
+        """Spend no more of the budget than what it takes to have a best plan."""
+        self._end = 0.0
+
     def confirm(self) -> None:
-        """Simulate the best estimate in full, if the budget ended before anything was."""
-        fits = sorted((t for t in self._tried if t.fits), key=lambda trial: trial.secs)
-        for trial in fits if self.best is None else ():
-            self._take(evaluate(self._request, trial.candidate))
-            if self.best is not None:
-                return
+        """Look at estimates in full, the best first, until time is up and there is a best plan."""
+        while self._promising and (self.best is None or time.monotonic() < self._end):
+            secs, _, candidate = heapq.heappop(self._promising)
+            if self._is_faster(secs):
+                self._take(evaluate(self._request, candidate))
 
     def settle(self) -> None:
         """Look at what was found on the graph as captured, and at the next if that is slower."""

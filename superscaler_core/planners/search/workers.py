@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from superscaler_core.planners.search.evaluate import Looked, evaluate, look, trial_of
-from superscaler_core.planners.search.request import Candidate, Request, Trial
+from superscaler_core.planners.search.request import Candidate, Look, Request, Trial
 
 
 class Workers:
@@ -28,8 +28,8 @@ class Workers:
 
     def __init__(self, request: Request, num_processes: int) -> None:
         self._request = request
-        self._here: deque[tuple[Candidate, bool]] = deque()
-        self._away: dict[Future[Looked], tuple[Candidate, bool]] = {}
+        self._here: deque[tuple[Candidate, Look]] = deque()
+        self._away: dict[Future[Looked], tuple[Candidate, Look]] = {}
         self._num = num_processes if _can_send(request) else 1
         self._pool: ProcessPoolExecutor | None = None
         if self._num > 1:
@@ -48,32 +48,30 @@ class Workers:
         """Whether another candidate would be begun at once."""
         return len(self._here) + len(self._away) < (self._num if self._pool else 1)
 
-    def begin(self, candidate: Candidate, *, in_full: bool) -> None:
+    def begin(self, candidate: Candidate, how: Look) -> None:
         """Look at a candidate when there is room."""
-        few = 0 if in_full else candidate.few
-        if self._pool is None or not _can_send(candidate.sprogram):
-            self._here.append((candidate, in_full))
+        if self._pool is None or not _can_send((candidate.sprogram, how)):
+            self._here.append((candidate, how))
             return
-        future = self._pool.submit(_look, candidate.samples, candidate.sprogram, few)
-        self._away[future] = candidate, in_full
+        future = self._pool.submit(_look, candidate.samples, candidate.sprogram, how)
+        self._away[future] = candidate, how
 
     def wait(self, timeout_secs: float) -> Trial | None:
         """The next that ends; None if none is under way, or none ends in time."""
         if self._here:
-            candidate, in_full = self._here.popleft()
-            return evaluate(self._request, candidate, in_full=in_full)
+            return evaluate(self._request, *self._here.popleft())
         if not self._away:
             return None
         ended, _ = wait(self._away, max(0.0, timeout_secs), FIRST_COMPLETED)
         if not ended:
             return None
         future = ended.pop()
-        candidate, _ = self._away.pop(future)
+        candidate, how = self._away.pop(future)
         try:
             return trial_of(candidate, future.result())
         except BrokenProcessPool:
             self._pool = None
-            self._here.extend([(candidate, True), *self._away.values()])
+            self._here.extend([(candidate, how), *self._away.values()])
             self._away.clear()
             return self.wait(timeout_secs)
 
@@ -96,5 +94,5 @@ def _start(request: Request) -> None:
     _mine[:] = [request]
 
 
-def _look(samples: int, sprogram: Callable[..., Any], few: int) -> Looked:
-    return look(_mine[0], samples, sprogram, few)
+def _look(samples: int, sprogram: Callable[..., Any], how: Look) -> Looked:
+    return look(_mine[0], samples, sprogram, how)

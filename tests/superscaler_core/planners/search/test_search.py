@@ -17,7 +17,7 @@ from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.evaluate import compiled, evaluate, look
-from superscaler_core.planners.search.request import Request, Trial
+from superscaler_core.planners.search.request import WHOLE, Look, Request, Trial
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.simulator import PROFILES, simulate
@@ -164,7 +164,7 @@ def test_two_processes_find_what_one_finds(few_moves: None) -> None:
 def test_an_estimate_is_near_the_whole_step() -> None:
     asked = replace(request("gpt"), batch=64, samples=(1,))
     (candidate, *_) = [c for c in auto(asked) if "pp=2" in c.name]
-    short, whole = (evaluate(asked, candidate, in_full=full) for full in (False, True))
+    short, whole = (evaluate(asked, candidate, how) for how in (candidate.look, WHOLE))
     assert short.is_estimate
     assert not whole.is_estimate
     # The pace of a full pipeline is that of its slowest stage, and its ends differ a little.
@@ -224,6 +224,6 @@ def test_few_microbatches_show_the_pace_of_many(words: str) -> None:
     setting = Setting.parse(f"hybrid {words}")
     how = Filling(setting, asked.profile, 0, 64 // setting.microbatch)
     whole = look(asked, setting.microbatch, how)
-    estimate = look(asked, setting.microbatch, how, few=8)
+    estimate = look(asked, setting.microbatch, how, Look(8))
     assert (estimate.is_estimate, whole.is_estimate) == (True, False)
     assert estimate.secs == pytest.approx(whole.secs, rel=0.02)

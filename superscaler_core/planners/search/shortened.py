@@ -1,0 +1,266 @@
+"""Shortened: the graph of a model with fewer of its repeated blocks, from the captured one.
+
+Blocks that compute alike take as long and keep as much, so a plan's step and its memory grow evenly
+with their number. Two short graphs show how much a block adds, at a cost that does not depend on
+how deep the model is (``Look``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate, groupby, pairwise
+
+from superscaler_core.graph.blocks import Blocks, find_blocks
+from superscaler_core.graph.graph import Graph
+from superscaler_core.graph.tensor import CONSTANT, PARAMETER, PTensor
+
+MAX_PERIOD = 4
+"""Blocks after which a model may repeat: of two, one shifts windows; of four, one has experts."""
+
+GAIN = 0.75
+"""Two short graphs have at most this share of a graph's blocks; else there is little to gain."""
+
+
+def even(num_blocks: int, num_stages: int) -> tuple[int, ...]:
+    """Blocks of every stage, as ``stages_of_blocks`` cuts them if it is not told."""
+    ends = (num_blocks * i // num_stages for i in range(num_stages + 1))
+    return tuple(b - a for a, b in pairwise(ends))
+
+
+def shortened(graph: Graph, removed: Iterable[int]) -> Graph | None:
+    """The graph without some blocks; None if one is not like a block before it,
+    or part of a period would be left.
+
+    What reads a result of a removed block reads the same result of the block that it is like. Ops,
+    tensors and parameters keep their names.
+
+    Law (tests/superscaler_core/planners/search/test_shortened.py): where blocks read only the
+    block before and what all share, it is the graph that is captured from the model with as many
+    blocks, op by op, up to names.
+
+    Args:
+        graph: of the model.
+        removed: numbers of its blocks, in runs as long as the period after which it repeats, or
+            multiples of it.
+    """
+    return repeats_of(graph).without(frozenset(removed))
+
+
+@dataclass(frozen=True, eq=False)
+class Short:
+    """Two short graphs of a model, for a plan of stages.
+
+    From the first graph to the second every stage gains some blocks; after ``steps`` such gains it
+    has all blocks of the whole graph.
+
+    Attributes:
+        graphs: the shorter one first.
+        sizes: blocks of every stage in both.
+        steps: from the first graph to the whole.
+    """
+
+    graphs: tuple[Graph, Graph]
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
+    steps: int
+
+    def at_whole(self, first: float, second: float) -> float:
+        """The figure of the whole graph, if it grows evenly from the first graph to the second."""
+        return first + self.steps * (second - first)
+
+
+@dataclass(frozen=True, eq=False)
+class Repeats:
+    """Which blocks of a graph are like blocks before them.
+
+    Attributes:
+        blocks: of the graph.
+    """
+
+    blocks: Blocks
+
+    # --- short graphs ---------------------------------------------------------------------------
+
+    def short(self, sizes: Sequence[int]) -> Short | None:
+        """Two short graphs for stages of so many blocks; None if they would not be short.
+
+        Each stage loses the same number of blocks, so that of alike stages the one that takes
+        longest stays so. For an order of a pipeline, the time of a step is the longest sum of times
+        along its dependencies, so it is convex in the number of blocks: where another sum becomes
+        the longest, the line is below it. The peak of memory, the largest of sums, is as well.
+        """
+        key = tuple(sizes)
+        if key not in self._shorts:
+            self._shorts[key] = self._short(key)
+        return self._shorts[key]
+
+    @cached_property
+    def _shorts(self) -> dict[tuple[int, ...], Short | None]:
+        return {}
+
+    def _short(self, sizes: tuple[int, ...]) -> Short | None:
+        num, ends = len(self.blocks.layers), [*accumulate(sizes, initial=0)]
+        if ends[-1] != num:
+            return None
+        stages = [self._rows(a, b) for a, b in pairwise(ends)]
+        most = max((len(row) // self.period for rows in stages for row in rows), default=0)
+        losses = [(steps, _loss(stages, steps, self.period)) for steps in range(2, most + 1)]
+        if not losses:
+            return None
+        # The first graph lacks all steps, and the second all but one.
+        steps, loss = max(losses, key=lambda each: (2 * each[0] - 1) * each[1].num)
+        if 2 * num - (2 * steps - 1) * loss.num * len(sizes) > GAIN * num:
+            return None
+        first, second = (self._lacking(loss, place, sizes) for place in (steps, steps - 1))
+        if first is None or second is None:
+            return None
+        return Short((first[0], second[0]), (first[1], second[1]), steps)
+
+    def _lacking(
+        self, loss: _Loss, steps: int, sizes: tuple[int, ...]
+    ) -> tuple[Graph, tuple[int, ...]] | None:
+        """The graph that lacks so many steps, with the blocks of every stage."""
+        graph = self.without(frozenset(loss.times(steps)))
+        left = tuple(size - steps * loss.num for size in sizes)
+        # Few blocks may no longer be found by structure.
+        is_found = graph is not None and len(find_blocks(graph).layers) == sum(left)
+        return (graph, left) if graph is not None and is_found else None
+
+    def _rows(self, start: int, end: int) -> list[range]:
+        """The rows of blocks of a stage that may be removed, each of whole periods."""
+        # What a stage's first blocks are like is in another stage.
+        inside = range(start + self.period, end)
+        rows = (list(row) for again, row in groupby(inside, self._is_again.__getitem__) if again)
+        return [range(row[0], row[0] + len(row) // self.period * self.period) for row in rows]
+
+    # --- removed --------------------------------------------------------------------------------
+
+    def without(self, removed: frozenset[int]) -> Graph | None:
+        """As ``shortened``."""
+        if not removed <= {i for i, again in enumerate(self._is_again) if again}:
+            return None
+        runs = groupby(enumerate(sorted(removed)), lambda pair: pair[1] - pair[0])
+        if any(len(list(run)) % self.period for _, run in runs):
+            return None
+        graph, layers = self.blocks.graph, self.blocks.layers
+        lost = {op for i in removed for op in layers[i]}
+        instead: dict[PTensor, PTensor] = {}
+        for i in sorted(removed):
+            for op, like in zip(layers[i], layers[i - self.period], strict=True):
+                for tensor, other in zip(op.outputs, like.outputs, strict=True):
+                    instead[tensor] = instead.get(other, other)
+        ops = tuple(
+            replace(op, index=i, inputs=tuple(instead.get(t, t) for t in op.inputs))
+            for i, op in enumerate(op for op in graph.ops if op not in lost)
+        )
+        read = {tensor.name for op in ops for tensor in op.inputs}
+        made = {tensor for op in ops for tensor in op.outputs}
+        return replace(
+            graph,
+            ops=ops,
+            parameters={n: t for n, t in graph.parameters.items() if n in read},
+            aliases={n: of for n, of in graph.aliases.items() if of in read},
+            constants={n: value for n, value in graph.constants.items() if n in read},
+            packed={n: packing for n, packing in graph.packed.items() if n in read},
+            recycled={t: instead.get(of, of) for t, of in graph.recycled.items()},
+            state={t: of for t, of in graph.state.items() if of in made},
+            results={n: of for n, of in graph.results.items() if of in made},
+        )
+
+    # --- alike ----------------------------------------------------------------------------------
+
+    @property
+    def period(self) -> int:
+        """After how many blocks the model repeats."""
+        return self._repeats[0]
+
+    @property
+    def _is_again(self) -> Sequence[bool]:
+        """Whether each block is like that one period before."""
+        return self._repeats[1]
+
+    @cached_property
+    def _repeats(self) -> tuple[int, Sequence[bool]]:
+        found = ((period, self._alike(period)) for period in range(1, MAX_PERIOD + 1))
+        return max(found, key=lambda each: sum(each[1]))
+
+    def _alike(self, period: int) -> list[bool]:
+        found: list[bool] = []
+        for i in range(len(self.blocks.layers)):
+            found.append(i >= period and self._is_like(i, i - period, found))
+        return found
+
+    def _is_like(self, new: int, old: int, is_again: Sequence[bool]) -> bool:
+        """Whether a block computes what one a period before does, and reads as that does."""
+        graph, period = self.blocks.graph, new - old
+        if graph.more_losses or len(self.blocks.layers[new]) != len(self.blocks.layers[old]):
+            return False
+        own: dict[PTensor, PTensor] = {}
+
+        def agrees(a: PTensor, b: PTensor) -> bool:
+            if a is b:
+                return True
+            if a.kind in (PARAMETER, CONSTANT):
+                is_packed_alike = graph.packed.get(a.name) == graph.packed.get(b.name)
+                return own.setdefault(a, b) is b and is_packed_alike
+            if a not in self._places:
+                return False
+            block, place = self._places[a]
+            if block == new or (new - period <= block and is_again[block]):
+                return self._places.get(b) == (block - period, place)
+            return new - period <= block
+
+        return all(
+            op.form is like.form
+            and op.modules == like.modules
+            and all(map(agrees, op.inputs, like.inputs))
+            for op, like in zip(self.blocks.layers[new], self.blocks.layers[old], strict=True)
+        )
+
+    @cached_property
+    def _places(self) -> dict[PTensor, tuple[int, tuple[int, int]]]:
+        """For every result of a block: the block, the op's place in it, and which result."""
+        return {
+            tensor: (number, (at, which))
+            for number, ops in enumerate(self.blocks.layers)
+            for at, op in enumerate(ops)
+            for which, tensor in enumerate(op.outputs)
+        }
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The blocks that every stage loses in a step towards the shortest graph.
+
+    Attributes:
+        rows: for every row of blocks that may be removed, how many of it are, and in which row.
+        num: blocks of each stage.
+    """
+
+    rows: tuple[tuple[range, int], ...]
+    num: int
+
+    def times(self, steps: int) -> Iterator[int]:
+        """The blocks that so many steps remove."""
+        for row, num in self.rows:
+            yield from row[: steps * num]
+
+
+def _loss(stages: Sequence[Sequence[range]], steps: int, period: int) -> _Loss:
+    """As many blocks of each stage as can be removed so often."""
+    nums = [[len(row) // period // steps * period for row in rows] for rows in stages]
+    least = min(map(sum, nums))
+    found = []
+    for rows, given in zip(stages, nums, strict=True):
+        left = least
+        for row, num in zip(rows, given, strict=True):
+            found.append((row, min(num, left)))
+            left -= min(num, left)
+    return _Loss(tuple(found), least)
+
+
+@lru_cache(maxsize=32)
+def repeats_of(graph: Graph) -> Repeats:
+    """Of the blocks that are found by structure; searches ask for the same graphs again."""
+    return Repeats(find_blocks(graph))

@@ -1,0 +1,126 @@
+"""Shortened graphs: those of fewer blocks, and what they tell of the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.models import MODELS, build, example_inputs
+from superscaler_core.planners.auto import Setting
+from superscaler_core.planners.auto.families import Filling
+from superscaler_core.planners.search.evaluate import look
+from superscaler_core.planners.search.request import Look, Request
+from superscaler_core.planners.search.shortened import even, repeats_of, shortened
+from superscaler_core.simulator import PROFILES
+
+
+@cache
+def captured(model: str, **sizes: Any) -> ss.Graph:
+    inputs = example_inputs(model, 2, **sizes)
+    return ss.capture(build(model, **sizes), inputs, recycled=MODELS[model].recycled)
+
+
+def computed(graph: ss.Graph) -> list[Any]:
+    """A graph without names: what every op computes, and which tensors it reads and writes."""
+    numbers: dict[str, int] = {}
+
+    def number(tensors: Any) -> list[int]:
+        return [numbers.setdefault(tensor.name, len(numbers)) for tensor in tensors]
+
+    inputs = number(graph.inputs)
+    ops = [(op.index, op.form, number(op.inputs), number(op.outputs)) for op in graph.ops]
+    recycled = [number(pair) for pair in graph.recycled.items()]
+    kept = [sorted(number(graph.parameters.values())), len(graph.constants), len(graph.weights)]
+    return [inputs, ops, number(graph.losses), recycled, kept[:2]]
+
+
+DEEP: list[tuple[str, dict[str, Any], dict[str, Any], list[int]]] = [
+    ("gpt", {"layers": 5}, {"layers": 2}, [1, 2, 3]),
+    ("gpt", {"layers": 4}, {"layers": 3}, [3]),
+    ("mbart", {"layers": 4}, {"layers": 3}, [2, 5]),
+    ("swin", {"depths": (7, 1)}, {"depths": (3, 1)}, [2, 3, 4, 5]),
+    ("evoformer", {"layers": 3}, {"layers": 2}, [1]),
+]
+"""A model with many blocks and with fewer, and what to remove."""
+
+
+@pytest.mark.parametrize(("model", "deep", "shallow", "removed"), DEEP)
+def test_a_shortened_graph_is_that_of_a_model_with_fewer_layers(
+    model: str, deep: dict[str, Any], shallow: dict[str, Any], removed: list[int]
+) -> None:
+    short = shortened(captured(model, **deep), removed)
+    assert short is not None
+    assert computed(short) == computed(captured(model, **shallow))
+
+
+@pytest.mark.parametrize(
+    ("model", "deep", "removed"),
+    [
+        ("gpt", {"layers": 5}, [0]),  # reads the embedding, and nothing before it is like it
+        ("gpt", {"layers": 5}, [5]),  # there is none
+        ("mbart", {"layers": 4}, [3]),  # the encoder's last, with the norm behind it
+        ("swin", {"depths": (7, 1)}, [3]),  # every second block shifts its windows
+        ("moe", {"layers": 4}, [3]),  # every second block has experts
+        ("mlp", {}, [1]),
+    ],
+)
+def test_blocks_that_are_like_none_before_them_are_not_removed(
+    model: str, deep: dict[str, Any], removed: list[int]
+) -> None:
+    assert shortened(captured(model, **deep), removed) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shorter", "longer"),
+    [((14,), (1,), (2,)), ((7, 7), (1, 1), (2, 2)), ((8, 6), (3, 1), (4, 2))],
+)
+def test_every_stage_loses_as_many_blocks(
+    sizes: tuple[int, ...], shorter: tuple[int, ...], longer: tuple[int, ...]
+) -> None:
+    short = repeats_of(captured("gpt", layers=14)).short(sizes)
+    assert short is not None
+    assert short.sizes == (shorter, longer)
+    assert short.at_whole(*(size[0] for size in short.sizes)) == sizes[0]
+
+
+def test_a_model_that_is_not_deep_is_not_shortened() -> None:
+    # Two blocks a stage leave nothing to extrapolate from.
+    assert repeats_of(captured("gpt", layers=12)).short(even(12, 6)) is None
+
+
+ALONE = ["dp=2 zero=1", "tp=2 vocabulary", "dp=2 zero=3 prefetch=1 reductions", "tp=2 coshard=2"]
+
+
+@pytest.mark.parametrize("words", ALONE)
+@pytest.mark.parametrize("model", ["gpt", "moe"])
+def test_short_looks_tell_the_step_of_the_whole_model(model: str, words: str) -> None:
+    short, whole = looks(model, words)
+    assert (short.is_estimate, whole.is_estimate) == (True, False)
+    # The simulator counts in whole ticks of a picosecond, for each op.
+    assert short.secs == pytest.approx(whole.secs, rel=1e-6)
+
+
+@pytest.mark.parametrize("words", ["pp=2", "pp=2 keep=block_inputs", "pp=2 schedule=chimera"])
+def test_short_looks_tell_the_step_of_a_pipeline(words: str) -> None:
+    short, whole = looks("gpt", words)
+    # The stage that takes longest is another one in a short model, where it is at all.
+    assert short.secs == pytest.approx(whole.secs, rel=0.01)
+    assert short.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.01)
+
+
+def looks(model: str, words: str) -> tuple[Any, Any]:
+    """What a look at fewer blocks sees, and one at all."""
+    graph = captured(model, layers=12, sequence=16)
+    asked = Request(
+        lambda samples: graph, (2,), 8, (0, 1), rv.Topology.single_host(2, 5e-6, 20e9),
+        PROFILES["v100"], 1 << 34,
+    )  # fmt: skip
+    setting = Setting.parse(f"hybrid {words}")
+    filling = Filling(setting, asked.profile, 0, 4)
+    short = look(asked, 2, filling, Look(stages=filling.sizes))
+    return short, look(replace(asked), 2, filling)
