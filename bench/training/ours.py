@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import rvdcomm as rv
 import superscaler_core as ss
 from bench.superscaler_predict_worker import measured_move_secs
+from bench.training.planned import planned_bytes
 from bench.training.workloads import Workload
 from bench.training_method import Method
 from rvdcomm.calibration import Effort, calibrate
@@ -46,7 +47,8 @@ class Ours:
         batch: a whole one.
         folder: of programs, shared by all ranks.
         budget_secs: of a search.
-        about: what was found, for people.
+        about: what was found, for people; on the first rank.
+        planned_bytes: what ranks send in a step, by program, where weights are in no windows.
     """
 
     workload: Workload
@@ -55,6 +57,8 @@ class Ours:
     folder: Path
     budget_secs: float
     about: dict[str, str] = field(default_factory=dict)
+    planned_bytes: dict[str, list[int]] = field(default_factory=dict)
+    _compiled: dict[str, ss.Compiled] = field(default_factory=dict)
 
     def prepare(self, name: str) -> None:
         """Write a program.
@@ -62,10 +66,14 @@ class Ours:
         Args:
             name: ``AUTO`` or a shipped plan, with ``OVERLAPPED`` and ``MESSAGES`` behind it or not.
         """
-        _ = self.topology, self.profile
         plan = name.removesuffix(MESSAGES)
-        if dist.get_rank() == 0 and plan not in self.about:
-            self._compiled(plan).save(self.folder / plan)
+        _ = self.profile if plan == AUTO else self.topology
+        if dist.get_rank() == 0:
+            if plan not in self._compiled:
+                self._compiled[plan] = self._found() if plan == AUTO else self._shipped(plan)
+                self._compiled[plan].save(self.folder / plan)
+            if not self._compiled[plan].plan.windows:
+                self.planned_bytes[name] = planned_bytes(self._compiled[plan], self.topology)
         dist.barrier()
 
     def share(self, name: str) -> Method:
@@ -83,7 +91,7 @@ class Ours:
 
     @cached_property
     def topology(self) -> rv.Topology:
-        """The links between ranks, measured."""
+        """The links between ranks, measured, on all ranks together."""
         return calibrate(effort=_EFFORT)[0]
 
     @cached_property
@@ -103,17 +111,13 @@ class Ours:
         PLANS[name](plan)
         return plan
 
-    def _compiled(self, name: str) -> ss.Compiled:
-        if name == AUTO:
-            plan = self._found()
-        else:
-            plan = self._plan(name.removesuffix(OVERLAPPED))
-            self.about[name] = "as shipped"
-            if name.endswith(OVERLAPPED):
-                plan.overlap = _OVERLAP
+    def _shipped(self, name: str) -> ss.Compiled:
+        plan = self._plan(name.removesuffix(OVERLAPPED))
+        if name.endswith(OVERLAPPED):
+            plan.overlap = _OVERLAP
         return ss.compile(plan, topology=self.topology, optimizer=_OPTIMIZER)
 
-    def _found(self) -> ss.Plan:
+    def _found(self) -> ss.Compiled:
         found = ss.search(
             self.model,
             self.batch,
@@ -125,4 +129,4 @@ class Ours:
             optimizer=_OPTIMIZER,
         )
         self.about[AUTO] = f"{found.name}, {1e3 * found.secs:.1f} ms simulated"
-        return found.plan
+        return ss.compile(found.plan, topology=self.topology, optimizer=_OPTIMIZER)

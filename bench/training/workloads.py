@@ -164,11 +164,12 @@ _GPT = gpt.GPTConfig(vocabulary=1000, sequence=64, layers=4, width=128, heads=8)
 _MOE = moe.MoEConfig(vocabulary=1000, sequence=64, layers=4, width=128, heads=8, experts=8)
 
 
-def _gpt() -> Workload:
+def _gpt(tiny: bool) -> Workload:
+    config = gpt.GPTConfig.presets()["tiny"] if tiny else _GPT
     return Workload(
         batch=16,
-        build=lambda: gpt.GPT(_GPT),
-        inputs=lambda batch, generator: gpt.example_inputs(_GPT, batch, generator),
+        build=lambda: gpt.GPT(config),
+        inputs=lambda batch, generator: gpt.example_inputs(config, batch, generator),
         blocks="layers",
         enter=_enter,
         leave=_leave,
@@ -177,8 +178,9 @@ def _gpt() -> Workload:
     )
 
 
-def _moe() -> Workload:
+def _moe(tiny: bool) -> Workload:
     """Hidden states, and the sum of what balances the experts."""
+    config = moe.MoEConfig.presets()["tiny"] if tiny else _MOE
 
     def enter(model: Any) -> nn.Module:
         return Part(lambda part, ids: (part.inner(ids), torch.zeros(())), inner=_enter(model))
@@ -194,12 +196,12 @@ def _moe() -> Workload:
         return Part(lambda part, x, total: (part.inner(x), total), inner=_leave(model))
 
     def loss(made: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
-        return _cross_entropy(made[0], targets) + _MOE.balance * made[1]
+        return _cross_entropy(made[0], targets) + config.balance * made[1]
 
     return Workload(
         batch=16,
-        build=lambda: moe.MoETransformer(_MOE),
-        inputs=lambda batch, generator: moe.example_inputs(_MOE, batch, generator),
+        build=lambda: moe.MoETransformer(config),
+        inputs=lambda batch, generator: moe.example_inputs(config, batch, generator),
         blocks="layers",
         enter=enter,
         block=block,
@@ -209,18 +211,19 @@ def _moe() -> Workload:
     )
 
 
-def _llama() -> Workload:
-    """Of HuggingFace, which computes the loss of its own input."""
+def _llama(tiny: bool) -> Workload:
+    """Of HuggingFace; its loss is that of the token behind each."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    vocabulary, sequence, layers, width = (40, 8, 2, 16) if tiny else (1000, 64, 4, 128)
     config = LlamaConfig(
-        vocab_size=1000,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=64,
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4 if tiny else 8,
+        num_key_value_heads=4 if tiny else 8,
+        max_position_embeddings=sequence,
         use_cache=False,
     )
 
@@ -230,7 +233,7 @@ def _llama() -> Workload:
                     llama=model)  # fmt: skip
 
     def inputs(batch: int, generator: torch.Generator) -> Batch:
-        ids = torch.randint(config.vocab_size, (batch, 64), generator=generator)
+        ids = torch.randint(vocabulary, (batch, sequence), generator=generator)
         return ids, ids
 
     def block(model: Any, block: nn.Module) -> nn.Module:
@@ -273,14 +276,15 @@ _RESNET = wide_resnet.WideResNetConfig(
 )
 
 
-def _wide_resnet() -> Workload:
+def _wide_resnet(tiny: bool) -> Workload:
     """With group norms: a batch norm sees only the rows of its rank in DDP, so losses differ."""
+    config = wide_resnet.WideResNetConfig.presets()["tiny"] if tiny else _RESNET
 
     def build() -> nn.Module:
-        model = wide_resnet.WideResNet(_RESNET)
+        model = wide_resnet.WideResNet(config)
         for path, module in list(model.named_modules()):
             if isinstance(module, nn.BatchNorm2d):
-                model.set_submodule(path, nn.GroupNorm(8, module.num_features))
+                model.set_submodule(path, nn.GroupNorm(4, module.num_features))
         return model
 
     def enter(model: Any) -> nn.Module:
@@ -299,7 +303,7 @@ def _wide_resnet() -> Workload:
     return Workload(
         batch=32,
         build=build,
-        inputs=lambda batch, generator: wide_resnet.example_inputs(_RESNET, batch, generator),
+        inputs=lambda batch, generator: wide_resnet.example_inputs(config, batch, generator),
         blocks="layers",
         enter=enter,
         leave=leave,
@@ -307,10 +311,10 @@ def _wide_resnet() -> Workload:
     )
 
 
-WORKLOADS: Mapping[str, Callable[[], Workload]] = {
+WORKLOADS: Mapping[str, Callable[[bool], Workload]] = {
     "gpt": _gpt,
     "moe": _moe,
     "wide_resnet": _wide_resnet,
     "llama": _llama,
 }
-"""By name."""
+"""By name; whether they are tiny."""
