@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -96,9 +96,9 @@ class Ours:
 
     @cached_property
     def profile(self) -> DeviceProfile:
-        """The speed of a rank while all others compute too, measured."""
-        programs = list(self._programs())
-        return measured(programs, move_secs=measured_move_secs(self.topology))
+        """The speed of a rank, measured; all ranks share the cores of this machine."""
+        found = measured(self._programs(), move_secs=measured_move_secs(self.topology))
+        return replace(found, num_cores=os.cpu_count() or 0)
 
     def _programs(self) -> Iterator[ss.Compiled]:
         for name, num in _MEASURED:
@@ -106,13 +106,17 @@ class Ours:
             yield ss.compile(plan, topology=self.topology, optimizer=_OPTIMIZER)
 
     def _plan(self, name: str, microbatches: int = 1) -> ss.Plan:
+        """A shipped plan of a microbatch, of which a batch has so many."""
         part = tuple(x[: len(x) // microbatches] for x in self.batch)
         plan = ss.Plan(capture(self.model, part), range(dist.get_world_size()))
         PLANS[name](plan)
         return plan
 
     def _shipped(self, name: str) -> ss.Compiled:
-        plan = self._plan(name.removesuffix(OVERLAPPED))
+        shipped = name.removesuffix(OVERLAPPED)
+        plan = self._plan(shipped)
+        if plan.num_microbatches > 1:
+            plan = self._plan(shipped, plan.num_microbatches)
         if name.endswith(OVERLAPPED):
             plan.overlap = _OVERLAP
         return ss.compile(plan, topology=self.topology, optimizer=_OPTIMIZER)
