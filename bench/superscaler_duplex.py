@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from bench.at_rates import at_rates
+from bench.command_line import parser_for
 from bench.superscaler_predict import texts_of
-from bench.training_options import parser_for
 
 DESCRIPTION = """\
 Train a mixture of experts (float32, SGD with momentum) by the plan `expert_parallel` on an emulated

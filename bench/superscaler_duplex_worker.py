@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import nn
 
 import rvdcomm as rv
-from bench.superscaler_overlap_worker import NUM_CHECKED, predicted
 from bench.superscaler_predict_worker import TIMEOUT, measured_move_secs
 from bench.training_method import Method, alternating, waiting_secs
 from bench.waiting_moe import WaitingMoE, WaitingMoEConfig, example_inputs
@@ -27,7 +26,11 @@ from superscaler_core.front_end import capture
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plans import PLANS
 from superscaler_core.run.load import load
+from superscaler_core.simulator import DeviceProfile, simulate
 from superscaler_core.simulator.measured import measured
+
+NUM_CHECKED = 3
+"""Steps whose losses are compared before anything is timed; they also warm up."""
 
 METHODS = {"serial": Overlap(), "duplex": Overlap(duplex=True)}
 
@@ -87,6 +90,19 @@ def _method(folder: Path, model: nn.Module, compiled: Compiled) -> Method:
     trainer = load(folder)
     trainer.load_state_dict(model.state_dict())
     return Method.of(trainer.step, trainer.parameters())
+
+
+def predicted(
+    compiled: Compiled, profile: DeviceProfile, topology: rv.Topology
+) -> dict[str, float]:
+    """What the simulator says: seconds of a step without the optimizer, and of waiting in it."""
+    found = simulate(compiled, profile, topology)
+    waiting = found.communication_secs.values()
+    return {
+        "secs": found.secs - max(found.optimizer_secs.values()),
+        "comm_secs": sum(waiting) / len(waiting),
+        "hidden": found.overlap,
+    }
 
 
 if __name__ == "__main__":

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from bench import llama_train, superscaler_compile, superscaler_duplex, superscaler_train
+from bench import superscaler_compile, superscaler_duplex
 from bench.sockets import sent_bytes
 from bench.superscaler_compile import PHASES, grid_of, points_of
-from bench.superscaler_train import compiled_gpt, planned_bytes
-from rvdcomm import Topology
-
-MODEL = {"layers": 2, "width": 16, "heads": 4, "sequence": 8, "vocabulary": 40}
-MICROBATCH, MICROBATCHES = 3, 4
-
 
 # --- compile time -------------------------------------------------------------------------------
 
@@ -79,59 +71,6 @@ def test_sent_bytes_counts_what_tcp_took_and_nothing_else(tmp_path: Path) -> Non
         assert len(far.recv(12345, socket.MSG_WAITALL)) == 12345
         assert len(near.recv(67, socket.MSG_WAITALL)) == 67
         assert sent_bytes() - before == 12345 + 67
-
-
-def planned(pp: int, tp: int) -> list[int]:
-    args = SimpleNamespace(model=MODEL, microbatch=MICROBATCH, microbatches=MICROBATCHES)
-    # Latency is nothing, so that fewest bytes are best.
-    topology = Topology.single_host(pp * tp, alpha_secs=1e-12, bytes_per_sec=1e6)
-    return planned_bytes(compiled_gpt(args, pp, tp), topology)  # type: ignore[arg-type]
-
-
-HIDDEN_BYTES = 4 * MICROBATCH * MODEL["sequence"] * MODEL["width"]
-LOSS_BYTES = 4
-
-
-def test_tensor_parallel_sends_four_all_reduces_a_layer_and_microbatch() -> None:
-    all_reduce = 2 * HIDDEN_BYTES // 2
-    expected = MICROBATCHES * MODEL["layers"] * 4 * all_reduce
-    assert planned(pp=1, tp=2) == [expected, expected]
-
-
-def test_pipeline_sends_the_hidden_state_there_its_gradient_back_and_the_loss_once() -> None:
-    expected = MICROBATCHES * HIDDEN_BYTES
-    assert planned(pp=2, tp=1) == [expected, expected + LOSS_BYTES]
-
-
-# --- training -----------------------------------------------------------------------------------
-
-
-@pytest.mark.dist
-def test_methods_train_alike_and_gloo_sends_what_is_planned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = [f"--{name}={value}" for name, value in MODEL.items()]
-    counts = [f"--microbatch={MICROBATCH}", f"--microbatches={MICROBATCHES}", "--steps=2"]
-    out = tmp_path / "train.json"
-    # The ranks compare the losses of all methods, and fail if they differ.
-    assert superscaler_train.main([*sizes, *counts, "--grids=2x1,1x2", f"--out={out}"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines[:-1])) <= 100
-    assert sum(line.startswith(("2 x 1", "1 x 2")) for line in lines) == 6
-    for row in json.loads(out.read_text())["rows"]:
-        assert max(row["tcp_bytes"]["dist"]) > 0
-        assert all(len(samples["step"]) == 2 for samples in row["samples"].values())
-        for sent, by_plan in zip(row["tcp_bytes"]["dist"], row["planned_bytes"], strict=True):
-            # What is above is headers: some 50 bytes a message of gloo.
-            assert by_plan <= sent <= 1.2 * by_plan + 4096
-
-
-def test_a_row_of_llamas_compares_with_torchs_own_way() -> None:
-    samples = {"zero3": [0.1, 0.2, 0.3], "fsdp2": [0.4, 0.5, 0.3]}
-    result = {"model": llama_train.SIZES, "batch": 3, "rows": [{"ranks": 2, "samples": samples}]}
-    lines = llama_train.table(result).splitlines()
-    assert lines[2].split() == ["2", "zero3", "200", "100", "300", "fsdp2", "2.00"]
-    assert lines[3].split() == ["2", "fsdp2", "400", "300", "500", "-"]
 
 
 # --- duplex -------------------------------------------------------------------------------------

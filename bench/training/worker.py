@@ -1,0 +1,120 @@
+"""One rank of a cell of the training benchmark; started by ``python -m bench.training``.
+
+    python -m bench.training.worker CONFIG.json FOUND.json
+
+Rank 0 writes what was seen of every competitor.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from tqdm import tqdm
+
+from bench.sockets import sent_bytes
+from bench.training.competitors import competitors
+from bench.training.ours import Ours
+from bench.training.peak import peak_bytes, restart_peak
+from bench.training.workloads import WORKLOADS, Batch
+from bench.training_method import Method, everyone
+
+TIMEOUT = timedelta(seconds=600)
+NUM_BATCHES = 2
+"""All competitors train on these in turn; the first steps warm up, and show the peak memory."""
+
+LOSS_TOLERANCE = 1e-4
+"""Relative: float32 sums in another order, over all steps."""
+
+
+def main(argv: list[str]) -> None:
+    """Train by all competitors in turn."""
+    config = json.loads(Path(argv[0]).read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    torch.manual_seed(0)
+    workload = WORKLOADS[config["workload"]](config["tiny"])
+    model = workload.build()
+    generator = torch.Generator().manual_seed(1)
+    batches = [workload.inputs(workload.batch, generator) for _ in range(NUM_BATCHES)]
+    # Code that is loaded by the first step is part of no competitor's memory.
+    model(*batches[0]).backward()
+    model.zero_grad()
+    ours = Ours(workload, model, batches[0], Path(config["folder"]), config["budget_secs"])
+    chosen = competitors(workload, config["plans"], config["against"])
+    for competitor in chosen.values():
+        competitor.prepare(ours)
+    rows: dict[str, dict[str, Any]] = {}
+    methods = {}
+    for name, competitor in chosen.items():
+        before = restart_peak()
+        methods[name] = competitor.share(workload, model, ours)
+        losses = [_step(methods[name], batch)["loss"] for batch in batches]
+        rows[name] = {"peak_bytes": everyone(peak_bytes() - before), "losses": losses}
+        rows[name] |= {"secs": [], "cpu_secs": []}
+    order = list(methods)
+    for i in tqdm(range(config["steps"]), desc="rounds", disable=dist.get_rank() > 0):
+        # The order turns, so that no competitor always follows the same one.
+        for name in order[i % len(order) :] + order[: i % len(order)]:
+            seen = _step(methods[name], batches[i % NUM_BATCHES])
+            rows[name]["losses"].append(seen["loss"])
+            rows[name]["secs"].append(seen["secs"])
+            rows[name]["cpu_secs"].append(seen["cpu_secs"])
+    _check_losses({name: row["losses"] for name, row in rows.items()})
+    for name, method in methods.items():
+        rows[name]["sent_bytes"] = everyone(_sent_bytes(method, batches[0]))
+    if dist.get_rank() == 0:
+        found = {"competitors": rows, "found": ours.about, "planned_bytes": ours.planned_bytes}
+        Path(argv[1]).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _step(method: Method, batch: Batch) -> dict[str, float]:
+    """A step with its optimizer: the mean loss, the slowest rank's seconds, a processor's mean."""
+    dist.barrier()
+    start = time.process_time()
+    loss, secs, optimizer_secs = method.train(batch)
+    mine = (None if loss is None else loss.item(), secs + optimizer_secs)
+    ranks = everyone((*mine, time.process_time() - start))
+    losses = [one for one, _, _ in ranks if one is not None]
+    return {
+        "loss": sum(losses) / len(losses),
+        "secs": max(secs for _, secs, _ in ranks),
+        "cpu_secs": sum(cpu for _, _, cpu in ranks) / len(ranks),
+    }
+
+
+def _check_losses(losses: Mapping[str, Sequence[float]]) -> None:
+    """All competitors train the same model."""
+    (first, expected), *others = losses.items()
+    for name, values in others:
+        for step, (a, b) in enumerate(zip(expected, values, strict=True)):
+            if not abs(a - b) <= LOSS_TOLERANCE * abs(a):
+                raise SystemExit(f"step {step}: the loss of {first} is {a}, of {name} {b}.")
+
+
+def _sent_bytes(method: Method, batch: Batch) -> int:
+    """What this rank sends through TCP in a step, without the barriers around it."""
+
+    def sent_in(batches: Sequence[tuple[Tensor, Tensor]]) -> int:
+        dist.barrier()
+        before = sent_bytes()
+        for each in batches:
+            method.train(each)
+        dist.barrier()
+        return sent_bytes() - before
+
+    return -sent_in(()) + sent_in((batch,))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,119 @@
+"""Laws of the training benchmark: its workloads, bytes and memory, and what it prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bench.training import command
+from bench.training.peak import peak_bytes, restart_peak
+from bench.training.planned import planned_bytes
+from bench.training.workloads import WORKLOADS, Stage
+from rvdcomm import Topology
+from superscaler_core.compiled import compile
+from superscaler_core.front_end import capture
+from superscaler_core.models import build, example_inputs
+from superscaler_core.plan import Plan
+from superscaler_core.plans import PLANS
+
+# --- workloads ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+@pytest.mark.parametrize("name", command.WORKLOADS)
+def test_stages_of_a_workload_compute_the_loss_of_its_model(name: str, num_stages: int) -> None:
+    if name == "llama":
+        pytest.importorskip("transformers")
+    workload = WORKLOADS[name](True)
+    torch.manual_seed(0)
+    model = workload.build()
+    inputs, targets = workload.inputs(4, torch.Generator().manual_seed(0))
+    made: Any = (inputs,)
+    for i in range(num_stages):
+        made = Stage(workload, model, i, num_stages)(*made)
+        made = made if isinstance(made, tuple) else (made,)
+    loss = workload.loss(made if len(made) > 1 else made[0], targets)
+    torch.testing.assert_close(loss, model(inputs, targets))
+
+
+def test_every_parameter_of_a_model_is_in_one_stage() -> None:
+    workload = WORKLOADS["moe"](True)
+    model = workload.build()
+    found = [p for i in range(2) for p in Stage(workload, model, i, 2).parameters()]
+    assert sorted(map(id, found)) == sorted(map(id, model.parameters()))
+
+
+# --- memory and bytes -----------------------------------------------------------------------------
+
+
+def test_peak_bytes_are_those_of_tensors_that_are_gone_again() -> None:
+    before = restart_peak()
+    torch.ones(64 << 18)
+    assert 60 << 20 < peak_bytes() - before < 80 << 20
+    assert peak_bytes() >= restart_peak()
+
+
+MODEL = {"layers": 2, "width": 16, "heads": 4, "sequence": 8, "vocabulary": 40}
+MICROBATCH, MICROBATCHES = 3, 4
+
+
+def planned(pp: int, tp: int) -> list[int]:
+    inputs = example_inputs("gpt", MICROBATCH, **MODEL)
+    plan = Plan(capture(build("gpt", **MODEL), inputs), range(pp * tp))
+    PLANS["hybrid"](plan, tp=tp, pp=pp, microbatches=MICROBATCHES)
+    # Latency is nothing, so that fewest bytes are best.
+    topology = Topology.single_host(pp * tp, alpha_secs=1e-12, bytes_per_sec=1e6)
+    return planned_bytes(compile(plan), topology)
+
+
+HIDDEN_BYTES = 4 * MICROBATCH * MODEL["sequence"] * MODEL["width"]
+LOSS_BYTES = 4
+
+
+def test_tensor_parallel_sends_four_all_reduces_a_layer_and_microbatch() -> None:
+    all_reduce = 2 * HIDDEN_BYTES // 2
+    expected = MICROBATCHES * MODEL["layers"] * 4 * all_reduce
+    assert planned(pp=1, tp=2) == [expected, expected]
+
+
+def test_pipeline_sends_the_hidden_state_there_its_gradient_back_and_the_loss_once() -> None:
+    expected = MICROBATCHES * HIDDEN_BYTES
+    assert planned(pp=2, tp=1) == [expected, expected + LOSS_BYTES]
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.dist
+def test_competitors_train_alike_and_gloo_sends_what_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "SCRATCH", tmp_path)
+    ours = ("data_parallel messages", "zero3+", "auto")
+    out = tmp_path / "training.json"
+    words = ["--tiny", "--workloads=moe", "--ranks=2", "--steps=2", "--budget=1"]
+    # The ranks compare the losses of all steps, and fail if they differ.
+    assert command.main([*words, f"--plans={','.join(ours)}", f"--out={out}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:-1])) <= 100
+    (row,) = json.loads(out.read_text())["rows"]
+    seen = row["competitors"]
+    assert set(seen) == {*ours, *command.AGAINST}
+    assert all(len(one["secs"]) == 2 for one in seen.values())
+    both = zip(seen[ours[0]]["sent_bytes"], row["planned_bytes"][ours[0]], strict=True)
+    for sent, by_plan in both:
+        # What is above is headers: some 50 bytes a message of gloo.
+        assert by_plan <= sent <= 1.2 * by_plan + 4096
+
+
+def test_a_ratio_is_the_fastest_of_torch_over_ours() -> None:
+    secs = {"auto": [0.1, 0.2, 0.3], "ddp": [0.4, 0.5, 0.3], "fsdp2": [0.9, 0.8, 0.7]}
+    seen = {name: {"secs": samples} for name, samples in secs.items()}
+    row = {"plans": ["auto"], "against": ["ddp", "fsdp2"], "workload": "gpt", "world": "4",
+           "competitors": seen}  # fmt: skip
+    assert command.ratio(row, "auto") == 2.0
+    assert command.summary([row]).splitlines()[1].split() == ["gpt", "4", "2.00"]
