@@ -64,7 +64,8 @@ settings come near to them."""
 
 CHANGED, NEXT, DEARER = 1.02, 1.05, 1.2
 """Guesses of what a step takes, as shares: after a change; for a planner's next candidate, of its
-best so far; and after a change that only saves memory, or where the planner has found nothing yet.
+best so far; and after a change that only saves memory, for what a planner says to look at instead,
+or where it has found nothing yet.
 Above 1, so that moves of a setting that is as fast come first: there are more, and they gain
 more."""
 
@@ -168,7 +169,7 @@ class _Row:
                 best = self._best_secs
                 yield from self.next(best * NEXT if best < inf else guess_secs * DEARER)
             for other in given.follow(trial):
-                yield self._own(other, guess_secs, is_next=False)
+                yield self._own(other, guess_secs * DEARER, is_next=False)
             yield from self._changes(own, NO_CHANGE, {NO_CHANGE}, trial)
 
         name = given.name if self.name in given.name else f"{self.name} {given.name}"
