@@ -22,8 +22,7 @@ from superscaler_core.planners.stages.plan_stages import STAGE_PLANNERS
 from superscaler_core.planners.stages.proposals import propose_stages
 from superscaler_core.planners.tofu import propose_tofu
 
-PLANNERS: Mapping[str, SearchPlanner] = {
-    "auto": auto,
+_OTHERS: Mapping[str, SearchPlanner] = {
     "by_hand": by_hand,
     **{name: partial(propose_stages, planner=planner) for name, planner in STAGE_PLANNERS.items()},
     "alpa_hierarchical": propose_alpa,
@@ -36,7 +35,9 @@ PLANNERS: Mapping[str, SearchPlanner] = {
     "earliest_finish": search_placement(earliest_finish),
     "min_cut": search_placement(min_cut),
 }
-"""Planners by name."""
+
+PLANNERS: Mapping[str, SearchPlanner] = {"auto": partial(auto, others=_OTHERS), **_OTHERS}
+"""Planners by name; ``auto`` looks at what all others propose."""
 
 
 def planner_of(planner: str | SearchPlanner) -> SearchPlanner:

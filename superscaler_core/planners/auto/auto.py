@@ -2,7 +2,10 @@
 
 Objective: the simulated time of a step; no device needs more than its memory.
 
-It begins with one setting for every layout of the devices (data, tensor and pipeline parallel;
+Others' plans: all candidates of all other planners are in the same queue (``others.Others``), so a
+search that ends by itself is at least as good as each of them.
+
+Settings: it begins with one for every layout of the devices (data, tensor and pipeline parallel;
 axial, interlaced or spatial where the model has what that needs). A setting that fits is followed
 by those that differ from it in one choice, and one that lacks memory by those that need less. What
 is looked at next is what is hoped to be fastest; what a lower bound says cannot win is not looked
@@ -15,23 +18,37 @@ Complexity: a setting takes what compiling and simulating take.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
+from superscaler_core.planners.auto.others import Others
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
-from superscaler_core.planners.search.request import Candidate, Look, Request, Trial
+from superscaler_core.planners.search.request import (
+    Candidate,
+    Look,
+    Request,
+    SearchPlanner,
+    Trial,
+)
 
 FEW = 4
 """Microbatches for every stage of a pipeline, and turn before the trained one, that show its pace:
 half of them fill it, and the last quarter empties it."""
 
 
-def auto(request: Request) -> Sequence[Candidate]:
-    """Propose a plan for every layout of the devices, and follow those that are promising."""
-    return list(_Auto(request).roots())
+def auto(
+    request: Request, *, others: Mapping[str, SearchPlanner] | None = None
+) -> Sequence[Candidate]:
+    """Propose plans for every layout of the devices and by every other planner; follow the best.
+
+    Args:
+        request: what is asked.
+        others: planners by name.
+    """
+    return list(_Auto(request, others or {}).roots())
 
 
 class _Auto:
@@ -41,15 +58,18 @@ class _Auto:
         seen: settings that were proposed.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, others: Mapping[str, SearchPlanner]) -> None:
         self._request = request
-        self._options = Options(request, Traits(request.graph_of(request.samples[0])))
+        traits = Traits(request.graph_of(request.samples[0]))
+        self._options = Options(request, traits)
         self._bounds = Bounds(request)
         self._seen: set[Setting] = set()
+        self._others = Others(request, traits, self._bounds.secs(Setting()), others)
 
     def roots(self) -> Iterator[Candidate]:
         for setting in self._options.roots():
             yield from self._proposed(setting, self._bounds.guess_secs(setting))
+        yield from self._others.roots()
 
     def _proposed(
         self, setting: Setting, guess_secs: float, before: Trial | None = None
@@ -63,6 +83,7 @@ class _Auto:
         few = FEW * (setting.pp + request.recycle) * (2 if setting.duplex else 1)
 
         def follow(trial: Trial) -> Iterator[Candidate]:
+            self._others.results.add(_seen_of(trial))
             if before is not None and (trial.secs, trial.peak_bytes) == _seen_of(before):
                 # The change changed nothing, so what follows it is what follows the other.
                 return

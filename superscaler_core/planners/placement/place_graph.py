@@ -139,22 +139,22 @@ PLACERS: dict[str, Placer] = {"earliest_finish": earliest_finish, "min_cut": min
 
 def search_placement(placer: Placer) -> SearchPlanner:
     """A planner of plans from one of placements: a candidate for every size of microbatch."""
+    return partial(_propose, placer=placer)
 
-    def candidates(request: Request) -> Iterator[Candidate]:
-        for samples in reversed(request.samples):
-            problem = place_graph(request.costs(samples), request.devices, request.memory_bytes)
-            try:
-                found = placer(problem)
-            except PlanError:
-                continue
-            microbatches = request.microbatches(samples)
-            how: dict[str, Any] = {
-                "problem": problem,
-                "assignment": found.assignment,
-                "microbatches": microbatches,
-            }
-            used = len(set(found.assignment))
-            name = f"{samples} samples, {len(problem.groups)} groups on {used} devices"
-            yield Candidate(name, samples, partial(assign, **how))
 
-    return candidates
+def _propose(request: Request, *, placer: Placer) -> Iterator[Candidate]:
+    for samples in reversed(request.samples):
+        problem = place_graph(request.costs(samples), request.devices, request.memory_bytes)
+        try:
+            found = placer(problem)
+        except PlanError:
+            continue
+        microbatches = request.microbatches(samples)
+        how: dict[str, Any] = {
+            "problem": problem,
+            "assignment": found.assignment,
+            "microbatches": microbatches,
+        }
+        used = len(set(found.assignment))
+        name = f"{samples} samples, {len(problem.groups)} groups on {used} devices"
+        yield Candidate(name, samples, partial(assign, **how))

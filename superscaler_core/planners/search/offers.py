@@ -21,13 +21,23 @@ OVERLAPS = {
 """Rewrites that overlap communication with computing, by a word for the plan's name."""
 
 
+def overlapped(now: Overlap, offer: Overlap) -> Overlap:
+    """What a plan overlaps already, and what it is offered."""
+    return replace(
+        now,
+        prefetch=max(now.prefetch, offer.prefetch),
+        reductions=now.reductions or offer.reductions,
+        moves=now.moves or offer.moves,
+    )
+
+
 @dataclass(frozen=True)
 class Overlapped:
-    """An sProgram with another overlap.
+    """An sProgram that overlaps more.
 
     Attributes:
         sprogram: fills the plan.
-        overlap: of the plan then.
+        overlap: what it is offered.
     """
 
     sprogram: Callable[..., None]
@@ -35,7 +45,7 @@ class Overlapped:
 
     def __call__(self, plan: Plan, **given: int) -> None:
         self.sprogram(plan, **given)
-        plan.overlap = self.overlap
+        plan.overlap = overlapped(plan.overlap, self.overlap)
 
 
 def with_overlap(planner: SearchPlanner) -> SearchPlanner:

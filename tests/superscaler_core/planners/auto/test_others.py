@@ -1,0 +1,163 @@
+"""Laws of others in auto's queue: nothing is left out, and each thinks once, in a worker."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+from pathlib import Path
+
+import pytest
+
+import superscaler_core as ss
+from superscaler_core.planners.auto import auto, options
+from superscaler_core.planners.auto.asked import Remembered
+from superscaler_core.planners.auto.change import NO_CHANGE, Change, Changed
+from superscaler_core.planners.search.found import Found
+from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
+from superscaler_core.planners.search.search import search_request
+from superscaler_core.planners.table import PLANNERS
+from superscaler_core.plans import PLANS
+from tests.superscaler_core.planners.search.test_search import request
+from tests.superscaler_core.training import Case, errors_on_threads
+
+BATCH = 8
+
+
+def found_by(planner: SearchPlanner, asked: Request) -> Found:
+    """What a planner finds if auto's settings are only the layouts, so that others matter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(options, "MOVES", ())
+        return search_request(asked, planner, budget_secs=inf)
+
+
+ASKED = replace(request("mlp", 2), samples=(BATCH,))
+
+
+@cache
+def found_by_auto() -> Found:
+    return found_by(PLANNERS["auto"], ASKED)
+
+
+@pytest.mark.parametrize("name", [name for name in PLANNERS if name != "auto"])
+def test_auto_is_at_least_as_good_as_every_planner(name: str) -> None:
+    assert found_by_auto().num_left == 0
+    try:
+        secs = search_request(ASKED, PLANNERS[name], budget_secs=inf).secs
+    except ss.PlanError:
+        secs = inf
+    assert found_by_auto().secs <= secs
+
+
+def test_the_best_of_all_is_better_than_the_layouts_alone() -> None:
+    """So that the law above is about what others propose."""
+    assert found_by_auto().secs < found_by(auto, ASKED).secs
+
+
+# --- asking -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A shipped plan, as an sProgram that counts its calls."""
+
+    name: str
+    calls: list[str]
+
+    def __call__(self, plan: ss.Plan) -> None:
+        self.calls.append(self.name)
+        PLANS[self.name](plan)
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A planner of two plans for every size, one of which is followed by a third."""
+
+    calls: list[str]
+
+    def __call__(self, asked: Request) -> Iterator[Candidate]:
+        def follow(trial: Trial) -> Iterator[Candidate]:
+            yield Candidate("third", asked.samples[-1], Shipped("zero3", self.calls))
+
+        for samples in asked.samples:
+            for name in ("data_parallel", "zero1"):
+                plan = Shipped(name, self.calls)
+                yield Candidate(f"{name} {samples}", samples, plan, follow=follow)
+
+
+def test_every_proposal_of_a_planner_that_nobody_knows_is_looked_at() -> None:
+    planner = Fake([])
+    asked = replace(request("mlp", 2), samples=(2, 4, 8))
+    tried = [
+        t.candidate.name for t in found_by(lambda r: auto(r, others={"new": planner}), asked).tried
+    ]
+    names = [f"new samples={samples} {number}" for samples in (2, 4, 8) for number in (1, 2, 3)]
+    assert [name for name in names if name not in tried] == []
+    # The third of each size is the answer that there is none, and every other one is thought once.
+    assert sorted(planner.calls) == ["data_parallel"] * 3 + ["zero1"] * 3
+
+
+def test_what_a_lazy_planner_follows_its_candidates_by_is_looked_at() -> None:
+    planner = Fake([])
+    found = found_by(lambda r: auto(r, others={"dapple": planner}), ASKED)
+    tried = [trial.candidate.name for trial in found.tried]
+    assert {"dapple data_parallel 8", "dapple zero1 8", "dapple third"} <= {*tried}
+
+
+def test_another_search_is_another_answer() -> None:
+    calls: list[str] = []
+    for search in ("a", "a", "b"):
+        how = Remembered(search, "x", Shipped("data_parallel", calls))
+        plan = ss.Plan(ASKED.graph_of(BATCH), range(2))
+        how(plan)
+        assert plan.is_assigned
+    assert len(calls) == 2
+
+
+def test_others_can_think_in_another_process() -> None:
+    """What is sent has no graph in it."""
+    candidates = PLANNERS["auto"](request("gpt", 4))
+    sizes = {each.name: len(pickle.dumps(each.sprogram)) for each in candidates}
+    assert len(sizes) > len(PLANNERS)
+    assert max(sizes.values()) < 20_000
+
+
+# --- changes ------------------------------------------------------------------------------------
+
+
+def test_changes_lead_to_every_combination() -> None:
+    found, left = set(), [NO_CHANGE]
+    while left:
+        change = left.pop()
+        if change not in found:
+            found.add(change)
+            left += [*change.more(), *change.savings()]
+    assert len(found) == len({str(each) for each in found}) == 3**3
+
+
+@dataclass(frozen=True)
+class ChangedCase(Case):
+    """A shipped plan with all changes."""
+
+    def planned(self) -> ss.Plan:
+        plan = ss.Plan(self._graph(), range(self.num_devices))
+        change = Change("overlap moves", 3, ss.Keep.BLOCK_INPUTS)
+        Changed(PLANS[self.plan], change)(plan)
+        assert plan.overlap.prefetch
+        assert plan.decisions.windows
+        assert plan.decisions.rerun
+        return plan
+
+
+def test_a_changed_plan_trains_as_one_device(tmp_path: Path) -> None:
+    errors = errors_on_threads(ChangedCase("mesh_2d", 4, model="gpt"), tmp_path)
+    assert max(errors) < 1e-9
+
+
+def test_a_plan_keeps_what_it_overlaps_already() -> None:
+    plan = ss.Plan(ASKED.graph_of(BATCH), range(2))
+    plan.overlap = ss.Overlap(prefetch=2, duplex=True)
+    Change("overlap")(plan)
+    assert plan.overlap == ss.Overlap(prefetch=2, reductions=True, duplex=True)
