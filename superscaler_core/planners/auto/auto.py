@@ -16,6 +16,7 @@ Complexity: a setting takes what compiling and simulating take.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.families import Filling
@@ -28,21 +29,40 @@ FEW = 4
 """Microbatches for every stage of a pipeline that show its pace: half of them fill it."""
 
 
+class Settings(Protocol):
+    """Settings that a planner may choose from, as ``Options`` has them."""
+
+    def roots(self) -> Iterator[Setting]:
+        """Those that are looked at first."""
+
+    def moves(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+        """Changes of one that fits."""
+
+    def savings(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+        """Changes of one that lacks memory."""
+
+
 def auto(request: Request) -> Sequence[Candidate]:
     """Propose a plan for every layout of the devices, and follow those that are promising."""
-    return list(_Auto(request).roots())
+    return propose_settings(request, options_of(request))
 
 
-class _Auto:
-    """One search.
+def options_of(request: Request) -> Options:
+    """All that a request's model and cluster allow."""
+    return Options(request, Traits(request.graph_of(request.samples[0])))
 
-    Attributes:
-        seen: settings that were proposed.
-    """
 
-    def __init__(self, request: Request) -> None:
+def propose_settings(request: Request, settings: Settings) -> Sequence[Candidate]:
+    """Propose the roots of some settings, and follow those that are promising."""
+    return list(_Proposals(request, settings).roots())
+
+
+class _Proposals:
+    """One search; settings that were proposed are not proposed again."""
+
+    def __init__(self, request: Request, options: Settings) -> None:
         self._request = request
-        self._options = Options(request, Traits(request.graph_of(request.samples[0])))
+        self._options = options
         self._bounds = Bounds(request)
         self._seen: set[Setting] = set()
 

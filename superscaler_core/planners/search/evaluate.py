@@ -60,7 +60,7 @@ def look(request: Request, samples: int, sprogram: Callable[..., None], few: int
             peak = max(memory.total_bytes for memory in made.memory.values())
             if peak > request.memory_bytes:
                 return Looked(peak_bytes=peak, problem=lack(peak, request))
-            result = simulate(made, request.profile)
+            result = simulate(made, request.profile, communication=request.communication)
         except FAULTS as error:
             return Looked(problem=str(error))
     if not short:
