@@ -15,7 +15,7 @@ from math import fsum
 
 import superscaler_core as ss
 from bench.hidup_models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of, workload
-from bench.studies import cluster as machine
+from bench.studies.cluster import PAPER
 from bench.studies.workload import captured
 from superscaler_core.cost import CostModel
 from superscaler_core.planners.hidup import (
@@ -116,7 +116,7 @@ def of_hidup(model: str, cluster: str) -> Iterator[tuple[Row, str]]:
     trained = workload(model, num)
     graph = captured(trained, trained.batch // 2)
     prices: dict[str, FormPrices] = {
-        "HiDup": OurPrices(CostModel(graph, machine.profile(), topology_of(cluster)))
+        "HiDup": OurPrices(CostModel(graph, PAPER.profile, topology_of(cluster)))
     }
     if cluster == "8x8-10gbps":
         # Their all-gather has the rate of this cluster's cards.
@@ -149,7 +149,7 @@ def in_words(forms: PricedForms, strategy: FormStrategy) -> str:
 
 def _simulated(name: str, plan: ss.Plan, cluster: str, predicted_secs: float = 0.0) -> Row:
     made = ss.compile(plan, topology=topology_of(cluster))
-    found = simulate(made, machine.profile())
+    found = simulate(made, PAPER.profile)
     compute = fsum(found.compute_secs.values()) / len(found.devices)
     comm = fsum(level.secs for level in found.levels)
     peak = max(memory.total_bytes for memory in made.memory.values())

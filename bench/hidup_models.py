@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 import rvdcomm as rv
+from bench.studies.cluster import PAPER, Cluster
 from bench.studies.workload import Workload
 from superscaler_core.models.moe_encoder import EncoderConfig
 from superscaler_core.plan import Overlap, Plan
@@ -43,14 +44,16 @@ def num_gpus(cluster: str) -> int:
     return hosts * size
 
 
-def topology_of(cluster: str) -> rv.Topology:
-    """The topology of a cluster; the devices of a host share its card."""
+def cluster_of(cluster: str) -> Cluster:
+    """A cluster; the devices of a host share its card."""
     hosts, size, bits_per_sec = CLUSTERS[cluster]
-    if hosts == 1:
-        return rv.Topology.single_host(size, NVLINK.alpha_secs, NVLINK.bytes_per_sec)
-    ranks = [range(host * size, (host + 1) * size) for host in range(hosts)]
-    between = rv.Link(NETWORK_SECS, bits_per_sec / 8)
-    return rv.Topology.hosts([list(host) for host in ranks], intra=NVLINK, inter=between)
+    between = rv.Link(NETWORK_SECS, bits_per_sec / 8) if hosts > 1 else NVLINK
+    return replace(PAPER, inside=NVLINK, between=between, per_host=size)
+
+
+def topology_of(cluster: str) -> rv.Topology:
+    """The topology of a cluster."""
+    return cluster_of(cluster).topology(num_gpus(cluster))
 
 
 def workload(model: str, num: int) -> Workload:

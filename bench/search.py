@@ -8,172 +8,104 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from itertools import groupby
 from math import fsum
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-import rvdcomm as rv
-import superscaler_core as ss
+from bench.catalogue import cells, compute
+from bench.cells import Cell
 from bench.run import environment
-from bench.search_baselines import tuned_system
-from bench.search_models import SEARCH_MODELS
-from bench.studies import cluster
-from bench.studies.study import ALPHAFOLD2, STUDIES
-from bench.studies.systems import RECYCLE
-from bench.studies.workload import Workload, captured, keep_graphs
-from superscaler_core.planners.search.found import Found
-from superscaler_core.planners.search.microbatches import Resizing
-from superscaler_core.planners.search.offers import with_overlap
-from superscaler_core.planners.search.request import Request, SearchPlanner, Trial
-from superscaler_core.planners.search.search import search_request
+from bench.store import Compute, DirtyError, Job, Row, Version, commits_text, rows_of
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.units import secs_text
 
 DESCRIPTION = """\
 Search for a plan of every model by every planner, by shipped plans with the knobs that a person
-would try, and by the systems of the studies, tuned over their own knobs. All plans are offered
-overlap, and have the same cost model and memory. For each cell the ratio is the step of the best
-other over that of auto: at least 1 if auto is never slower. Everything is simulated; nothing was
-run on a GPU.
+would try, and by the systems of the studies, tuned over their own knobs. All of them have the same
+cost model and memory, and are offered overlap. For each cell the ratio is the step of the best
+other planner over that of auto: at least 1 if auto is never slower. Everything is simulated;
+nothing was run on a GPU.
+
+Searches run side by side, one process each: first auto and the tuned systems on all cells, then the
+other planners cell by cell. What was computed is kept under bench/results/scratch, so a run that is
+stopped goes on where it was.
 """
 
 EPILOG = """\
 examples:
   python -m bench.search --quick                     # 4 and 8 GPUs
   python -m bench.search --cells gpt3-4,moe-2.4b     # cells whose names begin so
+  python -m bench.search --budget-share 0.25         # a quarter of 60 s (up to 16 GPUs) or 300 s
+  python -m bench.search --kept                      # the table of what was computed so far
 """
 
-SCRATCH = Path("bench/results/scratch/search")
-"""What was searched so far, so that a run that is stopped goes on where it was."""
+
+def add_options(parser: argparse.ArgumentParser, *, budget_share: float) -> None:
+    """The options of a run over many cells."""
+    add = parser.add_argument
+    add("--processes", type=int, default=min(2, os.cpu_count() or 1), help="searches at a time")
+    add(
+        "--budget-share", type=float, default=budget_share, metavar="X",
+        help="of the seconds of every search (default: %(default)s)",
+    )  # fmt: skip
+    add("--kept", action="store_true", help="compute nothing: show what is kept")
+    add("--dirty", action="store_true", help="of code that is not committed; writes no result file")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A model on a number of GPUs.
+def run(
+    args: argparse.Namespace, jobs: Sequence[Job], compute: Compute, module: str
+) -> list[dict[str, Any]]:
+    """The rows of some jobs; what is missing is computed.
 
-    Attributes:
-        name: of the model, its sizes and the GPUs.
-        workload: what is trained.
-        num_gpus: V100s.
-        recycle: turns without gradient.
-        baselines: planners beside those of the table, by name.
-        topology: of the GPUs; that of the studies if None.
+    Args:
+        args: of ``add_options``.
+        jobs: the most important first.
+        compute: what a job does.
+        module: where that is defined.
+
+    Raises:
+        SystemExit: the code is not committed, or was changed during the run.
     """
-
-    name: str
-    workload: Workload
-    num_gpus: int
-    recycle: int
-    baselines: Mapping[str, SearchPlanner]
-    topology: rv.Topology | None = None
-
-    @property
-    def budget_secs(self) -> float:
-        """What a search may take."""
-        return 60.0 if self.num_gpus <= 16 else 300.0
-
-    @property
-    def planners(self) -> Mapping[str, SearchPlanner]:
-        """All planners, ours first."""
-        return {**PLANNERS, **self.baselines}
-
-    def request(self) -> Request:
-        """What every planner is asked."""
-        batch = self.workload.batch
-        sizes = tuple(n for n in range(1, batch + 1) if batch % n == 0)
-        graphs = Resizing(Graphs(self.workload), sizes)
-        return Request(
-            graphs,
-            sizes,
-            batch,
-            tuple(range(self.num_gpus)),
-            self.topology or cluster.topology(self.num_gpus),
-            cluster.profile(),
-            cluster.limit_bytes(),
-            master_dtype="float32",
-            recycle=self.recycle,
-            captured=graphs.as_captured,
-        )
+    try:
+        version = Version.now(module, may_be_dirty=args.dirty or args.kept)
+        return list(rows_of(jobs, compute, version, 0 if args.kept else args.processes))
+    except DirtyError as error:
+        raise SystemExit(f"bench: {error}") from None
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where it was")
+        args.kept = True
+        return list(rows_of(jobs, compute, version, 0))
 
 
-@dataclass(frozen=True)
-class Graphs:
-    """A workload's graphs; all processes share a folder of them."""
-
-    workload: Workload
-
-    def __call__(self, samples: int) -> ss.Graph:
-        keep_graphs(SCRATCH / "graphs")
-        return captured(self.workload, samples)
-
-
-def cells() -> Iterator[Cell]:
-    """Those of the studies, Alpa's and HiDup's; few GPUs first."""
-    found = []
-    for name, study in STUDIES.items():
-        recycle = RECYCLE if study is ALPHAFOLD2 else 0
-        systems = {system.name: tuned_system(system) for system in study.baselines}
-        for num, workloads in study.workloads.items():
-            for label, workload in workloads.items():
-                text = f"{name}-{num}-{label}".replace(" ", "_")
-                found.append(Cell(text, workload, num, recycle, systems))
-    for name, model in SEARCH_MODELS.items():
-        num = model.num_gpus
-        found.append(Cell(f"{name}-{num}", model.workload, num, 0, model.baselines, model.topology))
-    yield from sorted(found, key=lambda cell: cell.num_gpus)
-
-
-def searched(cell: Cell, planner: str, num_processes: int, commit: str) -> dict[str, Any]:
-    """What a planner finds; read again if this commit has searched for it before."""
-    path = SCRATCH / f"{cell.name}-{planner}.json".replace(" ", "_")
-    if path.exists() and "dirty" not in commit:
-        kept: dict[str, Any] = json.loads(path.read_text())
-        if kept["commit"] == commit:
-            return kept
-    propose = cell.planners[planner]
-    with tqdm(desc=f"{cell.name} {planner}", unit="plan", leave=False, disable=None) as bar:
-        try:
-            found = search_request(
-                cell.request(),
-                propose if planner == "auto" else with_overlap(propose),
-                budget_secs=cell.budget_secs,
-                num_processes=num_processes,
-                progress=partial(_show, bar),
-            )
-            row = _row(found)
-        except ss.PlanError as error:
-            row = {"problem": str(error)}
-    row |= {"cell": cell.name, "gpus": cell.num_gpus, "planner": planner, "commit": commit}
+def save(args: argparse.Namespace, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Write the result file, unless the run was of no commit or has not ended."""
+    print(f"{len(rows)} rows of {commits_text(rows)}")
+    if args.dirty or args.kept:
+        print("no result file is written")
+        return
+    path: Path = args.out
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(row))
-    return row
+    path.write_text(json.dumps({**result, "commits": commits_text(rows)}, indent=1) + "\n")
+    print(path)
 
 
-def _show(bar: tqdm[Any], num_tried: int, num_waiting: int, best: Trial | None) -> None:
-    bar.set_postfix_str("" if best is None else secs_text(best.secs), refresh=False)
-    bar.update(1)
+# --- what is computed ---------------------------------------------------------------------------
 
 
-def _row(found: Found) -> dict[str, Any]:
-    return {
-        "plan": found.name,
-        "secs": found.secs,
-        "peak_bytes": found.peak_bytes,
-        "tried": len(found.tried),
-        "skipped": found.num_skipped,
-        "left": found.num_left,
-        "search_secs": found.search_secs,
-    }
+def wanted_of(chosen: Sequence[Cell], planners: Sequence[str] = ()) -> Iterator[tuple[Cell, str]]:
+    """Which planners are asked for which cells, those of the most important ratios first."""
+    first = [(cell, name) for cell in chosen for name in (*cell.first, *cell.systems)]
+    rest = [(cell, name) for cell in chosen for name in PLANNERS]
+    for cell, name in dict.fromkeys((cell.name, name) for cell, name in (*first, *rest)):
+        if not planners or name in planners:
+            yield cells()[cell], name
 
 
-# --- results ------------------------------------------------------------------------------------
+# --- ratios -------------------------------------------------------------------------------------
 
 
-def ratio(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> float | None:
+def ratio(rows: Sequence[Row], names: Sequence[str] = ()) -> float | None:
     """The best other step over auto's; None if one of both found nothing.
 
     Args:
@@ -185,61 +117,101 @@ def ratio(rows: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> float
     return min(others) / secs["auto"] if others and "auto" in secs else None
 
 
-def table(rows: Sequence[Mapping[str, Any]], baselines: Sequence[str]) -> str:
-    """A line a cell, and the means."""
-    by_cell: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        by_cell.setdefault(row["cell"], []).append(row)
-    lines = [
-        f"{'cell':<30} {'auto':>9} {'search':>7} {'best other':>10}  {'ratio':>6} {'tuned':>6}"
-    ]
-    ratios, tuned = [], []
-    for name, mine in by_cell.items():
-        ours = next((row for row in mine if row["planner"] == "auto" and "secs" in row), None)
-        others = [row for row in mine if row["planner"] != "auto" and "secs" in row]
-        best = min(others, key=lambda row: row["secs"], default=None)
-        found, against = ratio(mine), ratio(mine, baselines)
-        ratios += [found] if found else []
-        tuned += [against] if against else []
+def by_cell(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
+    """The rows of every cell, few GPUs first."""
+    ordered = sorted(rows, key=lambda row: (row["gpus"], row["cell"]))
+    return {name: list(mine) for name, mine in groupby(ordered, key=lambda row: row["cell"])}
+
+
+def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
+    """A line a cell, and the means.
+
+    Args:
+        rows: of all cells.
+        tuned: the names of the tuned systems of every cell.
+    """
+    head = f"{'cell':<32} {'auto':>9} {'search':>7} {'best other':>10} {'ratio':>6} {'tuned':>6}"
+    lines, ratios, over_tuned = [head], [], []
+    for name, mine in by_cell(rows).items():
+        found = {row["planner"]: row for row in mine if "secs" in row}
+        ours = found.pop("auto", None)
+        best = min(found.values(), key=lambda row: row["secs"], default=None)
+        numbers = ratio(mine), ratio(mine, tuned[name])
+        for kept, number in zip((ratios, over_tuned), numbers, strict=True):
+            kept += [] if number is None else [number]
+        texts = ["-" if number is None else f"{number:.3f}" for number in numbers]
         lines.append(
-            f"{name:<30} {secs_text(ours['secs']) if ours else '-':>9} "
+            f"{name:<32} {secs_text(ours['secs']) if ours else '-':>9} "
             f"{ours['search_secs'] if ours else 0:6.0f}s "
-            f"{secs_text(best['secs']) if best else '-':>10}  "
-            f"{_text(found):>6} {_text(against):>6}  {best['planner'] if best else ''}"
+            f"{secs_text(best['secs']) if best else '-':>10} {texts[0]:>6} {texts[1]:>6}  "
+            f"{best['planner'] if best else ''}"
         )
     if ratios:
         lines.append(f"least ratio {min(ratios):.3f}, cells below 1: {sum(r < 1 for r in ratios)}")
-    if tuned:
-        lines.append(f"mean over the best tuned baseline {fsum(tuned) / len(tuned):.3f}")
+    if over_tuned:
+        mean = fsum(over_tuned) / len(over_tuned)
+        lines.append(f"mean over the best tuned baseline {mean:.3f}")
     return "\n".join(lines)
 
 
-def _text(number: float | None) -> str:
-    return "-" if number is None else f"{number:.3f}"
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """A dot for every cell and planner: how many times as long its step takes as auto's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    mine = by_cell([row for row in rows if "secs" in row])
+    names = list(dict.fromkeys(row["planner"] for row in rows if row["planner"] != "auto"))
+    figure, ax = plt.subplots(figsize=(9, 1.5 + 0.22 * len(mine)), layout="constrained")
+    shapes = "os^vDPX*<>hp"
+    for number, name in enumerate(names):
+        dots = [
+            (row["secs"] / ours, place)
+            for place, each in enumerate(mine.values())
+            for ours in [row["secs"] for row in each if row["planner"] == "auto"]
+            for row in each
+            if row["planner"] == name
+        ]
+        if dots:
+            colour, shape = f"C{number % 10}", shapes[number % len(shapes)]
+            ax.scatter(*zip(*dots, strict=True), s=18, c=colour, marker=shape, label=name)
+    ax.axvline(1, color="grey", lw=0.8)
+    ax.set_yticks(range(len(mine)), mine, fontsize=7)
+    ax.invert_yaxis()
+    ax.set(xscale="log", xlabel="step over that of auto", title="All planners, simulated")
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    ax.tick_params(axis="x", which="both", labelsize=7)
+    ax.grid(axis="y", alpha=0.3)
+    figure.legend(frameon=False, fontsize=7, ncols=6, loc="outside lower center")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 def main(words: list[str]) -> int:
     """The command."""
     args = _parse(words)
-    result = environment(shlex.join(["python", "-m", "bench.search", *words]))
-    wanted = tuple(args.cells.split(",")) if args.cells else ("",)
+    beginnings = tuple(args.cells.split(",")) if args.cells else ("",)
     chosen = [
         cell
-        for cell in cells()
-        if cell.name.startswith(wanted) and (not args.quick or cell.num_gpus <= 8)
+        for cell in cells().values()
+        if "auto" in cell.first
+        and cell.name.startswith(beginnings)
+        and (not args.quick or cell.num_gpus <= 8)
     ]
-    rows = []
-    for cell in tqdm(chosen, desc="cells", disable=None):
-        names = args.planners.split(",") if args.planners else cell.planners
-        for name in names:
-            if name in cell.planners:
-                rows.append(searched(cell, name, args.processes, result["commit"]))
-    baselines = sorted({name for cell in chosen for name in cell.baselines})
-    print(table(rows, baselines))
-    args.out.write_text(
-        json.dumps({**result, "baselines": baselines, "rows": rows}, indent=1) + "\n"
-    )
-    print(f"\n{args.out}")
+    planners = args.planners.split(",") if args.planners else ()
+    jobs = [
+        Job(cell.name, name, cell.budget_secs * args.budget_share)
+        for cell, name in wanted_of(chosen, planners)
+    ]
+    rows = run(args, jobs, compute, compute.__module__)
+    tuned = {cell.name: (*cell.systems, *cell.first) for cell in chosen}
+    print(table(rows, tuned))
+    result = environment(shlex.join(["python", "-m", "bench.search", *words]))
+    save(args, {**result, "tuned": tuned, "rows": rows}, rows)
+    if not (args.dirty or args.kept):
+        draw(rows, args.out.with_suffix(".png"))
     return 0
 
 
@@ -253,8 +225,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--cells", metavar="NAME,...", help="beginnings of cells' names")
     parser.add_argument("--planners", metavar="NAME,...", help="only these (default: all)")
     parser.add_argument("--quick", action="store_true", help="only 4 and 8 GPUs")
-    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=Path("bench/results/search.json"))
+    add_options(parser, budget_share=1.0)
     return parser.parse_args(words)
 
 

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import rvdcomm as rv
 from bench import hidup_models
-from bench.search_baselines import tuned_system
-from bench.studies.systems import DEEPSPEED, DEEPSPEED_WORDS, MEGATRON, MEGATRON_WORDS
+from bench.studies.cluster import PAPER, Cluster
+from bench.studies.systems import DEEPSPEED, MEGATRON
 from bench.studies.workload import Workload
 from superscaler_core.planners.search.request import SearchPlanner
 
@@ -27,17 +26,16 @@ class SearchModel:
         workload: what is trained.
         num_gpus: V100s, eight a host.
         baselines: planners that it is usually trained by, by name.
-        topology: of the GPUs; that of the studies if None.
+        cluster: where it is trained.
     """
 
     workload: Workload
     num_gpus: int
     baselines: Mapping[str, SearchPlanner]
-    topology: rv.Topology | None = None
+    cluster: Cluster = PAPER
 
 
-PLAIN = {system.name: tuned_system(system) for system in (MEGATRON, DEEPSPEED)}
-WITH_WORDS = {system.name: tuned_system(system) for system in (MEGATRON_WORDS, DEEPSPEED_WORDS)}
+TUNED: Mapping[str, SearchPlanner] = {system.name: system for system in (MEGATRON, DEEPSPEED)}
 
 
 def _gpt(num_gpus: int, layers: int, width: int, heads: int) -> SearchModel:
@@ -45,7 +43,7 @@ def _gpt(num_gpus: int, layers: int, width: int, heads: int) -> SearchModel:
         "layers": layers, "width": width, "heads": heads, "sequence": 1024, "vocabulary": 51200,
         "fused": False,
     }  # fmt: skip
-    return SearchModel(Workload("gpt", sizes, "float16", 1024), num_gpus, WITH_WORDS)
+    return SearchModel(Workload("gpt", sizes, "float16", 1024), num_gpus, TUNED)
 
 
 def _moe(num_gpus: int, layers: int, width: int, experts: int) -> SearchModel:
@@ -54,7 +52,7 @@ def _moe(num_gpus: int, layers: int, width: int, experts: int) -> SearchModel:
         "layers": layers, "width": width, "heads": 16, "sequence": 1024, "vocabulary": 32000,
         "experts": experts, "capacity_factor": 2.0, "inner_factor": 8,
     }  # fmt: skip
-    return SearchModel(Workload("moe", sizes, "float16", 1024), num_gpus, WITH_WORDS)
+    return SearchModel(Workload("moe", sizes, "float16", 1024), num_gpus, TUNED)
 
 
 def _wide_resnet(
@@ -64,7 +62,7 @@ def _wide_resnet(
         "blocks": (3, 4, third, 3), "base": base, "width_factor": width_factor, "classes": 1024,
         "narrow_entry": True,
     }  # fmt: skip
-    return SearchModel(Workload("wide_resnet", sizes, "float32", batch), num_gpus, PLAIN)
+    return SearchModel(Workload("wide_resnet", sizes, "float32", batch), num_gpus, TUNED)
 
 
 ALPA_MODELS: Mapping[str, SearchModel] = {
@@ -89,8 +87,8 @@ def _hidup(model: str) -> SearchModel:
     name = "8x8-10gbps"
     num = hidup_models.num_gpus(name)
     systems = {each: hidup_models.tuned(how) for each, how in hidup_models.SYSTEMS.items()}
-    topology = hidup_models.topology_of(name)
-    return SearchModel(hidup_models.workload(model, num), num, systems, topology)
+    cluster = hidup_models.cluster_of(name)
+    return SearchModel(hidup_models.workload(model, num), num, systems, cluster)
 
 
 SEARCH_MODELS = {**ALPA_MODELS, **{name: _hidup(name) for name in hidup_models.MODELS}}

@@ -15,7 +15,7 @@ from typing import Any
 
 import superscaler_core as ss
 from bench.run import environment
-from bench.studies import cluster
+from bench.studies.cluster import PAPER
 from bench.studies.pages import written
 from bench.studies.processes import side_by_side
 from bench.studies.study import STUDIES
@@ -92,10 +92,10 @@ def cut_model(name: str) -> dict[str, Any]:
             problems[samples, keep] = price_stages(
                 captured(workload, samples),
                 range(num_gpus),
-                cluster.topology(num_gpus),
-                cluster.profile(),
+                PAPER.topology(num_gpus),
+                PAPER.profile,
                 workload.batch // samples,
-                memory_bytes=cluster.limit_bytes(),
+                memory_bytes=PAPER.limit_bytes,
                 keep=keep,
                 has_changes=True,
                 vocabulary=_has_words(workload),
@@ -136,7 +136,7 @@ def _row(
                 captured(workload, samples),
                 problem,
                 planner,
-                cluster.topology(num_gpus),
+                PAPER.topology(num_gpus),
                 keep=keep,
                 vocabulary=_has_words(workload),
                 master_dtype="float32",
@@ -151,7 +151,7 @@ def _row(
                 "objective_secs": cut.objective,
                 "predicted_secs": problem.step_secs(cut),
                 "peak_bytes": max(memory.total_bytes for memory in made.memory.values()),
-                "simulated_secs": simulate(made, cluster.profile()).secs,
+                "simulated_secs": simulate(made, PAPER.profile).secs,
             }
     return best
 
@@ -315,7 +315,9 @@ def main(argv: list[str] | None = None) -> int:
     print(text)
     if args.page:
         path = Path(args.page)
-        path.write_text(written(path.read_text(encoding="utf-8"), text), encoding="utf-8")
+        path.write_text(
+            written(path.read_text(encoding="utf-8"), "numbers", text), encoding="utf-8"
+        )
     print(f"wrote {args.out}")
     return 0
 

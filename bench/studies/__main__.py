@@ -1,63 +1,114 @@
-"""``python -m bench.studies``: tune all systems of a study on simulated V100s."""
+"""``python -m bench.studies``: the paper's four studies on simulated V100s."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bench.catalogue import compute
+from bench.cells import Cell
 from bench.run import environment
-from bench.studies import breakdown, cluster, one_gpu, report, transfers
-from bench.studies.cells import tuned
-from bench.studies.study import STUDIES
+from bench.search import add_options, run, save
+from bench.store import Job
+from bench.studies import one_gpu, report, transfers
+from bench.studies.cluster import ASSUMPTIONS, GPUS
+from bench.studies.report import Compared
+from bench.studies.study import COLUMNS, STUDIES, Study
 
 DESCRIPTION = """\
-The studies of the SuperScaler paper, simulated on up to 32 V100s (4 hosts of 8). Each system is
-tuned over its own knobs; the best way that fits in memory counts. Nothing here was run on a GPU.
+The studies of the SuperScaler paper, simulated on up to 32 V100s (4 hosts of 8), in two columns:
+the paper's plan against baselines as in its public code, and what auto finds against baselines
+with all of today's features. Nothing here was run on a GPU.
 
-  swin        Swin Transformer: co-shard against Megatron 1F1B and DeepSpeed ZeRO-3
-  gpt3        GPT-3 by length of the sequence: the same systems
-  mbart       mBART: interlaced pipeline against the same
-  alphafold2  Evoformer: 3F1B against DAP+DP, and with ZeRO-3
+  swin        Swin Transformer: co-shard
+  gpt3        GPT-3 by length of the sequence: co-shard
+  mbart       mBART: interlaced pipeline
+  alphafold2  Evoformer: 3F1B
   memory      GPT-3 1.3 B on one GPU: memory by length of the sequence
-  breakdown   mBART: compute, communication and bubble under 1F1B and the interlaced pipeline
-  transfers   the communication of the studies with RVD on and off
+
+A run that is stopped goes on where it was. With all of them it writes a result, from which
+"python -m bench.studies.pages" makes the pages in docs/studies.
 """
 
 EPILOG = """\
 examples:
   python -m bench.studies swin --gpus 4           # minutes
-  python -m bench.studies all --processes 2       # some two hours
+  python -m bench.studies all                     # at most 90 minutes on two cores
 """
 
-SINGLE: dict[str, Callable[[Path, int], dict[str, Any]]] = {
-    "memory": one_gpu.run,
-    "breakdown": lambda out, num_processes: breakdown.run(out),
-    "transfers": transfers.run,
-}
-"""Studies that are no tuning of systems over GPU counts: from the folder of results and how many
-processes there may be."""
+MEMORY = "memory"
 
 
 def main(words: list[str]) -> int:
     """The command."""
     args = _parse(words)
-    names = [*STUDIES, *SINGLE] if "all" in args.studies else args.studies
-    for name in names:
-        result: dict[str, Any] = environment(shlex.join(["python", "-m", "bench.studies", *words]))
-        if name in SINGLE:
-            result |= SINGLE[name](args.out, args.processes)
-        else:
-            result |= tuned(name, args.gpus, args.processes)
-            _show(name, result, args.out)
-        path = args.out / f"study_{name}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"{path}\n")
+    names = [*STUDIES, MEMORY] if "all" in args.studies else args.studies
+    chosen = {name: STUDIES[name] for name in names if name in STUDIES}
+    cells = [
+        (name, column, label, cell)
+        for name, study in chosen.items()
+        for column, label, cell in study.cells(name)
+        if cell.num_gpus in args.gpus
+    ]
+    jobs = [
+        Job(cell.name, planner, cell.budget_secs * args.budget_share)
+        # What takes longest first, so that no process is left alone at the end.
+        for *_, cell in sorted(cells, key=lambda each: -each[3].num_gpus)
+        for planner in (*cell.first, *cell.systems)
+    ]
+    rows = run(args, jobs, compute, compute.__module__)
+    result: dict[str, Any] = environment(shlex.join(["python", "-m", "bench.studies", *words]))
+    result |= {"assumptions": ASSUMPTIONS, "columns": COLUMNS, "studies": {}}
+    for name, study in chosen.items():
+        mine = [each[1:] for each in cells if each[0] == name]
+        result["studies"][name] = _result(study, list(_compared(study, mine, rows)))
+        _show(study, result["studies"][name])
+    if MEMORY in names:
+        jobs = [Job(MEMORY, method, 0.0) for method in one_gpu.METHODS]
+        methods = run(args, jobs, one_gpu.compute, one_gpu.__name__)
+        result[MEMORY] = {"notes": one_gpu.NOTES, "claim": one_gpu.CLAIM, "rows": methods}
+        print(report.grid(one_gpu.memory_lines(methods)) if methods else "", "\n")
+        rows += methods
+    result["transfers"] = list(transfers.cases())
+    if set(names) != {*STUDIES, MEMORY} or args.gpus != GPUS:
+        print(f"{len(rows)} rows; only a run of all studies writes a result file")
+        return 0
+    save(args, result, rows)
     return 0
+
+
+def _compared(
+    study: Study, cells: Sequence[tuple[str, str, Cell]], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[Compared]:
+    for column, label, cell in cells:
+        mine = {row["planner"]: row for row in rows if row["cell"] == cell.name}
+        yield Compared(
+            column, cell.num_gpus, label, study.ours[column], study.baselines[column], mine
+        )
+
+
+def _result(study: Study, cells: Sequence[Compared]) -> dict[str, Any]:
+    return {
+        "title": study.title,
+        "claim": study.claim,
+        "differences": study.differences,
+        "cells": [asdict(cell) for cell in cells],
+    }
+
+
+def _show(study: Study, result: Mapping[str, Any]) -> None:
+    for column, text in COLUMNS.items():
+        mine = [cell for cell in report.compared(result) if cell.column == column]
+        best = report.largest(mine)
+        print(f"{study.title}: samples a second; {text}\n")
+        print(report.grid(report.speed_lines(mine)), "\n")
+        most = f"{best.factor:.2f} x on {best.gpus} GPUs" if best else "unknown"
+        print(f"largest factor {most}; the paper: up to {study.claim} x\n")
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -68,35 +119,25 @@ def _parse(words: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "studies", nargs="+", choices=[*STUDIES, *SINGLE, "all"], metavar="STUDY",
+        "studies", nargs="+", choices=[*STUDIES, MEMORY, "all"], metavar="STUDY",
         help="one of the above, or all",
     )  # fmt: skip
     parser.add_argument(
-        "--gpus", type=_counts, default=cluster.GPUS, metavar="N,N",
+        "--gpus", type=_counts, default=GPUS, metavar="N,N",
         help="which of 4,8,16,32 (default: all)",
     )  # fmt: skip
-    parser.add_argument("--processes", type=int, default=2, help="at a time (default: 2)")
-    parser.add_argument("--out", type=Path, default=Path("bench/results"), help="folder of results")
+    parser.add_argument(
+        "--out", type=Path, default=Path("bench/results/studies.json"), help="the result file"
+    )
+    add_options(parser, budget_share=0.5)
     return parser.parse_args(words)
 
 
 def _counts(text: str) -> tuple[int, ...]:
     found = tuple(int(word) for word in text.split(","))
-    if not set(found) <= set(cluster.GPUS):
-        raise argparse.ArgumentTypeError(f"{text}: the studies are of {cluster.GPUS} GPUs.")
+    if not set(found) <= set(GPUS):
+        raise argparse.ArgumentTypeError(f"{text}: the studies are of {GPUS} GPUs.")
     return found
-
-
-def _show(name: str, result: dict[str, Any], out: Path) -> None:
-    rows, ours = result["rows"], result["ours"]
-    ratios = [r for r in (report.speed_up(row, ours) for row in rows) if r]
-    print(f"{result['study']}: samples a second, simulated\n")
-    print(report.table(rows, ours), "\n")
-    print(report.ways_table(rows), "\n")
-    most = f"up to {max(ratios):.2f} x" if ratios else "no row where both fit"
-    print(f"speed-up over the best baseline: {most}; the paper: up to {result['claim']} x")
-    out.mkdir(parents=True, exist_ok=True)
-    report.plot(rows, ours, result["study"], out / f"study_{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,55 +1,67 @@
-"""The paper's machines, 4 hosts of 8 V100s, and what is assumed of them."""
+"""Cluster: the machines of a cell, and what is assumed of them; by default the paper's."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 
 import rvdcomm as rv
-from superscaler_core.simulator import PROFILES, DeviceProfile
+from superscaler_core.cost import PROFILES, DeviceProfile
 
 GPUS = (4, 8, 16, 32)
 """Sizes that the paper shows; 4 are half a host."""
 
-PER_HOST = 8
 
-RESERVED_BYTES = 1 << 30
-"""Of every GPU, for the CUDA context, communicators and what an allocator cannot use: assumed. It
-is not more because the paper's public code runs an mBART of 48 + 48 layers on 32 GPUs in 29.64 GB.
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts of equal GPUs.
+
+    Attributes:
+        profile: of every GPU.
+        inside: link of a GPU to the others of its host.
+        between: link of a host to the others; its GPUs share it.
+        reserved_bytes: of every GPU, for the CUDA context, communicators and what an allocator
+            cannot use.
+        per_host: GPUs of a host.
+    """
+
+    profile: DeviceProfile
+    inside: rv.Link
+    between: rv.Link
+    reserved_bytes: int = 2 << 30
+    per_host: int = 8
+
+    @property
+    def limit_bytes(self) -> int:
+        """What a program may need of a GPU."""
+        return self.profile.memory_bytes - self.reserved_bytes
+
+    def topology(self, num_gpus: int) -> rv.Topology:
+        """The topology of the first GPUs."""
+        if num_gpus <= self.per_host:
+            return rv.Topology.single_host(
+                num_gpus, self.inside.alpha_secs, self.inside.bytes_per_sec
+            )
+        hosts = [
+            range(host * self.per_host, min((host + 1) * self.per_host, num_gpus))
+            for host in range(ceil(num_gpus / self.per_host))
+        ]
+        return rv.Topology.hosts(hosts, intra=self.inside, inter=self.between)
+
+
+PAPER = Cluster(PROFILES["v100"], rv.Link(5e-6, 120e9), rv.Link(15e-6, 11e9))
+"""The paper's test bed: 4 hosts of 8 V100s with NVLink, and one NIC of 100 Gbit/s a host.
+
+What is reserved has its sources in ``docs/costs.md``.
 """
 
-
-def profile() -> DeviceProfile:
-    """A V100 with 32 GB."""
-    return PROFILES["v100"]
-
-
-def limit_bytes() -> int:
-    """What a program may need of a GPU."""
-    return profile().memory_bytes - RESERVED_BYTES
-
-
-def topology(num_gpus: int) -> rv.Topology:
-    """NVLink inside hosts of 8, one NIC of 100 Gbit/s a host between them."""
-    hosts = ceil(num_gpus / PER_HOST)
-    return rv.Topology.preset("dgx-v100", hosts, min(num_gpus, PER_HOST))
-
-
 ASSUMPTIONS = (
-    "GPUs: V100-32GB, 8 a host, NVLink inside, one 100 Gbit/s InfiniBand NIC a host (the paper's "
-    "test bed); NVLink and NIC at 0.8 and 0.88 of their data sheets.",
-    f"{RESERVED_BYTES >> 30} GiB of every GPU is kept free, for the CUDA context, communicators "
-    "and what an allocator cannot use; with 2 GiB the largest mBART of the paper's public code, "
-    "which says that it runs in 29.64 GB, would not fit here under any plan.",
-    "Of the peaks are reached, by the size of an op, the shares of a V100's published measurements "
-    "(docs/costs.md): of float32 products 0.69 to 0.92, of float16 products 0.25 to 0.78.",
-    "Every system communicates by the same rvdcomm plans, so what differs is the parallelization "
-    "alone: no system's own overheads are modelled, and no system overlaps reductions of gradients "
-    "with its backward.",
-    "Replicas of Megatron's and co-shard's stages share master weights and states (ZeRO 1); the "
-    "paper's public code needs that too, where it runs 15 B parameters under co-shard on 4 stages "
-    "and 4 replicas in 26.73 GB. Tensor parallel is of the paper's time: it cuts words, but no "
-    "sequences.",
-    "Stages of Megatron's and co-shard's pipelines have blocks that take nearly as long, forward "
-    "and backward; those of the interlaced pipeline and of 3F1B have as many blocks each.",
-    "A step is a forward and a backward of the whole batch, and the optimizer's (Adam).",
+    "GPUs: V100 with 32 GB, 8 a host, NVLink inside, one 100 Gbit/s InfiniBand NIC a host, as in "
+    "the paper. Links reach 0.8 (NVLink) and 0.88 (NIC) of their data sheets.",
+    f"{PAPER.reserved_bytes >> 30} GiB of every GPU is reserved for the driver, the CUDA context "
+    "and communicators (docs/costs.md).",
+    *(f"{line[:1].upper()}{line[1:]}." for line in PAPER.profile.assumptions),
+    "All systems communicate by the same library and have the same cost model, so only the "
+    "parallelization differs. Overheads of a system's own are not modelled.",
+    "A step is a forward and a backward pass of the whole batch, and the optimizer's update.",
 )

@@ -1,4 +1,4 @@
-"""Pages: the numbers of ``docs/studies``, from the results: ``python -m bench.studies.pages``."""
+"""Pages: results in ``docs/studies``, from one run: ``python -m bench.studies.pages``."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from bench.studies import breakdown, one_gpu, report, transfers
-from bench.studies.study import STUDIES
+from bench.studies import one_gpu, report, transfers
+from bench.studies.study import COLUMNS, STUDIES, TODAY
 
 DESCRIPTION = """\
-Write the numbers of every study into its page, between two comments, from the JSON files that
-"python -m bench.studies" wrote. What has no result yet says so. With --pictures the grids are drawn
-anew too, from the first "superscaler simulate" of each page.
+Write what "python -m bench.studies all" found into every page, between two comments: the result
+with its picture at the top (result), assumptions and tables at the end (numbers). With --grids the
+grids of plans are drawn anew too, from the first "superscaler simulate" of each page.
 """
-
-BEGIN, END = "<!-- numbers: begin -->", "<!-- numbers: end -->"
 
 WIDTH = 118
 """Of text; tables are as wide as they are."""
 
-Result = dict[str, Any]
-"""A JSON file of ``bench.studies``."""
+Result = Mapping[str, Any]
+"""What ``bench.studies`` wrote."""
 
 
 def main(words: list[str]) -> int:
@@ -42,86 +41,172 @@ def main(words: list[str]) -> int:
     )
     add = parser.add_argument
     add("--docs", type=Path, default=Path("docs/studies"), help="folder of the pages")
-    add("--results", type=Path, default=Path("bench/results"), help="folder of the JSON files")
-    add("--images", type=Path, default=Path("docs/img"), help="folder of the grids")
-    add("--pictures", action="store_true", help="draw the grids, too")
+    add("--result", type=Path, default=Path("bench/results/studies.json"), help="the JSON file")
+    add("--images", type=Path, default=Path("docs/img"), help="folder of pictures")
+    add("--grids", action="store_true", help="draw the grids, too")
     args = parser.parse_args(words)
+    if not args.result.exists():
+        parser.error(f"{args.result} is missing: run `python -m bench.studies all` first.")
+    result = json.loads(args.result.read_text(encoding="utf-8"))
     for name, sections in PAGES.items():
         path = args.docs / f"{name}.md"
-        texts = (text for section in sections for text in section(args.results, args.docs))
-        numbers = "\n\n".join(texts)
-        path.write_text(written(path.read_text(encoding="utf-8"), numbers), encoding="utf-8")
+        page = path.read_text(encoding="utf-8")
+        pictures = Pictures(args.images, args.docs)
+        source = _filled(
+            f"By `{result['command']}` on {result['date']}, {result['commits']}; all of it is in "
+            f"[{args.result.name}]({_link(args.result, args.docs)})."
+        )
+        for part, section in sections.items():
+            page = written(page, part, "\n\n".join([*section(result, pictures), source]))
+        path.write_text(page, encoding="utf-8")
         print(path)
-        if args.pictures and name in STUDIES:
+        if args.grids and name in STUDIES:
             print(drawn(path, args.images))
     return 0
 
 
-def written(page: str, numbers: str) -> str:
-    """A page with other numbers.
+def written(page: str, part: str, text: str) -> str:
+    """A page with another text in one of its parts.
 
     Raises:
-        ValueError: it has not each of the two comments once, in order.
+        ValueError: it has not each of the part's two comments once, in order.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or page.count(BEGIN) + page.count(END) != 2:
-        raise ValueError(f"a page needs one {BEGIN} and behind it one {END}.")
-    return f"{before}{BEGIN}\n{numbers}\n{END}{after}"
+    begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+    before, first, rest = page.partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last or page.count(begin) + page.count(end) != 2:
+        raise ValueError(f"a page needs one {begin} and behind it one {end}.")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Draws pictures for pages.
+
+    Attributes:
+        images: folder of the pictures.
+        docs: folder of the pages.
+    """
+
+    images: Path
+    docs: Path
+
+    def add(self, name: str, title: str, draw: Callable[[Path], None]) -> str:
+        """Draw a picture; returns the text that shows it."""
+        path = self.images / f"study_{name}.png"
+        draw(path)
+        return f"![{title}]({_link(path, self.docs)})"
 
 
 # --- sections -----------------------------------------------------------------------------------
 
-Section = Callable[[Path, Path], Iterator[str]]
-"""From the folders of the results and of the pages to paragraphs."""
+Section = Callable[[Result, Pictures], Iterator[str]]
+"""From the result to paragraphs."""
 
 
-def _of(study: str, says: Callable[[Result], Iterator[str]], above: str = "") -> Section:
-    """A section on one result: what it says, its picture, what is assumed, where it is from.
+def _first_screen(name: str) -> Section:
+    """The picture of a study, and samples a second of all systems in either column."""
 
-    Args:
-        study: whose result.
-        says: from it to paragraphs.
-        above: study of the section before, whose assumptions need not be said again.
-    """
-
-    def section(results: Path, docs: Path) -> Iterator[str]:
-        path = results / f"study_{study}.json"
-        result = _read(path)
-        if result is None:
-            yield f"*Not computed yet: run `python -m bench.studies {study}`.*"
-            return
-        yield from says(result)
-        picture = path.with_suffix(".png")
-        if picture.exists():
-            yield f"![{result['study']}]({_link(picture, docs)})"
-        said = (_read(results / f"study_{above}.json") or {}).get("assumptions", ())
-        new = [text for text in result["assumptions"] if text not in said]
-        yield "Assumed, besides what is assumed above:" if above else "Assumed:"
-        yield "\n".join(_filled(text, "- ") for text in new or ["nothing"])
+    def section(result: Result, pictures: Pictures) -> Iterator[str]:
+        study = result["studies"][name]
+        cells = report.compared(study)
+        said = [f"**{_most(cells, column)}** with {text}" for column, text in COLUMNS.items()]
         yield _filled(
-            f"By `{result['command']}` on {result['date']}, commit {result['commit']}; all of it "
-            f"is in [{path.name}]({_link(path, docs)})."
+            f"Largest factor over the best baseline, simulated: {'; '.join(said)}. The paper says "
+            f"up to {study['claim']} x."
+        )
+        title = study["title"]
+        yield pictures.add(
+            name, title, lambda path: report.plot(cells, study["claim"], title, path)
+        )
+        yield _filled(
+            "A factor is our speed over that of the best baseline. The ceiling is 1 / the share of "
+            "computing in the best baseline's step: no plan that computes as much gains more."
         )
 
     return section
 
 
-def _overview(results: Path, docs: Path) -> Iterator[str]:
-    """The largest speed-up of every study."""
-    lines = [["study", "speed-up over the best baseline", "the paper"]]
-    for name, study in STUDIES.items():
-        result = _read(results / f"study_{name}.json")
-        most = "not computed yet" if result is None else most_text(result)
-        lines.append([f"[{study.title}]({name}.md)", most, f"up to {study.claim} x"])
+def _tables(name: str) -> Section:
+    """What a study assumes, and its tables."""
+
+    def section(result: Result, pictures: Pictures) -> Iterator[str]:
+        study = result["studies"][name]
+        cells = report.compared(study)
+        yield "### What is assumed"
+        yield _list([*result["assumptions"], *study["differences"]])
+        for column, text in COLUMNS.items():
+            mine = [cell for cell in cells if cell.column == column]
+            yield f"### Column {column}: {text}"
+            yield "Samples a second:"
+            yield report.markdown(report.speed_lines(mine))
+            yield "Plans, and where their time goes:"
+            yield report.markdown(report.plan_lines(mine))
+            yield _filled(report.PLANS_LEGEND)
+
+    return section
+
+
+def _and_memory(result: Result, pictures: Pictures) -> Iterator[str]:
+    """The tables of GPT-3, and memory on one GPU by length."""
+    yield from _tables("gpt3")(result, pictures)
+    rows = result["memory"]["rows"]
+    yield "### One GPU, by length of the sequence"
+    yield "GiB of the GPU by tokens, whether it fits or not, and the longest sequence that fits:"
+    yield report.markdown(one_gpu.memory_lines(rows))
+    yield _list(one_gpu.ratio_texts(rows))
+    yield "Seconds of a step:"
+    yield report.markdown(one_gpu.time_lines(rows))
+    yield pictures.add("memory", "Memory on one GPU", lambda path: one_gpu.draw(rows, path))
+    yield _list(result["memory"]["notes"])
+
+
+def _overview(result: Result, pictures: Pictures) -> Iterator[str]:
+    """The largest factor of every study in either column."""
+    lines = [["study", *COLUMNS, "the paper"]]
+    for name, study in result["studies"].items():
+        cells = report.compared(study)
+        texts = [_most(cells, column) for column in COLUMNS]
+        lines.append([f"[{study['title']}]({name}.md)", *texts, f"up to {study['claim']} x"])
     yield report.markdown(lines)
+    yield _list([f"{column}: {text}" for column, text in COLUMNS.items()])
 
 
-def _read(path: Path) -> Result | None:
-    if not path.exists():
-        return None
-    found: Result = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def _transfers(result: Result, pictures: Pictures) -> Iterator[str]:
+    """RVD on and off."""
+    yield "Times as long as by RVD that point-to-point takes, from one host of V100s to another:"
+    yield report.markdown(transfers.case_lines(result["transfers"]))
+    yield f"So {transfers.worst_text(result['transfers'])}."
+    yield _filled(
+        "The plans of today: seconds of a step by RVD, and how many times as long it takes "
+        "point-to-point inside stages, between them, and in both:"
+    )
+    rows = [
+        row
+        for study in result["studies"].values()
+        for cell in report.compared(study)
+        if cell.column == TODAY
+        for row in cell.rows.values()
+    ]
+    yield report.markdown(transfers.pulled_lines(rows))
+
+
+PAGES: Mapping[str, Mapping[str, Section]] = {
+    **{name: {"result": _first_screen(name), "numbers": _tables(name)} for name in STUDIES},
+    "gpt3": {"result": _first_screen("gpt3"), "numbers": _and_memory},
+    "README": {"result": _overview, "numbers": _transfers},
+}
+"""What is said in the parts of every page."""
+
+
+def _most(cells: list[report.Compared], column: str) -> str:
+    """The largest factor of a column."""
+    best = report.largest([cell for cell in cells if cell.column == column])
+    return f"{best.factor:.2f} x on {best.gpus} GPUs" if best else "unknown: nowhere do both fit"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return "\n".join(_filled(text, "- ") for text in texts)
 
 
 def _link(path: Path, docs: Path) -> str:
@@ -135,73 +220,6 @@ def _filled(text: str, head: str = "") -> str:
         text, WIDTH, initial_indent=head, subsequent_indent=rest, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-
-
-# --- what is said of each -----------------------------------------------------------------------
-
-
-def _speeds(result: Result) -> Iterator[str]:
-    """Samples a second of all systems, beside the paper's claim; and their best ways."""
-    rows, ours, claim = result["rows"], result["ours"], f"up to {result['claim']} x"
-    names = " and ".join(f'"{name}"' for name in ours)
-    yield _filled(
-        "Samples a second by simulation, of the fastest way of every system that fits in memory; "
-        f"the speed-up of the best of ours ({names}) over the best of the others, and the paper's:"
-    )
-    head, *lines = report.table_lines(rows, ours)
-    yield report.markdown([[*head, "the paper"], *([*line, claim] for line in lines)])
-    yield f"The largest speed-up is {most_text(result)}; the paper says {claim}."
-    yield "The fastest ways:"
-    yield report.markdown(report.ways_lines(rows))
-    yield _filled(report.WAYS_LEGEND)
-
-
-def most_text(result: Result) -> str:
-    """The largest speed-up of a study."""
-    found = [(report.speed_up(row, result["ours"]), row["gpus"]) for row in result["rows"]]
-    ratio, gpus = max(((r, n) for r, n in found if r), default=(None, 0))
-    return f"{ratio:.2f} x, on {gpus} GPUs" if ratio else "unknown: in no row both fit"
-
-
-def _memory(result: Result) -> Iterator[str]:
-    """GPT-3 on one GPU, by length."""
-    rows = result["rows"]
-    yield "### One GPU, by length of the sequence"
-    yield "GiB of the GPU by tokens, whether it fits or not, and the longest sequence that fits:"
-    yield report.markdown(one_gpu.memory_lines(rows))
-    yield "\n".join(f"- {text}" for text in one_gpu.ratio_texts(rows))
-    yield "Seconds of a step:"
-    yield report.markdown(one_gpu.time_lines(rows))
-
-
-def _breakdown(result: Result) -> Iterator[str]:
-    """mBART's step in parts."""
-    yield "### Where the time goes"
-    yield "Seconds of a step, mean of the GPUs, of the best way of each plan:"
-    yield report.markdown(breakdown.lines_of(result["rows"]))
-    yield "\n".join(f"- {text}" for text in breakdown.ratios_text(result["rows"]).split("\n"))
-
-
-def _transfers(result: Result) -> Iterator[str]:
-    """RVD on and off."""
-    yield "Times as long as by RVD that point-to-point takes, from one host of V100s to another:"
-    yield report.markdown(transfers.case_lines(result["cases"]))
-    yield f"So {transfers.worst_text(result['cases'])}."
-    yield _filled(
-        "The best way of every system in the studies: seconds of a step by RVD, and how many times "
-        "as long it takes point-to-point inside stages, between them, and in both:"
-    )
-    yield report.markdown(transfers.study_lines(result["rows"]))
-
-
-PAGES: dict[str, tuple[Section, ...]] = {
-    "swin": (_of("swin", _speeds),),
-    "gpt3": (_of("gpt3", _speeds), _of("memory", _memory, above="gpt3")),
-    "mbart": (_of("mbart", _speeds), _of("breakdown", _breakdown, above="mbart")),
-    "alphafold2": (_of("alphafold2", _speeds),),
-    "README": (_overview, _of("transfers", _transfers)),
-}
-"""What is said in every page."""
 
 
 # --- pictures -----------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
@@ -15,12 +16,12 @@ Found = TypeVar("Found")
 
 def side_by_side(
     do: Callable[[Given], Found], given: Sequence[Given], num_processes: int, desc: str
-) -> list[Found]:
-    """What a function makes of each of some values, in their order.
+) -> Iterator[Found]:
+    """What a function makes of each of some values, in their order, in which they are begun too.
 
     Args:
-        do: importable by name.
-        given: the largest last: that is begun first, so that none is left alone at the end.
+        do: can be sent to another process.
+        given: those that take longest, or matter most, first.
         num_processes: at a time.
         desc: of the progress bar.
 
@@ -29,6 +30,10 @@ def side_by_side(
     """
     context = multiprocessing.get_context("spawn")
     # A pool of another kind would wait for ever for a process that was killed.
-    with ProcessPoolExecutor(num_processes, context, max_tasks_per_child=1) as pool:
-        found = pool.map(do, given[::-1])
-        return list(tqdm(found, total=len(given), desc=desc, disable=None))[::-1]
+    with ProcessPoolExecutor(num_processes, context, _start, max_tasks_per_child=1) as pool:
+        yield from tqdm(pool.map(do, given), total=len(given), desc=desc, disable=None)
+
+
+def _start() -> None:
+    """Ctrl-C ends a piece of work; a search would take it for the end of its budget."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

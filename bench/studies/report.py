@@ -1,83 +1,114 @@
-"""Tables and pictures of studies, from their JSON."""
+"""Tables and pictures of studies, from their rows."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.cells import PARTS
+
 Row = Mapping[str, Any]
-"""A GPU count and a model: ``gpus``, ``model``, ``systems``: by name all outcomes."""
-
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-WIDTH = 100
-
-
-def best_of(found: Iterable[Row]) -> Row | None:
-    """The fastest outcome that fits, of those that were simulated in full."""
-    fitting = [o for o in found if not o["problem"] and not o["is_estimate"]]
-    return max(fitting, key=lambda outcome: outcome["samples_per_sec"], default=None)
-
-
-def speed_up(row: Row, ours: Sequence[str]) -> float | None:
-    """The best of ours over the best of the others; None if none of either fits."""
-    best = {name: best_of(found) for name, found in row["systems"].items()}
-    mine = [o["samples_per_sec"] for name, o in best.items() if o and name in ours]
-    others = [o["samples_per_sec"] for name, o in best.items() if o and name not in ours]
-    return max(mine) / max(others) if mine and others else None
-
+"""What a planner found for a cell."""
 
 Lines = list[list[str]]
 """Cells of a table, line by line, the header first."""
 
-
-def table(rows: Sequence[Row], ours: Sequence[str]) -> str:
-    """Samples a second of every system's best way, and our speed-up."""
-    return grid(table_lines(rows, ours))
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 
 
-def table_lines(rows: Sequence[Row], ours: Sequence[str]) -> Lines:
-    """The cells of ``table``."""
-    names = list(rows[0]["systems"])
-    lines = [["GPUs", "model", *names, "speed-up"]]
-    for row in rows:
-        best = [best_of(row["systems"][name]) for name in names]
-        ratio = speed_up(row, ours)
+@dataclass(frozen=True)
+class Compared:
+    """One model on one number of GPUs in one column: ours beside the baselines.
+
+    Attributes:
+        column: of the baselines, a name of ``study.COLUMNS``.
+        gpus: how many.
+        model: its label.
+        ours: the planner that is compared with the baselines.
+        baselines: their names.
+        rows: of all planners, by name; those that found nothing have a ``problem``.
+    """
+
+    column: str
+    gpus: int
+    model: str
+    ours: str
+    baselines: tuple[str, ...]
+    rows: Mapping[str, Row]
+
+    def speed(self, name: str) -> float | None:
+        """Samples a second; None if nothing fits."""
+        found = self.rows.get(name, {}).get("samples_per_sec")
+        return None if found is None else float(found)
+
+    @property
+    def best(self) -> str | None:
+        """The fastest baseline."""
+        speeds = {name: self.speed(name) or 0.0 for name in self.baselines}
+        name = max(speeds, key=lambda each: speeds[each])
+        return name if speeds[name] else None
+
+    @property
+    def factor(self) -> float | None:
+        """Ours over the best baseline; None if one of both does not fit."""
+        ours, best = self.speed(self.ours), self.best
+        return ours / (self.speed(best) or 0.0) if ours and best else None
+
+    @property
+    def ceiling(self) -> float | None:
+        """The most that any plan could gain which computes what the best baseline does."""
+        best = self.best
+        return 1 / float(self.rows[best]["shares"]["compute"]) if best else None
+
+
+def compared(result: Row) -> list[Compared]:
+    """All of a study's result."""
+    return [Compared(**{**each, "baselines": tuple(each["baselines"])}) for each in result["cells"]]
+
+
+def largest(cells: Sequence[Compared]) -> Compared | None:
+    """The cell with the largest factor."""
+    return max((c for c in cells if c.factor), key=lambda c: c.factor or 0.0, default=None)
+
+
+def speed_lines(cells: Sequence[Compared]) -> Lines:
+    """Samples a second of all systems of a column, our factor, and the ceiling."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.baselines))
+    ours = list(dict.fromkeys(cell.ours for cell in cells))
+    lines = [["GPUs", "model", *names, *ours, "factor", "ceiling"]]
+    for cell in cells:
+        speeds = [cell.speed(name) for name in (*names, *ours)]
         lines.append([
-            str(row["gpus"]), row["model"],
-            *(f"{o['samples_per_sec']:.4g}" if o else "does not fit" for o in best),
-            f"{ratio:.2f} x" if ratio else "-",
+            str(cell.gpus), cell.model,
+            *(f"{speed:.4g}" if speed else "does not fit" for speed in speeds),
+            *(f"{x:.2f} x" if x else "-" for x in (cell.factor, cell.ceiling)),
         ])  # fmt: skip
     return lines
 
 
-def ways_table(rows: Sequence[Row]) -> str:
-    """The best way of every system, what fills its memory, and where its time goes."""
-    return f"{grid(ways_lines(rows))}\n{WAYS_LEGEND}"
-
-
-WAYS_LEGEND = (
-    "x: microbatches of a step. GiB: of the fullest GPU. comp, comm, idle: shares of the step "
-    "(mean of\nthe GPUs) in which a GPU computes, communicates and does nothing else, or waits."
+PLANS_LEGEND = (
+    "x: microbatches of a step. GiB: of the fullest GPU. Seconds of a step, mean of the GPUs: "
+    "comp, in which a GPU computes; comm, in which it communicates and does nothing else; idle, "
+    "in which it waits."
 )
 
 
-def ways_lines(rows: Sequence[Row]) -> Lines:
-    """The cells of ``ways_table``."""
-    lines = [["GPUs", "model", "system", "best way", "x", "GiB", "comp", "comm", "idle"]]
-    for row in rows:
-        for name, found in row["systems"].items():
-            best = best_of(found)
-            if best is None:
-                lines.append([str(row["gpus"]), row["model"], name, "none fits", *[""] * 5])
+def plan_lines(cells: Sequence[Compared]) -> Lines:
+    """The plan of every system, its memory, and where its time goes."""
+    lines = [["GPUs", "model", "system", "plan", "x", "GiB", "comp", "comm", "idle", "step"]]
+    for cell in cells:
+        for name, row in cell.rows.items():
+            head = [str(cell.gpus), cell.model, name]
+            if "secs" not in row:
+                lines.append([*head, "none fits", *[""] * 6])
                 continue
-            shares = best["shares"]
+            secs = [row["shares"][part] * row["secs"] for part in PARTS]
             lines.append([
-                str(row["gpus"]), row["model"], name, best["way"],
-                f"{best['num_microbatches']}",
-                f"{sum(v for k, v in best['peak_bytes'].items() if k != 'host') / 2**30:.1f}",
-                *(f"{shares[part]:.0%}" for part in ("compute", "communication", "bubble")),
+                *head, row["plan"], str(row["microbatches"]), f"{row['peak_bytes'] / 2**30:.1f}",
+                *(f"{each:.4g}" for each in (*secs, row["secs"])),
             ])  # fmt: skip
     return lines
 
@@ -108,37 +139,38 @@ def _is_number(cell: str) -> bool:
     return re.fullmatch(r"[\d.]+(e[+-]?\d+)?( x|%)?", cell) is not None
 
 
-def plot(rows: Sequence[Row], ours: Sequence[str], title: str, path: Path) -> None:
-    """Bars of samples a second, relative to the best baseline of each model."""
+def plot(cells: Sequence[Compared], claim: float, title: str, path: Path) -> None:
+    """Bars of the factor of every model in either column, below the ceilings, and the claim."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.patches import Patch
 
-    names = list(rows[0]["systems"])
-    figure, ax = plt.subplots(figsize=(max(7, 1.1 * len(rows) + 3), 4.2), layout="constrained")
-    width = 0.8 / len(names)
-    for i, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
-        for at, row in enumerate(rows):
-            best = {n: best_of(row["systems"][n]) for n in names}
-            base = max(
-                (o["samples_per_sec"] for n, o in best.items() if o and n not in ours), default=None
-            )
-            mine, x = best[name], at + (i - (len(names) - 1) / 2) * width
-            if mine is None or base is None:
-                text = "does not fit" if mine is None else "only one that fits"
-                ax.text(x, 0.02, text, rotation=90, ha="center", va="bottom", fontsize=7)
+    places = list(dict.fromkeys((cell.gpus, cell.model) for cell in cells))
+    columns = list(dict.fromkeys(cell.column for cell in cells))
+    figure, ax = plt.subplots(figsize=(max(7, 0.9 * len(places) + 2), 4.2), layout="constrained")
+    width = 0.8 / len(columns)
+    for number, column in enumerate(columns):
+        for cell in cells:
+            if cell.column != column:
                 continue
-            height = mine["samples_per_sec"] / base
-            ax.bar(x, height, width * 0.92, color=colour, label=name if at == 0 else None)
-            ax.text(x, height + 0.02, f"{height:.2f}", ha="center", va="bottom", fontsize=7)
-    labels = [f"{row['gpus']} GPUs\n{row['model']}" for row in rows]
-    ax.set_xticks(range(len(rows)), labels, fontsize=7)
+            x = places.index((cell.gpus, cell.model)) + (number + 0.5) * width - 0.4
+            if cell.factor is None:
+                text = "no baseline fits" if cell.speed(cell.ours) else "does not fit"
+                ax.text(x, 0.03, text, rotation=90, ha="center", va="bottom", fontsize=6)
+                continue
+            ax.bar(x, cell.factor, 0.92 * width, color=COLOURS[number])
+            ax.text(x, cell.factor + 0.02, f"{cell.factor:.2f}", ha="center", fontsize=6)
+            ax.hlines(cell.ceiling or 0.0, x - width / 2, x + width / 2, color="black", lw=0.8)
+        ax.bar(0, 0, color=COLOURS[number], label=f"baselines of {column}")
+    ax.plot([], [], color="black", lw=0.8, label="ceiling: all but the compute of the best gone")
     ax.axhline(1, color="grey", lw=0.8)
-    ax.set(ylabel="speed over the best baseline", title=title)
-    handles = [Patch(color=colour) for colour, _ in zip(COLOURS, names, strict=False)]
-    ax.legend(handles, names, frameon=False, fontsize=8, loc="upper left", ncols=len(names))
-    ax.set_ylim(0, ax.get_ylim()[1] * 1.15)
+    ax.axhline(claim, color=COLOURS[4], ls="--", lw=0.8, label=f"the paper: up to {claim} x")
+    labels = [f"{gpus} GPUs\n{model}".replace(" s", "\ns") for gpus, model in places]
+    ax.set_xticks(range(len(places)), labels, fontsize=6)
+    ax.set(ylabel="speed over the best baseline", title=f"{title}, simulated")
+    ax.set_xlim(-0.5, len(places) - 0.5)
+    ax.set_ylim(0, 1.25 * max(claim, ax.get_ylim()[1]))
+    ax.legend(frameon=False, fontsize=7, loc="upper left", ncols=2)
     figure.savefig(path, dpi=120)
     plt.close(figure)

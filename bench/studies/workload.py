@@ -1,10 +1,10 @@
-"""Workload: what is trained, as graphs and as programs of a plan."""
+"""Workload: what is trained, and its graphs."""
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -14,10 +14,7 @@ from typing import Any
 import torch
 
 import superscaler_core as ss
-from bench.studies import cluster
-from bench.studies.systems import Way
 from superscaler_core.models import MODELS
-from superscaler_core.planners.auto import traits
 
 
 @dataclass(frozen=True)
@@ -27,52 +24,28 @@ class Workload:
     Attributes:
         model: a name of ``MODELS``.
         sizes: of it.
-        dtype: of weights and activations; states and gradients are in float32.
+        dtype: of weights and activations.
         batch: samples of a step.
+        optimizer: a name of ``memory.STATES``.
+        master_dtype: of the optimizer's weights and states; ``dtype`` if None.
+        recycle: turns without gradient of every microbatch.
     """
 
     model: str
     sizes: Mapping[str, Any]
     dtype: str
     batch: int
+    optimizer: str = "adam"
+    master_dtype: str | None = "float32"
+    recycle: int = 0
 
 
 def num_parameters(workload: Workload) -> int:
     """Numbers that are trained."""
-    return _num_parameters(workload.model, tuple(workload.sizes.items()))
-
-
-def compiled(
-    workload: Workload,
-    num_gpus: int,
-    sprogram: Callable[..., None],
-    way: Way,
-    microbatch: int,
-    num_microbatches: int = 0,
-) -> ss.Compiled:
-    """The program of one way, for the whole batch or fewer microbatches.
-
-    Raises:
-        PlanError: the model cannot be cut so.
-    """
-    plan = ss.Plan(captured(workload, microbatch), range(num_gpus))
-    sprogram(plan, microbatches=num_microbatches or workload.batch // microbatch, **way.knobs)
-    return ss.compile(
-        plan,
-        topology=cluster.topology(num_gpus),
-        optimizer="adam",
-        master_dtype="float32",
-    )
-
-
-def kept_bytes(workload: Workload, batch: int) -> int:
-    """What autograd saves of a microbatch that is not cut, views with what they view."""
-    return _kept_bytes(captured(workload, batch))
-
-
-@lru_cache(maxsize=8)
-def _kept_bytes(graph: ss.Graph) -> int:
-    return traits.kept_bytes(graph)
+    kind = MODELS[workload.model]
+    with torch.device("meta"):
+        module = kind.build(kind.config(**dict(workload.sizes)))
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 # --- graphs -------------------------------------------------------------------------------------
@@ -132,11 +105,3 @@ def _capture(model: str, sizes: Sizes, dtype: str, batch: int) -> ss.Graph:
         for x in inputs
     )
     return ss.capture(module, given, recycled=kind.recycled)
-
-
-@lru_cache
-def _num_parameters(model: str, sizes: Sizes) -> int:
-    kind = MODELS[model]
-    with torch.device("meta"):
-        module = kind.build(kind.config(**dict(sizes)))
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -123,6 +123,7 @@ examples:
 
 how tensors move:
   rvd   by rvdcomm's plans
+  ring  by plans that know no hosts; collectives go around a flat ring of their ranks
   p2p   every reader pulls what it needs from its writers, with one message each
 
 in the tables:

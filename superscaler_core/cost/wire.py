@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import chain, permutations
 from math import prod
 
 import rvdcomm as rv
@@ -21,8 +21,12 @@ from superscaler_core.program.transfer import Transfer
 
 TICKS_PER_SEC = 10**12
 
-METHODS = ("rvd", "p2p")
-"""How tensors move: by rvdcomm's plans, or every reader pulls what it needs from the writers."""
+METHODS = ("rvd", "ring", "p2p")
+"""How tensors move: by rvdcomm's plans; by plans that know no hosts, whose collectives go around a
+flat ring of their ranks; or every reader pulls what it needs from the writers."""
+
+RINGS = ("reduce_scatter", "all_reduce", "all_gather")
+"""Collectives that can go around a ring."""
 
 MAX_WIRES = 1 << 16
 """Bound on cached prices of transfers, and of calls that move several."""
@@ -234,7 +238,7 @@ class Wires:
         if tuple(home) != ends[:2]:
             steps = self._steps_of((*home, ends[2]), method)
             return tuple(step.on(devices, self._topology) for step in steps)
-        make = {"rvd": self._planned, "p2p": self._pulled}[method]
+        make = {"rvd": self._planned, "ring": self._around, "p2p": self._pulled}[method]
         return tuple(make(*ends))
 
     def _planned(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> Sequence[_Step]:
@@ -248,6 +252,22 @@ class Wires:
         num_bytes = prod(src.shape) * ITEM_BYTES[dtype]
         moved = ({pair: n * num_bytes // num_elements for pair, n in leg.items()} for leg in legs)
         return [self._step(leg, _rounds(leg)) for leg in moved]
+
+    def _around(self, src: rv.Layout, dst: rv.Layout, dtype: str) -> list[_Step]:
+        """Steps without a hierarchy: a collective between hosts is one ring, not one in each.
+
+        In ascending order of the ranks the ring enters and leaves every host once.
+        """
+        far = self._topology.levels[-1].link
+        flat = rv.Topology.single_host(
+            max(self._topology.ranks) + 1, far.alpha_secs, far.bytes_per_sec
+        )
+        found = []
+        for step in rv.plan(src, dst, dtype, flat, executor="dist").path.steps:
+            for leg in step.traffic(self._topology, ITEM_BYTES[dtype]):
+                moved = _ring(step.groups, leg) if step.kind in RINGS else leg
+                found.append(self._step(moved, _rounds(leg)))
+        return found
 
     def _lowered(self, plan: rv.Plan) -> list[_Step]:
         """Steps counted in a program."""
@@ -332,6 +352,16 @@ def _has_even_chunks(path: rv.Path) -> bool:
     sizes = [(step.src.source.largest_shard, len(step.groups[0])) for step in sums]
     are_even = all(step.src.source.is_even for step in sums)
     return are_even and all(size % num == 0 or size == 1 for size, num in sizes)
+
+
+def _ring(groups: Iterable[Sequence[Device]], traffic: Traffic) -> Traffic:
+    """The bytes that every group sends in all, each of its ranks as many to the next."""
+    sent: dict[tuple[Device, Device], int] = {}
+    for group in groups:
+        total = sum(traffic.get(pair, 0) for pair in permutations(group, 2))
+        pairs = zip(sorted(group), [*sorted(group)[1:], min(group)], strict=True)
+        sent.update(dict.fromkeys(pairs, total // len(group)))
+    return sent
 
 
 def _rounds(traffic: Traffic) -> int:

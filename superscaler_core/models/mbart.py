@@ -32,6 +32,7 @@ class MBartConfig:
         layers: number of the encoder's blocks, and of the decoder's.
         width: of the hidden state.
         heads: of the attention; divides the width.
+        head_width: features of a head; ``width / heads`` if 0. The paper's public code has 64.
         dropout: probability, of the embeddings and of all branches of a block.
         task: a name of ``TASKS``.
         classes: of a classification.
@@ -43,6 +44,7 @@ class MBartConfig:
     layers: int = 12
     width: int = 1024
     heads: int = 16
+    head_width: int = 0
     dropout: float = 0.0
     task: str = "classification"
     classes: int = 3
@@ -58,23 +60,27 @@ class MBartConfig:
         return {
             "tiny": tiny,
             "tiny-translation": replace(tiny, task="translation"),
-            "2-gpus": cls(layers=8, width=2048, heads=16),
-            "4-gpus": cls(layers=16, width=3072, heads=24),
-            "8-gpus": cls(layers=24, width=4096, heads=32),
-            "32-gpus": cls(layers=48, width=6144, heads=32),
+            "2-gpus": cls(layers=8, width=2048, heads=16, head_width=64),
+            "4-gpus": cls(layers=16, width=3072, heads=24, head_width=64),
+            "8-gpus": cls(layers=24, width=4096, heads=32, head_width=64),
+            "16-gpus": cls(layers=36, width=5120, heads=32, head_width=64),
+            "32-gpus": cls(layers=48, width=6144, heads=32, head_width=64),
         }
 
 
 class Attention(nn.Module):
     """Attention of ``[batch, sequence, width]`` to a memory of any length, to the same shape."""
 
-    def __init__(self, width: int, heads: int, *, is_causal: bool = False) -> None:
+    def __init__(
+        self, width: int, heads: int, head_width: int = 0, *, is_causal: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.is_causal = heads, is_causal
-        self.q = nn.Linear(width, width)
-        self.k = nn.Linear(width, width)
-        self.v = nn.Linear(width, width)
-        self.out = nn.Linear(width, width)
+        inner = heads * head_width or width
+        self.q = nn.Linear(width, inner)
+        self.k = nn.Linear(width, inner)
+        self.v = nn.Linear(width, inner)
+        self.out = nn.Linear(inner, width)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         q, k, v = (self._heads(t) for t in (self.q(x), self.k(memory), self.v(memory)))
@@ -92,7 +98,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: MBartConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width)
-        self.attn = Attention(config.width, config.heads)
+        self.attn = Attention(config.width, config.heads, config.head_width)
         self.norm2 = nn.LayerNorm(config.width)
         self.mlp = MLP(config.width, 4 * config.width)
         self.dropout = nn.Dropout(config.dropout)
@@ -110,9 +116,10 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: MBartConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width)
-        self.attn = Attention(config.width, config.heads, is_causal=True)
+        sizes = config.width, config.heads, config.head_width
+        self.attn = Attention(*sizes, is_causal=True)
         self.norm2 = nn.LayerNorm(config.width)
-        self.cross = Attention(config.width, config.heads)
+        self.cross = Attention(*sizes)
         self.norm3 = nn.LayerNorm(config.width)
         self.mlp = MLP(config.width, 4 * config.width)
         self.dropout = nn.Dropout(config.dropout)

@@ -15,6 +15,7 @@ def interlaced(
     tp: int = 1,
     microbatches: int = 8,
     slack: int = 0,
+    apart: bool = False,
     rows: bool = False,
     vocabulary: bool = False,
     keep: Keep = Keep.EVERYTHING,
@@ -33,6 +34,7 @@ def interlaced(
         microbatches: of a step, each as large as what was captured.
         slack: steps by which look-ups run ahead of the blocks, and behind them on the way back; 0
             is the table of the paper's code, where all devices meet at every step's border.
+        apart: recompute beside the forwards, not inside the backwards, as the paper's code does.
         rows: cut the embedding by rows, one a word, not by columns. Then every device has a summand
             of all that is looked up and needs all of its gradient: about N times the hidden state
             each way.
@@ -58,5 +60,6 @@ def interlaced(
             plan.op_trans(op, along(plan, op, len(plan.devices), embedding))
             plan.op_assign(op, plan.devices)
     num = len(stages)
-    plan.op_order(order(num, microbatches, len(lookups), slack), Placement.even(plan.devices, num))
+    schedule = order(num, microbatches, len(lookups), slack, apart=apart)
+    plan.op_order(schedule, Placement.even(plan.devices, num))
     plan.keep(keep, [set(ops).difference(lookups) for ops in plan.blocks.all])

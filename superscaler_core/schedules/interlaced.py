@@ -19,7 +19,12 @@ from superscaler_core.schedules.schedule import Schedule
 
 
 def interlaced(
-    num_workers: int, num_microbatches: int, num_embeddings: int = 2, slack: int = 0
+    num_workers: int,
+    num_microbatches: int,
+    num_embeddings: int = 2,
+    slack: int = 0,
+    *,
+    apart: bool = False,
 ) -> Schedule:
     """1F1B of the layers, in steps of a forward and a backward, with the embeddings between steps.
 
@@ -42,6 +47,10 @@ def interlaced(
         num_microbatches: N.
         num_embeddings: each precedes S / ``num_embeddings`` stages of layers.
         slack: number of steps by which embeddings run forward earlier, and backward later.
+        apart: put an R right behind every F of the layers, for the B of the other half of the step,
+            or of the first half of the next. If recomputing takes as long as a forward and a
+            backward as long as two, each half of a step is full: a step takes four units where
+            recomputing inside the backward takes six.
 
     Raises:
         ScheduleError: a count is below 1, or ``num_embeddings`` does not divide S.
@@ -69,11 +78,13 @@ def interlaced(
             for stage, worker in reversed(embeddings)
         ]
         for worker, (row, stage) in enumerate(zip(rows, layers, strict=True)):
-            pair = [
-                (ActionKind.FORWARD, stage, _forward(step, worker)),
-                (ActionKind.BACKWARD, stage, _backward(step, worker, num_workers)),
-            ]
-            turns = (*before, *(reversed(pair) if worker % 2 else pair), *after)
+            forward = [(ActionKind.FORWARD, stage, _forward(step, worker))]
+            backward = [(ActionKind.BACKWARD, stage, _backward(step, worker, num_workers))]
+            if apart:
+                again = _backward(step + worker % 2, worker, num_workers)
+                forward.append((ActionKind.RECOMPUTE, stage, again))
+            halves = (backward, forward) if worker % 2 else (forward, backward)
+            turns = (*before, *halves[0], *halves[1], *after)
             row += [Action(*turn) for turn in turns if 0 <= turn[2] < num_microbatches]
     num_stages = num_workers + num_embeddings
     return Schedule("interlaced", num_stages, num_microbatches, tuple(map(tuple, rows)))

@@ -57,8 +57,9 @@ def simulate(
         compiled: the program.
         profile: profile of every device, or a preset's name, one of ``simulator.PROFILES``.
         topology: hosts and links; the topology that the program was compiled for if None.
-        communication: "rvd": by rvdcomm's plans; or "p2p": every reader pulls what it needs from
-            its writers, with one message each.
+        communication: "rvd": by rvdcomm's plans; "ring": by plans that know no hosts, whose
+            collectives go around a flat ring of their ranks; or "p2p": every reader pulls what it
+            needs from its writers, with one message each.
         intra: the same for communication inside stages, including weights and gradients.
         inter: the same for communication between stages.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bench import stage_planners
-from bench.studies.pages import BEGIN, END
 from bench.studies.workload import Workload
 from superscaler_core.planners.stages import STAGE_PLANNERS, StageCut, alpa
 
@@ -32,7 +31,7 @@ def test_every_planner_has_a_row_whose_cut_is_of_the_model(
     monkeypatch.setattr(stage_planners, "SAMPLES", (4,))
     monkeypatch.setattr(stage_planners, "side_by_side", lambda do, names, *rest: [*map(do, names)])
     page, out = tmp_path / "page.md", tmp_path / "result.json"
-    page.write_text(f"head\n{BEGIN}\n{END}\n")
+    page.write_text("head\n<!-- numbers: begin -->\n<!-- numbers: end -->\n")
     words = ["--models", "gpt39b", "--no-scale", "--page", str(page), "--out", str(out)]
     assert stage_planners.main(words) == 0
     rows = json.loads(out.read_text())["models"]["gpt39b"]["planners"]

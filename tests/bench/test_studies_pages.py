@@ -1,170 +1,168 @@
-"""Laws of the studies' pages: their numbers are those of the results, and nothing else changes."""
+"""Laws of the studies' pages: their numbers are those of the result, and nothing else changes."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.studies import pages, report
-from bench.studies.outcome import Outcome
-from bench.studies.study import STUDIES
-from bench.studies.systems import Way
+from bench.studies import one_gpu, pages, report
+from bench.studies.report import Compared
+from bench.studies.study import COLUMNS, PAPER, STUDIES
 from bench.studies.transfers import SIZES
 
 DOCS = Path(__file__).parents[2] / "docs/studies"
-HEAD = {"command": "python -m bench.studies x", "date": "2026-01-02 03:04 UTC", "commit": "abc123"}
 
 
-def outcome(system: str, samples_per_sec: float, **changes: Any) -> dict[str, Any]:
-    """A way that fits, unless ``changes`` say another."""
-    made = Outcome(
-        system, Way(2, {"pp": 2}), 4, 128,
-        secs=512 / samples_per_sec,
-        samples_per_sec=samples_per_sec,
-        peak_bytes={"weights": 3 << 30, "activations": 5 << 30, "host": 9 << 30},
-        shares={"compute": 0.5, "communication": 0.25, "bubble": 0.25},
-    )  # fmt: skip
-    return replace(made, **changes).to_json()
-
-
-def tuned(name: str) -> dict[str, Any]:
-    """A result in which ours is 1.5 times as fast on 4 GPUs, and alone fits on 8."""
-    study = STUDIES[name]
-    ours = [system.name for system in study.ours]
-    names = [system.name for system in study.systems]
-    rows = []
-    for gpus, problem in ((4, ""), (8, "needs 40.0 GiB")):
-        speeds = {n: 15.0 if n in ours else 10.0 for n in names}
-        systems = {n: [outcome(n, speeds[n], problem="" if n in ours else problem)] for n in names}
-        rows.append({"gpus": gpus, "model": f"L{gpus}", "systems": systems})
-    claims = {"study": study.title, "claim": study.claim, "ours": ours}
-    return {**HEAD, **claims, "assumptions": ["a " * 90, "b"], "rows": rows}
-
-
-def results() -> dict[str, dict[str, Any]]:
-    """One of every kind, as ``python -m bench.studies`` writes them."""
-    secs = {"rvd": 1.0, "p2p": 8.0}
-    cases = [{"category": "R->D", "relation": "n->n", "size": size, "secs": secs} for size in SIZES]
-    head = {**HEAD, "study": "some", "assumptions": ["all of it"]}
-    step = {"gpus": 4, "model": "L4"}
-    memory = [
-        {"method": method, "longest": longest, "gib": {"2048": 7.25}, "secs": {"2048": 0.125}}
-        for method, longest in (("recompute", 4096), ("ZeRO-3-offload", 0), ("co-shard", 8192))
-    ]
-    parts = [
-        {**step, "system": system, "outcome": outcome(system, speed)}
-        for system, speed in (
-            ("Megatron 1F1B", 8.0),
-            ("interlaced in steps", 16.0),
-            ("interlaced", 32.0),
-        )
-    ]
-    modes = [{**step, "study": "swin", "system": "co-shard", "way": "dp=4", "secs": [2, 3, 4, 5]}]
+def row(cell: str, planner: str, speed: float) -> dict[str, Any]:
+    """What a planner found; nothing if its speed is 0."""
+    head = {"cell": cell, "planner": planner}
+    if not speed:
+        return {**head, "problem": "needs 99 GiB"}
     return {
-        **{name: tuned(name) for name in STUDIES},
-        "memory": {**head, "rows": memory},
-        "breakdown": {**head, "rows": parts},
-        "transfers": {**head, "cases": cases, "rows": modes},
-    }
+        **head, "plan": f"plan of {planner}", "microbatches": 128, "secs": 100 / speed,
+        "samples_per_sec": speed, "peak_bytes": 8 << 30,
+        "shares": {"compute": 0.5, "communication": 0.25, "bubble": 0.25},
+        "pulled_secs": {"intra": 150 / speed, "inter": 200 / speed, "both": 250 / speed},
+    }  # fmt: skip
 
 
-@pytest.fixture
-def docs(tmp_path: Path) -> Path:
-    """A copy of the pages."""
-    return Path(shutil.copytree(DOCS, tmp_path / "docs/studies"))
+def compared(speeds: dict[str, float], column: str = PAPER, gpus: int = 4) -> Compared:
+    """The last is ours."""
+    *baselines, ours = speeds
+    rows = {name: row(f"c-{gpus}", name, speed) for name, speed in speeds.items()}
+    return Compared(column, gpus, f"L{gpus}", ours, tuple(baselines), rows)
 
 
-def written(docs: Path, found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """The pages with some results."""
-    folder = docs.parents[1] / "bench/results"
-    folder.mkdir(parents=True)
-    for name, result in found.items():
-        (folder / f"study_{name}.json").write_text(json.dumps(result))
-        (folder / f"study_{name}.png").touch()
-    assert pages.main(["--docs", str(docs), "--results", str(folder)]) == 0
-    return {path.stem: path.read_text() for path in docs.glob("*.md")}
+def study_result(name: str) -> dict[str, Any]:
+    """Ours is 1.5 times as fast on 4 GPUs, and alone fits on 8."""
+    study, cells = STUDIES[name], []
+    for column in COLUMNS:
+        for gpus, speed in ((4, 10.0), (8, 0.0)):
+            speeds = dict.fromkeys(study.baselines[column], speed)
+            cells.append(compared({**speeds, study.ours[column]: 15.0}, column, gpus))
+    return {
+        "title": study.title, "claim": study.claim, "differences": ["d " * 90, "e"],
+        "cells": [asdict(cell) for cell in cells],
+    }  # fmt: skip
 
 
-def numbers(page: str) -> str:
-    return page.split(pages.BEGIN)[1].split(pages.END)[0]
+def result() -> dict[str, Any]:
+    """As ``python -m bench.studies all`` writes it."""
+    secs = {"rvd": 1.0, "p2p": 8.0}
+    methods = {"recompute": 4096, "ZeRO-3-offload": 0, "co-shard": 8192}
+    sizes = dict.fromkeys(map(str, one_gpu.SEQUENCES), 7.25)
+    memory = [
+        {"method": method, "longest": longest, "gib": sizes, "secs": sizes}
+        for method, longest in methods.items()
+    ]
+    return {
+        "command": "python -m bench.studies x", "date": "2026-01-02 03:04 UTC",
+        "commits": "commit abc123", "assumptions": ["a " * 90, "b"],
+        "studies": {name: study_result(name) for name in STUDIES},
+        "memory": {"notes": ["n"], "claim": one_gpu.CLAIM, "rows": memory},
+        "transfers": [
+            {"category": "R->D", "relation": "n->n", "size": size, "secs": secs} for size in SIZES
+        ],
+    }  # fmt: skip
 
 
-def test_pages_have_the_numbers_of_their_results(docs: Path) -> None:
-    found = written(docs, results())
-    assert (
-        "| GPUs | model | Megatron 1F1B | DeepSpeed ZeRO-3 | co-shard | speed-up | the paper |"
-        in (found["swin"])
-    )
-    assert "| 4 | L4 | 10 | 10 | 15 | 1.50 x | up to 3.5 x |" in found["swin"]
-    assert "| 8 | L8 | does not fit | does not fit | 15 | - | up to 3.5 x |" in found["swin"]
-    assert "| 4 | L4 | co-shard | dp=2 pp=2 | 128 | 8.0 | 50% | 25% | 25% |" in found["swin"]
-    assert "The largest speed-up is 1.50 x, on 4 GPUs; the paper says up to 3.5 x." in found["swin"]
-    assert "| co-shard | 7.2 | 8192 |" in found["gpt3"]
-    assert "sequence is 2.00 x that of recompute; the paper: 1.7 x" in found["gpt3"]
-    assert "| 4 | L4 | interlaced | 8.0 | 4.0 | 4.0 | 16.0 | dp=2 pp=2 |" in found["mbart"]
-    assert (
-        "\n- interlaced over interlaced in steps: 2.00 x on 4; the paper: 1.5 x" in found["mbart"]
-    )
-    assert "| R->D | n->n | 8.00 | 8.00 | 8.00 |" in found["README"]
-    assert "| swin | 4 | L4 | co-shard | 2 | 1.50 x | 2.00 x | 2.50 x |" in found["README"]
-    for study in STUDIES.values():
-        assert f"| 1.50 x, on 4 GPUs | up to {study.claim} x |" in found["README"]
+@pytest.fixture(scope="module")
+def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the pages, made anew."""
+    folder = tmp_path_factory.mktemp("pages")
+    found = Path(shutil.copytree(DOCS, folder / "docs/studies"))
+    images = folder / "docs/img"
+    images.mkdir()
+    (folder / "studies.json").write_text(json.dumps(result()))
+    words = ["--docs", str(found), "--result", str(folder / "studies.json"), "--images"]
+    assert pages.main([*words, str(images)]) == 0
+    return found
 
 
-def test_pages_show_the_picture_the_assumptions_and_where_numbers_are_from(docs: Path) -> None:
-    found = written(docs, results())
-    for name in STUDIES:
-        page = numbers(found[name])
-        for link in re.findall(r"\]\((.*?)\)", page):
+def text_of(page: str, part: str) -> str:
+    return page.split(f"<!-- {part}: begin -->")[1].split(f"<!-- {part}: end -->")[0]
+
+
+def test_the_first_screen_has_the_factors_and_a_picture(docs: Path) -> None:
+    for name, study in STUDIES.items():
+        page = (docs / f"{name}.md").read_text()
+        assert page.index("result: begin") < 400
+        first = text_of(page, "result")
+        assert first.count("**1.50 x on 4 GPUs**") == len(COLUMNS)
+        assert f"up to {study.claim} x" in " ".join(first.split())
+        for link in re.findall(r"\]\((.*?)\)", page.split("<!-- result: end -->")[0]):
             assert (docs / link).exists()
-        assert f"](../../bench/results/study_{name}.png)" in page
-        assert "\n- a a a" in page
-        assert "\n- b\n" in page
-        assert "2026-01-02 03:04 UTC, commit abc123" in page
-        assert max(len(line) for line in page.splitlines() if line[:1] != "|") <= 120
+        assert f"study_{name}.png" in first
 
 
-def test_assumptions_are_not_said_twice_on_a_page(docs: Path) -> None:
-    found = results()
-    found["memory"]["assumptions"] = ["b", "new"]
-    page = numbers(written(docs, found)["gpt3"])
-    assert page.count("\n- b\n") == 1
-    assert "Assumed, besides what is assumed above:\n\n- new\n" in page
+def test_pages_have_the_numbers_and_assumptions_of_the_result(docs: Path) -> None:
+    numbers = {path.stem: text_of(path.read_text(), "numbers") for path in docs.glob("*.md")}
+    swin = numbers["swin"]
+    assert "| 4 | L4 | 10 | 10 | 15 | 1.50 x | 2.00 x |" in swin
+    assert "| 8 | L8 | does not fit | does not fit | 15 | - | - |" in swin
+    assert "| 4 | L4 | co-shard | plan of co-shard | 128 | 8.0 | 3.333 | 1.667 | 1.667 |" in swin
+    assert "| co-shard | 7.2 |" in numbers["gpt3"]
+    assert "sequence is 2.00 x that of recompute; the paper: 1.7 x" in numbers["gpt3"]
+    assert "| R->D | n->n | 8.00 | 8.00 | 8.00 |" in numbers["README"]
+    assert "| c-4 | auto | 6.667 | 1.50 x | 2.00 x | 2.50 x |" in numbers["README"]
+    overview = text_of((docs / "README.md").read_text(), "result")
+    assert "| 1.50 x on 4 GPUs | 1.50 x on 4 GPUs | up to 3.5 x |" in overview
+    for name in STUDIES:
+        assert "\n- b\n" in numbers[name]
+        assert "\n- e\n" in numbers[name]
+        assert "2026-01-02 03:04 UTC, commit abc123" in " ".join(numbers[name].split())
+        lines = numbers[name].splitlines()
+        assert max(len(line) for line in lines if line[:1] not in ("|", "!")) <= 120
 
 
-def test_what_has_no_result_says_how_to_get_it(docs: Path) -> None:
-    found = written(docs, {"swin": results()["swin"]})
-    assert "Not computed yet" not in found["swin"]
-    for name in ("gpt3", "memory", "mbart", "breakdown", "alphafold2", "transfers"):
-        assert f"run `python -m bench.studies {name}`" in "".join(found.values())
-    assert found["README"].count("| not computed yet |") == 3
+def test_only_the_parts_of_a_page_change(docs: Path) -> None:
+    for path in docs.glob("*.md"):
+        after, before = path.read_text(), (DOCS / path.name).read_text()
+        for part in ("result", "numbers"):
+            after = pages.written(after, part, "")
+            before = pages.written(before, part, "")
+        assert after == before
 
 
-def test_only_the_numbers_of_a_page_change(docs: Path) -> None:
-    before = {path.stem: path.read_text() for path in docs.glob("*.md")}
-    after = written(docs, results())
-    assert after.keys() == before.keys() == pages.PAGES.keys()
-    for name, text in before.items():
-        assert after[name].replace(numbers(after[name]), numbers(text)) == text
-    again = pages.written(after["swin"], numbers(after["swin"]).strip("\n"))
-    assert again == after["swin"]
+@pytest.mark.parametrize("marks", ["", "<!-- x: begin -->", "<!-- x: end --><!-- x: begin -->"])
+def test_a_page_without_a_place_for_a_part_is_an_error(marks: str) -> None:
+    with pytest.raises(ValueError, match="needs one <!-- x: begin -->"):
+        pages.written(f"text\n{marks}", "x", "1")
 
 
-@pytest.mark.parametrize("marks", [(), (pages.BEGIN,), (pages.END, pages.BEGIN)])
-def test_a_page_without_a_place_for_numbers_is_an_error(marks: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="needs one <!-- numbers: begin -->"):
-        pages.written("\n".join(("text", *marks)), "1")
+def test_without_a_result_the_command_says_how_to_get_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        pages.main(["--result", "missing.json"])
+    assert "run `python -m bench.studies all` first" in capsys.readouterr().err
 
 
 def test_every_page_of_a_study_has_a_command_to_draw() -> None:
     for name in STUDIES:
         assert pages.SIMULATED.search((DOCS / f"{name}.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("speeds", "factor", "ceiling"),
+    [
+        ({"a": 2.0, "b": 4.0, "ours": 6.0}, 1.5, 2.0),
+        ({"a": 2.0, "b": 0.0, "ours": 1.0}, 0.5, 2.0),
+        ({"a": 0.0, "b": 0.0, "ours": 6.0}, None, None),
+        ({"a": 1.0, "b": 0.0, "ours": 0.0}, None, 2.0),
+    ],
+)
+def test_a_factor_is_over_the_best_baseline_and_has_its_ceiling(
+    speeds: dict[str, float], factor: float | None, ceiling: float | None
+) -> None:
+    cell = compared(speeds)
+    assert (cell.factor, cell.ceiling) == (factor, ceiling)
 
 
 def test_columns_of_numbers_stand_to_the_right() -> None:

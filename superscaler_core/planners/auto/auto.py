@@ -19,6 +19,7 @@ Complexity: a setting takes what compiling and simulating take.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.families import Filling
@@ -39,6 +40,19 @@ FEW = 4
 half of them fill it, and the last quarter empties it."""
 
 
+class Settings(Protocol):
+    """Settings that a planner may choose from, as ``Options`` has them."""
+
+    def roots(self) -> Iterator[Setting]:
+        """Those that are looked at first."""
+
+    def moves(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+        """Changes of one that fits."""
+
+    def savings(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+        """Changes of one that lacks memory."""
+
+
 def auto(
     request: Request, *, others: Mapping[str, SearchPlanner] | None = None
 ) -> Sequence[Candidate]:
@@ -48,28 +62,45 @@ def auto(
         request: what is asked.
         others: planners by name.
     """
-    return list(_Auto(request, others or {}).roots())
+    options, bound_secs = options_of(request), Bounds(request).secs(Setting())
+    found = Others(request, options.traits, bound_secs, others or {})
+    return propose_settings(request, options, found)
 
 
-class _Auto:
-    """One search.
+def options_of(request: Request) -> Options:
+    """All that a request's model and cluster allow."""
+    return Options(request, Traits(request.graph_of(request.samples[0])))
 
-    Attributes:
-        seen: settings that were proposed.
+
+def propose_settings(
+    request: Request, settings: Settings, others: Others | None = None
+) -> Sequence[Candidate]:
+    """Propose the roots of some settings, and of other planners; follow those that are promising.
+
+    Args:
+        request: what is asked.
+        settings: to choose from.
+        others: candidates of other planners; none if None.
     """
+    return list(_Proposals(request, settings, others).roots())
 
-    def __init__(self, request: Request, others: Mapping[str, SearchPlanner]) -> None:
+
+class _Proposals:
+    """One search; settings that were proposed are not proposed again."""
+
+    def __init__(self, request: Request, options: Settings, others: Others | None) -> None:
         self._request = request
-        traits = Traits(request.graph_of(request.samples[0]))
-        self._options = Options(request, traits)
+        self._options = options
+        self._others = others
+        self._results = set() if others is None else others.results
         self._bounds = Bounds(request)
         self._seen: set[Setting] = set()
-        self._others = Others(request, traits, self._bounds.secs(Setting()), others)
 
     def roots(self) -> Iterator[Candidate]:
         for setting in self._options.roots():
             yield from self._proposed(setting, self._bounds.guess_secs(setting))
-        yield from self._others.roots()
+        if self._others is not None:
+            yield from self._others.roots()
 
     def _proposed(
         self, setting: Setting, guess_secs: float, before: Trial | None = None
@@ -83,7 +114,7 @@ class _Auto:
         few = FEW * (setting.pp + request.recycle) * (2 if setting.duplex else 1)
 
         def follow(trial: Trial) -> Iterator[Candidate]:
-            self._others.results.add(_seen_of(trial))
+            self._results.add(_seen_of(trial))
             if before is not None and (trial.secs, trial.peak_bytes) == _seen_of(before):
                 # The change changed nothing, so what follows it is what follows the other.
                 return

@@ -89,6 +89,7 @@ def _hybrid(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> N
         plan,
         microbatches=num,
         schedule=schedule,
+        apart=chosen.apart,
         zero1=chosen.zero > 0,
         coshard_blocks=heavy_blocks(plan.blocks) if chosen.heavy else None,
         keep_coshard=chosen.keep_coshard,
@@ -107,7 +108,7 @@ def _axial(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> No
 
 
 def _interlaced(plan: Plan, filling: Filling, num: int, sizes: tuple[int, ...]) -> None:
-    knobs = filling.setting.knobs("tp", "slack", "vocabulary", "keep")
+    knobs = filling.setting.knobs("tp", "slack", "vocabulary", "keep", "apart")
     interlaced(plan, microbatches=num, **knobs)
 
 

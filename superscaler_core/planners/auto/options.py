@@ -227,6 +227,9 @@ MOVES: tuple[tuple[float, Move], ...] = (
                    when=lambda o, s: o.traits.has_words and s.tp > 1
                    and s.family in ("hybrid", "interlaced"))),
     (0.997, _in_parts),
+    (0.995, _values("apart", True, False,
+                   when=lambda o, s: s.keep is not Keep.EVERYTHING
+                   and (s.family == "interlaced" or _in_pipeline(o, s)))),
     (0.998, _values("slack", 0, 1, when=lambda o, s: s.family == "interlaced")),
     (0.998, _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts)),
     (1.0, _values("offload", False, when=lambda o, s: s.offload)),

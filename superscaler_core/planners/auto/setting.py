@@ -27,6 +27,7 @@ class Setting:
         zero: 0, 1 or 3: what of the weights the devices that read them share.
         offload: whether weights and states are stored on the host.
         keep: what blocks keep for the backward.
+        apart: whether recomputations are actions of a pipeline, as in ``hybrid``.
         coshard: parts of every attention and MLP on a device.
         heavy: whether only the blocks that keep most have such parts.
         keep_coshard: what blocks in parts keep besides; as ``keep`` if None.
@@ -47,6 +48,7 @@ class Setting:
     zero: int = 0
     offload: bool = False
     keep: Keep = Keep.EVERYTHING
+    apart: bool = False
     coshard: int = 1
     heavy: bool = False
     keep_coshard: Keep | None = None

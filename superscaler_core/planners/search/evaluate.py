@@ -85,7 +85,8 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
     is_estimate = few > 0 or short is not None
     if peak > request.memory_bytes:
         return Looked(peak_bytes=peak, problem=lack(peak, request), is_estimate=is_estimate)
-    secs = [_step_secs(simulate(one, request.profile), few, num) for one in made]
+    runs = [simulate(one, request.profile, communication=request.communication) for one in made]
+    secs = [_step_secs(each, few, num) for each in runs]
     return Looked(at_whole(*secs), peak, is_estimate=is_estimate)
 
 

@@ -29,6 +29,7 @@ class Request:
         memory_bytes: of a device; no plan may need more.
         optimizer, master_dtype: as in ``compile``.
         recycle: turns without gradient of every microbatch, for a model that is recycled.
+        communication: how tensors move, as in ``simulate``.
         captured: the same as ``graph_of``, captured with just that size, if ``graph_of`` is not
             (``resized``); what is found is looked at on these graphs. None if it is.
     """
@@ -43,6 +44,7 @@ class Request:
     optimizer: str = "adam"
     master_dtype: str | None = None
     recycle: int = 0
+    communication: str = "rvd"
     captured: Callable[[int], Graph] | None = None
 
     def __post_init__(self) -> None:

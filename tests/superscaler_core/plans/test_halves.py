@@ -28,6 +28,12 @@ CASES = [
     Case("interleaved", 2, {"microbatches": 4}, sizes=DEEP, rewrite="late"),
     Case("interleaved", 2, {"microbatches": 3}, sizes=DEEP, rewrite="halves-apart"),
     Case("interlaced", 4, {"microbatches": 3}, model="mbart", rewrite="halves"),
+    Case(
+        "interlaced",
+        4,
+        {"microbatches": 3, "apart": True, "keep": Keep.BLOCK_INPUTS},
+        model="mbart",
+    ),
     Case("nf1b", 2, {"microbatches": 3, "recycle": 1}, model="evoformer", rewrite="halves"),
     Case("hybrid", 4, TP_PP, rewrite="late"),
     Case("hybrid", 4, {**TP_PP, "zero1": True}, rewrite="halves"),

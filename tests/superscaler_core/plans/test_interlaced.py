@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import accumulate, product
 from pathlib import Path
 
@@ -160,8 +161,24 @@ def test_with_slack_devices_do_not_wait_at_the_borders_of_steps() -> None:
     assert 1.2 < secs[0] / secs[1] < 4 / 3
 
 
+@pytest.mark.parametrize(("apart", "units"), [(False, 6), (True, 4)])
+@pytest.mark.parametrize("s", [2, 4, 8])
+def test_recomputing_beside_forwards_fills_both_halves_of_a_step(
+    s: int, *, apart: bool, units: int
+) -> None:
+    """A microbatch more takes two halves: of 3 units, a B with its R, or of 2, F and R or B."""
+    # The embeddings take next to nothing.
+    few = {(kind, stage): Fraction(1, 10**6) for kind in "FB" for stage in embeddings_of(s, 2)}
+    durations = {"F": 1, "R": 1, "B": 2 if apart else 3, **few}
+    spans = [
+        timeline(interlaced(s, n, apart=apart), durations, interlaced_edges(s)).makespan
+        for n in (2 * s, 2 * s + 10)
+    ]
+    assert float(spans[1] - spans[0]) == pytest.approx(10 * units, rel=1e-3)
+
+
 def test_it_is_written_and_read_as_text() -> None:
-    schedule = interlaced(4, 3)
+    schedule = interlaced(4, 3, apart=True)
     assert Schedule.parse(str(schedule)) == schedule
 
 

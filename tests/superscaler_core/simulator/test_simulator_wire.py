@@ -33,11 +33,11 @@ TOPOLOGIES = {
 }
 
 
-def transfer(src: str, dst: str) -> Transfer:
+def transfer(src: str, dst: str, shape: tuple[int, ...] = SHAPE) -> Transfer:
     rvd = rv.RVD(dst)
     num_dst = rvd.r * rvd.v * prod(rvd.d)
-    layouts = rv.Layout(SHAPE, src, range(8)), rv.Layout(SHAPE, dst, range(num_dst))
-    return Transfer(rv.Box.of_shape(SHAPE), *layouts, "float32")
+    layouts = rv.Layout(shape, src, range(8)), rv.Layout(shape, dst, range(num_dst))
+    return Transfer(rv.Box.of_shape(shape), *layouts, "float32")
 
 
 @pytest.mark.parametrize("where", TOPOLOGIES)
@@ -150,3 +150,20 @@ def test_a_port_fills_the_time_that_is_left() -> None:
     ports.reserve(10, 10, [(PORT, 10)])
     assert ports.reserve(5, 8, [(PORT, 8)]) == 23
     assert [interval for _, interval in ports.taken] == [(10, 20), (5, 10), (20, 23)]
+
+
+@pytest.mark.parametrize(("src", "dst"), PAIRS[:3])
+def test_a_flat_ring_crosses_each_nic_once_and_never_beats_a_plan_of_hosts(
+    src: str, dst: str
+) -> None:
+    """Of 8 ranks on 2 hosts: 7/8 of the tensor through every NIC, twice where it is summed too."""
+    shape = (2400, 2000)  # bytes count, not latency
+    topology, leg = TOPOLOGIES["two hosts"], transfer(src, dst, shape)
+    wires = Wires(topology)
+    ring = wires.of([leg], "ring")
+    legs = 2 if (src, dst) == PAIRS[1] else 1
+    num_bytes = 7 * prod(shape) * 4 // 8
+    assert ring.level_bytes[1] == 2 * legs * num_bytes
+    out = dict(ring.ports)[1, 0, "out"] / TICKS_PER_SEC
+    assert out == pytest.approx(legs * num_bytes / topology.levels[1].link.bytes_per_sec, rel=1e-6)
+    assert wires.of([leg], "rvd").ticks <= ring.ticks

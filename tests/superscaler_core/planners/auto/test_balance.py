@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from bench.studies import cluster
+from bench.studies.cluster import PAPER
 from bench.studies.workload import Workload, captured
 from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.auto.balance import balanced_sizes, partition
 
 
 def sizes(graph: Graph, num: int) -> tuple[int, ...]:
-    return balanced_sizes(graph, num, cluster.profile())
+    return balanced_sizes(graph, num, PAPER.profile)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -1,0 +1,27 @@
+"""Catalogue: all cells that planners are compared on, and the computation of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from bench.cells import Cell
+from bench.search_models import SEARCH_MODELS
+from bench.studies.study import STUDIES
+
+
+@cache
+def cells() -> Mapping[str, Cell]:
+    """Those of the studies, Alpa's and HiDup's, by name; few GPUs first."""
+    found = [cell for name, study in STUDIES.items() for *_, cell in study.cells(name)]
+    for name, model in SEARCH_MODELS.items():
+        text = f"{name}-{model.num_gpus}"
+        systems, cluster = model.baselines, model.cluster
+        found.append(Cell(text, model.workload, model.num_gpus, systems, cluster=cluster))
+    return {cell.name: cell for cell in sorted(found, key=lambda cell: cell.num_gpus)}
+
+
+def compute(cell: str, planner: str, budget_secs: float) -> dict[str, Any]:
+    """The row of a planner and a cell, by their names."""
+    return cells()[cell].row(planner, budget_secs)

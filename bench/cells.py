@@ -1,0 +1,117 @@
+"""Cells: a model on a number of GPUs, and what a planner finds for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from bench.studies.cluster import PAPER, Cluster
+from bench.studies.workload import Workload, captured
+from superscaler_core.errors import PlanError
+from superscaler_core.planners.search.found import Found
+from superscaler_core.planners.search.microbatches import Resizing
+from superscaler_core.planners.search.offers import with_overlap
+from superscaler_core.planners.search.request import Request, SearchPlanner
+from superscaler_core.planners.search.search import search_request
+from superscaler_core.planners.table import PLANNERS
+from superscaler_core.simulator import simulate
+
+PARTS = ("compute", "communication", "bubble")
+"""Of a step; communication is what computing does not hide."""
+
+PULLS = {"intra": ("p2p", "rvd"), "inter": ("rvd", "p2p"), "both": ("p2p", "p2p")}
+"""Where communication is point-to-point: inside stages, between them."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A model on a number of GPUs.
+
+    Attributes:
+        name: of the model, its sizes and the GPUs.
+        workload: what is trained.
+        num_gpus: of the cluster.
+        systems: planners that only some cells have, by name.
+        first: names of the table of planners that are asked before all others.
+        communication: how tensors move, as in ``simulate``.
+        cluster: where it is trained.
+    """
+
+    name: str
+    workload: Workload
+    num_gpus: int
+    systems: Mapping[str, SearchPlanner]
+    first: tuple[str, ...] = ("auto",)
+    communication: str = "rvd"
+    cluster: Cluster = PAPER
+
+    @property
+    def budget_secs(self) -> float:
+        """What a search may take."""
+        return 60.0 if self.num_gpus <= 16 else 300.0
+
+    def planner(self, name: str) -> SearchPlanner:
+        """A planner; all of the table but ours are offered overlap, which ours decides."""
+        if name in self.systems:
+            return self.systems[name]
+        return PLANNERS[name] if name == "auto" else with_overlap(PLANNERS[name])
+
+    def request(self) -> Request:
+        """What every planner is asked."""
+        workload, batch = self.workload, self.workload.batch
+        sizes = tuple(n for n in range(1, batch + 1) if batch % n == 0)
+        graphs = Resizing(partial(captured, workload), sizes)
+        return Request(
+            graphs,
+            sizes,
+            batch,
+            tuple(range(self.num_gpus)),
+            self.cluster.topology(self.num_gpus),
+            self.cluster.profile,
+            self.cluster.limit_bytes,
+            optimizer=workload.optimizer,
+            master_dtype=workload.master_dtype,
+            recycle=workload.recycle,
+            communication=self.communication,
+            captured=graphs.as_captured,
+        )
+
+    def row(self, planner: str, budget_secs: float) -> dict[str, Any]:
+        """What a planner finds, as a row of results; ``problem`` says why it finds nothing."""
+        head = {"cell": self.name, "gpus": self.num_gpus, "planner": planner}
+        try:
+            found = search_request(self.request(), self.planner(planner), budget_secs=budget_secs)
+        except PlanError as error:
+            return {**head, "problem": str(error)}
+        return {**head, **_figures(found)}
+
+
+def _figures(found: Found) -> dict[str, Any]:
+    """A step of what was found: its time, its parts, memory and communication."""
+    request, made = found.request, found.compiled
+    result = simulate(made, request.profile, communication=request.communication)
+    fullest = max(made.memory.values(), key=lambda memory: memory.total_bytes)
+    times = (result.compute_secs, result.communication_secs, result.bubble_secs)
+    shares = [sum(by.values()) / len(by) / result.secs for by in times]
+    samples = found.best.candidate.samples
+    return {
+        "plan": found.name,
+        "samples": samples,
+        "microbatches": request.microbatches(samples),
+        "secs": result.secs,
+        "samples_per_sec": request.batch / result.secs,
+        "peak_bytes": found.peak_bytes,
+        "memory": dict(fullest.by_kind),
+        "shares": dict(zip(PARTS, shares, strict=True)),
+        "levels": {level.name: [level.sent_bytes, level.secs] for level in result.levels},
+        "pulled_secs": {
+            where: simulate(made, request.profile, intra=intra, inter=inter).secs
+            for where, (intra, inter) in PULLS.items()
+        },
+        "tried": len(found.tried),
+        "skipped": found.num_skipped,
+        "left": found.num_left,
+        "search_secs": found.search_secs,
+    }

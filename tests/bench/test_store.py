@@ -1,0 +1,161 @@
+"""Laws of kept rows: they are used again while their code is the same, and never otherwise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench import store
+from bench.catalogue import cells
+from bench.search import draw, ratio, table, wanted_of
+from bench.store import DirtyError, Job, Version, commits_text, rows_of, sources
+
+FILES = {
+    "superscaler_core/a.py": "",
+    "rvdcomm/b.py": "",
+    "bench/one.py": "from bench.two import x\nfrom bench import three\n",
+    "bench/two.py": "x = 1\n",
+    "bench/three.py": "",
+    "bench/other.py": "",
+    "docs/page.md": "",
+}
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one commit, and nothing kept; jobs are done in this process."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    git("init", "-q")
+    commit()
+
+    def here(do: object, given: Sequence[Job], *rest: object) -> map[object]:
+        assert callable(do)
+        return map(do, given)
+
+    monkeypatch.setattr(store, "side_by_side", here)
+    monkeypatch.setattr(store, "keep_graphs", lambda folder: None)
+    return tmp_path
+
+
+def git(*words: str) -> None:
+    user = ("-c", "user.name=x", "-c", "user.email=x@y")
+    subprocess.run(["git", *user, *words], check=True, capture_output=True)
+
+
+def commit() -> None:
+    git("add", "-A", "--", *{name.split("/")[0] for name in FILES})
+    git("commit", "-q", "-m", "x")
+
+
+def computed(budget_secs: float = 1.0, left: int = 0) -> bool:
+    """Whether a row had to be computed."""
+    done = []
+
+    def compute(cell: str, planner: str, budget: float) -> dict[str, object]:
+        done.append(cell)
+        return {"cell": cell, "planner": planner, "left": left}
+
+    (row,) = rows_of([Job("c", "p", budget_secs)], compute, Version.now("bench.one"), 1)
+    assert row["commit"]
+    return bool(done)
+
+
+def test_a_module_is_made_of_what_it_imports() -> None:
+    found = sources("bench.catalogue")
+    assert {"bench/cells.py", "bench/hidup_models.py", "bench/studies/systems.py"} <= set(found)
+    assert not {"bench/search.py", "bench/studies/pages.py"} & set(found)
+
+
+@pytest.mark.usefixtures("repository")
+@pytest.mark.parametrize("name", FILES)
+def test_a_row_is_computed_again_if_what_it_depends_on_changed(name: str) -> None:
+    assert computed()
+    assert not computed()
+    Path(name).write_text(f"{FILES[name]}\n# changed\n")
+    commit()
+    assert computed() == (name not in ("docs/page.md", "bench/other.py"))
+    assert not computed()
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_larger_budget_is_for_what_had_not_ended() -> None:
+    assert computed(2.0, left=3)
+    assert not computed(1.0)
+    assert computed(4.0, left=0)
+    assert not computed(8.0)
+
+
+def test_code_that_is_not_committed_is_refused_or_marked(repository: Path) -> None:
+    assert computed()
+    (repository / "bench/two.py").write_text("x = 2\n")
+    with pytest.raises(DirtyError, match=r"bench/two\.py(.|\n)*--dirty"):
+        Version.now("bench.one")
+    version = Version.now("bench.one", may_be_dirty=True)
+    assert version.commit.endswith("-dirty")
+    assert Job("c", "p", 1.0).kept(version) is None
+
+
+@pytest.mark.usefixtures("repository")
+def test_code_that_changes_during_a_run_ends_it() -> None:
+    def compute(cell: str, planner: str, budget: float) -> dict[str, object]:
+        Path("bench/two.py").write_text("x = 3\n")
+        return {}
+
+    with pytest.raises(DirtyError, match="changed during the run"):
+        list(rows_of([Job("c", "p", 1.0)], compute, Version.now("bench.one"), 1))
+    assert not Job("c", "p", 1.0).path.exists()
+
+
+@pytest.mark.usefixtures("repository")
+def test_each_row_names_its_commit() -> None:
+    assert computed()
+    before = json.loads(Job("c", "p", 1.0).path.read_text())["commit"]
+    Path("docs/page.md").write_text("new")
+    commit()
+    assert not computed()
+    rows = [{"commit": before}, {"commit": Version.now("bench.one").commit}]
+    assert commits_text(rows[:1]) == f"commit {before}"
+    assert "equal in all that rows depend on" in commits_text(rows)
+
+
+# --- the search's table -------------------------------------------------------------------------
+
+
+def test_auto_and_tuned_systems_are_asked_before_all_others() -> None:
+    chosen = [cell for cell in cells().values() if cell.num_gpus == 4 and "auto" in cell.first]
+    wanted = [(cell.name, name) for cell, name in wanted_of(chosen)]
+    assert len(set(wanted)) == len(wanted)
+    num_first = sum(len({*cell.first, *cell.systems}) for cell in chosen)
+    first = {(cell.name, name) for cell in chosen for name in (*cell.first, *cell.systems)}
+    assert set(wanted[:num_first]) == first
+
+
+ROWS = [
+    {"cell": "a-4", "gpus": 4, "planner": "auto", "secs": 2.0, "search_secs": 1.0},
+    {"cell": "a-4", "gpus": 4, "planner": "tuned", "secs": 3.0},
+    {"cell": "a-4", "gpus": 4, "planner": "alpa", "secs": 2.5},
+    {"cell": "b-4", "gpus": 4, "planner": "auto", "problem": "no"},
+    {"cell": "b-4", "gpus": 4, "planner": "alpa", "secs": 2.5},
+]
+
+
+def test_a_ratio_is_of_the_best_other_step() -> None:
+    assert ratio(ROWS[:3]) == 1.25
+    assert ratio(ROWS[:3], ["tuned"]) == 1.5
+    assert ratio(ROWS[3:]) is None
+
+
+def test_the_table_fits_the_page_and_the_picture_is_drawn(tmp_path: Path) -> None:
+    text = table(ROWS, {"a-4": ["tuned"], "b-4": []})
+    assert "1.250  1.500  alpa" in text
+    assert "least ratio 1.250, cells below 1: 0" in text
+    assert max(map(len, text.splitlines())) <= 100
+    draw(ROWS, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 1000
