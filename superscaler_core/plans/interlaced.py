@@ -49,12 +49,10 @@ def interlaced(
     """
     embedding = plan.dims.of(plan.blocks.embedding.name, 0 if rows else 1)
     lookups, stages = lookup_stages(plan, tp)
-    groups = iter(range(0, len(plan.devices), tp))
+    groups = (plan.devices[i : i + tp] for i in range(0, len(plan.devices), tp))
     for stage in plan.stages:
         if stage in stages:
-            first = next(groups)
-            devices = plan.devices[first : first + tp]
-            tensor_parallel(plan, stage.ops, devices, tp, vocabulary=vocabulary)
+            tensor_parallel(plan, stage.ops, next(groups), tp, vocabulary=vocabulary)
             continue
         for op in stage.ops:
             plan.op_trans(op, along(plan, op, len(plan.devices), embedding))

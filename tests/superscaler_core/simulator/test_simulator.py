@@ -384,7 +384,9 @@ def test_an_unknown_profile_names_those_that_there_are() -> None:
 
 
 def test_an_unknown_method_names_those_that_there_are() -> None:
-    with pytest.raises(ss.PlanError, match="communication 'mpi' is not known; there are rvd, p2p"):
+    with pytest.raises(
+        ss.PlanError, match="communication 'mpi' is not known; there are rvd, ring, p2p"
+    ):
         simulate(cut_in_batch(2, free(2)), "v100", intra="mpi")
 
 
