@@ -26,9 +26,6 @@ Changes = tuple[Mapping[str, Any], ...]
 MAX_SAMPLES = 16
 """Samples of a microbatch and replica."""
 
-MORE_COST = 1.15
-"""How much longer a step is thought to take on the next rung; it sets the order of looking."""
-
 WHOLE_BLOCKS: Changes = ({}, {"keep": Keep.BLOCK_INPUTS})
 """What blocks keep in the paper's systems: all, or their input alone."""
 
@@ -94,11 +91,11 @@ class _Knobs(Settings):
             if changed != setting and self.options.allows(changed):
                 yield 1.0, changed
 
-    def savings(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+    def savings(self, setting: Setting) -> Iterator[Setting]:
         rungs = self.system.ladder
         here = max(i for i, rung in enumerate(rungs) if replace(setting, **rung) == setting)
         for rung in rungs[here + 1 : here + 2]:
-            yield MORE_COST, replace(setting, **rung)
+            yield replace(setting, **rung)
 
 
 # --- layouts ------------------------------------------------------------------------------------

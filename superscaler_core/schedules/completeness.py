@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Set
 from itertools import pairwise
 
@@ -134,7 +135,7 @@ def check_pairs(
     if not pairs:
         return
     neighbours = {pair for row in rows for pair in pairwise(row)}
-    members = [action for pair in pairs for action in pair]
+    members = Counter(action for pair in pairs for action in pair)
     for first, then in sorted(pairs):
         kinds = first.kind is ActionKind.FORWARD and then.kind.goes_back
         if not kinds or first.microbatch == then.microbatch:
@@ -142,7 +143,7 @@ def check_pairs(
                 f"{what}: {first}&{then} is no pair; a pair is a forward and the backward of "
                 "another microbatch, such as 0F3&1B2."
             )
-        if (first, then) not in neighbours or members.count(first) + members.count(then) > 2:
+        if (first, then) not in neighbours or members[first] + members[then] > 2:
             raise ScheduleError(
                 f"{what}: of pair {first}&{then} the second has to be right behind the first in "
                 "its row, and each in no other pair."

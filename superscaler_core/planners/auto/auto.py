@@ -18,11 +18,13 @@ Complexity: a setting takes what compiling and simulating take.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.families import Filling
+from superscaler_core.planners.auto.guess import Guess
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.others import Others
 from superscaler_core.planners.auto.setting import Setting
@@ -35,10 +37,6 @@ from superscaler_core.planners.search.request import (
     Trial,
 )
 
-FEW = 4
-"""Microbatches for every stage of a pipeline, and turn before the trained one, that show its pace:
-half of them fill it, and the last quarter empties it."""
-
 
 class Settings(Protocol):
     """Settings that a planner may choose from, as ``Options`` has them."""
@@ -49,7 +47,7 @@ class Settings(Protocol):
     def moves(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
         """Changes of one that fits."""
 
-    def savings(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+    def savings(self, setting: Setting) -> Iterator[Setting]:
         """Changes of one that lacks memory."""
 
 
@@ -62,8 +60,8 @@ def auto(
         request: what is asked.
         others: planners by name.
     """
-    options, bound_secs = options_of(request), Bounds(request).secs(Setting())
-    found = Others(request, options.traits, bound_secs, others or {})
+    options = options_of(request)
+    found = Others(request, options.traits, Bounds(request), others or {})
     return propose_settings(request, options, found)
 
 
@@ -93,12 +91,12 @@ class _Proposals:
         self._options = options
         self._others = others
         self._results = set() if others is None else others.results
-        self._bounds = Bounds(request)
+        self._bounds, self._guess = Bounds(request), Guess(request)
         self._seen: set[Setting] = set()
 
     def roots(self) -> Iterator[Candidate]:
         for setting in self._options.roots():
-            yield from self._proposed(setting, self._bounds.guess_secs(setting))
+            yield from self._proposed(setting, self._guess.secs(setting))
         if self._others is not None:
             yield from self._others.roots()
 
@@ -110,8 +108,7 @@ class _Proposals:
             return
         self._seen.add(setting)
         request, bounds = self._request, self._bounds
-        num = request.microbatches(setting.microbatch)
-        few = FEW * (setting.pp + request.recycle) * (2 if setting.duplex else 1)
+        period = (setting.pp + request.recycle) * (2 if setting.duplex else 1)
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             self._results.add(_seen_of(trial))
@@ -119,12 +116,17 @@ class _Proposals:
                 # The change changed nothing, so what follows it is what follows the other.
                 return
             if trial.fits:
+                pace = trial.secs / self._guess.secs(setting)
                 for hope, changed in self._options.moves(setting):
-                    yield from self._proposed(changed, trial.secs * hope, trial)
+                    yield from self._proposed(
+                        changed, pace * hope * self._guess.secs(changed), trial
+                    )
             elif trial.lacks_memory:
-                for cost, changed in self._options.savings(setting):
-                    yield from self._proposed(changed, guess_secs * cost)
+                pace = guess_secs / self._guess.secs(setting)
+                for changed in self._smaller(setting, trial.peak_bytes):
+                    yield from self._proposed(changed, pace * self._guess.secs(changed))
 
+        num = request.microbatches(setting.microbatch)
         filling = Filling(setting, request.profile, request.recycle, num)
         yield Candidate(
             str(setting),
@@ -133,9 +135,23 @@ class _Proposals:
             bound_secs=bounds.secs(setting),
             guess_secs=guess_secs,
             least_bytes=bounds.least_bytes(setting),
-            look=Look(few, filling.sizes),
+            look=Look(period, filling.sizes),
             follow=follow,
         )
+
+    def _smaller(self, setting: Setting, peak_bytes: int) -> Iterator[Setting]:
+        """Settings with fewest savings that may fit, by what this one was seen to need."""
+        waiting, seen = deque([setting]), {setting}
+        while waiting:
+            for changed in self._options.savings(waiting.popleft()):
+                if changed in seen:
+                    continue
+                seen.add(changed)
+                need_bytes = self._guess.smaller_bytes(setting, peak_bytes, changed)
+                if need_bytes <= self._request.memory_bytes:
+                    yield changed
+                else:
+                    waiting.append(changed)
 
 
 def _seen_of(trial: Trial) -> tuple[float, int]:

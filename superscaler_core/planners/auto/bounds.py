@@ -15,10 +15,6 @@ from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import kept_bytes
 from superscaler_core.planners.search.request import Request
 
-SENT, WIDE = 0.02, 4.0
-"""What tensor parallel is guessed to cost for every device, and between hosts; no more than an
-order: Megatron-LM's users keep it inside hosts."""
-
 WEIGHT_TRAFFIC = 4
 """How often an op reads or writes a weight at most: forward, backward (as an operand, and if it is
 saved), and its gradient."""
@@ -65,27 +61,27 @@ class Bounds:
         """A lower bound of a step."""
         return self._sample_secs * self.request.batch / len(self.request.devices)
 
-    def guess_secs(self, setting: Setting) -> float:
-        """An estimate of a step, in no direction: with the bubble, and what is sent often."""
-        num = self.request.microbatches(setting.microbatch)
-        bubble = (setting.pp - 1) / (num * setting.chunks)
-        wide = WIDE if setting.tp > self._per_host else 1.0 + SENT * setting.tp
-        return self.secs(setting) * (1 + bubble) * wide
-
-    @cached_property
-    def _per_host(self) -> int:
-        outer = self.request.topology.levels[1:2]
-        return len(outer[0].groups[0]) if outer else len(self.request.devices)
-
     def least_bytes(self, setting: Setting) -> float:
         """A lower bound of the memory of the fullest device."""
         if setting.offload:
             return 0.0
+        keeps_all = setting.keep is Keep.EVERYTHING and setting.coshard == 1
+        kept_bytes = self.kept_bytes / len(self.request.devices) if keeps_all else 0.0
+        return self.stored_bytes(setting) + kept_bytes
+
+    def stored_bytes(self, setting: Setting) -> float:
+        """The same of weights and their states, without what is on the host."""
+        if setting.offload:
+            return 0.0
         num, (weights, states) = len(self.request.devices), self._stored_bytes
         splits = 1.0 * _splits(setting, num)
-        rest = weights / splits + states / (num if setting.zero else splits)
-        keeps_all = setting.keep is Keep.EVERYTHING and setting.coshard == 1
-        return rest + (self._kept_bytes / num if keeps_all else 0.0)
+        return weights / splits + states / (num if setting.zero else splits)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether no plan can keep all that backwards need, so that all compute it again."""
+        kept = self.kept_bytes / len(self.request.devices)
+        return kept > self.request.memory_bytes
 
     @cached_property
     def _stored_bytes(self) -> tuple[float, float]:
@@ -100,7 +96,7 @@ class Bounds:
         return weights, (STATES[request.optimizer] + (masters != weights)) * masters
 
     @cached_property
-    def _kept_bytes(self) -> int:
+    def kept_bytes(self) -> int:
         """What the smallest microbatch keeps; no other keeps less."""
         return kept_bytes(self._graph)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 from superscaler_core.plan import Keep
+from superscaler_core.planners.auto.guess import Guess
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Request
@@ -32,12 +34,30 @@ class Options:
     traits: Traits
 
     def roots(self) -> Iterator[Setting]:
-        """One setting for every way to lay out the devices: the smallest microbatch, all kept."""
+        """Every way to lay out the devices and the weights, with all kept.
+
+        Microbatches are those that are guessed to be the fastest of all that there is memory for.
+        """
         for family, lay_out in LAYOUTS.items():
             for chosen in lay_out(self):
                 setting = self._with_defaults(replace(chosen, family=family))
-                sizes = [replace(setting, samples=n) for n in range(1, MAX_SAMPLES + 1)]
-                yield from [each for each in sizes if self.allows(each)][:1]
+                yield from self._sized(setting)
+                for storage in STORAGES if _has_replicas(self, setting) else ():
+                    yield from self._sized(replace(setting, **storage))
+
+    def _sized(self, setting: Setting) -> Iterator[Setting]:
+        """The same with the best size of microbatches, if there is one; the least if none fits."""
+        every = [replace(setting, samples=n) for n in range(1, MAX_SAMPLES + 1)]
+        sizes = [each for each in every if self.allows(each)]
+        memory_bytes = self.request.memory_bytes
+        fit = [each for each in sizes if self.guess.num_bytes(each) <= memory_bytes]
+        if sizes:
+            yield min(fit or sizes[:1], key=self.guess.secs)
+
+    @cached_property
+    def guess(self) -> Guess:
+        """What steps take and need."""
+        return Guess(self.request)
 
     def _with_defaults(self, setting: Setting) -> Setting:
         """What saves memory and costs nearly nothing is on at first; moves may turn it off."""
@@ -77,12 +97,12 @@ class Options:
                 if changed != setting and self.allows(changed):
                     yield hope, changed
 
-    def savings(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
-        """Settings that need less memory, each with how much longer a step is thought to take."""
-        for cost, move in SAVINGS:
+    def savings(self, setting: Setting) -> Iterator[Setting]:
+        """Settings that need less memory."""
+        for move in SAVINGS:
             for changed in move(self, setting):
                 if changed != setting and self.allows(changed):
-                    yield cost, changed
+                    yield changed
 
 
 # --- layouts ------------------------------------------------------------------------------------
@@ -134,6 +154,14 @@ LAYOUTS: dict[str, Callable[[Options], Iterator[Setting]]] = {
 """How devices may be laid out, by family; nothing where a model does not have what it needs."""
 
 
+STORAGES: tuple[Mapping[str, Any], ...] = (
+    {"zero": 3, "prefetch": 1, "reductions": True},
+    {"zero": 3, "prefetch": 1, "reductions": True, "offload": True},
+)
+"""Where weights may be besides, if there are replicas. They leave memory for larger microbatches,
+so what they are worth is not seen by a look at the same ones."""
+
+
 # --- moves --------------------------------------------------------------------------------------
 
 Move = Callable[[Options, Setting], Iterator[Setting]]
@@ -169,6 +197,11 @@ def _scaled(options: Options, setting: Setting) -> Iterator[Setting]:
             yield replace(setting, samples=samples)
 
 
+def _in_half(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Microbatches of half as many samples."""
+    yield replace(setting, samples=max(1, setting.samples // 2))
+
+
 def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
     """Other orders of a pipeline."""
     if not _in_pipeline(options, setting):
@@ -180,22 +213,33 @@ def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
 
 
 def _kept(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Keep more, or less."""
-    for keep in Keep:
+    """Keep more: what is kept is not computed again."""
+    levels = list(Keep)
+    for keep in levels[: levels.index(setting.keep)]:
         yield replace(setting, keep=keep)
 
 
-def _in_parts(options: Options, setting: Setting) -> Iterator[Setting]:
-    """Co-shard, of all blocks or of those that keep most."""
+def _in_more_parts(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Co-shard: twice as many parts of all blocks, or of those that keep most."""
     if setting.family != "hybrid" or not options.traits.has_features:
         return
-    heavies = (False, True) if options.traits.has_heavy_blocks else (False,)
-    parts = [1, *powers(MAX_PARTS)[1:]]
-    for coshard, heavy in product(parts, heavies):
-        changed = replace(setting, coshard=coshard, heavy=heavy and coshard > 1, keep_coshard=None)
-        yield changed
-        if coshard > 1 and setting.keep is not Keep.EVERYTHING:
-            yield replace(changed, keep_coshard=Keep.EVERYTHING)
+    if setting.coshard < MAX_PARTS:
+        more = replace(setting, coshard=2 * setting.coshard)
+        yield more
+        if setting.coshard == 1 and options.traits.has_heavy_blocks:
+            yield replace(more, heavy=True)
+
+
+def _in_fewer_parts(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Fewer parts, or parts of fewer blocks, or parts that keep all: parts only save memory."""
+    if setting.coshard == 1:
+        return
+    half = setting.coshard // 2
+    yield replace(setting, coshard=half, heavy=setting.heavy and half > 1, keep_coshard=None)
+    if options.traits.has_heavy_blocks:
+        yield replace(setting, heavy=True)
+    if setting.keep is not Keep.EVERYTHING:
+        yield replace(setting, keep_coshard=Keep.EVERYTHING)
 
 
 def _overlapped(options: Options, setting: Setting) -> Iterator[Setting]:
@@ -226,7 +270,7 @@ MOVES: tuple[tuple[float, Move], ...] = (
     (0.997, _values("vocabulary", True, False,
                    when=lambda o, s: o.traits.has_words and s.tp > 1
                    and s.family in ("hybrid", "interlaced"))),
-    (0.997, _in_parts),
+    (0.997, _in_fewer_parts),
     (0.995, _values("apart", True, False,
                    when=lambda o, s: s.keep is not Keep.EVERYTHING
                    and (s.family == "interlaced" or _in_pipeline(o, s)))),
@@ -240,16 +284,16 @@ The shares are guesses: they set the order in which settings are looked at, and 
 are near 1, so that changes of the fastest setting come before those of settings that are slower.
 """
 
-SAVINGS: tuple[tuple[float, Move], ...] = (
-    (1.15, _values("keep", Keep.SEGMENT_INPUTS,
-                   when=lambda o, s: s.keep is Keep.EVERYTHING and s.family != "axial")),
-    (1.35, _values("keep", Keep.BLOCK_INPUTS, when=lambda o, s: s.keep is not Keep.BLOCK_INPUTS)),
-    (1.1, _values("sequence", True,
-                  when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens)),
-    (1.2, _values("zero", 3, when=_has_replicas)),
-    (1.2, _in_parts),
-    (1.05, _values("samples", 1, when=lambda o, s: s.samples > 1)),
-    (3.0, _values("offload", True,
-                  when=lambda o, s: s.zero > 0 and s.keep is Keep.BLOCK_INPUTS)),
+SAVINGS: tuple[Move, ...] = (
+    _values("keep", Keep.SEGMENT_INPUTS,
+            when=lambda o, s: s.keep is Keep.EVERYTHING and s.family != "axial"),
+    _values("keep", Keep.BLOCK_INPUTS, when=lambda o, s: s.keep is not Keep.BLOCK_INPUTS),
+    _values("keep", Keep.STAGE_INPUT, when=lambda o, s: s.keep is Keep.BLOCK_INPUTS and s.pp > 1),
+    _values("sequence", True,
+            when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens),
+    _values("zero", 3, when=_has_replicas),
+    _in_more_parts,
+    _in_half,
+    _values("offload", True, when=lambda o, s: s.zero > 0),
 )  # fmt: skip
-"""Changes of a setting that lacks memory, with how much longer a step is thought to take."""
+"""Changes of a setting that lacks memory; which comes first is told by ``Guess``."""

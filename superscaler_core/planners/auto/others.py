@@ -4,9 +4,10 @@ All of them wait in the queue, so given time auto has looked at whatever another
 and at what that is followed by. When a planner is asked is a heuristic:
 
 - Its first candidate has microbatches of about one sample a device. It is guessed to take the lower
-  bound of a step, and ``PATIENCE`` longer for each second that the planner is expected to think. So
-  it is asked while the best plan is further from the bound than that: cheap planners soon, slow
-  ones where settings do badly, and what was the best of no cell yet after nearly all else.
+  bound of a step, with recomputation where memory is too small for less, and ``PATIENCE`` longer
+  for each second that the planner is expected to think. So it is asked while the best plan is
+  further from the bound than that: cheap planners soon, slow ones where settings do badly, and what
+  was the best of no cell yet after nearly all else.
 - The next one is guessed to be nearly as fast as its planner's best so far; after each that cannot
   be, a fifth slower than the last guess.
 - One that fits is followed by changes (``Change``), as settings are; what a planner finds that was
@@ -25,8 +26,12 @@ from itertools import count, islice
 from math import inf, log2
 
 from superscaler_core.graph.graph import Graph
+from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.asked import SPENT, Asked, Remembered
+from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.change import NO_CHANGE, Change, Changed
+from superscaler_core.planners.auto.guess import AGAIN
+from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial
 
@@ -82,7 +87,7 @@ class Others:
     Args:
         request: what is asked.
         traits: of its model.
-        bound_secs: a lower bound of all steps.
+        bounds: of the request.
         planners: by name.
 
     Attributes:
@@ -93,12 +98,16 @@ class Others:
         self,
         request: Request,
         traits: Traits,
-        bound_secs: float,
+        bounds: Bounds,
         planners: Mapping[str, SearchPlanner],
     ) -> None:
         # What is sent to workers has no graphs; they have them.
         self._request = replace(request, graph_of=_no_graph, captured=None)
-        self._traits, self._planners, self.bound_secs = traits, planners, bound_secs
+        self._traits, self._planners = traits, planners
+        self.bound_secs = bounds.secs(Setting())
+        self._usual_secs = (
+            self.bound_secs * (AGAIN[Keep.BLOCK_INPUTS] if bounds.is_tight else 1.0) or 1.0
+        )
         self.search = f"{os.getpid()}.{next(_searches)}"
         self.results: set[tuple[float, int]] = set()
 
@@ -137,8 +146,7 @@ class Others:
         needs = NEEDS.get(row or name)
         is_worth = needs(self._traits) if needs else name != "by_hand"
         last = 0.0 if is_worth else LAST
-        # Without a bound, launches are all that takes time, and to think is dearer than any step.
-        return (self.bound_secs or 1.0) * (1 + last + PATIENCE * secs)
+        return self._usual_secs * (1 + last + PATIENCE * secs)
 
 
 class _Row:

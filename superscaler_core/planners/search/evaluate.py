@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import rvdcomm as rv
 from superscaler_core.collector import paused_collector
 from superscaler_core.compiled import Compiled, compile
-from superscaler_core.cost.wire import TICKS_PER_SEC
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.search.request import (
@@ -20,9 +19,9 @@ from superscaler_core.planners.search.request import (
     Trial,
     filled,
 )
-from superscaler_core.planners.search.shortened import Short, repeats_of
-from superscaler_core.schedules import GRADS, ScheduleError
-from superscaler_core.simulator import Simulated, simulate
+from superscaler_core.planners.search.shortened import NotEvenError, Short, repeats_of
+from superscaler_core.schedules import ScheduleError
+from superscaler_core.simulator import simulate
 from superscaler_core.units import bytes_text
 
 FAULTS = (PlanError, ScheduleError, rv.LayoutError, rv.MemoryLimitError)
@@ -64,6 +63,8 @@ def look(
     with paused_collector():
         try:
             return _looked(request, samples, sprogram, how)
+        except NotEvenError:
+            return _looked(request, samples, sprogram, replace(how, stages=None))
         except FAULTS as error:
             return Looked(problem=str(error))
 
@@ -73,21 +74,35 @@ MAX_GARBAGE = 1_000_000
 third of a second in a process that has torch, more than a small candidate."""
 
 
+ROUNDS = 3
+"""Periods of microbatches in a short step. One with a period less shows the pace: the pipelines
+that are shipped are full after two."""
+
+
 def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: Look) -> Looked:
     num = request.microbatches(samples)
-    few = how.microbatches if how.microbatches < num else 0
+    few = ROUNDS * how.period if ROUNDS * how.period < num else 0
     short = _short(request.graph_of(samples), how)
     pairs = [None] if short is None else [*zip(short.graphs, short.sizes, strict=True)]
-    made = [compiled(request, samples, sprogram, microbatches=few, short=pair) for pair in pairs]
-    memory = [{device: own.total_bytes for device, own in one.memory.items()} for one in made]
+
+    def made(pair: tuple[Graph, Sequence[int]] | None, microbatches: int) -> Compiled:
+        return compiled(request, samples, sprogram, microbatches=microbatches, short=pair)
+
+    def step_secs(one: Compiled) -> float:
+        return simulate(one, request.profile, communication=request.communication).secs
+
+    programs = [made(pair, few) for pair in pairs]
+    memory = [{device: own.total_bytes for device, own in one.memory.items()} for one in programs]
     at_whole = _alone if short is None else short.at_whole
     peak = max(int(at_whole(*(one[device] for one in memory))) for device in memory[0])
     is_estimate = few > 0 or short is not None
     if peak > request.memory_bytes:
         return Looked(peak_bytes=peak, problem=lack(peak, request), is_estimate=is_estimate)
-    runs = [simulate(one, request.profile, communication=request.communication) for one in made]
-    secs = [_step_secs(each, few, num) for each in runs]
-    return Looked(at_whole(*secs), peak, is_estimate=is_estimate)
+    secs = at_whole(*map(step_secs, programs))
+    if few:
+        fewer_secs = at_whole(*(step_secs(made(pair, few - how.period)) for pair in pairs))
+        secs += (num - few) * (secs - fewer_secs) / how.period
+    return Looked(secs, peak, is_estimate=is_estimate)
 
 
 def _alone(figure: float) -> float:
@@ -101,11 +116,6 @@ def _short(graph: Graph, how: Look) -> Short | None:
         return None
     repeats = repeats_of(graph)
     return repeats.short(how.stages(repeats.blocks))
-
-
-def _step_secs(result: Simulated, few: int, num: int) -> float:
-    """The time of a step of ``num`` microbatches, of which ``few`` were simulated; all if 0."""
-    return result.secs + ((num - few) * pace_secs(result, few) if few else 0.0)
 
 
 def compiled(
@@ -132,22 +142,3 @@ def compiled(
 def lack(num_bytes: float, request: Request) -> str:
     """What is wrong with a plan that needs too much memory."""
     return f"needs {bytes_text(num_bytes)} of {bytes_text(request.memory_bytes)}"
-
-
-def pace_secs(result: Simulated, num_microbatches: int) -> float:
-    """Seconds from a microbatch to the next where a pipeline is full, by its first stage.
-
-    Args:
-        result: of a step.
-        num_microbatches: of that step, at least 4 for every gradient of the first stage; plans that
-            weave two halves of a batch run two microbatches as one.
-    """
-    times = {
-        ran.event.microbatch: ran.start + max(ran.inside.ends)
-        for ran in result.timeline.runs
-        if ran.event.kind in GRADS and ran.event.stage == 0
-    }
-    ends = [times[microbatch] for microbatch in sorted(times)]
-    first, last = len(ends) // 2, len(ends) * 3 // 4
-    num = (last - first) * num_microbatches / len(ends)
-    return (ends[last] - ends[first]) / num / TICKS_PER_SEC

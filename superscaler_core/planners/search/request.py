@@ -87,13 +87,14 @@ class Look:
     """How small a look at a candidate is; what is left out is added at the pace of the rest.
 
     Attributes:
-        microbatches: so few show the pace of a step; ``sprogram`` then takes their number as
+        period: of microbatches, after which a pipeline that is full does the same again. Some
+            periods are looked at; ``sprogram`` then takes the number of their microbatches as
             ``microbatches``. If 0, all are looked at.
         stages: how many of a model's blocks each stage has, of which all lose as many, and
             ``sprogram`` then takes what is left as ``sizes``. If None, all blocks are looked at.
     """
 
-    microbatches: int = 0
+    period: int = 0
     stages: Callable[[Blocks], Sequence[int]] | None = None
 
 

@@ -23,6 +23,10 @@ GAIN = 0.75
 """Two short graphs have at most this share of a graph's blocks; else there is little to gain."""
 
 
+LEAST = 3
+"""Periods that stay of every stage: weights of two blocks may be fetched ahead of a third one."""
+
+
 def even(num_blocks: int, num_stages: int) -> tuple[int, ...]:
     """Blocks of every stage, as ``stages_of_blocks`` cuts them if it is not told."""
     ends = (num_blocks * i // num_stages for i in range(num_stages + 1))
@@ -66,8 +70,18 @@ class Short:
     steps: int
 
     def at_whole(self, first: float, second: float) -> float:
-        """The figure of the whole graph, if it grows evenly from the first graph to the second."""
+        """The figure of the whole graph, if it grows evenly from the first graph to the second.
+
+        Raises:
+            NotEvenError: it is smaller in the larger graph.
+        """
+        if second < first:
+            raise NotEvenError
         return first + self.steps * (second - first)
+
+
+class NotEvenError(Exception):
+    """A figure that does not grow with the number of blocks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +144,7 @@ class Repeats:
     def _rows(self, start: int, end: int) -> list[range]:
         """The rows of blocks of a stage that may be removed, each of whole periods."""
         # What a stage's first blocks are like is in another stage.
-        inside = range(start + self.period, end)
+        inside = range(start + LEAST * self.period, end)
         rows = (list(row) for again, row in groupby(inside, self._is_again.__getitem__) if again)
         return [range(row[0], row[0] + len(row) // self.period * self.period) for row in rows]
 

@@ -74,7 +74,9 @@ def every_setting(asked: Request) -> set[Setting]:
 @pytest.fixture
 def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the moves that have most values, a search looks at all settings in a second."""
-    few = [pair for pair in options.MOVES if pair[1] not in (options._in_parts, options._kept)]
+    few = [
+        pair for pair in options.MOVES if pair[1] not in (options._in_fewer_parts, options._kept)
+    ]
     monkeypatch.setattr(options, "MOVES", few)
 
 
@@ -218,12 +220,32 @@ def test_a_text_that_is_no_setting_is_refused() -> None:
         Setting.parse("hybrid dp=2 width=3")
 
 
-@pytest.mark.parametrize("words", ["tp=2", "tp=2 duplex", "pp=2", "dp=2 zero=1 reductions"])
+@cache
+def deep_graph(samples: int) -> ss.Graph:
+    """Of as many blocks as orders with two stages a worker need."""
+    sizes = {"sequence": 16, "layers": 4}
+    return ss.capture(build("gpt", **sizes), example_inputs("gpt", samples, **sizes))
+
+
+ORDERS = ("zero-bubble", "zero-bubble-h2", "zero-bubble-v", "chimera", "dualpipe-v")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "tp=2",
+        "tp=2 duplex",
+        "pp=2",
+        "dp=2 zero=1 reductions",
+        "pp=2 chunks=2",
+        *(f"pp=2 schedule={name}" for name in ORDERS),
+    ],
+)
 def test_few_microbatches_show_the_pace_of_many(words: str) -> None:
-    asked = replace(request("gpt"), batch=64)
+    asked = replace(request("gpt"), batch=64, graph_of=deep_graph)
     setting = Setting.parse(f"hybrid {words}")
     how = Filling(setting, asked.profile, 0, 64 // setting.microbatch)
     whole = look(asked, setting.microbatch, how)
-    estimate = look(asked, setting.microbatch, how, Look(8))
+    estimate = look(asked, setting.microbatch, how, Look(2 if setting.duplex else setting.pp))
     assert (estimate.is_estimate, whole.is_estimate) == (True, False)
     assert estimate.secs == pytest.approx(whole.secs, rel=0.02)

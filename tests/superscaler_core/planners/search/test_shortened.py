@@ -15,7 +15,7 @@ from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.search.evaluate import look
 from superscaler_core.planners.search.request import Look, Request
-from superscaler_core.planners.search.shortened import even, repeats_of, shortened
+from superscaler_core.planners.search.shortened import NotEvenError, even, repeats_of, shortened
 from superscaler_core.simulator import PROFILES
 
 
@@ -77,20 +77,29 @@ def test_blocks_that_are_like_none_before_them_are_not_removed(
 
 @pytest.mark.parametrize(
     ("sizes", "shorter", "longer"),
-    [((14,), (1,), (2,)), ((7, 7), (1, 1), (2, 2)), ((8, 6), (3, 1), (4, 2))],
+    [((24,), (3,), (4,)), ((12, 12), (3, 3), (4, 4)), ((13, 11), (5, 3), (6, 4))],
 )
 def test_every_stage_loses_as_many_blocks(
     sizes: tuple[int, ...], shorter: tuple[int, ...], longer: tuple[int, ...]
 ) -> None:
-    short = repeats_of(captured("gpt", layers=14)).short(sizes)
+    short = repeats_of(captured("gpt", layers=24)).short(sizes)
     assert short is not None
     assert short.sizes == (shorter, longer)
     assert short.at_whole(*(size[0] for size in short.sizes)) == sizes[0]
 
 
 def test_a_model_that_is_not_deep_is_not_shortened() -> None:
-    # Two blocks a stage leave nothing to extrapolate from.
-    assert repeats_of(captured("gpt", layers=12)).short(even(12, 6)) is None
+    # Two blocks a stage leave nothing to extrapolate from, and two graphs of three and four blocks
+    # a stage are nearly as large as one of seven.
+    for num, stages in ((12, 6), (14, 2)):
+        assert repeats_of(captured("gpt", layers=num)).short(even(num, stages)) is None
+
+
+def test_a_figure_that_does_not_grow_with_the_blocks_is_not_extrapolated() -> None:
+    short = repeats_of(captured("gpt", layers=24)).short((24,))
+    assert short is not None
+    with pytest.raises(NotEvenError):
+        short.at_whole(2.0, 1.0)
 
 
 ALONE = ["dp=2 zero=1", "tp=2 vocabulary", "dp=2 zero=3 prefetch=1 reductions", "tp=2 coshard=2"]
@@ -115,7 +124,7 @@ def test_short_looks_tell_the_step_of_a_pipeline(words: str) -> None:
 
 def looks(model: str, words: str) -> tuple[Any, Any]:
     """What a look at fewer blocks sees, and one at all."""
-    graph = captured(model, layers=12, sequence=16)
+    graph = captured(model, layers=24 if model == "moe" else 12, sequence=16)
     asked = Request(
         lambda samples: graph, (2,), 8, (0, 1), rv.Topology.single_host(2, 5e-6, 20e9),
         PROFILES["v100"], 1 << 34,
