@@ -18,8 +18,8 @@ Complexity: a setting takes what compiling and simulating take.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from superscaler_core.planners.auto.bounds import Bounds
@@ -36,6 +36,10 @@ from superscaler_core.planners.search.request import (
     SearchPlanner,
     Trial,
 )
+
+CROWD = 0.004
+"""What every setting that was proposed for a layout adds to the guesses of its next ones, as a share:
+so each layout is seen where it fits before one is seen in all forms."""
 
 
 class Settings(Protocol):
@@ -93,6 +97,7 @@ class _Proposals:
         self._results = set() if others is None else others.results
         self._bounds, self._guess = Bounds(request), Guess(request)
         self._seen: set[Setting] = set()
+        self._crowds: Counter[Hashable] = Counter()
 
     def roots(self) -> Iterator[Candidate]:
         for setting in self._options.roots():
@@ -107,6 +112,8 @@ class _Proposals:
         if setting in self._seen:
             return
         self._seen.add(setting)
+        layout = setting.family, setting.dp, setting.tp, setting.pp
+        self._crowds[layout] += 1
         request, bounds = self._request, self._bounds
         period = (setting.pp + request.recycle) * (2 if setting.duplex else 1)
 
@@ -133,7 +140,7 @@ class _Proposals:
             setting.microbatch,
             filling,
             bound_secs=bounds.secs(setting),
-            guess_secs=guess_secs,
+            guess_secs=guess_secs * (1 + CROWD * self._crowds[layout]),
             least_bytes=bounds.least_bytes(setting),
             look=Look(period, filling.sizes),
             follow=follow,
