@@ -38,7 +38,7 @@ from superscaler_core.planners.search.request import (
 )
 
 CROWD = 0.004
-"""What every setting that was proposed for a layout adds to the guesses of its next ones, as a share:
+"""What each setting that was proposed for a layout adds to the guesses of its next ones, as a share:
 so each layout is seen where it fits before one is seen in all forms."""
 
 
