@@ -39,7 +39,7 @@ class DeviceProfile:
         attention: the same for fused attention; as ``products`` for a dtype that is left out.
         memory: the share of ``bytes_per_sec`` that ops reach, by the bytes that they move.
         segment_secs: overhead of every call of a segment.
-        move_secs: overhead of every communication call, in addition to its plan's time.
+        move_secs: overhead of every tensor that is moved, in addition to its plan's time.
         num_cores: cores that all devices share, each working on one; 0 if each has its own. Only
             ``simulate`` reads it.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
