@@ -27,7 +27,8 @@ times and the memory with those of superscaler_core.simulator. No figure is fitt
 these models. A model that FILE already has is not measured again.
 
 columns:
-  measured   ms of a step with its optimizer, of the slowest rank: median of the rounds
+  others     share of the cores that other programs took in the steps that count
+  measured   ms of a step with its optimizer, of the slowest rank: median of the steps
   predicted  the same, simulated
   error      predicted / measured - 1
   cpu        ms of the processor in a step, mean of the ranks: others on the machine hardly matter
@@ -82,7 +83,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(MODELS), help="default: all")
     parser.add_argument("--ranks", type=int, default=4, help="processes (default %(default)s)")
     parser.add_argument("--plans", type=int, default=24, help="of a model (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="timed steps (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="of timed steps (default %(default)s)")
     parser.add_argument(
         "--tried", type=int, default=80, help="plans that a search looks at (default %(default)s)"
     )
@@ -142,7 +143,7 @@ def measure(
 
 # --- the tables ---------------------------------------------------------------------------------
 
-COLUMNS = ("plan", "measured", "predicted", "error", "cpu", "busy", "MiB", "predicted", "error")
+COLUMNS = ("plan", "others", "measured", "predicted", "error", "cpu", "busy", "MiB", "predicted", "error")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -196,6 +197,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     time_error, memory_error = errors(row)
     return (
         ("> " if row["is_chosen"] else "  ") + row["name"],
+        f"{row['others']:.0%}",
         f"{1e3 * median(row['step_secs']):.1f}",
         f"{1e3 * row['predicted_secs']:.1f}",
         f"{time_error:+.0%}",

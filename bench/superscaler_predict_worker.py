@@ -49,6 +49,13 @@ NUM_WARM = 2
 NUM_CALLS = 200
 """Small calls by which the time around a transfer is measured."""
 
+STEPS_OF_VISIT = 3
+MOST_ROUNDS = 3
+"""So many times the rounds that are asked for, at most, if other programs disturb them."""
+
+HARDLY_DISTURBED = 0.05
+"""Of the cores, which other programs take; about what the kernel's clock can tell."""
+
 LEARNING_RATE, MOMENTUM = 0.01, 0.9
 
 NUM_SEARCHES = 3
@@ -232,13 +239,12 @@ class _Model:
             cases = [self._case(Path(folder), *each) for each in enumerate(chosen)]
         for case in cases:
             case.row["peak_bytes"] = everyone(_peak_bytes(case))
-        num_rounds = self._config["rounds"]
-        for i in range(num_rounds):
-            _say(f"{self._name}: round {i + 1} of {num_rounds}")
-            for case in cases:
-                secs, cpu_secs = zip(*everyone(case.step()), strict=True)
-                case.row["step_secs"].append(max(secs))
-                case.row["cpu_secs"].append(sum(cpu_secs) / len(cpu_secs))
+        for case, visits in zip(cases, self._visited(cases), strict=True):
+            case.row |= {
+                "step_secs": [secs for visit in visits for secs in visit.step_secs],
+                "cpu_secs": [secs for visit in visits for secs in visit.cpu_secs],
+                "others": median(visit.others for visit in visits),
+            }
         if self._profile is None:
             return {}
         for case in cases:
@@ -248,6 +254,24 @@ class _Model:
             "profile": {**asdict(self._profile), "op_secs": len(self._profile.op_secs)},
             "rows": [case.row for case in cases],
         }
+
+    def _visited(self, cases: Sequence[Case]) -> list[list[Visit]]:
+        """Of every case the visits that others on the machine disturbed least.
+
+        More rounds follow as long as there are too few visits that are hardly disturbed.
+        """
+        num_rounds = self._config["rounds"]
+        visits: list[list[Visit]] = [[] for _ in cases]
+        for i in range(num_rounds * MOST_ROUNDS):
+            _say(f"{self._name}: round {i + 1}")
+            for case, mine in zip(cases, visits, strict=True):
+                mine.append(_visit(case))
+                mine.sort(key=lambda visit: visit.others)
+            if i + 1 >= num_rounds and _agreed(
+                max(mine[num_rounds - 1].others for mine in visits) <= HARDLY_DISTURBED
+            ):
+                break
+        return [mine[:num_rounds] for mine in visits]
 
     @cache  # noqa: B019 - as long as the model is measured
     def _graph(self, samples: int) -> Graph:
@@ -267,7 +291,9 @@ class _Model:
 
     def _searched(self) -> Candidates:
         """Plans of the last of several searches, of which each knows more ops; the best first."""
-        self._measure_ops([compile(Plan(self._graph(self._batch), [0]), optimizer="momentum")])
+        plan = Plan(self._graph(self._batch), [0])
+        PLANS["data_parallel"](plan)
+        self._measure_ops([compile(plan, optimizer="momentum")])
         for turn in range(NUM_SEARCHES):
             _say(f"{self._name}: search {turn + 1} of {NUM_SEARCHES}")
             best, several = self._shared(self._search())
@@ -343,11 +369,63 @@ def _loaded(
     dist.barrier()
     trainer = load(path)
     trainer.load_state_dict(model.state_dict())
-    optimizer = torch.optim.SGD(
-        trainer.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=True
-    )
+    # A rank may store no parameters, as where whole ops are placed.
+    stored = list(trainer.parameters()) or [torch.zeros(0, requires_grad=True)]
+    optimizer = torch.optim.SGD(stored, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
     dist.barrier()
-    return Case(row | {"step_secs": [], "cpu_secs": []}, program, trainer, batch, optimizer)
+    return Case(dict(row), program, trainer, batch, optimizer)
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Some steps of a case, one after another.
+
+    Attributes:
+        step_secs: of the slowest rank.
+        cpu_secs: of the processor, mean of the ranks.
+        others: the share of the machine's cores that other programs took meanwhile.
+    """
+
+    step_secs: list[float]
+    cpu_secs: list[float]
+    others: float
+
+
+def _visit(case: Case) -> Visit:
+    """Collective."""
+    dist.barrier()
+    start, busy_start = time.perf_counter(), _busy_secs_of_machine()
+    cpu_start = time.process_time()
+    taken = [case.step() for _ in range(STEPS_OF_VISIT)]
+    cpu_secs = time.process_time() - cpu_start
+    dist.barrier()
+    wall, busy = time.perf_counter() - start, _busy_secs_of_machine() - busy_start
+    ranks = everyone((taken, cpu_secs))
+    others = busy - sum(spent for _, spent in ranks)
+    steps = list(zip(*(mine for mine, _ in ranks), strict=True))
+    return Visit(
+        [max(secs for secs, _ in step) for step in steps],
+        [sum(secs for _, secs in step) / len(step) for step in steps],
+        max(0.0, others / (wall * (os.cpu_count() or 1))),
+    )
+
+
+def _busy_secs_of_machine() -> float:
+    """Seconds that all processors have worked for any program, or were given to other machines."""
+    user, nice, system, _, _, _, _, steal = map(int, _first_line("/proc/stat").split()[1:9])
+    return (user + nice + system + steal) / os.sysconf("SC_CLK_TCK")
+
+
+def _first_line(path: str) -> str:
+    with open(path) as lines:
+        return lines.readline()
+
+
+def _agreed(mine: bool) -> bool:
+    """What the first rank says."""
+    values = [mine]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 def _peak_bytes(case: Case) -> int:
