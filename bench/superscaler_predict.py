@@ -1,7 +1,7 @@
-"""Predicted against measured steps of many plans that a search tried, on processes of this machine.
+"""Predicted against measured steps of plans that a search tried, on processes of this machine.
 
-The machine is measured first: links by ``rvdcomm`` calibrate, ops by ``simulator.measured``, and the
-overheads of the runtime by steps of a tiny model.
+The machine is measured first: links by ``rvdcomm`` calibrate, ops by ``simulator.measured``, and
+the overheads of the runtime by steps of a tiny model.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--models", default=",".join(MODELS), help="default: all")
     parser.add_argument("--ranks", type=int, default=4, help="processes (default %(default)s)")
     parser.add_argument("--plans", type=int, default=24, help="of a model (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="of timed steps (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="of timed steps (default %(default)s)"
+    )
     parser.add_argument(
         "--tried", type=int, default=80, help="plans that a search looks at (default %(default)s)"
     )
@@ -143,7 +145,18 @@ def measure(
 
 # --- the tables ---------------------------------------------------------------------------------
 
-COLUMNS = ("plan", "others", "measured", "predicted", "error", "cpu", "busy", "MiB", "predicted", "error")
+COLUMNS = (
+    "plan",
+    "others",
+    "measured",
+    "predicted",
+    "error",
+    "cpu",
+    "busy",
+    "MiB",
+    "predicted",
+    "error",
+)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
