@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from scipy.optimize import nnls
 from torch import Tensor
 
 import rvdcomm as rv
@@ -71,9 +72,12 @@ TINY_PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("zero3", {}),
     ("megatron", {}),
     ("one_f_one_b", {"microbatches": 4}),
+    ("one_f_one_b", {"microbatches": 12}),
 )
 """Plans of a tiny GPT, whose steps are nearly all overheads of the runtime."""
 TINY_STEPS = 15
+
+OVERHEADS = ("segment_secs", "move_secs", "carry_secs")
 
 Candidates = list[tuple[str, int, Callable[..., None]]]
 """The name, samples and sProgram of each."""
@@ -141,10 +145,11 @@ def num_cores() -> int:
 
 
 def runtime_overheads(topology: rv.Topology) -> Mapping[str, float]:
-    """``segment_secs`` and ``move_secs``, from the processor's time in steps of tiny programs.
+    """Overheads of a profile, from the processor's time in steps of tiny programs.
 
-    A step takes what its ops and its bytes take, and these two for every call of a segment and
-    every tensor that is moved. Least squares of the relative errors, neither below 0.
+    A step takes what its ops and its bytes take, and these for every call of a segment, every
+    tensor that is moved and every tensor that is carried between stages. Least squares of the
+    relative errors, none below 0.
     """
     ranks = range(dist.get_world_size())
     with TemporaryDirectory() as folder:
@@ -154,13 +159,11 @@ def runtime_overheads(topology: rv.Topology) -> Mapping[str, float]:
     for case in cases:
         steps = [everyone(case.step()[1]) for _ in range(TINY_STEPS)]
         spent.append(median(sum(each) / len(ranks) for each in steps[NUM_WARM:]))
-    bare = _busy_secs(cases, replace(profile, segment_secs=0.0), topology)
-    calls = _busy_secs(cases, replace(profile, segment_secs=1.0), topology) - bare
-    moves = _busy_secs(cases, replace(profile, segment_secs=0.0, move_secs=1.0), topology) - bare
-    fitted = _least_squares(np.stack([calls, moves], axis=1), np.array(spent) - bare, spent)
-    found: list[Mapping[str, float]] = [
-        dict(zip(("segment_secs", "move_secs"), fitted, strict=True))
-    ]
+    free = replace(profile, **dict.fromkeys(OVERHEADS, 0.0))
+    bare = _busy_secs(cases, free, topology)
+    nums = [_busy_secs(cases, replace(free, **{name: 1.0}), topology) - bare for name in OVERHEADS]
+    fitted, _ = nnls(np.stack(nums, axis=1) / np.array(spent)[:, None], 1 - bare / np.array(spent))
+    found: list[Mapping[str, float]] = [dict(zip(OVERHEADS, map(float, fitted), strict=True))]
     dist.broadcast_object_list(found)
     return found[0]
 
@@ -172,26 +175,13 @@ def _tiny(number: int, topology: rv.Topology, folder: Path) -> Case:
     PLANS[name](plan, **knobs)
     program = compile(plan, topology=topology, optimizer="momentum")
     batch = example_inputs("gpt", len(inputs[0]) * plan.num_microbatches, **TINY)
-    return _loaded({"name": name}, program, model, batch, folder / name)
+    return _loaded({"name": name}, program, model, batch, folder / str(number))
 
 
 def _busy_secs(cases: Sequence[Case], profile: DeviceProfile, topology: rv.Topology) -> Any:
     """Mean over the ranks of the time in which they compute or communicate, for every case."""
     found = [simulate(case.compiled, profile, topology).busy_secs.values() for case in cases]
     return np.array([sum(each) / len(each) for each in found])
-
-
-def _least_squares(matrix: Any, wanted: Any, scale: Any) -> tuple[float, ...]:
-    """The best values that are not below 0, by leaving out those that would be."""
-    weights = 1 / np.array(scale)
-    values = np.linalg.lstsq(matrix * weights[:, None], wanted * weights, rcond=None)[0]
-    if (values >= 0).all():
-        return tuple(map(float, values))
-    kept = int(values.argmax())
-    values = np.zeros_like(values)
-    one = matrix[:, kept] * weights
-    values[kept] = max(0.0, one @ (wanted * weights) / (one @ one))
-    return tuple(map(float, values))
 
 
 def measured_move_secs(topology: rv.Topology) -> float:
