@@ -1,6 +1,7 @@
-"""Predictions of the simulator against real steps: time and memory of small models on gloo ranks.
+"""Predicted against measured steps of plans that a search tried, on processes of this machine.
 
-The machine is measured first: links by ``rvdcomm`` calibrate, ops by ``simulator.measured``.
+The machine is measured first: links by ``rvdcomm`` calibrate, ops by ``simulator.measured``, and
+the overheads of the runtime by steps of a tiny model.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,51 +20,56 @@ from bench.local import run_here
 from bench.run import environment
 
 DESCRIPTION = """\
-Train small models (float32, SGD with momentum) under many plans on gloo processes of this machine,
-and predict the time and the peak memory of each step by superscaler_core.simulator: with links
-calibrated and every op measured by the same processes just before. No figure is fitted to a step.
+Search for plans of small models (float32, SGD with momentum) by the planner `auto`, on the profile
+of this machine that is measured just before; train with the plan that it chooses and with others
+that it tried, from the fastest to slow ones, on gloo processes, all plans in turn; and compare the
+times and the memory with those of superscaler_core.simulator. No figure is fitted to a step of
+these models. A model that FILE already has is not measured again.
 
 columns:
-  measured   ms of forward and backward of all microbatches, of the slowest rank: median of steps
-  predicted  the same, simulated; the optimizer's step is in neither
+  others     share of the cores that other programs took in the steps that count
+  measured   ms of a step with its optimizer, of the slowest rank: median of the steps
+  predicted  the same, simulated
   error      predicted / measured - 1
   cpu        ms of the processor in a step, mean of the ranks: others on the machine hardly matter
-  busy       the same, simulated: ms in which a rank computes or communicates
+  busy       the same, simulated: ms in which a rank would work if it had a core of its own
   MiB        the most that tensors take at one time on the rank that needs most, in two steps
 """
 
 EPILOG = """\
 examples:
   python -m bench.superscaler_predict
-  python -m bench.superscaler_predict --plans data_parallel,zero3 --steps 5
+  python -m bench.superscaler_predict --models moe --plans 8 --rounds 3 --tried 20
 """
 
-GPT = {"layers": 4, "width": 256, "heads": 8, "sequence": 128, "vocabulary": 1000}
-MOE = {"layers": 2, "width": 128, "heads": 4, "sequence": 64, "vocabulary": 500, "experts": 4}
-MLP = {"inputs": 512, "hidden": 1024, "outputs": 512, "layers": 6}
-
-PLANS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # name: model, its sizes, knobs; on two ranks.
-    "data_parallel": ("gpt", GPT, {}),
-    "accumulate": ("gpt", GPT, {"microbatches": 4}),
-    "megatron": ("gpt", GPT, {}),
-    "megatron_sp": ("gpt", GPT, {}),
-    "sequence_parallel": ("gpt", GPT, {}),
-    "zero1": ("gpt", GPT, {}),
-    "zero2": ("gpt", GPT, {}),
-    "zero3": ("gpt", GPT, {}),
-    "recompute": ("gpt", GPT, {}),
-    "gpipe": ("gpt", GPT, {"microbatches": 4}),
-    "one_f_one_b": ("gpt", GPT, {"microbatches": 8}),
-    "interleaved": ("gpt", GPT, {"microbatches": 4}),
-    "coshard": ("gpt", GPT, {}),
-    "hybrid": ("gpt", GPT, {"pp": 2, "microbatches": 4, "recompute": True}),
-    "expert_parallel": ("moe", MOE, {}),
-    "mlp:data_parallel": ("mlp", MLP, {}),
-    "mlp:one_f_one_b": ("mlp", MLP, {"microbatches": 4}),
-}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {
+        "batch": 8,
+        "sizes": {"layers": 4, "width": 256, "heads": 8, "sequence": 128, "vocabulary": 1000},
+    },
+    "moe": {
+        "batch": 16,
+        "sizes": {
+            "layers": 4, "width": 128, "heads": 4, "sequence": 64, "vocabulary": 500, "experts": 4
+        },
+    },
+    "wide_resnet": {
+        "batch": 16,
+        "sizes": {
+            "blocks": (2, 2), "base": 16, "width_factor": 4, "classes": 10, "image": 32
+        },
+    },
+}  # fmt: skip
 
 TIMEOUT_SECS = 1800.0
+
+MALLOC = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+"""glibc keeps memory that is freed: else a step pays for its pages again whenever a plan of another
+model had them, which no profile knows."""
 
 
 def parse_args(words: list[str]) -> argparse.Namespace:
@@ -74,67 +80,89 @@ def parse_args(words: list[str]) -> argparse.Namespace:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--plans", default=",".join(PLANS), help="default: all")
-    parser.add_argument("--ranks", type=int, default=2, help="processes (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps (default %(default)s)")
-    parser.add_argument("--microbatch", type=int, default=8, help="samples (default %(default)s)")
+    parser.add_argument("--models", default=",".join(MODELS), help="default: all")
+    parser.add_argument("--ranks", type=int, default=4, help="processes (default %(default)s)")
+    parser.add_argument("--plans", type=int, default=24, help="of a model (default %(default)s)")
     parser.add_argument(
-        "--op-secs", type=float, default=0.06, help="to measure an op (default %(default)s)"
+        "--rounds", type=int, default=7, help="of timed steps (default %(default)s)"
     )
     parser.add_argument(
-        "--out",
-        type=Path,
+        "--tried", type=int, default=80, help="plans that a search looks at (default %(default)s)"
+    )
+    parser.add_argument(
+        "--op-secs", type=float, default=0.03, help="to measure an op (default %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE",
         default=Path("bench/results/scratch/superscaler_predict.json"),
-        help="result file (default: %(default)s)",
-    )
+        help="result file, with a plot beside it (default: %(default)s)",
+    )  # fmt: skip
     args = parser.parse_args(words)
-    args.plans = args.plans.split(",")
-    if not set(args.plans) <= set(PLANS):
-        parser.error(f"the plans are {', '.join(PLANS)}")
+    args.models = args.models.split(",")
+    if not set(args.models) <= set(MODELS):
+        parser.error(f"the models are {', '.join(MODELS)}")
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table and write a JSON."""
+    """Measure, print tables, write a JSON and a plot."""
     words = sys.argv[1:] if argv is None else argv
     args = parse_args(words)
-    command = shlex.join(["python", "-m", "bench.superscaler_predict", *words])
-    result = {**environment(command), **measure(args)}
-    print(table(result["rows"]))
+    known = json.loads(args.out.read_text())["models"] if args.out.exists() else {}
+    left = {name: MODELS[name] for name in args.models if name not in known}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"wrote {args.out}")
+    for name, found in measure(args, left) if left else ():
+        known[name] = found
+        command = shlex.join(["python", "-m", "bench.superscaler_predict", *words])
+        result = {**environment(command), "ranks": args.ranks, "models": known}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    for name in args.models:
+        print(f"{name}\n{table(known[name]['rows'])}\n")
+    print(summary({name: known[name] for name in args.models}))
+    plot(known, args.out.with_suffix(".png"))
+    print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
     return 0
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Run all plans on the processes; a row each, and what was measured before."""
-    rows = [
-        {"name": name, "plan": name.rpartition(":")[2], "model": model, "sizes": sizes,
-         "knobs": knobs}
-        for name, (model, sizes, knobs) in PLANS.items()
-        if name in args.plans
-    ]  # fmt: skip
-    shared = {name: getattr(args, name) for name in ("ranks", "steps", "microbatch", "op_secs")}
-    with tempfile.TemporaryDirectory() as folder:
-        config, found = Path(folder, "config.json"), Path(folder, "found.json")
-        config.write_text(json.dumps({**shared, "rows": rows, "folder": folder}))
-        command = [sys.executable, "-m", "bench.superscaler_predict_worker", str(config)]
-        run_here(args.ranks, [*command, str(found)], timeout_secs=TIMEOUT_SECS)
-        result: dict[str, Any] = json.loads(found.read_text())
-    return {**shared, **result}
+def measure(
+    args: argparse.Namespace, models: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run all plans of some models in one group of processes; what it finds for each."""
+    shared = {name: getattr(args, name) for name in ("plans", "rounds", "tried", "op_secs")}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config").write_text(json.dumps({**shared, "models": models}))
+        worker = [sys.executable, "-m", "bench.superscaler_predict_worker"]
+        command = ["env", *(f"{key}={value}" for key, value in MALLOC.items()), *worker]
+        try:
+            run_here(
+                args.ranks, [*command, str(folder / "config"), name], timeout_secs=TIMEOUT_SECS
+            )
+        finally:
+            for path in sorted(folder.glob("*.json")):
+                yield path.stem, json.loads(path.read_text())
 
 
-# --- the table ----------------------------------------------------------------------------------
+# --- the tables ---------------------------------------------------------------------------------
 
-COLUMNS = ("plan", "measured", "predicted", "error", "cpu", "busy", "MiB", "predicted", "error")
+COLUMNS = (
+    "plan",
+    "others",
+    "measured",
+    "predicted",
+    "error",
+    "cpu",
+    "busy",
+    "MiB",
+    "predicted",
+    "error",
+)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A row a plan, and the medians of errors without their signs."""
-    texts = texts_of([COLUMNS, *map(_cells, rows)])
-    medians = [median(abs(errors(row)[i]) for row in rows) for i in (0, 1)]
-    return "\n".join([*texts, f"median error: time {medians[0]:.1%}, peak memory {medians[1]:.1%}"])
+    """A row a plan, fastest first; the chosen one is marked."""
+    ordered = sorted(rows, key=lambda row: median(row["step_secs"]))
+    return "\n".join(texts_of([COLUMNS, *map(_cells, ordered)]))
 
 
 def texts_of(lines: Sequence[Sequence[str]], num_left: int = 1) -> list[str]:
@@ -148,6 +176,30 @@ def texts_of(lines: Sequence[Sequence[str]], num_left: int = 1) -> list[str]:
     return texts
 
 
+def summary(models: Mapping[str, Any]) -> str:
+    """The place of the chosen plan among all that were measured, and the medians of errors."""
+    lines = []
+    every = [row for found in models.values() for row in found["rows"]]
+    for name, found in models.items():
+        place, ratio = chosen(found["rows"])
+        num = len(found["rows"])
+        lines.append(f"{name}: the chosen plan is number {place} of {num}, {ratio:.3f} x the "
+                     f"fastest; {_medians(found['rows'])}")  # fmt: skip
+    return "\n".join([*lines, f"all {len(every)} plans: {_medians(every)}"])
+
+
+def chosen(rows: Sequence[dict[str, Any]]) -> tuple[int, float]:
+    """The place of the chosen plan by its measured time, and that divided by the fastest's."""
+    (mine,) = (median(row["step_secs"]) for row in rows if row["is_chosen"])
+    times = [median(row["step_secs"]) for row in rows]
+    return 1 + sum(secs < mine for secs in times), mine / min(times)
+
+
+def _medians(rows: Sequence[dict[str, Any]]) -> str:
+    time, memory = (median(abs(errors(row)[i]) for row in rows) for i in (0, 1))
+    return f"median error of time {time:.1%}, of peak memory {memory:.1%}"
+
+
 def errors(row: dict[str, Any]) -> tuple[float, float]:
     """Of time and of peak memory, relative."""
     secs, peak = median(row["step_secs"]), max(row["peak_bytes"])
@@ -157,7 +209,8 @@ def errors(row: dict[str, Any]) -> tuple[float, float]:
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     time_error, memory_error = errors(row)
     return (
-        row["name"],
+        ("> " if row["is_chosen"] else "  ") + row["name"],
+        f"{row['others']:.0%}",
         f"{1e3 * median(row['step_secs']):.1f}",
         f"{1e3 * row['predicted_secs']:.1f}",
         f"{time_error:+.0%}",
@@ -167,6 +220,35 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{max(row['predicted_bytes']) / 2**20:.2f}",
         f"{memory_error:+.0%}",
     )
+
+
+def plot(models: Mapping[str, Any], path: Path) -> None:
+    """Predicted against measured times of every model's plans."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(models), figsize=(4.2 * len(models), 4.4), squeeze=False)
+    for axis, (name, found) in zip(axes[0], models.items(), strict=True):
+        rows = found["rows"]
+        times = [(1e3 * median(row["step_secs"]), 1e3 * row["predicted_secs"]) for row in rows]
+        ends = [min(map(min, times)) / 1.15, max(map(max, times)) * 1.15]
+        axis.plot(ends, ends, color="black", linewidth=1)
+        axis.fill_between(
+            ends, [0.85 * end for end in ends], [1.15 * end for end in ends],
+            color="black", alpha=0.09, linewidth=0, label="±15 %",
+        )  # fmt: skip
+        axis.scatter(*zip(*times, strict=True), s=26, color="#0072B2", label="tried")
+        mine = [pair for pair, row in zip(times, rows, strict=True) if row["is_chosen"]]
+        axis.scatter(*zip(*mine, strict=True), s=70, marker="*", color="#D55E00", label="chosen")
+        axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", title=name)
+        axis.set(xlabel="measured, median ms", ylabel="predicted, ms")
+        axis.grid(alpha=0.25, which="both")
+        axis.legend(loc="upper left", frameon=False, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 if __name__ == "__main__":

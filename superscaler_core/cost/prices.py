@@ -111,15 +111,15 @@ def together(calls: Iterable[CallSecs], call_secs: float = 0.0) -> float:
 
     Args:
         calls: for example the ``reduce`` of many parameters.
-        call_secs: additional time of each call (``DeviceProfile.move_secs``).
+        call_secs: additional time of each tensor (``DeviceProfile.move_secs``).
     """
     latency: dict[tuple[Device, ...], float] = {}
     moving: dict[tuple[Device, ...], float] = {}
     for call in calls:
         latency[call.devices] = max(latency.get(call.devices, 0.0), call.latency_secs)
-        moving[call.devices] = moving.get(call.devices, 0.0) + call.bytes_secs
+        moving[call.devices] = moving.get(call.devices, 0.0) + call.bytes_secs + call_secs
     busy: dict[Device, float] = {}
     for devices, secs in latency.items():
         for device in devices:
-            busy[device] = busy.get(device, 0.0) + secs + moving[devices] + call_secs
+            busy[device] = busy.get(device, 0.0) + secs + moving[devices]
     return max(busy.values(), default=0.0)

@@ -39,7 +39,9 @@ class DeviceProfile:
         attention: the same for fused attention; as ``products`` for a dtype that is left out.
         memory: the share of ``bytes_per_sec`` that ops reach, by the bytes that they move.
         segment_secs: overhead of every call of a segment.
-        move_secs: overhead of every communication call, in addition to its plan's time.
+        move_secs: overhead of every tensor that is moved, in addition to its plan's time.
+        carry_secs: overhead of every tensor that is carried between stages, in addition to
+            ``move_secs``, on each of its devices.
         num_cores: cores that all devices share, each working on one; 0 if each has its own. Only
             ``simulate`` reads it.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
@@ -59,6 +61,7 @@ class DeviceProfile:
     memory: Reach = FULL
     segment_secs: float = 0.0
     move_secs: float = 0.0
+    carry_secs: float = 0.0
     num_cores: int = 0
     op_secs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -71,7 +74,7 @@ class DeviceProfile:
             "host_memory_bytes_per_sec": self.host_memory_bytes_per_sec,
             "memory_bytes": self.memory_bytes,
         }
-        times = {"launch_secs", "segment_secs", "move_secs", "num_cores"}
+        times = {"launch_secs", "segment_secs", "move_secs", "carry_secs", "num_cores"}
         bad = [f"{what} is {value}" for what, value in speeds.items() if not value > 0]
         bad += [f"{t} is {getattr(self, t)}" for t in sorted(times) if not getattr(self, t) >= 0]
         if bad:
@@ -163,7 +166,8 @@ class DeviceProfile:
             lines.append(
                 f"{len(self.op_secs)} op shapes measured, others by the roofline; a segment takes "
                 f"{1e6 * self.segment_secs:.3g} us, one that communicates "
-                f"{1e6 * self.move_secs:.3g} us more"
+                f"{1e6 * self.move_secs:.3g} us more, and {1e6 * self.carry_secs:.3g} us "
+                "if it does so between stages"
             )
         if self.num_cores:
             lines.append(f"all devices take turns on {self.num_cores} cores")

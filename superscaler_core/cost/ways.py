@@ -23,7 +23,7 @@ class Ways:
     Attributes:
         wires: costs of communication on all devices.
         method: how tensors move.
-        move_secs: additional time of each call.
+        move_secs: additional time of each tensor.
         update_secs: time of the optimizer, by the bytes that a device stores.
         master_dtype: dtype of stored parameters; the model's if None.
     """

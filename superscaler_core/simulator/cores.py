@@ -88,5 +88,7 @@ def _working(timeline: StepTimeline) -> Iterable[tuple[int, int, int]]:
             # What waits for communication under way moves no bytes itself.
             if act.wire is None or act.wire.level_bytes:
                 yield ran.start + start, ran.start + end, len(act.devices)
+    for start, end in timeline.starts:
+        yield start, end, 1
     for carried in timeline.carries:
         yield carried.start, carried.end, len(carried.wire.devices)

@@ -68,10 +68,10 @@ class KnownStepper(Stepper):
         made: Materialized,
         work: StepWork,
         optimizer_secs: Mapping[Device, float],
-        move_secs: float,
+        carry_secs: float,
         times: Times,
     ) -> None:
-        super().__init__(made, work, optimizer_secs, move_secs=move_secs)
+        super().__init__(made, work, optimizer_secs, carry_secs=carry_secs)
         self._runs = _KnownRuns(self._ports, times)
 
 

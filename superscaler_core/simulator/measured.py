@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from itertools import accumulate
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import torch
@@ -20,23 +20,17 @@ from superscaler_core.cost.op_time import signature
 from superscaler_core.cost.profile import DeviceProfile
 from superscaler_core.cost.reach import Reach
 from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import CONSTANT, ITEM_BYTES, PARAMETER, VTensor
+from superscaler_core.graph.tensor import CONSTANT, VTensor
 from superscaler_core.run.evaluate import code_names
 
-NUM_ROUNDS = 3
-"""Rounds in which all ops are measured, so that a disturbed round does not decide."""
-
 MIN_SAMPLES, MAX_SAMPLES = 3, 200
-"""Samples per op and round; the median is used."""
+"""Samples per op; the median is used."""
 
 CACHE_BYTES = 64 << 20
 """Size of tensors that no cache can hold."""
 
 STREAM_BYTES = (CACHE_BYTES >> 10, CACHE_BYTES >> 5, CACHE_BYTES)
 """Sizes of the copies that measure the memory."""
-
-MIN_SETS, MAX_SETS = 2, 16
-"""Most copies of an op's tensors, which are used in turn."""
 
 PRODUCT_ROWS = (32, 128, 512)
 """Rows and columns of the products that measure how fast products of each dtype are."""
@@ -52,32 +46,35 @@ def measured(
     op_secs: float = 0.02,
     move_secs: float = 0.0,
     memory_bytes: int | None = None,
+    known: Collection[str] = (),
 ) -> DeviceProfile:
     """Measure every distinct op shape of some programs on this process's device, a CPU.
 
-    Forward and backward of each op run on tensors with the shapes of the parts, with the number of
-    threads that torch is set to. If ranks share a machine, let all of them measure at the same
-    time, because they share its memory in training, too.
+    Forward and backward of each op run on tensors with the shapes of the parts, with one thread.
+    Times are those of its processor, so processes that share this core do not matter; where ranks
+    are more than cores, the profile says how many cores there are. Let as many ranks as there are
+    cores measure at the same time, because they share the memory in training, too.
 
     Args:
         programs: programs whose parts are measured.
         name: name of the profile.
         op_secs: approximate time spent on each op, in seconds.
-        move_secs: overhead of a communication call, in addition to its plan's time.
+        move_secs: overhead of moving a tensor, in addition to its plan's time.
         memory_bytes: memory of a device; this machine's if None.
+        known: signatures of ops that are left out.
 
     Returns:
         A profile with times of these ops; other ops are priced by the speeds of products and copies
         of a few sizes.
     """
-    distinct = _distinct(programs)
-    dtypes = {view.tensor.dtype for part, _ in distinct.values() for view in part.outputs}
-    rounds = [_round(distinct, op_secs / NUM_ROUNDS) for _ in range(NUM_ROUNDS)]
+    every = _distinct(programs)
+    dtypes = {view.tensor.dtype for part, _ in every.values() for view in part.outputs}
+    distinct = {key: value for key, value in every.items() if key not in known}
     engine_secs = _engine_secs(op_secs)
-    table = {}
-    for key in distinct:
-        forward, backward = (median(found[key][way] for found in rounds) for way in (0, 1))
-        table[key] = forward, max(0.0, backward - engine_secs)
+    table = {
+        key: (forward, max(0.0, backward - engine_secs))
+        for key, (forward, backward) in _secs_of_ops(distinct, op_secs).items()
+    }
     launch_secs = _launch_secs(op_secs)
     products = {
         dtype: _peak_and_reach(_products(dtype, launch_secs, op_secs))
@@ -95,18 +92,10 @@ def measured(
         memory=memory,
         segment_secs=_segment_secs(op_secs),
         move_secs=move_secs,
+        num_cores=len(os.sched_getaffinity(0)),
         op_secs=table,
-        notes=(
-            f"measured with {torch.get_num_threads()} threads of {platform.machine()}, "
-            f"torch {torch.__version__}",
-        ),
+        notes=(f"measured on {platform.machine()}, torch {torch.__version__}",),
     )
-
-
-def _round(distinct: Distinct, secs: float) -> dict[str, tuple[float, float]]:
-    """Measure the forward and the backward of every op."""
-    with tqdm(distinct.items(), desc="measure ops", delay=2, leave=False, disable=None) as bar:
-        return {key: _op_secs(part, constants, secs) for key, (part, constants) in bar}
 
 
 def _distinct(programs: Iterable[Compiled]) -> Distinct:
@@ -122,42 +111,50 @@ def _distinct(programs: Iterable[Compiled]) -> Distinct:
 # --- ops ----------------------------------------------------------------------------------------
 
 
-def _op_secs(part: Part, constants: Mapping[str, Any], secs: float) -> tuple[float, float]:
-    """Medians of the forward, and of the backward without the overhead of starting autograd."""
-    fields = [f"x{i}" for i in range(len(part.inputs))]
-    code = f"lambda seed, {', '.join(fields)}: {part.call(fields, seed='seed')}"
-    call: Callable[..., Any] = eval(code, code_names(part.op))
-    sets = [[_tensor(view, constants) for view in part.inputs] for _ in range(_num_sets(part))]
-    times: tuple[list[float], list[float]] = [], []
-    for i in _while(secs):
-        kept = []
-        for inputs in sets:
-            start = perf_counter()
-            result = call(0, *inputs)
-            times[0].append(perf_counter() - start)
-            outputs = result if len(part.outputs) > 1 else [result]
-            roots = [x for x in outputs if x.requires_grad]
-            kept.append((roots, [x for x in inputs if x.requires_grad]))
-        grads = [torch.ones_like(x) for x in kept[0][0]]
-        while kept:
-            roots, wanted = kept.pop()
-            if roots:
-                start = perf_counter()
-                found = torch.autograd.grad(roots, wanted, grads, allow_unused=True)
-                times[1].append(perf_counter() - start)
-                del found
-        if i == 0:
-            # One-time work, such as choosing a kernel, happens in the first calls.
-            times[0].clear()
-            times[1].clear()
-    return median(times[0]), median(times[1] or [0.0])
+def _secs_of_ops(distinct: Distinct, secs: float) -> Mapping[str, tuple[float, float]]:
+    """Medians of the forward and the backward of every op.
+
+    As in a step, ops run one after another, so that none finds its weights or its code in a cache.
+    """
+    ops = {key: _Op(part, constants) for key, (part, constants) in distinct.items()}
+    samples: dict[str, list[tuple[float, float]]] = {key: [] for key in ops}
+    with tqdm(desc="measure ops", delay=2, leave=False, disable=None) as bar:
+        for i in _while(secs * len(ops)):
+            for key, op in ops.items():
+                taken = op.sample()
+                # One-time work, such as choosing a kernel, happens in the first calls.
+                if i > 0:
+                    samples[key].append(taken)
+                bar.update()
+    ways = {key: zip(*mine, strict=True) for key, mine in samples.items()}
+    return {key: tuple(map(median, both)) for key, both in ways.items()}
 
 
-def _num_sets(part: Part) -> int:
-    """Number of tensor copies used in turn, so that weights come from memory, as in training."""
-    weights = [view for view in part.inputs if view.tensor.kind == PARAMETER]
-    num_bytes = sum(v.box.num_elements * ITEM_BYTES[v.tensor.dtype] for v in weights)
-    return MIN_SETS if num_bytes == 0 else min(MAX_SETS, max(MIN_SETS, CACHE_BYTES // num_bytes))
+class _Op:
+    """A part of an op, and tensors that it can read."""
+
+    def __init__(self, part: Part, constants: Mapping[str, Any]) -> None:
+        fields = [f"x{i}" for i in range(len(part.inputs))]
+        code = f"lambda seed, {', '.join(fields)}: {part.call(fields, seed='seed')}"
+        self._call: Callable[..., Any] = eval(code, code_names(part.op))
+        self._inputs = [_tensor(view, constants) for view in part.inputs]
+        self._is_single = len(part.outputs) == 1
+
+    def sample(self) -> tuple[float, float]:
+        """Seconds of the forward, and of the backward."""
+        start = thread_time()
+        result = self._call(0, *self._inputs)
+        forward = thread_time() - start
+        roots = [x for x in ([result] if self._is_single else result) if x.requires_grad]
+        if not roots:
+            return forward, 0.0
+        grads = [torch.ones_like(x) for x in roots]
+        start = thread_time()
+        torch.autograd.backward(roots, grads)
+        backward = thread_time() - start
+        for value in self._inputs:
+            value.grad = None
+        return forward, backward
 
 
 def _tensor(view: VTensor, constants: Mapping[str, Any]) -> Tensor:
@@ -248,13 +245,13 @@ def _peak_and_reach(speeds: list[tuple[float, float]]) -> tuple[float, Reach]:
 
 
 def _timed(work: Callable[[], object], secs: float) -> float:
-    """Median time of one call."""
+    """Median time of one call, of this thread's processor alone."""
     work()
     times = []
     for _ in _while(secs):
-        start = perf_counter()
+        start = thread_time()
         work()
-        times.append(perf_counter() - start)
+        times.append(thread_time() - start)
     return median(times)
 
 

@@ -82,7 +82,13 @@ def simulate(
     stored = StoredMemory(made, compiled.master_dtype).by_device
     update_secs = optimizer_secs(stored, times, STATES[compiled.optimizer], devices)
     with tqdm(total=len(made.events), desc="simulate", delay=2, leave=False, disable=None) as bar:
-        stepper = Stepper(made, work, update_secs, move_secs=profile.move_secs, tick=bar.update)
+        stepper = Stepper(
+            made,
+            work,
+            update_secs,
+            carry_secs=profile.move_secs + profile.carry_secs,
+            tick=bar.update,
+        )
         timeline = stepper.run()
     if 0 < profile.num_cores < len(devices):
         timeline = on_cores(timeline, profile.num_cores)

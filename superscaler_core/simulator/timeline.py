@@ -57,6 +57,7 @@ class StepTimeline:
         carries: in the program's order.
         waits: ticks that each device waits for carries under way, by level.
         calls: ticks that each device takes to start carries, by level.
+        starts: from when to when a device starts a carry.
         makespan: when the last device has finished.
     """
 
@@ -65,6 +66,7 @@ class StepTimeline:
     carries: list[Carried] = field(default_factory=list)
     waits: dict[tuple[Device, int], int] = field(default_factory=dict)
     calls: dict[tuple[Device, int], int] = field(default_factory=dict)
+    starts: list[tuple[int, int]] = field(default_factory=list)
     makespan: int = 0
 
 
@@ -79,7 +81,7 @@ class Stepper:
         made: the plan.
         work: the work of devices.
         optimizer_secs: time of the optimizer on every device, at the end.
-        move_secs: time of a device to start a carry.
+        carry_secs: time of a device to start a carry.
         is_memoized: as in ``StageRuns``.
         tick: called after every event.
     """
@@ -90,12 +92,12 @@ class Stepper:
         work: Work,
         optimizer_secs: Mapping[Device, float],
         *,
-        move_secs: float = 0.0,
+        carry_secs: float = 0.0,
         is_memoized: bool = True,
         tick: Callable[[], object] = lambda: None,
     ) -> None:
         self._made, self._work, self._tick = made, work, tick
-        self._optimizer_secs, self._call_ticks = optimizer_secs, ticks(move_secs)
+        self._optimizer_secs, self._call_ticks = optimizer_secs, ticks(carry_secs)
         self._ports = Ports()
         self._runs = StageRuns(self._ports, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
@@ -229,7 +231,9 @@ class Stepper:
     def _call(self, wire: Wire) -> None:
         calls = self.timeline.calls
         for device in wire.devices if self._call_ticks else ():
-            self._clock[device] += self._call_ticks
+            before = self._clock[device]
+            self._clock[device] = before + self._call_ticks
+            self.timeline.starts.append((before, self._clock[device]))
             key = device, wire.level
             calls[key] = calls.get(key, 0) + self._call_ticks
 

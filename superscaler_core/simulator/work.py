@@ -301,10 +301,11 @@ class Work:
             if not leg.is_idle:
                 groups.setdefault(leg.devices, []).append(leg)
         for _, mine in sorted(groups.items()):
-            yield self._call(name, self._wires.of(mine, self._methods.intra))
+            yield self._call(name, self._wires.of(mine, self._methods.intra), len(mine))
 
-    def _call(self, name: str, wire: Wire) -> Act:
-        return Act(name, wire.devices, wire.ticks + ticks(self._times.profile.move_secs), wire)
+    def _call(self, name: str, wire: Wire, num_tensors: int = 1) -> Act:
+        overhead = ticks(num_tensors * self._times.profile.move_secs)
+        return Act(name, wire.devices, wire.ticks + overhead, wire)
 
 
 def _key_of(instruction: StepInstruction) -> str:

@@ -55,3 +55,14 @@ def test_the_resimulator_says_that_it_knows_no_cores() -> None:
     compiled = Case("data_parallel", 4, model="mlp").compiled()
     with pytest.raises(ss.PlanError, match="every device its core"):
         Resimulator(compiled, replace(PROFILES["a100"], num_cores=2))
+
+
+def test_starting_a_carry_is_work_of_a_core() -> None:
+    """On one core every carry of two devices adds its overhead of both."""
+    d, n, secs = 2, 4, 1e-4
+    compiled = pipelined(d, d, one_f_one_b(d, n), free(d))
+    profile = replace(given(compiled.plan.graph, F, B), num_cores=1)
+    bare, more = (
+        simulate(compiled, replace(profile, carry_secs=each)).secs for each in (0.0, secs)
+    )
+    assert more - bare == pytest.approx(2 * 2 * n * secs)

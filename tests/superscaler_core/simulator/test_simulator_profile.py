@@ -250,7 +250,7 @@ class WorkClock(FlopCounterMode):
 @pytest.fixture
 def work_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkClock]:
     with WorkClock() as clock:
-        monkeypatch.setattr("superscaler_core.simulator.measured.perf_counter", clock)
+        monkeypatch.setattr("superscaler_core.simulator.measured.thread_time", clock)
         yield clock
 
 
