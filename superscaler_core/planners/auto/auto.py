@@ -38,8 +38,12 @@ from superscaler_core.planners.search.request import (
 )
 
 CROWD = 0.004
-"""What each setting that was proposed for a layout adds to the guesses of its next ones, as a share:
-so each layout is seen where it fits before one is seen in all forms."""
+"""What each setting that was proposed for a layout adds to the guesses of its next ones, as a
+share: so each layout is seen where it fits before one is seen in all forms."""
+
+HOPELESS = 2.0
+"""The guess of memory, as a share of what there is, from which on a first setting is not looked at,
+but those that need less."""
 
 
 class Settings(Protocol):
@@ -101,7 +105,10 @@ class _Proposals:
 
     def roots(self) -> Iterator[Candidate]:
         for setting in self._options.roots():
-            yield from self._proposed(setting, self._guess.secs(setting))
+            need_bytes = self._guess.num_bytes(setting)
+            is_hopeless = need_bytes > HOPELESS * self._request.memory_bytes
+            for first in self._smaller(setting, need_bytes) if is_hopeless else [setting]:
+                yield from self._proposed(first, self._guess.secs(first))
         if self._others is not None:
             yield from self._others.roots()
 
@@ -146,8 +153,8 @@ class _Proposals:
             follow=follow,
         )
 
-    def _smaller(self, setting: Setting, peak_bytes: int) -> Iterator[Setting]:
-        """Settings with fewest savings that may fit, by what this one was seen to need."""
+    def _smaller(self, setting: Setting, peak_bytes: float) -> Iterator[Setting]:
+        """Settings with fewest savings that may fit, by what this one needs."""
         waiting, seen = deque([setting]), {setting}
         while waiting:
             for changed in self._options.savings(waiting.popleft()):

@@ -47,11 +47,12 @@ class Change:
         for zero in (1, 3) if not self.zero else ():
             yield replace(self, zero=zero)
 
-    def savings(self) -> Iterator[Change]:
-        """The same with one decision more that saves memory."""
-        for zero in (1, 3) if not self.zero else ():
+    def savings(self, is_far: bool) -> Iterator[Change]:
+        """The same with one decision more that saves memory; the most saving one if it is far."""
+        for zero in (1, 3) if not (self.zero or is_far) else ():
             yield replace(self, zero=zero)
-        for keep in (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS) if self.keep is None else ():
+        keeps = (Keep.BLOCK_INPUTS,) if is_far else (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
+        for keep in keeps if self.keep is None else ():
             yield replace(self, keep=keep)
 
 

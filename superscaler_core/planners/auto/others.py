@@ -74,6 +74,9 @@ or where it has found nothing yet.
 Above 1, so that moves of a setting that is as fast come first: there are more, and they gain
 more."""
 
+FAR = 2.0
+"""How often too much memory has to be needed that only the most saving change is tried."""
+
 _searches = count()
 
 
@@ -108,6 +111,7 @@ class Others:
         self._usual_secs = (
             self.bound_secs * (AGAIN[Keep.BLOCK_INPUTS] if bounds.is_tight else 1.0) or 1.0
         )
+        self.memory_bytes = request.memory_bytes
         self.search = f"{os.getpid()}.{next(_searches)}"
         self.results: set[tuple[float, int]] = set()
 
@@ -201,7 +205,8 @@ class _Row:
         """
         result, results = (trial.secs, trial.peak_bytes), self._others.results
         if trial.lacks_memory:
-            more, secs = change.savings(), trial.candidate.guess_secs * DEARER
+            is_far = trial.peak_bytes > FAR * self._others.memory_bytes
+            more, secs = change.savings(is_far), trial.candidate.guess_secs * DEARER
         elif trial.fits and result not in results:
             more, secs = change.more(), trial.secs * CHANGED
         else:
