@@ -18,6 +18,9 @@ from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.simulator import simulate
 
+NUM_PROCESSES = 2
+"""Of a search."""
+
 PARTS = ("compute", "communication", "bubble")
 """Of a step; communication is what computing does not hide."""
 
@@ -79,10 +82,22 @@ class Cell:
         )
 
     def row(self, planner: str, budget_secs: float) -> dict[str, Any]:
-        """What a planner finds, as a row of results; ``problem`` says why it finds nothing."""
+        """What a planner finds, as a row of results; ``problem`` says why it finds nothing.
+
+        The model is captured before the search begins, as planners do not differ in that.
+        """
         head = {"cell": self.name, "gpus": self.num_gpus, "planner": planner}
+        request = self.request()
+        for samples in request.samples[:4]:
+            # All sizes that others are made from.
+            request.graph_of(samples)
         try:
-            found = search_request(self.request(), self.planner(planner), budget_secs=budget_secs)
+            found = search_request(
+                request,
+                self.planner(planner),
+                budget_secs=budget_secs,
+                num_processes=NUM_PROCESSES,
+            )
         except PlanError as error:
             return {**head, "problem": str(error)}
         return {**head, **_figures(found)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.catalogue import cells, compute
-from bench.cells import Cell
+from bench.cells import NUM_PROCESSES, Cell
 from bench.run import environment
 from bench.store import Compute, DirtyError, Job, Row, Version, commits_text, rows_of
 from superscaler_core.planners.table import PLANNERS
@@ -27,9 +27,9 @@ cost model and memory, and are offered overlap. For each cell the ratio is the s
 other planner over that of auto: at least 1 if auto is never slower. Everything is simulated;
 nothing was run on a GPU.
 
-Searches run side by side, one process each: first auto and the tuned systems on all cells, then the
-other planners cell by cell. What was computed is kept under bench/results/scratch, so a run that is
-stopped goes on where it was.
+Models are captured before the searches, each of which has two processes: first auto and the tuned
+systems on all cells, then the other planners cell by cell. What was computed is kept under
+bench/results/scratch, so a run that is stopped goes on where it was.
 """
 
 EPILOG = """\
@@ -44,7 +44,10 @@ examples:
 def add_options(parser: argparse.ArgumentParser, *, budget_share: float) -> None:
     """The options of a run over many cells."""
     add = parser.add_argument
-    add("--processes", type=int, default=min(2, os.cpu_count() or 1), help="searches at a time")
+    add(
+        "--processes", type=int, default=max(1, (os.cpu_count() or 1) // NUM_PROCESSES),
+        help=f"searches at a time, each of {NUM_PROCESSES} processes (default: %(default)s)",
+    )  # fmt: skip
     add(
         "--budget-share", type=float, default=budget_share, metavar="X",
         help="of the seconds of every search (default: %(default)s)",

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from superscaler_core.plan import Keep
-from superscaler_core.planners.auto import Setting, Settings, options_of, propose_settings
+from superscaler_core.planners.auto import Proposals, Setting, Settings, options_of
 from superscaler_core.planners.auto.options import Options, powers
-from superscaler_core.planners.search.request import Candidate, Request
+from superscaler_core.planners.search.request import Request
 
 Layouts = Callable[[int], Iterable[Setting]]
 """From the number of GPUs to settings with microbatches of one sample a replica."""
@@ -57,9 +57,9 @@ class System:
     ladder: Changes = WHOLE_BLOCKS
     offers: Changes = ()
 
-    def __call__(self, request: Request) -> Sequence[Candidate]:
+    def __call__(self, request: Request) -> Proposals:
         """Propose all that can be."""
-        return propose_settings(request, _Knobs(self, options_of(request)))
+        return Proposals(request, _Knobs(self, options_of(request)))
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class _Knobs(Settings):
             sequence=setting.sequence and traits.has_tokens,
         )
 
-    def moves(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
+    def moves(self, setting: Setting) -> Iterator[Setting]:
         larger = {"samples": min(2 * setting.samples, MAX_SAMPLES)}
         for change in (larger, *self.system.offers):
             changed = replace(setting, **change)
             if changed != setting and self.options.allows(changed):
-                yield 1.0, changed
+                yield changed
 
     def savings(self, setting: Setting) -> Iterator[Setting]:
         rungs = self.system.ladder

@@ -53,8 +53,9 @@ def num_parameters(workload: Workload) -> int:
 Sizes = tuple[tuple[str, Any], ...]
 """Of a model: names and values."""
 
-_folders: list[Path] = []
-"""Where graphs are kept; nowhere until ``keep_graphs`` says it."""
+FOLDER = "BENCH_GRAPHS"
+"""The variable of the environment that names where graphs are kept, also for the processes that are
+started; nowhere until ``keep_graphs`` says it."""
 
 
 def keep_graphs(folder: Path) -> None:
@@ -63,7 +64,7 @@ def keep_graphs(folder: Path) -> None:
     That takes a thousandth of the time that capturing does, half a minute for a large Evoformer.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _folders[:] = [folder]
+    os.environ[FOLDER] = str(folder.absolute())
 
 
 def captured(workload: Workload, batch: int) -> ss.Graph:
@@ -73,10 +74,10 @@ def captured(workload: Workload, batch: int) -> ss.Graph:
 
 @lru_cache(maxsize=8)
 def _captured(model: str, sizes: Sizes, dtype: str, batch: int) -> ss.Graph:
-    if not _folders:
+    if FOLDER not in os.environ:
         return _capture(model, sizes, dtype, batch)
     key = sha256(repr((model, sizes, dtype, batch)).encode()).hexdigest()[:16]
-    path = _folders[0] / f"{model}-{batch}-{key}.pickle"
+    path = Path(os.environ[FOLDER]) / f"{model}-{batch}-{key}.pickle"
     if path.exists():
         graph = pickle.loads(path.read_bytes())
         assert isinstance(graph, ss.Graph)

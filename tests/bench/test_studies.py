@@ -26,7 +26,7 @@ from bench.studies.systems import (
     System,
     grids,
 )
-from bench.studies.workload import Workload, _captured, captured, keep_graphs
+from bench.studies.workload import FOLDER, Workload, _captured, captured, keep_graphs
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.search.request import Candidate, Trial
@@ -46,11 +46,10 @@ def cell(num_gpus: int, **changes: Any) -> Cell:
 
 def proposed(system: System, num_gpus: int, *, fits: bool = True) -> list[Setting]:
     """All that a system comes to if everything fits, or nothing does."""
-    waiting, found = [*system(cell(num_gpus).request())], []
-    while waiting:
-        candidate = waiting.pop()
+    found: list[Setting] = []
+    for candidate in system(cell(num_gpus).request()):
         found.append(Setting.parse(candidate.name))
-        waiting += candidate.follow(trial(candidate, len(found), fits=fits))
+        candidate.follow(trial(candidate, len(found), fits=fits))
     return found
 
 
@@ -168,7 +167,8 @@ def test_a_cell_asks_for_its_cluster_optimizer_and_communication() -> None:
 def test_graphs_that_are_kept_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.studies.workload._folders", [])
+    # Set, so that the former value comes back in the end.
+    monkeypatch.setenv(FOLDER, "")
     keep_graphs(tmp_path / "graphs")
     made = captured(replace(TINY, dtype="float32"), 3)
     (kept,) = (tmp_path / "graphs").iterdir()

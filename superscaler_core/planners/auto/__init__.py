@@ -1,6 +1,6 @@
 """Auto: our planner, over degrees, schedules, splits, storage, recomputation and overlap."""
 
-from superscaler_core.planners.auto.auto import Settings, auto, options_of, propose_settings
+from superscaler_core.planners.auto.auto import Proposals, Settings, auto, options_of
 from superscaler_core.planners.auto.setting import Setting
 
-__all__ = ["Setting", "Settings", "auto", "options_of", "propose_settings"]
+__all__ = ["Proposals", "Setting", "Settings", "auto", "options_of"]

@@ -90,12 +90,12 @@ class Options:
             and setting.pp * setting.chunks <= self.traits.num_layers
         )
 
-    def moves(self, setting: Setting) -> Iterator[tuple[float, Setting]]:
-        """Settings that differ in one choice, each with how much faster it is hoped to be."""
-        for hope, move in MOVES:
+    def moves(self, setting: Setting) -> Iterator[Setting]:
+        """Settings that differ in one choice."""
+        for move in MOVES:
             for changed in move(self, setting):
                 if changed != setting and self.allows(changed):
-                    yield hope, changed
+                    yield changed
 
     def savings(self, setting: Setting) -> Iterator[Setting]:
         """Settings that need less memory."""
@@ -257,34 +257,31 @@ def _sharded(options: Options, setting: Setting) -> Iterator[Setting]:
         yield replace(setting, zero=3, prefetch=2, reductions=True)
 
 
-MOVES: tuple[tuple[float, Move], ...] = (
-    (0.985, _scaled),
-    (0.99, _scheduled),
-    (0.99, _kept),
-    (0.992, _values("sequence", True, False,
-                   when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens)),
-    (0.995, _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3)),
-    (0.995, _overlapped),
-    (0.995, _values("experts", True, False, when=lambda o, s: o.has_experts(s))),
-    (0.993, _sharded),
-    (0.997, _values("vocabulary", True, False,
-                   when=lambda o, s: o.traits.has_words and s.tp > 1
-                   and s.family in ("hybrid", "interlaced"))),
-    (0.997, _in_fewer_parts),
-    (0.995, _values("apart", True, False,
-                   when=lambda o, s: s.keep is not Keep.EVERYTHING
-                   and (s.family == "interlaced" or _in_pipeline(o, s)))),
-    (0.998, _values("slack", 0, 1, when=lambda o, s: s.family == "interlaced")),
-    (0.998, _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts)),
-    (1.0, _values("offload", False, when=lambda o, s: s.offload)),
+MOVES: tuple[Move, ...] = (
+    _scaled,
+    _scheduled,
+    _kept,
+    _values("sequence", True, False,
+            when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens),
+    _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3),
+    _overlapped,
+    _values("experts", True, False, when=lambda o, s: o.has_experts(s)),
+    _sharded,
+    _values("vocabulary", True, False,
+            when=lambda o, s: o.traits.has_words and s.tp > 1
+            and s.family in ("hybrid", "interlaced")),
+    _in_fewer_parts,
+    _values("apart", True, False,
+            when=lambda o, s: s.keep is not Keep.EVERYTHING
+            and (s.family == "interlaced" or _in_pipeline(o, s))),
+    _values("slack", 0, 1, when=lambda o, s: s.family == "interlaced"),
+    _values("duplex", True, False, when=lambda o, s: s.tp > 1 or s.experts),
+    _values("offload", False, when=lambda o, s: s.offload),
 )  # fmt: skip
-"""Changes of a setting that fits, with the share of its time that is hoped for.
-
-The shares are guesses: they set the order in which settings are looked at, and nothing else. They
-are near 1, so that changes of the fastest setting come before those of settings that are slower.
-"""
+"""Changes of a setting that fits; which comes first is told by ``Learned``."""
 
 SAVINGS: tuple[Move, ...] = (
+    _values("keep", Keep.ATTENTION_ONLY, when=lambda o, s: s.keep is Keep.EVERYTHING),
     _values("keep", Keep.SEGMENT_INPUTS,
             when=lambda o, s: s.keep is Keep.EVERYTHING and s.family != "axial"),
     _values("keep", Keep.BLOCK_INPUTS, when=lambda o, s: s.keep is not Keep.BLOCK_INPUTS),

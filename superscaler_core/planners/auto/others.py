@@ -1,13 +1,12 @@
-"""Others: the candidates of all other planners in auto's queue, with auto's changes of them.
+"""Others: the candidates of all other planners, which wait with auto's, and auto's changes of them.
 
-All of them wait in the queue, so given time auto has looked at whatever another planner proposes,
-and at what that is followed by. When a planner is asked is a heuristic:
+Given time auto has looked at whatever another planner proposes, and at what that is followed by. In
+which order is a heuristic; a candidate's ``cost`` says how much is to be saved up for it.
 
 - Its first candidate has microbatches of about one sample a device. It is guessed to take the lower
   bound of a step, with recomputation where memory is too small for less, and ``PATIENCE`` longer
-  for each second that the planner is expected to think. So it is asked while the best plan is
-  further from the bound than that: cheap planners soon, slow ones where settings do badly, and what
-  was the best of no cell yet after nearly all else.
+  for each second that the planner is expected to think: cheap planners come first, slow ones
+  late, and what was the best of no cell yet after nearly all else.
 - The next one is guessed to be nearly as fast as its planner's best so far; after each that cannot
   be, a fifth slower than the last guess.
 - One that fits is followed by changes (``Change``), as settings are; what a planner finds that was
@@ -52,6 +51,9 @@ OTHER_SECS: Mapping[str, float] = {
 
 UNKNOWN_SECS = 20.0
 """Of a planner that is in no table."""
+
+LOOKS_A_SEC = 3.0
+"""Looks at settings in a second, where that is what planners take."""
 
 PATIENCE = 0.03
 """What a second of thinking adds to a guess, as a share of the bound."""
@@ -119,7 +121,7 @@ class Others:
         """The first candidate of every planner, and of every plan by hand."""
         for name, planner in self._planners.items():
             if name not in LAZY_SECS:
-                yield from _Row(self, name, planner).next(self._guess_secs(name))
+                yield from _Row(self, name, planner, _secs(name)).next(self._guess_secs(name))
                 continue
             rows: dict[str, list[Candidate]] = {}
             for each in planner(self._request):
@@ -127,7 +129,8 @@ class Others:
                 rows.setdefault(row, []).append(each)
             for row, candidates in rows.items():
                 near = sorted(candidates, key=lambda each: self.distance(each.samples))
-                yield from _Row(self, row, near).next(self._guess_secs(name, row))
+                first = self._guess_secs(name, row)
+                yield from _Row(self, row, near, _secs(name)).next(first)
 
     def distance(self, samples: int) -> float:
         """From microbatches of one sample a device."""
@@ -146,11 +149,16 @@ class Others:
     def _guess_secs(self, name: str, row: str = "") -> float:
         """Of a planner's first candidate."""
         size = len(self._traits.graph.ops) / 1000 * len(self._request.devices) / 8
-        secs = {**LAZY_SECS, **OTHER_SECS}.get(name, UNKNOWN_SECS) * size
+        secs = _secs(name) * size
         needs = NEEDS.get(row or name)
         is_worth = needs(self._traits) if needs else name != "by_hand"
         last = 0.0 if is_worth else LAST
         return self._usual_secs * (1 + last + PATIENCE * secs)
+
+
+def _secs(name: str) -> float:
+    """What a planner thinks, for a thousand ops and eight devices."""
+    return {**LAZY_SECS, **OTHER_SECS}.get(name, UNKNOWN_SECS)
 
 
 class _Row:
@@ -161,8 +169,11 @@ class _Row:
         is_spent: whether a planner that was asked for a number had no such proposal.
     """
 
-    def __init__(self, others: Others, name: str, given: SearchPlanner | list[Candidate]) -> None:
+    def __init__(
+        self, others: Others, name: str, given: SearchPlanner | list[Candidate], secs: float
+    ) -> None:
         self._others, self.name, self.is_spent = others, name, False
+        self._cost = LOOKS_A_SEC * secs
         self._left = iter(given) if isinstance(given, list) else others.asked(self, given)
         self._best_secs = inf
 
@@ -188,7 +199,7 @@ class _Row:
         how = Remembered(self._others.search, name, given.sprogram)
         own = Candidate(
             name, given.samples, how, self._others.bound_secs, guess_secs, given.least_bytes,
-            follow=follow,
+            cost=self._cost, follow=follow,
         )  # fmt: skip
         return own
 
@@ -221,5 +232,6 @@ class _Row:
                 name=f"{own.name} {each}",
                 sprogram=Changed(own.sprogram, each),
                 guess_secs=secs,
+                cost=1.0,
                 follow=partial(self._changes, own, each, seen),
             )

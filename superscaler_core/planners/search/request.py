@@ -115,8 +115,10 @@ class Candidate:
         bound_secs: a lower bound of its step by the planner; 0 if it knows none.
         guess_secs: an estimate of its step, for the order of looking; the bound if 0.
         least_bytes: a lower bound of the memory of its fullest device; 0 if the planner knows none.
+        cost: what looking at it takes, in looks at usual ones.
         look: how small a look shows its pace, with which it is looked at first.
-        follow: what to look at after it, given what came of it.
+        follow: what to look at after it, given what came of it; asked after every look at it, so
+            after a small one and the whole.
     """
 
     name: str
@@ -125,6 +127,7 @@ class Candidate:
     bound_secs: float = 0.0
     guess_secs: float = 0.0
     least_bytes: float = 0.0
+    cost: float = 1.0
     look: Look = WHOLE
     follow: Callable[[Trial], Iterable[Candidate]] = nothing_more
 

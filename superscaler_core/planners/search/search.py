@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import count, islice
 from typing import Any
 
@@ -152,25 +152,27 @@ class _Looking:
         self._max_tried, self._progress = max_tried, progress
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
-        self._looked_at: set[Candidate] = set()
         self._numbers = count()
         self._tried: list[Trial] = []
         self._num_skipped = 0
+        self._given: Iterable[Candidate] = ()
         self.best: Trial | None = None
 
     def run(self, planner: SearchPlanner) -> None:
         """Look at candidates until none waits, or the budget is spent.
 
         Candidates that a planner gives all at once are ordered by their guesses from the beginning;
-        those that it yields, which may take it long, are looked at as they come.
+        those that it yields, which may take it long, are looked at as they come. One whose answer
+        can be iterated again is asked again for more when a trial has ended.
         """
-        given = planner(self._request)
-        rest = iter(() if isinstance(given, Sequence) else given)
-        for candidate in given if isinstance(given, Sequence) else ():
-            self._push(candidate)
+        self._given = planner(self._request)
+        if isinstance(self._given, Sequence):
+            for candidate in self._given:
+                self._push(candidate)
+            self._given = ()
         while not self._is_over:
             while self._workers.has_room and not self._is_over:
-                for candidate in islice(rest, 1):
+                for candidate in islice(self._given, 1):
                     self._push(candidate)
                 if not (self._waiting or self._promising):
                     break
@@ -181,6 +183,12 @@ class _Looking:
             elif not (self._waiting or self._promising):
                 return
 
+    @property
+    def _num_left(self) -> int:
+        """How many candidates wait, here and with a planner that says so."""
+        with_planner = len(self._given) if isinstance(self._given, Sized) else 0
+        return len(self._waiting) + with_planner
+
     def found(self, search_secs: float) -> Found:
         """What came of it.
 
@@ -188,8 +196,8 @@ class _Looking:
             PlanError: nothing fits.
         """
         if self.best is None:
-            raise PlanError(_nothing(self._request, self._tried, len(self._waiting)))
-        tried, left = tuple(self._tried), len(self._waiting)
+            raise PlanError(_nothing(self._request, self._tried, self._num_left))
+        tried, left = tuple(self._tried), self._num_left
         best = self.best
         return Found(self._request, best, tried, self._num_skipped, left, search_secs)
 
@@ -232,18 +240,16 @@ class _Looking:
 
     def _take(self, trial: Trial) -> None:
         candidate = trial.candidate
-        is_first = candidate not in self._looked_at
-        self._looked_at.add(candidate)
         self._tried.append(trial)
         if trial.fits and self._is_faster(trial.secs):
             if trial.is_estimate:
                 heapq.heappush(self._promising, (trial.secs, next(self._numbers), candidate))
             else:
                 self.best = trial
-        for follower in candidate.follow(trial) if is_first else ():
+        for follower in candidate.follow(trial):
             self._push(follower)
         if self._progress is not None:
-            self._progress(len(self._tried), len(self._waiting), self.best)
+            self._progress(len(self._tried), self._num_left, self.best)
 
     def stop(self) -> None:
         """Spend no more of the budget than what it takes to have a best plan."""

@@ -67,7 +67,7 @@ def every_setting(asked: Request) -> set[Setting]:
         setting = left.pop()
         if setting not in found:
             found.add(setting)
-            left += [changed for _, changed in space.moves(setting)]
+            left += space.moves(setting)
             left += space.savings(setting)
     return found
 
@@ -75,9 +75,8 @@ def every_setting(asked: Request) -> set[Setting]:
 @pytest.fixture
 def few_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the moves that have most values, a search looks at all settings in a second."""
-    few = [
-        pair for pair in options.MOVES if pair[1] not in (options._in_fewer_parts, options._kept)
-    ]
+    many = options._in_fewer_parts, options._kept
+    few = [move for move in options.MOVES if move not in many]
     monkeypatch.setattr(options, "MOVES", few)
 
 
