@@ -5,8 +5,7 @@ Objective: the simulated time of a step; no device needs more than its memory.
 Settings: it begins with one for every layout of the devices (data, tensor and pipeline parallel;
 axial, interlaced or spatial where the model has what that needs). A setting that fits is followed
 by those that differ from it in one choice, and one that lacks memory by those that need less. Which
-of all these is looked at next is told by what was seen so far (``Learned``): the one that may be
-fastest and seems to fit.
+of all these is looked at next is told by what was seen so far (``Ranking``).
 
 Others' plans: all candidates of all other planners wait as well (``others.Others``), and have a
 share of the trials, so a search that ends by itself is at least as good as each of them.
@@ -23,20 +22,17 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from math import exp, inf, log
+from math import inf
 from typing import Protocol
-
-import numpy as np
-from scipy.stats import norm
 
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.guess import Guess
-from superscaler_core.planners.auto.learned import Floats, Learned, place
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.others import Others
+from superscaler_core.planners.auto.ranking import Ranking
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import (
@@ -47,15 +43,8 @@ from superscaler_core.planners.search.request import (
     Trial,
 )
 
-ROUGH_BYTES = 2.0
-"""How much rougher guesses of memory are than those of time."""
-
 SHARE = 0.25
 """Trials of others' plans for every one of settings; others that think cost more."""
-
-RANKED, AGAIN = 512, 32
-"""Of the settings that wait, those that were ranked first are ranked anew after each trial, and all
-after so many."""
 
 
 class Settings(Protocol):
@@ -88,22 +77,6 @@ def options_of(request: Request) -> Options:
     return Options(request, Traits(request.graph_of(request.samples[0])))
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """A setting that may be looked at.
-
-    Attributes:
-        place: of the setting, for ``Learned``.
-        secs, num_bytes: logarithms of the guesses.
-        before: the trial that it is a change of, if that fits.
-    """
-
-    place: Floats
-    secs: float
-    num_bytes: float
-    before: Trial | None
-
-
 class Proposals:
     """Settings, and others' candidates, that of all that wait first that may be best.
 
@@ -118,22 +91,20 @@ class Proposals:
     def __init__(self, request: Request, settings: Settings, others: Others | None = None) -> None:
         self._request, self._settings = request, settings
         self._bounds, self._guess = Bounds(request), Guess(request)
-        self._factors, self._byte_factors = Learned(), Learned(ROUGH_BYTES)
-        self._estimate_factors, self._estimates = Learned(), dict[Setting, float]()
-        self._seen: set[Setting] = set()
-        self._waiting: dict[Setting, _Waiting] = {}
-        self._ranks: dict[Setting, float] = {}
+        self._ranking = Ranking(self._guess, request.memory_bytes)
+        # Every setting that was proposed, with the trial that it is a change of, if that fits.
+        self._before: dict[Setting, Trial | None] = {}
         self._numbers = count()
         self._others: list[tuple[float, int, Candidate]] = []
         self._results = set() if others is None else others.results
-        self._credit, self._num_trials, self._best_secs = 0.0, 0, inf
+        self._credit = 0.0
         for setting in settings.roots():
             self._add(setting)
         for candidate in () if others is None else others.roots():
             self._add_other(candidate)
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._others)
+        return len(self._ranking) + len(self._others)
 
     def __iter__(self) -> Iterator[Candidate]:
         while len(self):
@@ -141,25 +112,20 @@ class Proposals:
 
     def _next(self) -> Candidate:
         cost = self._others[0][2].cost if self._others else inf
-        if cost <= self._credit or not self._waiting:
+        if cost <= self._credit or not len(self._ranking):
             self._credit -= cost
             return heapq.heappop(self._others)[2]
         self._credit += SHARE
-        setting, guess_secs = self._first()
-        before = self._waiting.pop(setting).before
-        return self._candidate(setting, guess_secs, before)
+        return self._candidate(*self._ranking.take())
 
     # --- settings -------------------------------------------------------------------------------
 
     def _add(self, setting: Setting, before: Trial | None = None) -> None:
         """A setting waits, if it is new, and if it seems not to fit, those that need less do."""
-        if setting in self._seen:
+        if setting in self._before:
             return
-        self._seen.add(setting)
-        where, num_bytes = place(setting), self._guess.num_bytes(setting)
-        secs = log(self._guess.secs(setting))
-        self._waiting[setting] = _Waiting(where, secs, log(num_bytes), before)
-        need_bytes = num_bytes * exp(self._byte_factors.at([where]).mean[0])
+        self._before[setting] = before
+        need_bytes = self._ranking.add(setting)
         if need_bytes > self._request.memory_bytes:
             for changed in self._smaller(setting, need_bytes):
                 self._add(changed)
@@ -178,37 +144,15 @@ class Proposals:
                 else:
                     waiting.append(changed)
 
-    def _first(self) -> tuple[Setting, float]:
-        """The setting to look at next, and the time that is expected of it.
-
-        It has the largest expected improvement of the best step so far, times the probability that
-        it fits. Source: Gardner et al., "Bayesian Optimization with Inequality Constraints" (2014).
-        """
-        if self._num_trials % AGAIN == 0:
-            self._ranks.clear()
-        self._num_trials += 1
-        ranks = self._ranks
-        some = heapq.nlargest(RANKED, self._waiting, key=lambda each: ranks.get(each, inf))
-        waiting = [self._waiting[each] for each in some]
-        places = [each.place for each in waiting]
-        factors, needs = self._factors.at(places), self._byte_factors.at(places)
-        means = np.array([each.secs for each in waiting]) + factors.mean
-        best = log(self._best_secs) if self._best_secs < inf else means.min()
-        better = (best - means) / factors.deviation
-        gains = factors.deviation * (norm.pdf(better) + better * norm.cdf(better))
-        room = log(self._request.memory_bytes) - np.array([each.num_bytes for each in waiting])
-        found = gains * norm.cdf((room - needs.mean) / needs.deviation)
-        ranks.update(zip(some, found.tolist(), strict=True))
-        first = int(np.argmax(found))
-        return some[first], exp(means[first])
-
-    def _candidate(self, setting: Setting, guess_secs: float, before: Trial | None) -> Candidate:
-        request = self._request
+    def _candidate(self, setting: Setting, guess_secs: float) -> Candidate:
+        request, before = self._request, self._before[setting]
+        least_bytes = self._bounds.least_bytes(setting)
         period = (setting.pp + request.recycle) * (2 if setting.duplex else 1)
 
         def follow(trial: Trial) -> Iterator[Candidate]:
             self._results.add(_seen_of(trial))
-            self._learn(setting, trial)
+            is_bound = trial.lacks_memory and trial.peak_bytes <= least_bytes
+            self._ranking.learn(setting, replace(trial, peak_bytes=0) if is_bound else trial)
             if before is not None and _seen_of(trial) == _seen_of(before):
                 # The change changed nothing, so what follows it is what follows the other.
                 return iter(())
@@ -228,25 +172,10 @@ class Proposals:
             filling,
             bound_secs=self._bounds.secs(setting),
             guess_secs=guess_secs,
-            least_bytes=self._bounds.least_bytes(setting),
+            least_bytes=least_bytes,
             look=Look(period, filling.sizes),
             follow=follow,
         )
-
-    def _learn(self, setting: Setting, trial: Trial) -> None:
-        """What a trial says of the guesses, and a whole one of the estimate before it."""
-        guess, where = self._guess, place(setting)
-        if trial.peak_bytes > self._bounds.least_bytes(setting):
-            need_bytes = float(trial.peak_bytes)
-            if trial.is_estimate:
-                self._estimates[setting] = need_bytes
-                need_bytes *= exp(self._estimate_factors.at([where]).mean[0])
-            elif setting in self._estimates:
-                self._estimate_factors.see(setting, need_bytes / self._estimates[setting])
-            self._byte_factors.see(setting, need_bytes / guess.num_bytes(setting))
-        if trial.fits:
-            self._factors.see(setting, trial.secs / guess.secs(setting))
-            self._best_secs = min(self._best_secs, trial.secs)
 
     # --- others ---------------------------------------------------------------------------------
 
@@ -254,6 +183,7 @@ class Proposals:
         """Another planner's candidate waits, and after it what it is followed by."""
 
         def follow(trial: Trial) -> Iterator[Candidate]:
+            self._ranking.best_secs = min(self._ranking.best_secs, trial.secs)
             for each in candidate.follow(trial):
                 self._add_other(each)
             return iter(())

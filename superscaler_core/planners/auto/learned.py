@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2
+from math import log, log2
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
+from scipy.linalg import cholesky, solve_triangular
 
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.setting import Setting
@@ -95,28 +95,49 @@ class Learned:
     def __init__(self, scale: float = 1.0) -> None:
         self._scale = scale
         self._seen: dict[Setting, tuple[Floats, float]] = {}
+        self._solved: _Solved | None = None
 
     def see(self, setting: Setting, factor: float) -> None:
         """What was seen of a setting, over what was guessed; what was known of it is forgotten."""
         self._seen.pop(setting, None)
-        self._seen[setting] = place(setting), float(np.log(factor))
+        self._seen[setting] = place(setting), log(factor)
+        self._solved = None
 
     def at(self, places: Sequence[Floats]) -> Expected:
         """What to expect of settings, by their places."""
         asked = np.array(places)
-        variance = self._scale**2 * _variance(asked)
-        latest = list(self._seen.values())[-MAX_SEEN:]
-        if not latest:
-            return Expected(np.zeros(len(asked)), np.sqrt(variance))
-        seen = np.array([where for where, _ in latest])
-        values = np.array([value for _, value in latest])
-        own = self._scale**2 * (_covariance(seen, seen) + NOISE**2 * np.eye(len(seen)))
-        across = self._scale**2 * _covariance(seen, asked)
-        root = np.linalg.cholesky(own)
-        told: Floats = solve_triangular(root, across, lower=True)
-        mean: Floats = told.T @ solve_triangular(root, values, lower=True)
-        left = np.maximum(0.0, variance - (told**2).sum(0))
-        return Expected(mean, np.sqrt(left + (self._scale * NOISE) ** 2))
+        variance = _variance(asked)
+        if not self._seen:
+            return Expected(np.zeros(len(asked)), self._scale * np.sqrt(variance))
+        if self._solved is None:
+            self._solved = _solved(list(self._seen.values())[-MAX_SEEN:])
+        seen, root, told = self._solved.places, self._solved.root, self._solved.told
+        across: Floats = solve_triangular(root, _covariance(seen, asked), lower=True)
+        left = np.maximum(0.0, variance - (across**2).sum(0)) + NOISE**2
+        return Expected(across.T @ told, self._scale * np.sqrt(left))
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """What was seen, as it is asked for again and again.
+
+    Attributes:
+        places: where it was seen.
+        root: of the covariance, lower triangular.
+        told: the inverse of the root, times what was seen.
+    """
+
+    places: Floats
+    root: Floats
+    told: Floats
+
+
+def _solved(seen: Sequence[tuple[Floats, float]]) -> _Solved:
+    places = np.array([where for where, _ in seen])
+    own = _covariance(places, places) + NOISE**2 * np.eye(len(seen))
+    root: Floats = cholesky(own, lower=True)
+    values = np.array([value for _, value in seen])
+    return _Solved(places, root, solve_triangular(root, values, lower=True))
 
 
 def _covariance(a: Floats, b: Floats) -> Floats:

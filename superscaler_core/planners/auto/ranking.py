@@ -1,0 +1,125 @@
+"""Ranking: which of the settings that wait to look at next, by what was seen so far.
+
+The one with the largest expected improvement of the best step, times the probability that it fits
+in memory. Both follow from the guesses and from what these were off by (``Learned``). So a search
+follows what is fast, and turns to what it does not know when little more can be gained there.
+
+Source: Gardner et al., "Bayesian Optimization with Inequality Constraints" (2014).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from math import exp, inf, log, pi, sqrt
+
+import numpy as np
+from scipy.special import ndtr
+
+from superscaler_core.planners.auto.guess import Guess
+from superscaler_core.planners.auto.learned import Floats, Learned, place
+from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.search.request import Trial
+
+ROUGH_BYTES = 2.0
+"""How much rougher guesses of memory are than those of time."""
+
+RANKED, ALL_RANKED = 512, 32
+"""Of the settings that wait, those that were ranked first are ranked anew each time, and all after
+so many times."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A setting that waits.
+
+    Attributes:
+        place: of the setting, for ``Learned``.
+        secs, num_bytes: logarithms of the guesses.
+    """
+
+    place: Floats
+    secs: float
+    num_bytes: float
+
+
+class Ranking:
+    """Settings that wait, and what is known of those that were looked at.
+
+    Args:
+        guess: of time and memory.
+        memory_bytes: of a device.
+
+    Attributes:
+        best_secs: the fastest step so far.
+    """
+
+    def __init__(self, guess: Guess, memory_bytes: int) -> None:
+        self._guess, self._memory = guess, log(memory_bytes)
+        self._secs, self._bytes = Learned(), Learned(ROUGH_BYTES)
+        # What estimates of memory by small looks are off by.
+        self._estimated_bytes, self._estimates = Learned(), dict[Setting, float]()
+        self._waiting: dict[Setting, _Waiting] = {}
+        self._ranks: dict[Setting, float] = {}
+        self._num_taken = 0
+        self.best_secs = inf
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, setting: Setting) -> float:
+        """A setting waits; the bytes that it is expected to need are returned."""
+        where, num_bytes = place(setting), self._guess.num_bytes(setting)
+        self._waiting[setting] = _Waiting(where, log(self._guess.secs(setting)), log(num_bytes))
+        return num_bytes * exp(self._bytes.at([where]).mean[0])
+
+    def take(self) -> tuple[Setting, float]:
+        """The setting to look at next, which waits no more, and the seconds expected of it."""
+        if self._num_taken % ALL_RANKED == 0:
+            self._ranks.clear()
+        self._num_taken += 1
+        ranks = self._ranks
+        some = heapq.nlargest(RANKED, self._waiting, key=lambda each: ranks.get(each, inf))
+        waiting = [self._waiting[each] for each in some]
+        places = [each.place for each in waiting]
+        secs, needs = self._secs.at(places), self._bytes.at(places)
+        means = np.array([each.secs for each in waiting]) + secs.mean
+        # As long as nothing fits, the fastest that is expected stands for the best.
+        best = log(self.best_secs) if self.best_secs < inf else means.min()
+        room = self._memory - needs.mean - np.array([each.num_bytes for each in waiting])
+        found = _improvement(best - means, secs.deviation) * ndtr(room / needs.deviation)
+        ranks.update(zip(some, found.tolist(), strict=True))
+        first = int(np.argmax(found))
+        del self._waiting[some[first]]
+        return some[first], exp(means[first])
+
+    def learn(self, setting: Setting, trial: Trial) -> None:
+        """What a trial says of the guesses, and a whole one of the estimate before it.
+
+        Args:
+            setting: that was looked at.
+            trial: what came of it, with the memory that it was seen to need.
+        """
+        if trial.peak_bytes:
+            need_bytes = float(trial.peak_bytes)
+            if trial.is_estimate:
+                self._estimates[setting] = need_bytes
+                need_bytes *= exp(self._estimated_bytes.at([place(setting)]).mean[0])
+            elif setting in self._estimates:
+                self._estimated_bytes.see(setting, need_bytes / self._estimates[setting])
+            self._bytes.see(setting, need_bytes / self._guess.num_bytes(setting))
+        if trial.fits:
+            self._secs.see(setting, trial.secs / self._guess.secs(setting))
+            self.best_secs = min(self.best_secs, trial.secs)
+
+
+def _improvement(better: Floats, deviation: Floats) -> Floats:
+    """What is gained on average of normal variables, where they are above 0.
+
+    Args:
+        better: their means.
+        deviation: their standard deviations.
+    """
+    ratio = better / deviation
+    found: Floats = deviation * np.exp(-(ratio**2) / 2) / sqrt(2 * pi) + better * ndtr(ratio)
+    return found

@@ -1,0 +1,93 @@
+"""Laws of ranking: against the definition of the expected improvement, and by what it prefers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import inf
+
+import numpy as np
+import pytest
+
+from superscaler_core.planners.auto import Setting
+from superscaler_core.planners.auto.guess import Guess
+from superscaler_core.planners.auto.ranking import Ranking, _improvement
+from superscaler_core.planners.search.request import Candidate, Trial
+from tests.superscaler_core.planners.search.test_search import request
+
+SETTINGS = [Setting(dp=dp, samples=samples) for dp in (1, 2) for samples in (1, 2, 4)]
+
+
+@cache
+def guess() -> Guess:
+    return Guess(request("mlp", 2))
+
+
+def ranking(memory_bytes: int = 1 << 60) -> Ranking:
+    found = Ranking(guess(), memory_bytes)
+    for setting in SETTINGS:
+        found.add(setting)
+    return found
+
+
+def trial(secs: float = inf, peak_bytes: int = 0, *, is_estimate: bool = False) -> Trial:
+    candidate = Candidate("x", 1, lambda plan: None)
+    return Trial(candidate, secs, peak_bytes, "" if secs < inf else "needs", is_estimate)
+
+
+@pytest.mark.parametrize("better", [-1.0, -0.1, 0.0, 0.3])
+@pytest.mark.parametrize("deviation", [0.05, 0.5])
+def test_the_expected_improvement_is_the_mean_of_what_is_gained(
+    better: float, deviation: float
+) -> None:
+    drawn = np.random.default_rng(0).normal(better, deviation, 400_000)
+    mean = float(np.maximum(drawn, 0.0).mean())
+    found = _improvement(np.array([better]), np.array([deviation]))
+    assert found == pytest.approx([mean], rel=0.01, abs=1e-4)
+
+
+def test_all_are_taken_once() -> None:
+    found = ranking()
+    taken = [found.take()[0] for _ in range(len(found))]
+    assert len(found) == 0
+    assert sorted(map(str, taken)) == sorted(map(str, SETTINGS))
+
+
+def test_the_seconds_that_are_expected_are_those_that_were_seen() -> None:
+    found = ranking()
+    for setting in SETTINGS[:-1]:
+        found.learn(setting, trial(2 * guess().secs(setting), 1000))
+    expected = {setting: secs for setting, secs in (found.take() for _ in SETTINGS)}
+    for setting in SETTINGS:
+        assert expected[setting] == pytest.approx(2 * guess().secs(setting), rel=0.1)
+
+
+def test_what_surely_lacks_memory_comes_last() -> None:
+    num_bytes = {setting: guess().num_bytes(setting) for setting in SETTINGS}
+    limit = int(1.1 * min(num_bytes.values()))
+    found = ranking(limit)
+    for setting in SETTINGS:
+        # Guesses of memory are right, and nothing is known of time.
+        found.learn(setting, trial(peak_bytes=int(num_bytes[setting])))
+    fits = [num_bytes[found.take()[0]] <= limit for _ in SETTINGS]
+    assert any(fits)
+    assert fits == sorted(fits, reverse=True)
+
+
+def test_whole_looks_correct_the_estimates_of_others() -> None:
+    first, other = SETTINGS[0], replace(SETTINGS[0], moves=True)
+    num_bytes = guess().num_bytes(first)
+    found = ranking()
+    found.learn(first, trial(1.0, int(num_bytes), is_estimate=True))
+    found.learn(first, trial(peak_bytes=int(2 * num_bytes)))
+    found.learn(other, trial(1.0, int(num_bytes), is_estimate=True))
+    need_bytes = found.add(replace(other, prefetch=1))
+    assert need_bytes == pytest.approx(2 * num_bytes, rel=0.1)
+
+
+def test_the_best_is_the_fastest_that_fits() -> None:
+    found = ranking()
+    found.learn(SETTINGS[0], trial(3.0, 10))
+    found.learn(SETTINGS[1], trial(peak_bytes=10))
+    found.learn(SETTINGS[2], trial(4.0, 10))
+    assert found.best_secs == 3.0
