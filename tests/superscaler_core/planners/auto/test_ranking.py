@@ -15,7 +15,7 @@ from superscaler_core.planners.auto.ranking import Ranking, _improvement
 from superscaler_core.planners.search.request import Candidate, Trial
 from tests.superscaler_core.planners.search.test_search import request
 
-SETTINGS = [Setting(dp=dp, samples=samples) for dp in (1, 2) for samples in (1, 2, 4)]
+SETTINGS = [Setting(dp=dp, samples=samples) for dp in (1, 2) for samples in (1, 2, 16)]
 
 
 @cache
