@@ -15,7 +15,7 @@ from superscaler_core.planners.auto.ranking import Ranking, _improvement
 from superscaler_core.planners.search.request import Candidate, Trial
 from tests.superscaler_core.planners.search.test_search import request
 
-SETTINGS = [Setting(dp=dp, samples=samples) for dp in (1, 2) for samples in (1, 2, 16)]
+SETTINGS = [Setting(dp=dp, samples=samples) for dp in (1, 2) for samples in (1, 2, 4)]
 
 
 @cache
@@ -63,15 +63,16 @@ def test_the_seconds_that_are_expected_are_those_that_were_seen() -> None:
 
 
 def test_what_surely_lacks_memory_comes_last() -> None:
-    num_bytes = {setting: guess().num_bytes(setting) for setting in SETTINGS}
-    limit = int(1.1 * min(num_bytes.values()))
-    found = ranking(limit)
-    for setting in SETTINGS:
-        # Guesses of memory are right, and nothing is known of time.
-        found.learn(setting, trial(peak_bytes=int(num_bytes[setting])))
-    fits = [num_bytes[found.take()[0]] <= limit for _ in SETTINGS]
-    assert any(fits)
-    assert fits == sorted(fits, reverse=True)
+    small, fast = Setting(samples=1), Setting(samples=8)
+    num_bytes = [guess().num_bytes(each) for each in (small, fast)]
+    assert guess().secs(fast) < guess().secs(small)
+    for limit, first in ((int(1.1 * num_bytes[0]), small), (int(1.1 * num_bytes[1]), fast)):
+        found = Ranking(guess(), limit)
+        for setting, need_bytes in zip((small, fast), num_bytes, strict=True):
+            found.add(setting)
+            # Guesses of memory are right, and nothing is known of time.
+            found.learn(setting, trial(peak_bytes=int(need_bytes)))
+        assert found.take()[0] == first
 
 
 def test_whole_looks_correct_the_estimates_of_others() -> None:
