@@ -37,6 +37,12 @@ NEEDS_PROCESSES = 'init_process_group("gloo")'
 PROGRAMS = {"rvdcomm": cli.main, "superscaler": superscaler_cli.main}
 
 
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs/README.md").read_text()
+    pages = [path.name for path in (ROOT / "docs").glob("*.md")]
+    assert [name for name in pages if f"({name})" not in index] == ["README.md"]
+
+
 # --- printouts ----------------------------------------------------------------------------------
 
 
