@@ -11,7 +11,7 @@ import pytest
 from bench import cells as cells_module
 from bench.catalogue import cells
 from bench.cells import Cell
-from bench.studies import transfers
+from bench.studies import sensitivity, transfers
 from bench.studies.__main__ import main
 from bench.studies.cluster import GPUS, PAPER
 from bench.studies.study import COLUMNS, STUDIES, Study
@@ -203,3 +203,46 @@ def test_the_command_refuses_other_numbers_of_gpus(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         main(["swin", "--gpus", "5"])
     assert "(4, 8, 16, 32) GPUs" in capsys.readouterr().err
+
+
+# --- sensitivity --------------------------------------------------------------------------------
+
+
+def test_every_change_is_of_what_its_name_says() -> None:
+    usual = PAPER
+    slow, fast, roomy, tight, narrow, wide = (
+        change(usual) for name, change in sensitivity.CHANGES.items() if name != "as assumed"
+    )
+    flops = 2 * 4096**3
+    secs = [x.profile.flops_secs(flops, "float32", "linear") for x in (slow, usual, fast)]
+    assert secs == sorted(secs, reverse=True)
+    assert secs[0] == pytest.approx(1.25 * secs[1])
+    assert roomy.limit_bytes - usual.limit_bytes == 1 << 30
+    assert usual.limit_bytes - tight.limit_bytes == 2 << 30
+    rates = [x.between.bytes_per_sec / usual.between.bytes_per_sec for x in (narrow, wide)]
+    assert rates == pytest.approx([0.5, 1.1])
+
+
+def test_models_are_compared_with_each_change() -> None:
+    head = {"cell": "swin-16-L50_C1024@NIC x 0.5", "shares": {"compute": 0.8}}
+    found = sensitivity.compared(
+        [
+            {**head, "planner": "auto", "samples_per_sec": 3.0},
+            {**head, "planner": "Megatron", "samples_per_sec": 2.0},
+            {**head, "planner": "ZeRO-3", "problem": "does not fit"},
+        ]
+    )
+    assert found["swin L50 C1024"]["NIC x 0.5"].factor == 1.5
+    assert found["swin L50 C1024"]["as assumed"].factor is None
+    table = {line[0]: line[1:] for line in sensitivity.lines(found)}
+    assert table["swin L50 C1024"].count("-") == len(sensitivity.CHANGES) - 1
+
+
+def test_a_row_is_of_the_changed_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = cell(2)
+    monkeypatch.setattr("bench.studies.sensitivity.cells", lambda: {"tiny": known})
+    usual, less = (
+        compute(f"tiny@{name}", "Megatron", 60.0) for name in ("as assumed", "NIC x 0.5")
+    )
+    assert usual["secs"] == less["secs"]
+    assert (usual["cell"], less["cell"]) == ("tiny@as assumed", "tiny@NIC x 0.5")

@@ -1,0 +1,179 @@
+"""``python -m bench.studies.sensitivity``: what the most uncertain assumptions change."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.catalogue import cells
+from bench.run import environment
+from bench.search import add_options, run, save
+from bench.store import Job, Row
+from bench.studies.cluster import Cluster
+from bench.studies.report import COLOURS, Compared, grid
+from bench.studies.study import STUDIES, TODAY
+from superscaler_core.errors import PlanError
+
+DESCRIPTION = """\
+The studies' models on 16 GPUs, with other values of the three assumptions that are least certain:
+how fast float32 is, how many bytes of a GPU are reserved, and which share of a host's NIC is
+reached. For each value all systems are tuned anew, and auto searches anew; the factor is our speed
+over that of the best baseline of today. Nothing was run on a GPU.
+"""
+
+NUM_GPUS = 16
+"""The fewest that have two hosts, so that the NIC matters."""
+
+USUAL = "as assumed"
+
+Change = Callable[[Cluster], Cluster]
+
+
+def _float32(factor: float) -> Change:
+    """Products of float32 that are so many times as fast."""
+    return lambda known: replace(known, profile=known.profile.scaled(float32=factor))
+
+
+def _reserved(gib: int) -> Change:
+    return lambda known: replace(known, reserved_bytes=gib << 30)
+
+
+def _nic(factor: float) -> Change:
+    """A NIC of which so many times as much is reached."""
+
+    def change(known: Cluster) -> Cluster:
+        link = known.between
+        return replace(known, between=replace(link, bytes_per_sec=factor * link.bytes_per_sec))
+
+    return change
+
+
+CHANGES: Mapping[str, Change] = {
+    USUAL: lambda known: known,
+    "float32 x 0.8": _float32(0.8),
+    "float32 x 1.2": _float32(1.2),
+    "1 GiB reserved": _reserved(1),
+    "4 GiB reserved": _reserved(4),
+    "NIC x 0.5": _nic(0.5),
+    "NIC x 1.1": _nic(1.1),
+}
+"""Of the cluster, by name."""
+
+SIGN = "@"
+"""In names of jobs, between a cell and a change."""
+
+
+def compute(name: str, planner: str, budget_secs: float) -> dict[str, Any]:
+    """The row of a planner and a cell with a change, by their names."""
+    cell, _, change = name.partition(SIGN)
+    known = cells()[cell]
+    changed = replace(known, name=name, cluster=CHANGES[change](known.cluster))
+    try:
+        return changed.row(planner, budget_secs)
+    except PlanError as error:
+        # A profile without that dtype.
+        return {"cell": name, "gpus": known.num_gpus, "planner": planner, "problem": str(error)}
+
+
+def compared(rows: Sequence[Row]) -> dict[str, dict[str, Compared]]:
+    """Ours beside the baselines, by model and change."""
+    found: dict[str, dict[str, Compared]] = {}
+    for name, study in STUDIES.items():
+        for column, label, cell in study.cells(name):
+            if column != TODAY or cell.num_gpus != NUM_GPUS:
+                continue
+            for change in CHANGES:
+                mine = {
+                    row["planner"]: row
+                    for row in rows
+                    if row["cell"] == f"{cell.name}{SIGN}{change}"
+                }
+                names = study.baselines[TODAY]
+                one = Compared(TODAY, NUM_GPUS, label, study.ours[TODAY], names, mine)
+                found.setdefault(f"{name} {label}", {})[change] = one
+    return found
+
+
+def lines(found: Mapping[str, Mapping[str, Compared]]) -> list[list[str]]:
+    """The factor of every model with every change."""
+    texts = [["model", *CHANGES]]
+    for model, by_change in found.items():
+        factors = [by_change[change].factor for change in CHANGES]
+        texts.append([model, *(f"{x:.3f}" if x else "-" for x in factors)])
+    return texts
+
+
+def draw(found: Mapping[str, Mapping[str, Compared]], path: Path) -> None:
+    """A row for every model: its factor as assumed, and with each change."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, ax = plt.subplots(figsize=(8, 1.6 + 0.5 * len(found)), layout="constrained")
+    for number, change in enumerate(CHANGES):
+        dots = [
+            (one.factor, place + (number - len(CHANGES) / 2) * 0.08)
+            for place, by_change in enumerate(found.values())
+            for one in [by_change[change]]
+            if one.factor
+        ]
+        if dots:
+            colour = "black" if change == USUAL else COLOURS[number - 1]
+            ax.scatter(*zip(*dots, strict=True), s=26, color=colour, label=change)
+    ax.axvline(1, color="grey", lw=0.8)
+    ax.set_yticks(range(len(found)), list(found), fontsize=8)
+    ax.invert_yaxis()
+    ax.set(xlabel="our speed over that of the best baseline", title=f"{NUM_GPUS} GPUs, simulated")
+    ax.grid(axis="y", alpha=0.3)
+    figure.legend(frameon=False, fontsize=8, ncols=4, loc="outside lower center")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(words: list[str]) -> int:
+    """The command."""
+    args = _parse(words)
+    chosen = [
+        cell
+        for name, study in STUDIES.items()
+        for column, _, cell in study.cells(name)
+        if column == TODAY and cell.num_gpus == NUM_GPUS
+    ]
+    jobs = [
+        Job(f"{cell.name}{SIGN}{change}", planner, cell.budget_secs * args.budget_share)
+        for change in CHANGES
+        for cell in chosen
+        for planner in (*cell.first, *cell.systems)
+    ]
+    rows = run(args, jobs, compute, compute.__module__)
+    found = compared(rows)
+    print(grid(lines(found)))
+    result = environment(shlex.join(["python", "-m", "bench.studies.sensitivity", *words]))
+    save(args, {**result, "rows": rows}, rows)
+    if not (args.dirty or args.kept):
+        draw(found, args.out.with_suffix(".png"))
+    return 0
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.studies.sensitivity",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=Path("bench/results/sensitivity.json"))
+    add_options(parser, budget_share=0.25)
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    # By its name, so that what computes rows can be sent to other processes.
+    from bench.studies import sensitivity
+
+    sys.exit(sensitivity.main(sys.argv[1:]))
