@@ -242,7 +242,8 @@ def test_a_row_is_of_the_changed_cluster(monkeypatch: pytest.MonkeyPatch) -> Non
     known = cell(2)
     monkeypatch.setattr("bench.studies.sensitivity.cells", lambda: {"tiny": known})
     usual, less = (
-        compute(f"tiny@{name}", "Megatron", 60.0) for name in ("as assumed", "NIC x 0.5")
+        sensitivity.compute(f"tiny@{name}", "Megatron", 60.0)
+        for name in ("as assumed", "NIC x 0.5")
     )
     assert usual["secs"] == less["secs"]
     assert (usual["cell"], less["cell"]) == ("tiny@as assumed", "tiny@NIC x 0.5")
