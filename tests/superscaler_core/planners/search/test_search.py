@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import inf
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.evaluate import compiled, evaluate, look
-from superscaler_core.planners.search.request import WHOLE, Look, Request, Trial
+from superscaler_core.planners.search.request import WHOLE, Candidate, Look, Request, Trial
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
+from superscaler_core.plans import PLANS
 from superscaler_core.simulator import PROFILES, simulate
 from tests.superscaler_core.training import Case, errors_on_threads
 
@@ -176,6 +178,41 @@ def test_two_processes_find_what_one_finds(few_moves: None) -> None:
     one, two = (search_request(asked, auto, num_processes=n) for n in (1, 2))
     assert one.secs == two.secs
     assert one.peak_bytes == two.peak_bytes
+
+
+class Growing:
+    """Three candidates, of which each waits for what came of the one before it."""
+
+    def __init__(self) -> None:
+        self.waiting, self.seen = [1], list[int]()
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        while self.waiting:
+            number = self.waiting.pop()
+            yield Candidate(
+                str(number), 4, PLANS["data_parallel"], follow=partial(self.add, number)
+            )
+
+    def add(self, number: int, trial: Trial) -> list[Candidate]:
+        self.seen.append(number)
+        self.waiting += [number + 1] if number < 3 else []
+        return []
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_planner_that_has_more_after_a_trial_is_asked_again(num_processes: int) -> None:
+    planner = Growing()
+    found = search_request(request(), lambda _: planner, num_processes=num_processes)
+    assert planner.seen == [1, 2, 3]
+    assert found.num_left == 0
+
+
+def test_what_a_planner_still_has_counts_as_left() -> None:
+    found = search_request(request(), lambda _: Growing(), max_tried=2)
+    assert (len(found.tried), found.num_left) == (2, 1)
 
 
 def test_an_estimate_is_near_the_whole_step() -> None:
