@@ -13,6 +13,7 @@ from math import fsum
 from pathlib import Path
 from typing import Any
 
+from bench import dots
 from bench.catalogue import cells, compute
 from bench.cells import NUM_PROCESSES, Cell
 from bench.run import environment
@@ -159,37 +160,13 @@ def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """A dot for every cell and planner: how many times as long its step takes as auto's."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    mine = by_cell([row for row in rows if "secs" in row])
-    names = list(dict.fromkeys(row["planner"] for row in rows if row["planner"] != "auto"))
-    figure, ax = plt.subplots(figsize=(9, 1.5 + 0.22 * len(mine)), layout="constrained")
-    shapes = "os^vDPX*<>hp"
-    for number, name in enumerate(names):
-        dots = [
-            (row["secs"] / ours, place)
-            for place, each in enumerate(mine.values())
-            for ours in [row["secs"] for row in each if row["planner"] == "auto"]
-            for row in each
-            if row["planner"] == name
-        ]
-        if dots:
-            colour, shape = f"C{number % 10}", shapes[number % len(shapes)]
-            ax.scatter(*zip(*dots, strict=True), s=18, c=colour, marker=shape, label=name)
-    ax.axvline(1, color="grey", lw=0.8)
-    ax.set_yticks(range(len(mine)), mine, fontsize=7)
-    ax.invert_yaxis()
-    ax.set(xscale="log", xlabel="step over that of auto", title="All planners, simulated")
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-    ax.tick_params(axis="x", which="both", labelsize=7)
-    ax.grid(axis="y", alpha=0.3)
-    figure.legend(frameon=False, fontsize=7, ncols=6, loc="outside lower center")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    found = {
+        cell: {row["planner"]: row["secs"] / ours for row in mine if row["planner"] != "auto"}
+        for cell, mine in by_cell([row for row in rows if "secs" in row]).items()
+        for ours in [row["secs"] for row in mine if row["planner"] == "auto"]
+    }
+    title, across = "All planners, simulated", "step over that of auto"
+    dots.draw(found, path, across=across, title=title, is_log=True)
 
 
 def main(words: list[str]) -> int:

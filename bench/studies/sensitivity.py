@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench import dots
 from bench.catalogue import cells
 from bench.run import environment
 from bench.search import add_options, run, save
 from bench.store import Job, Row
 from bench.studies.cluster import Cluster
-from bench.studies.report import COLOURS, Compared, grid
+from bench.studies.report import Compared, grid
 from bench.studies.study import STUDIES, TODAY
 from superscaler_core.errors import PlanError
 
@@ -110,30 +111,12 @@ def lines(found: Mapping[str, Mapping[str, Compared]]) -> list[list[str]]:
 
 def draw(found: Mapping[str, Mapping[str, Compared]], path: Path) -> None:
     """A row for every model: its factor as assumed, and with each change."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, ax = plt.subplots(figsize=(8, 1.6 + 0.5 * len(found)), layout="constrained")
-    for number, change in enumerate(CHANGES):
-        dots = [
-            (one.factor, place + (number - len(CHANGES) / 2) * 0.08)
-            for place, by_change in enumerate(found.values())
-            for one in [by_change[change]]
-            if one.factor
-        ]
-        if dots:
-            colour = "black" if change == USUAL else COLOURS[number - 1]
-            ax.scatter(*zip(*dots, strict=True), s=26, color=colour, label=change)
-    ax.axvline(1, color="grey", lw=0.8)
-    ax.set_yticks(range(len(found)), list(found), fontsize=8)
-    ax.invert_yaxis()
-    ax.set(xlabel="our speed over that of the best baseline", title=f"{NUM_GPUS} GPUs, simulated")
-    ax.grid(axis="y", alpha=0.3)
-    figure.legend(frameon=False, fontsize=8, ncols=4, loc="outside lower center")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    factors = {
+        model: {change: one.factor for change, one in by_change.items() if one.factor}
+        for model, by_change in found.items()
+    }
+    across = "our speed over that of the best baseline"
+    dots.draw(factors, path, across=across, title=f"{NUM_GPUS} GPUs, simulated")
 
 
 def main(words: list[str]) -> int:
