@@ -38,7 +38,7 @@ LAZY_SECS: Mapping[str, float] = {
     "by_hand": 1,
     "piper": 3, "alpa": 3, "dapple": 3, "galvatron": 4,
     "alpa_intra": 8, "unity": 8, "hidup": 10,
-    "tofu": 30, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
+    "tofu": 3, "tarnawski": 30, "pipedream": 30, "pipedream_hierarchical": 30, "flexflow": 50,
 }  # fmt: skip
 """Planners that propose at once and think where a candidate is filled, with the seconds that this
 takes them for a thousand ops and eight devices; tenfold for those that were the best other planner
