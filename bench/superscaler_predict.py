@@ -228,6 +228,7 @@ def plot(models: Mapping[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
 
     figure, axes = plt.subplots(1, len(models), figsize=(4.2 * len(models), 4.4), squeeze=False)
     for axis, (name, found) in zip(axes[0], models.items(), strict=True):
@@ -244,7 +245,11 @@ def plot(models: Mapping[str, Any], path: Path) -> None:
         axis.scatter(*zip(*mine, strict=True), s=70, marker="*", color="#D55E00", label="chosen")
         axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", title=name)
         axis.set(xlabel="measured, median ms", ylabel="predicted, ms")
-        axis.grid(alpha=0.25, which="both")
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+            side.set_major_formatter(lambda value, _: f"{value:g}")
+            side.set_minor_locator(NullLocator())
+        axis.grid(alpha=0.25)
         axis.legend(loc="upper left", frameon=False, fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
