@@ -94,6 +94,8 @@ class Proposals:
         self._ranking = Ranking(self._guess, request.memory_bytes)
         # Every setting that was proposed, with the trial that it is a change of, if that fits.
         self._before: dict[Setting, Trial | None] = {}
+        # Those that seemed to need too much; they are proposed when nothing else waits.
+        self._unlikely: dict[Setting, None] = {}
         self._numbers = count()
         self._others: list[tuple[float, int, Candidate]] = []
         self._results = set() if others is None else others.results
@@ -104,13 +106,16 @@ class Proposals:
             self._add_other(candidate)
 
     def __len__(self) -> int:
-        return len(self._ranking) + len(self._others)
+        return len(self._ranking) + len(self._others) + len(self._unlikely)
 
     def __iter__(self) -> Iterator[Candidate]:
         while len(self):
             yield self._next()
 
     def _next(self) -> Candidate:
+        if not (len(self._ranking) or self._others):
+            for setting in [*self._unlikely]:
+                self._add(setting)
         cost = self._others[0][2].cost if self._others else inf
         if cost <= self._credit or not len(self._ranking):
             self._credit -= cost
@@ -125,6 +130,7 @@ class Proposals:
         if setting in self._before:
             return
         self._before[setting] = before
+        self._unlikely.pop(setting, None)
         need_bytes = self._ranking.add(setting)
         if need_bytes > self._request.memory_bytes:
             for changed in self._smaller(setting, need_bytes):
@@ -143,6 +149,8 @@ class Proposals:
                     yield changed
                 else:
                     waiting.append(changed)
+                    if changed not in self._before:
+                        self._unlikely[changed] = None
 
     def _candidate(self, setting: Setting, guess_secs: float) -> Candidate:
         request, before = self._request, self._before[setting]

@@ -73,7 +73,7 @@ class Bounds:
         """The same of weights and their states, without what is on the host."""
         if setting.offload:
             return 0.0
-        num, (weights, states) = len(self.request.devices), self._stored_bytes
+        num, (weights, states) = len(self.request.devices), self.trained_bytes
         splits = 1.0 * _splits(setting, num)
         return weights / splits + states / (num if setting.zero else splits)
 
@@ -84,7 +84,7 @@ class Bounds:
         return kept > self.request.memory_bytes
 
     @cached_property
-    def _stored_bytes(self) -> tuple[float, float]:
+    def trained_bytes(self) -> tuple[float, float]:
         """Bytes of all weights that are trained, and of their optimizer's states and masters."""
         request = self.request
         trained = [t for t in self._graph.parameters.values() if t.requires_grad]

@@ -11,12 +11,17 @@ from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.part import Part
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.bounds import Bounds
+from superscaler_core.planners.auto.holding import ROWS, Holding, replicas
+from superscaler_core.planners.auto.sending import Sending
 from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.request import Request
 
 SENT, WIDE = 0.02, 4.0
-"""What tensor parallel costs for every device, and between hosts, as shares of a step. Users of
-Megatron-LM keep it inside hosts."""
+"""What cutting rows and columns costs for every device, and between hosts, as shares of a step."""
+
+HIDDEN = 0.5
+"""The share of communication of weights that computing hides, if they are overlapped."""
 
 AGAIN: Mapping[Keep, float] = {
     Keep.EVERYTHING: 1.0,
@@ -27,20 +32,16 @@ AGAIN: Mapping[Keep, float] = {
 }
 """What a step takes longer for what is computed again: a forward is a third of it."""
 
-LEFT: Mapping[Keep, float] = {
-    Keep.EVERYTHING: 1.0,
-    Keep.ATTENTION_ONLY: 0.4,
-    Keep.SEGMENT_INPUTS: 0.2,
-    Keep.BLOCK_INPUTS: 0.05,
-    Keep.STAGE_INPUT: 0.02,
-}
-"""What is left of what is kept, about the least that models have."""
-
-AGAIN_HEAVY, LEFT_HEAVY = 1.15, 0.5
+AGAIN_HEAVY = 1.15
 """The same of a model of which the blocks that keep most are in parts."""
 
-FETCHED, HOSTED = 1.03, 1.1
-"""The same for weights that are fetched from other devices, and from the host."""
+FETCHES = 1.5
+"""What fetched weights are sent in a microbatch, in all-reduces: gathered in the forward and in the
+backward, and their gradients scattered; an all-reduce is a scatter and a gather."""
+
+HOST_TRIPS = 3
+"""The same between a device and its host, if weights are there; and as often the host reads or
+writes them, as it adds up gradients."""
 
 PASSES = 3
 """Launches of an op: one in the forward, two in the backward."""
@@ -51,7 +52,7 @@ class Guess:
     """Estimates, in no direction, for one request, all from its smallest microbatch.
 
     An op is as fast as one of the part that a device gets of it; every microbatch launches it.
-    Communication is a share that depends on the degrees alone.
+    Communication is that of the shipped plans, by its bytes (``Sending``).
     """
 
     request: Request
@@ -62,31 +63,45 @@ class Guess:
         num = request.microbatches(setting.microbatch)
         work = self._work_secs(setting.samples / (setting.tp * setting.coshard))
         launches = num / setting.pp * PASSES * len(self._graph.ops) * request.profile.launch_secs
-        bubble = (setting.pp - 1) / (num * setting.chunks)
-        wide = WIDE if setting.tp > self._per_host else 1.0 + SENT * setting.tp
-        stored = (FETCHED if setting.zero == 3 else 1.0) * (HOSTED if setting.offload else 1.0)
         alone = work * request.batch / len(request.devices) + launches * setting.coshard
-        return alone * (1 + bubble) * wide * stored * _again(setting)
+        busy = alone * _again(setting) + num / setting.pp * self._cut_secs(setting)
+        bubble = (setting.pp - 1) / (num * setting.chunks)
+        return busy * (1 + bubble) + self._weights_secs(setting, busy / num)
+
+    def _cut_secs(self, setting: Setting) -> float:
+        """What all stages send in a microbatch, as ops are cut."""
+        sending, tp, dp = self._sending, setting.tp, setting.dp
+        if setting.family in ROWS:
+            share = WIDE if tp > self._per_host else SENT * tp
+            return share * self._work_secs(setting.samples / tp) * setting.samples / tp
+        times, num_bytes = sending.summed
+        grown = setting.samples / self.request.samples[0]
+        secs = times * sending.all_reduce_secs(num_bytes * grown / max(times, 1), tp)
+        if setting.experts:
+            secs += sending.all_to_all_secs(sending.dealt_bytes * grown / tp, dp, tp)
+        return secs
+
+    def _weights_secs(self, setting: Setting, microbatch_secs: float) -> float:
+        """What weights and gradients are sent for longer than computing hides."""
+        _, size, stride = replicas(setting)
+        own, profile = self._holding.held_bytes(setting), self.request.profile
+        secs = self._sending.all_reduce_secs(own, size, stride)
+        host_secs = own / profile.host_bytes_per_sec if setting.offload else 0.0
+        if setting.zero == 3:
+            if setting.offload:
+                host_secs += own / profile.host_memory_bytes_per_sec
+            each = FETCHES * secs + HOST_TRIPS * host_secs / size
+            hidden = HIDDEN * microbatch_secs if setting.prefetch else 0.0
+            return self.request.microbatches(setting.microbatch) * max(0.0, each - hidden)
+        return secs * (HIDDEN if setting.reductions else 1.0) + 2 * host_secs
 
     def num_bytes(self, setting: Setting) -> float:
         """What the fullest device needs."""
-        return self._bounds.stored_bytes(setting) + self._kept_bytes(setting)
+        return self._holding.num_bytes(setting)
 
     def smaller_bytes(self, setting: Setting, peak_bytes: float, changed: Setting) -> float:
         """The same of a changed setting, given what was seen without the change."""
-        kept = peak_bytes - self._bounds.stored_bytes(setting)
-        share = self._kept_bytes(changed) / self._kept_bytes(setting)
-        return self._bounds.stored_bytes(changed) + max(0.0, kept) * share
-
-    def _kept_bytes(self, setting: Setting) -> float:
-        """What backwards need: a pipeline's first stage has as many microbatches as it has less."""
-        sample_bytes = self._bounds.kept_bytes / self.request.samples[0]
-        left = LEFT[setting.keep]
-        if setting.heavy:
-            left *= LEFT_HEAVY
-        elif setting.coshard > 1:
-            left = min(left, LEFT[Keep.BLOCK_INPUTS]) / setting.coshard
-        return sample_bytes * setting.samples / setting.tp * left
+        return self._holding.smaller_bytes(setting, peak_bytes, changed)
 
     def _work_secs(self, samples: float) -> float:
         """A forward and a backward of a sample on one device, in microbatches of so many."""
@@ -110,6 +125,18 @@ class Guess:
     @cached_property
     def _graph(self) -> Graph:
         return self.request.graph_of(self.request.samples[0])
+
+    @cached_property
+    def _traits(self) -> Traits:
+        return Traits(self._graph)
+
+    @cached_property
+    def _sending(self) -> Sending:
+        return Sending(self._traits, self.request.topology)
+
+    @cached_property
+    def _holding(self) -> Holding:
+        return Holding(self._traits, self._bounds)
 
     @cached_property
     def _per_host(self) -> int:

@@ -1,8 +1,9 @@
 """Ranking: which of the settings that wait to look at next, by what was seen so far.
 
-The one with the largest expected improvement of the best step, times the probability that it fits
-in memory. Both follow from the guesses and from what these were off by (``Learned``). So a search
-follows what is fast, and turns to what it does not know when little more can be gained there.
+The one with the largest expected improvement of the best step, times the probabilities that it fits
+in memory and that the model can be cut so. All follow from the guesses and from what these were off
+by (``Learned``). So a search follows what is fast, and turns to what it does not know when little
+more can be gained there.
 
 Source: Gardner et al., "Bayesian Optimization with Inequality Constraints" (2014).
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from math import exp, inf, log, pi, sqrt
+from math import e, exp, inf, log, pi, sqrt
 
 import numpy as np
 from scipy.special import ndtr
@@ -27,6 +28,9 @@ ROUGH_BYTES = 2.0
 RANKED, ALL_RANKED = 512, 32
 """Of the settings that wait, those that were ranked first are ranked anew each time, and all after
 so many times."""
+
+LEAST_SURE = 0.01
+"""The least probability that a model can be cut so, whatever was seen of other settings."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Ranking:
     def __init__(self, guess: Guess, memory_bytes: int) -> None:
         self._guess, self._memory = guess, log(memory_bytes)
         self._secs, self._bytes = Learned(), Learned(ROUGH_BYTES)
+        # Factors of 1 where the model could be cut so, and of e where it could not.
+        self._failures = Learned()
         # What estimates of memory by small looks are off by.
         self._estimated_bytes, self._estimates = Learned(), dict[Setting, float]()
         self._waiting: dict[Setting, _Waiting] = {}
@@ -88,6 +94,7 @@ class Ranking:
         best = log(self.best_secs) if self.best_secs < inf else means.min()
         room = self._memory - needs.mean - np.array([each.num_bytes for each in waiting])
         found = _improvement(best - means, secs.deviation) * ndtr(room / needs.deviation)
+        found *= np.clip(1 - self._failures.at(places).mean, LEAST_SURE, 1)
         ranks.update(zip(some, found.tolist(), strict=True))
         first = int(np.argmax(found))
         del self._waiting[some[first]]
@@ -100,6 +107,7 @@ class Ranking:
             setting: that was looked at.
             trial: what came of it, with the memory that it was seen to need.
         """
+        self._failures.see(setting, 1.0 if trial.fits or trial.lacks_memory else e)
         if trial.peak_bytes:
             need_bytes = float(trial.peak_bytes)
             if trial.is_estimate:

@@ -12,6 +12,7 @@ from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.once import once_per_graph
+from superscaler_core.graph.repeats import is_map
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.memory.held import SAVED_ITEM_BYTES, VIEWS
 from superscaler_core.plans.pieces.axial import EVOFORMER, axial_loops
@@ -66,6 +67,27 @@ class Traits:
         return gcd(*(n for dim in dims for n in self.blocks.dims.sizes(dim)))
 
     @cached_property
+    def word_bytes(self) -> int:
+        """Weights with a row for every word."""
+        if not self.has_words:
+            return 0
+        words, dims = {*self.blocks.words}, self.blocks.dims
+        tables = [t for t in self.graph.parameters.values() if words & {*dims.of_tensor(t)}]
+        return sum(table.num_bytes for table in tables)
+
+    @cached_property
+    def expert_maps(self) -> tuple[Op, ...]:
+        """The linear maps of the experts."""
+        if not self.num_experts:
+            return ()
+        return tuple(op for op in self.blocks.experts if is_map(op) and op.parameters)
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """Weights of all experts."""
+        return sum(t.num_bytes for t in {t for op in self.expert_maps for t in op.parameters})
+
+    @cached_property
     def is_axial(self) -> bool:
         """Whether its modules treat rows or columns apart."""
         return _has(lambda: axial_loops(self.graph, EVOFORMER))
@@ -97,25 +119,33 @@ def heavy_blocks(blocks: Blocks) -> tuple[int, ...]:
 
 @once_per_graph
 def kept_bytes(graph: Graph, ops: tuple[Op, ...] | None = None) -> int:
-    """What autograd saves of a microbatch that is not cut, views with what they view.
+    """What autograd saves of a microbatch that is not cut, as ``kept_sizes``."""
+    return sum(size for _, size in kept_sizes(graph, ops))
+
+
+@once_per_graph
+def kept_sizes(graph: Graph, ops: tuple[Op, ...] | None = None) -> tuple[tuple[PTensor, int], ...]:
+    """The tensors that autograd saves of a microbatch that is not cut, each with its bytes.
+
+    Views are saved with what they view, and masks stand under what they mask.
 
     Args:
         graph: of the microbatch.
         ops: of which it saves; all if None.
     """
-    sizes: dict[Any, int] = {}
+    found: dict[Any, tuple[PTensor, int]] = {}
     for op in graph.ops if ops is None else ops:
         if not any(tensor.requires_grad for tensor in op.outputs):
             continue
         for number in op.saves:
             if number >= len(op.inputs) and op.kind in SAVED_ITEM_BYTES:
                 made = op.outputs[number - len(op.inputs)]
-                sizes[op, number] = made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
+                found[op, number] = made, made.box.num_elements * SAVED_ITEM_BYTES[op.kind]
                 continue
             tensor = _viewed(graph, (*op.inputs, *op.outputs)[number])
             if tensor in graph.producer:
-                sizes[tensor] = tensor.num_bytes
-    return sum(sizes.values())
+                found[tensor] = tensor, tensor.num_bytes
+    return tuple(found.values())
 
 
 def _viewed(graph: Graph, tensor: PTensor) -> PTensor:

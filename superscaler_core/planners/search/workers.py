@@ -5,21 +5,26 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
+import sys
+import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 
 from superscaler_core.planners.search.evaluate import Looked, evaluate, look, trial_of
 from superscaler_core.planners.search.request import Candidate, Look, Request, Trial
 
 
 class Workers:
-    """Looks at candidates of one request; a context.
+    """Looks at candidates of one request; a context, at whose end no process is left.
 
-    A candidate that cannot be sent to another process is looked at here, and so is every one if the
-    system ends a process, for its memory perhaps.
+    A candidate that cannot be sent to another process is looked at here, and so is one whose
+    process is ended by the system, for its memory perhaps.
+
+    Processes and pipes, not a pool of the standard library: a pool ends only when all that was
+    begun has ended, and a search does not wait for candidates after its budget.
 
     Args:
         request: of all candidates.
@@ -29,70 +34,102 @@ class Workers:
     def __init__(self, request: Request, num_processes: int) -> None:
         self._request = request
         self._here: deque[tuple[Candidate, Look]] = deque()
-        self._away: dict[Future[Looked], tuple[Candidate, Look]] = {}
-        self._num = num_processes if _can_send(request) else 1
-        self._pool: ProcessPoolExecutor | None = None
-        if self._num > 1:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._num, context, _start, (request,))
+        self._away: dict[Connection, tuple[Candidate, Look]] = {}
+        can_send = num_processes > 1 and _pickled(request) is not None
+        self._workers = dict(_started(request) for _ in range(num_processes if can_send else 0))
 
     def __enter__(self) -> Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        for connection in [*self._workers]:
+            self._end(connection)
 
     @property
     def has_room(self) -> bool:
         """Whether another candidate would be begun at once."""
-        return len(self._here) + len(self._away) < (self._num if self._pool else 1)
+        return len(self._here) + len(self._away) < max(1, len(self._workers))
 
     def begin(self, candidate: Candidate, how: Look) -> None:
         """Look at a candidate when there is room."""
-        if self._pool is None or not _can_send((candidate.sprogram, how)):
+        idle = next((each for each in self._workers if each not in self._away), None)
+        sent = _pickled((candidate.samples, candidate.sprogram, how))
+        if idle is None or sent is None:
             self._here.append((candidate, how))
             return
-        future = self._pool.submit(_look, candidate.samples, candidate.sprogram, how)
-        self._away[future] = candidate, how
+        self._away[idle] = candidate, how
+        try:
+            idle.send_bytes(sent)
+        except OSError:
+            self._lose(idle)
 
     def wait(self, timeout_secs: float) -> Trial | None:
         """The next that ends; None if none is under way, or none ends in time."""
-        if self._here:
-            return evaluate(self._request, *self._here.popleft())
-        if not self._away:
-            return None
-        ended, _ = wait(self._away, max(0.0, timeout_secs), FIRST_COMPLETED)
-        if not ended:
-            return None
-        future = ended.pop()
-        candidate, how = self._away.pop(future)
-        try:
-            return trial_of(candidate, future.result())
-        except BrokenProcessPool:
-            self._pool = None
-            self._here.extend([(candidate, how), *self._away.values()])
-            self._away.clear()
-            return self.wait(timeout_secs)
+        if not self._here and self._away:
+            for connection in wait([*self._away], max(0.0, timeout_secs))[:1]:
+                assert isinstance(connection, Connection)
+                try:
+                    answer = connection.recv()
+                except (EOFError, OSError):
+                    self._lose(connection)
+                    break
+                candidate, _ = self._away.pop(connection)
+                if isinstance(answer, Exception):
+                    raise answer
+                return trial_of(candidate, answer)
+        return evaluate(self._request, *self._here.popleft()) if self._here else None
+
+    def _lose(self, connection: Connection) -> None:
+        """Look here at what a worker has that has ended."""
+        self._here.append(self._away.pop(connection))
+        self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        """End a worker, whatever it does."""
+        process = self._workers.pop(connection)
+        connection.close()
+        process.terminate()
+        process.join()
 
 
-def _can_send(value: object) -> bool:
+def _started(request: Request) -> tuple[Connection, SpawnProcess]:
+    """A worker, by the end of its pipe that is ours."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    # A daemon ends with this process, however that ends.
+    process = context.Process(target=_answer, args=(theirs, request), daemon=True)
+    process.start()
+    theirs.close()
+    return ours, process
+
+
+def _pickled(value: object) -> bytes | None:
+    """What is sent of a value; None if it cannot be."""
     try:
-        pickle.dumps(value)
+        return pickle.dumps(value)
     except (pickle.PicklingError, AttributeError, TypeError):
-        return False
-    return True
+        return None
 
 
-_mine: list[Request] = []
-"""The request of a process of a pool."""
+def _answer(connection: Connection, request: Request) -> None:
+    """What a worker does: look at the candidates that it is sent, until there is no one to answer.
 
-
-def _start(request: Request) -> None:
-    # Ctrl-C is for the process that searches.
+    A fault of this package is an answer too.
+    """
+    # Ctrl-C is for the process that searches, and whoever is ended leaves nothing behind.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _mine[:] = [request]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    with suppress(EOFError, OSError):
+        while True:
+            samples, sprogram, how = connection.recv()
+            connection.send(_looked(request, samples, sprogram, how))
 
 
-def _look(samples: int, sprogram: Callable[..., Any], how: Look) -> Looked:
-    return look(_mine[0], samples, sprogram, how)
+def _looked(
+    request: Request, samples: int, sprogram: Callable[..., None], how: Look
+) -> Looked | Exception:
+    try:
+        return look(request, samples, sprogram, how)
+    except Exception as error:
+        error.add_note(traceback.format_exc())
+        return error

@@ -92,3 +92,14 @@ def test_the_best_is_the_fastest_that_fits() -> None:
     found.learn(SETTINGS[1], trial(peak_bytes=10))
     found.learn(SETTINGS[2], trial(4.0, 10))
     assert found.best_secs == 3.0
+
+
+def test_what_is_like_settings_that_the_model_cannot_be_cut_by_comes_last() -> None:
+    found = Ranking(guess(), 1 << 60)
+    like, other = Setting(family="interlaced", pp=4), Setting(dp=2, samples=4)
+    for setting in (like, other):
+        found.add(setting)
+    for samples in (1, 2, 4):
+        found.learn(replace(like, samples=samples), trial())
+        found.learn(replace(other, samples=samples), trial(guess().secs(other), 1000))
+    assert found.take()[0] == other

@@ -1,0 +1,63 @@
+"""Laws of guesses: they are near to what is simulated, on links of two speeds."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+import rvdcomm as rv
+import superscaler_core as ss
+from superscaler_core.models.gpt import GPT, GPTConfig
+from superscaler_core.planners.auto import Setting
+from superscaler_core.planners.auto.families import Filling
+from superscaler_core.planners.auto.guess import Guess
+from superscaler_core.planners.search.evaluate import look
+from superscaler_core.planners.search.request import Request
+from superscaler_core.simulator import PROFILES
+
+SETTINGS = (
+    "hybrid dp=8 tp=1 pp=1 samples=1",
+    "hybrid dp=8 tp=1 pp=1 samples=1 zero=1",
+    "hybrid dp=8 tp=1 pp=1 samples=1 zero=3",
+    "hybrid dp=8 tp=1 pp=1 samples=1 zero=3 prefetch=1 reductions",
+    "hybrid dp=2 tp=4 pp=1 samples=1 zero=1 vocabulary",
+    "hybrid dp=1 tp=8 pp=1 samples=1 vocabulary",
+    "hybrid dp=1 tp=4 pp=2 samples=4 sequence vocabulary",
+    "hybrid dp=2 tp=2 pp=2 samples=2 zero=1 vocabulary",
+    "hybrid dp=2 tp=1 pp=4 samples=1 keep=block_inputs",
+    "hybrid dp=1 tp=1 pp=8 samples=4 keep=segment_inputs",
+    "hybrid dp=4 tp=2 pp=1 samples=2 zero=3 offload keep=block_inputs vocabulary",
+    "hybrid dp=4 tp=2 pp=1 samples=2 coshard=2 vocabulary",
+)
+
+SECS, BYTES = 1.35, 2.1
+"""Factors on guesses, up and down. Ours is 0.8 to 1.3 in time; in memory 0.5 to 1.2, least where
+weights are fetched."""
+
+
+@cache
+def graph(samples: int) -> ss.Graph:
+    with torch.device("meta"):
+        model = GPT(GPTConfig(vocabulary=8192, sequence=512, layers=8, width=1024, heads=16))
+        tokens = torch.empty(samples, 512, dtype=torch.int64)
+    return ss.capture(model, (tokens, tokens))
+
+
+REQUEST = Request(
+    graph, (1, 2, 4, 8), 64, tuple(range(8)),
+    rv.Topology.hosts(
+        [range(4), range(4, 8)], intra=rv.Link(5e-6, 120e9), inter=rv.Link(15e-6, 11e9)
+    ),
+    PROFILES["v100"], 1 << 40,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_guesses_are_near_to_what_is_simulated(text: str) -> None:
+    setting, guess = Setting.parse(text), Guess(REQUEST)
+    num = REQUEST.microbatches(setting.microbatch)
+    seen = look(REQUEST, setting.microbatch, Filling(setting, REQUEST.profile, 0, num))
+    assert 1 / SECS < seen.secs / guess.secs(setting) < SECS
+    assert 1 / BYTES < seen.peak_bytes / guess.num_bytes(setting) < BYTES

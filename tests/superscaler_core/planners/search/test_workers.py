@@ -1,0 +1,85 @@
+"""Laws of workers: every candidate is looked at, and no process outlives a search."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from superscaler_core import Plan
+from superscaler_core.planners.search.evaluate import evaluate
+from superscaler_core.planners.search.request import WHOLE, Candidate
+from superscaler_core.planners.search.workers import Workers
+from superscaler_core.plans import PLANS
+from tests.superscaler_core.planners.search.test_search import request
+
+
+def is_away() -> bool:
+    return multiprocessing.parent_process() is not None
+
+
+def dies_when_away(plan: Plan) -> None:
+    if is_away():
+        os._exit(1)
+    PLANS["data_parallel"](plan)
+
+
+def sleeps_when_away(plan: Plan) -> None:
+    if is_away():
+        time.sleep(600)
+
+
+def is_at_fault(plan: Plan) -> None:
+    raise ZeroDivisionError("of this package")
+
+
+def candidate(fill: Callable[[Plan], None]) -> Candidate:
+    return Candidate("one", 4, fill)
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers(request(), 2) as found:
+        yield found
+    assert not multiprocessing.active_children()
+
+
+def test_what_a_worker_sees_is_what_is_seen_here(workers: Workers) -> None:
+    asked = candidate(PLANS["data_parallel"])
+    workers.begin(asked, WHOLE)
+    here, away = evaluate(request(), asked), workers.wait(60)
+    assert away is not None
+    assert (away.candidate, away.secs, away.peak_bytes) == (asked, here.secs, here.peak_bytes)
+
+
+def test_a_candidate_whose_worker_dies_is_looked_at_here(workers: Workers) -> None:
+    workers.begin(candidate(dies_when_away), WHOLE)
+    found = workers.wait(60)
+    assert found is not None
+    assert found.fits
+    # One worker is left.
+    workers.begin(candidate(PLANS["data_parallel"]), WHOLE)
+    assert not workers.has_room
+
+
+def test_a_candidate_that_cannot_be_sent_is_looked_at_here(workers: Workers) -> None:
+    seen = []
+    workers.begin(candidate(lambda plan: seen.append(is_away())), WHOLE)
+    workers.wait(60)
+    assert seen == [False]
+
+
+def test_nobody_waits_for_a_worker_longer_than_asked(workers: Workers) -> None:
+    workers.begin(candidate(sleeps_when_away), WHOLE)
+    assert workers.wait(0.1) is None
+    # The fixture ends the worker, and fails if it is left.
+
+
+def test_a_fault_of_this_package_is_raised_with_its_place(workers: Workers) -> None:
+    workers.begin(candidate(is_at_fault), WHOLE)
+    with pytest.raises(ZeroDivisionError, match="of this package") as raised:
+        workers.wait(60)
+    assert "in is_at_fault" in raised.value.__notes__[0]
