@@ -125,7 +125,7 @@ def main(words: list[str]) -> int:
     args = _parse(words)
     jobs = [
         Job(cell.name, MEGATRON.name, min(60.0, cell.budget_secs) * args.budget_share)
-        for cell in reversed(cells().values())
+        for cell in reversed([*cells().values()])
         if cell.num_gpus in args.gpus
     ]
     rows = run(args, jobs, compute, compute.__module__)

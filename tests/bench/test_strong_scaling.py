@@ -59,6 +59,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_nothing_is_written_of_what_is_only_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strong_scaling, "run", lambda *_: ROWS)
+    rows = [{**each, "commit": "1234567"} for each in ROWS]
+    monkeypatch.setattr(strong_scaling, "run", lambda *_: rows)
     assert strong_scaling.main(["--kept", "--out", str(tmp_path / "result.json")]) == 0
     assert not (tmp_path / "result.json").exists()
