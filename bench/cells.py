@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from bench.hurried import hurried
 from bench.studies.cluster import PAPER, Cluster
 from bench.studies.workload import Workload, captured
 from superscaler_core.errors import PlanError
@@ -55,11 +56,18 @@ class Cell:
         """What a search may take."""
         return 60.0 if self.num_gpus <= 16 else 300.0
 
-    def planner(self, name: str) -> SearchPlanner:
-        """A planner; all of the table but ours are offered overlap, which ours decides."""
+    def planner(self, name: str, budget_secs: float) -> SearchPlanner:
+        """A planner; all of the table but ours are offered overlap, which ours decides.
+
+        Args:
+            name: of a system, or of the table.
+            budget_secs: of its search, which thinking does not exceed either.
+        """
         if name in self.systems:
             return self.systems[name]
-        return PLANNERS[name] if name == "auto" else with_overlap(PLANNERS[name])
+        if name == "auto":
+            return PLANNERS[name]
+        return hurried(with_overlap(PLANNERS[name]), budget_secs)
 
     def request(self) -> Request:
         """What every planner is asked."""
@@ -94,7 +102,7 @@ class Cell:
         try:
             found = search_request(
                 request,
-                self.planner(planner),
+                self.planner(planner, budget_secs),
                 budget_secs=budget_secs,
                 num_processes=NUM_PROCESSES,
             )
