@@ -61,6 +61,13 @@ class Box(NamedTuple):
             hi.append(high)
         return Box(tuple(lo), tuple(hi))
 
+    def overlaps(self, other: Box) -> bool:
+        """Whether there is a common region, as ``intersect`` returns it."""
+        for a, b, c, d in zip(self.lo, self.hi, other.lo, other.hi, strict=True):
+            if a >= d or c >= b or a >= b or c >= d:
+                return False
+        return True
+
     def contains(self, other: Box) -> bool:
         """Whether every element of ``other`` is in this box."""
         return all(a <= b for a, b in zip(self.lo, other.lo, strict=True)) and all(

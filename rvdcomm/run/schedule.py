@@ -161,7 +161,7 @@ class _MemorySpans:
         if a.buffer != b.buffer:
             return True
         return any(
-            i == j and box.intersect(other) is not None
+            i == j and box.overlaps(other)
             for i, box in a.boxes
             for j, other in b.boxes
         )

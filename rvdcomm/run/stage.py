@@ -223,7 +223,7 @@ class _CopyOps:
         if not instruction.is_remote and instruction.src in self.written:
             return None
         for other_piece, other, index in reversed(self.written.get(name, [])):
-            if other_piece == piece and other.intersect(box) is not None:
+            if other_piece == piece and other.overlaps(box):
                 is_same = other == box and bool(self.ops[index][2])
                 return index if is_same and self.last_read.get(name, -1) <= index else None
         return None

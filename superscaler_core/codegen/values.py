@@ -96,7 +96,7 @@ class Values:
         found: dict[VTensor, Value] = {}
         for part in self._made.parts_on(op, self._device):
             out = part.outputs[position]
-            if out.box.intersect(view.box) is not None:
+            if out.box.overlaps(view.box):
                 found.setdefault(out, self.of_part(part, position))
         return list(found.values())
 

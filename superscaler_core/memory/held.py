@@ -206,7 +206,7 @@ class _Values:
             return [(parts[0], output)]
         found: dict[VTensor, tuple[Part, int]] = {}
         for part in parts:
-            if part.outputs[output].box.intersect(view.box) is not None:
+            if part.outputs[output].box.overlaps(view.box):
                 found.setdefault(part.outputs[output], (part, output))
         return list(found.values())
 

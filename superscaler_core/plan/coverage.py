@@ -66,7 +66,7 @@ def _fault(form: OpForm, split: OpSplit) -> Fault | None:
     if _is_grid(sizes, list(boxes)):
         return None
     for (a, first), (b, second) in combinations(sorted(boxes.items()), 2):
-        if a.intersect(b) is not None:
+        if a.overlaps(b):
             return first, second
     whole = rv.Box.of_shape(sizes)
     if sum(box.num_elements for box in boxes) == whole.num_elements:

@@ -43,7 +43,7 @@ def products_of(
         products = (p for p in on_device.get(producer, ()) if p in mine)
         product = next((p for p in products if p.form.outputs[0] == (wanted, ())), None)
         read = ((p, p.form.inputs[0][0]) for p in on_device[part.op])
-        others = (p for p, box in read if box.intersect(wanted) is not None)
+        others = (p for p, box in read if box.overlaps(wanted))
         if product is not None and mine.issuperset(others):
             found[part] = product
     return found

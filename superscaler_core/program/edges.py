@@ -345,6 +345,6 @@ def _holds(there: Side, wanted: Side) -> bool:
     for device, shard in wanted.shards.items():
         held = there.shards[device].held if device in there.shards else frozenset()
         for want in {box for box, _ in shard.held}:
-            if any(pair not in held and pair[0].intersect(want) for pair in there.held):
+            if any(pair not in held and pair[0].overlaps(want) for pair in there.held):
                 return False
     return True

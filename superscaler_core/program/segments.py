@@ -228,7 +228,7 @@ def _marks(given: StageItems, device: Device, steps: Sequence[Step]) -> Iterator
         for part in step.parts:
             for tensor, (made, _) in zip(part.op.outputs, part.form.outputs, strict=True):
                 for reader, box in reads.get(tensor, ()):
-                    if reader is not step and box.intersect(made) is not None:
+                    if reader is not step and box.overlaps(made):
                         has_backward |= tensor.requires_grad
                         is_read_again |= reader is not None and given.span(reader) == step.span
         yield has_backward, step.span > 0 and step.recompute and not is_read_again

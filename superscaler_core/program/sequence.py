@@ -8,7 +8,7 @@ same list from its end.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from superscaler_core.errors import OrderError
@@ -95,10 +95,13 @@ def stage_items(plan: Plan, stage: Stage, edges: Edges) -> tuple[Item, ...]:
     orders = _orders_of(plan, stage)
     if not orders:
         return tuple(sorted(keys, key=keys.__getitem__))
-    before = _data_order(plan, edges, computes, moves, keys)
+    # Numbers stand for items: of pairs that are in order there may be millions.
+    numbers = {item: number for number, item in enumerate(keys)}
+    parts = {part: numbers[item] for part, item in computes.items()}
+    before = _data_order(plan, edges, computes, moves, numbers)
     for first, then in orders:
-        before[computes[then]].append(computes[first])
-    return _sorted(keys, before)
+        before[parts[then]].append(parts[first])
+    return _sorted([*keys], [*keys.values()], before)
 
 
 def moves_before(edges: Edges, stage: int) -> Mapping[int, list[Edge]]:
@@ -144,32 +147,36 @@ def _data_order(
     edges: Edges,
     computes: Mapping[Part, Compute],
     moves: Mapping[Edge, Move],
-    keys: Iterable[Item],
-) -> dict[Item, list[Item]]:
-    """For each item, the items that it waits for."""
-    before: dict[Item, list[Item]] = {item: [] for item in keys}
-    here: dict[tuple[Op, Device], list[Compute]] = {}
+    numbers: Mapping[Item, int],
+) -> list[list[int]]:
+    """For each item, by its number, the numbers of the items that it waits for."""
+    before: list[list[int]] = [[] for _ in numbers]
+    parts = {part: numbers[item] for part, item in computes.items()}
+    here: dict[tuple[Op, Device], list[Part]] = {}
     for part, item in computes.items():
-        here.setdefault((part.op, item.device), []).append(item)
+        here.setdefault((part.op, item.device), []).append(part)
     for part, item in computes.items():
+        mine = before[parts[part]]
         for position in range(len(part.op.inputs)):
             edge = edges.of_reader.get((part.op, position))
             if edge is not None and edge in moves:
-                before[item].append(moves[edge])
+                mine.append(numbers[moves[edge]])
             elif edge is None:
-                before[item] += _writers(plan, item, position, here)
+                mine += [parts[each] for each in _writers(plan, item, position, here)]
     for edge, move in moves.items():
+        mine = before[numbers[move]]
         if edge.parent is not None:
-            before[move] += [moves[edge.parent]] if edge.parent in moves else []
+            mine += [numbers[moves[edge.parent]]] if edge.parent in moves else []
             continue
         op = plan.graph.producer[edge.tensor]
-        before[move] += [computes[part] for part in plan.parts(op)]
+        mine += [parts[part] for part in plan.parts(op)]
     for window in plan.windows:
-        if Open(window) in before:
-            inside = [computes[p] for op in window.ops for p in plan.parts(op) if p in computes]
-            for compute in inside:
-                before[compute].append(Open(window))
-            before[Close(window)] += inside
+        if Open(window) in numbers:
+            opened = numbers[Open(window)]
+            inside = [parts[p] for op in window.ops for p in plan.parts(op) if p in parts]
+            for number in inside:
+                before[number].append(opened)
+            before[numbers[Close(window)]] += inside
     return before
 
 
@@ -177,8 +184,8 @@ def _writers(
     plan: Plan,
     reader: Compute,
     position: int,
-    here: Mapping[tuple[Op, Device], Sequence[Compute]],
-) -> list[Compute]:
+    here: Mapping[tuple[Op, Device], Sequence[Part]],
+) -> list[Part]:
     """Parts on the same device that write an input of a part."""
     view = reader.part.inputs[position]
     op = plan.graph.producer.get(view.tensor)
@@ -188,48 +195,48 @@ def _writers(
     return [
         writer
         for writer in here.get((op, reader.device), ())
-        if writer.part.outputs[output].box.intersect(view.box) is not None
+        if writer.outputs[output].box.overlaps(view.box)
     ]
 
 
-def _sorted(keys: Mapping[Item, Key], before: Mapping[Item, Sequence[Item]]) -> tuple[Item, ...]:
+def _sorted(
+    items: Sequence[Item], keys: Sequence[Key], before: Sequence[Sequence[int]]
+) -> tuple[Item, ...]:
     """A topological order (Kahn) that follows the keys where it can."""
-    after: dict[Item, list[Item]] = {item: [] for item in keys}
-    left = {item: 0 for item in keys}
-    for item, first in before.items():
+    after: list[list[int]] = [[] for _ in items]
+    for number, first in enumerate(before):
         for other in first:
-            after[other].append(item)
-            left[item] += 1
-    numbered = {item: i for i, item in enumerate(keys)}
-    items = list(keys)
-    ready = [(keys[item], numbered[item]) for item, count in left.items() if count == 0]
+            after[other].append(number)
+    left = [len(first) for first in before]
+    ready = [(keys[number], number) for number, count in enumerate(left) if count == 0]
     heapq.heapify(ready)
     found: list[Item] = []
     while ready:
-        item = items[heapq.heappop(ready)[1]]
-        found.append(item)
-        for other in after[item]:
+        _, number = heapq.heappop(ready)
+        found.append(items[number])
+        for other in after[number]:
             left[other] -= 1
             if left[other] == 0:
-                heapq.heappush(ready, (keys[other], numbered[other]))
+                heapq.heappush(ready, (keys[other], other))
     if len(found) < len(items):
-        stuck = {item for item, count in left.items() if count > 0}
-        raise OrderError(cycle_text(stuck, before))
+        stuck = {number for number, count in enumerate(left) if count > 0}
+        raise OrderError(_cycle_text(items, stuck, before))
     return tuple(found)
 
 
-def cycle_text(stuck: set[Item], before: Mapping[Item, Sequence[Item]]) -> str:
+def _cycle_text(items: Sequence[Item], stuck: set[int], before: Sequence[Sequence[int]]) -> str:
     """Error text: one cycle among items that wait for each other."""
-    item = min(stuck, key=str)
-    seen: dict[Item, int] = {}
-    path: list[Item] = []
-    while item not in seen:
-        seen[item] = len(path)
-        path.append(item)
-        item = min((other for other in before[item] if other in stuck), key=str)
-    cycle = [*path[seen[item] :], item][::-1]
+    texts = {number: str(items[number]) for number in stuck}
+    number = min(stuck, key=texts.__getitem__)
+    seen: dict[int, int] = {}
+    path: list[int] = []
+    while number not in seen:
+        seen[number] = len(path)
+        path.append(number)
+        number = min((other for other in before[number] if other in stuck), key=texts.__getitem__)
+    cycle = [*path[seen[number] :], number][::-1]
     return (
         "what runs before what forms a cycle, so nothing of it can start: "
-        + " -> ".join(map(str, cycle))
+        + " -> ".join(texts[number] for number in cycle)
         + "; take back one op_order of it."
     )

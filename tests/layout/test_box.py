@@ -88,6 +88,12 @@ def test_intersect_is_none_where_nothing_is_common(pair: tuple[Box, Box]) -> Non
 
 
 @given(box_pairs())
+def test_boxes_overlap_where_they_have_something_in_common(pair: tuple[Box, Box]) -> None:
+    a, b = pair
+    assert a.overlaps(b) == b.overlaps(a) == (a.intersect(b) is not None)
+
+
+@given(box_pairs())
 def test_contains_is_the_subset_relation(pair: tuple[Box, Box]) -> None:
     a, b = pair
     assert b.is_empty or a.contains(b) == (set(indices(b)) <= set(indices(a)))
