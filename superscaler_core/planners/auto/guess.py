@@ -32,6 +32,9 @@ AGAIN: Mapping[Keep, float] = {
 }
 """What a step takes longer for what is computed again: a forward is a third of it."""
 
+FORWARD = 1 / 3
+"""The share of a turn without gradient."""
+
 AGAIN_HEAVY = 1.15
 """The same of a model of which the blocks that keep most are in parts."""
 
@@ -64,7 +67,8 @@ class Guess:
         work = self._work_secs(setting.samples / (setting.tp * setting.coshard))
         launches = num / setting.pp * PASSES * len(self._graph.ops) * request.profile.launch_secs
         alone = work * request.batch / len(request.devices) + launches * setting.coshard
-        busy = alone * _again(setting) + num / setting.pp * self._cut_secs(setting)
+        again = _again(setting) + request.recycle * FORWARD
+        busy = alone * again + num / setting.pp * self._cut_secs(setting)
         bubble = (setting.pp - 1) / (num * setting.chunks)
         return busy * (1 + bubble) + self._weights_secs(setting, busy / num)
 

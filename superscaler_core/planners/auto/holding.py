@@ -6,22 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from superscaler_core.graph.blocks import OpGroup
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.auto.traits import Traits, kept_bytes, kept_sizes
+from superscaler_core.planners.auto.traits import Traits, heavy_blocks, kept_sizes
 
-LEFT: Mapping[Keep, float] = {
-    Keep.EVERYTHING: 1.0,
-    Keep.ATTENTION_ONLY: 0.4,
-    Keep.SEGMENT_INPUTS: 0.2,
-    Keep.BLOCK_INPUTS: 0.05,
-    Keep.STAGE_INPUT: 0.02,
-}
-"""What is left of what is kept, about the least that models have."""
-
-LEFT_HEAVY = 0.5
-"""The same of a model of which the blocks that keep most are in parts."""
+INPUTS: Mapping[Keep, float] = {Keep.SEGMENT_INPUTS: 4.0, Keep.BLOCK_INPUTS: 1.0}
+"""How often the bytes of all inputs of blocks are kept, if all else is computed again."""
 
 FETCHED_BLOCKS, COPIES = 2, 3
 """Blocks whose weights are there at once, if they are fetched, and how often: as weights, as
@@ -88,50 +80,85 @@ class Holding:
 
         The first stage of a pipeline of n has n microbatches of an n-th of the blocks.
         """
-        left = LEFT[setting.keep]
-        if setting.heavy:
-            left *= LEFT_HEAVY
-        elif setting.coshard > 1:
-            left = min(left, LEFT[Keep.BLOCK_INPUTS])
-        behind = self._behind_bytes / (setting.tp if setting.vocabulary else 1)
-        kept = self._among(setting, left * self._block_bytes) + behind
-        if left < 1:
-            # One block is computed again at a time, or a part of it.
-            kept += self._among(setting, self._largest_bytes) / setting.coshard
+        pairs = self._kept(setting), self._computed_again(setting)
+        whole, cut = map(sum, zip(*pairs, strict=True))
+        if setting.sequence or setting.family in ROWS:
+            whole /= setting.tp
+        behind = sum(self._behind) / (setting.tp if setting.vocabulary else 1)
+        kept = whole + cut / setting.tp + behind
         return kept * setting.samples / self.bounds.request.samples[0]
 
-    def _among(self, setting: Setting, num_bytes: float) -> float:
-        """What a device has of so many bytes of blocks; those that are whole on it stay longest."""
-        if setting.sequence or setting.family in ROWS:
-            return num_bytes / setting.tp
-        whole = min(num_bytes, self._whole_bytes)
-        return whole + (num_bytes - whole) / setting.tp
+    def _kept(self, setting: Setting) -> tuple[float, float]:
+        """What is kept from forwards, as ``_kinds``."""
+        whole, cut = self._light if setting.heavy else self._blocks
+        if setting.keep is Keep.STAGE_INPUT:
+            return setting.pp / self.traits.num_layers * self._input_bytes, 0.0
+        if setting.keep in INPUTS:
+            return min(INPUTS[setting.keep] * self._input_bytes, float(whole + cut)), 0.0
+        if setting.coshard > 1 and not setting.heavy:
+            return whole, 0.0
+        if setting.keep is Keep.ATTENTION_ONLY:
+            return whole, cut * self._left_by_attentions
+        return whole, cut
+
+    def _computed_again(self, setting: Setting) -> tuple[float, float]:
+        """What is there at once of what is computed again: a block, or a stage, or a part."""
+        whole, cut = self._largest
+        if setting.keep is Keep.EVERYTHING:
+            return 0.0, cut / setting.coshard if setting.coshard > 1 else 0.0
+        if setting.keep is not Keep.STAGE_INPUT:
+            return whole, cut / setting.coshard
+        stage_whole, stage_cut = (each / setting.pp for each in self._blocks)
+        return stage_whole, cut / setting.coshard if setting.coshard > 1 else stage_cut
 
     @cached_property
-    def _block_bytes(self) -> float:
-        return self.bounds.kept_bytes - self._behind_bytes
+    def _left_by_attentions(self) -> float:
+        """The share of what has features that is not kept by ops of attentions."""
+        attentions = sum(self._kinds(ops)[1] for ops in self.traits.attentions)
+        return 1 - attentions / max(1, self._kinds()[1])
 
     @cached_property
-    def _behind_bytes(self) -> int:
-        """What the ops behind all blocks keep, such as scores of words."""
-        behind = kept_bytes(self.traits.graph, self.traits.blocks.behind)
-        return min(self.bounds.kept_bytes, behind)
+    def _input_bytes(self) -> int:
+        """What all blocks read that others make; what many read is kept once."""
+        found = set()
+        for ops in self.traits.blocks.layers:
+            inside = {*ops}
+            read = {tensor for op in ops for tensor in op.inputs}
+            maker = self.traits.graph.producer
+            found |= {tensor for tensor in read if tensor in maker and maker[tensor] not in inside}
+        return sum(tensor.num_bytes for tensor in found)
 
     @cached_property
-    def _largest_bytes(self) -> int:
-        """What the block keeps that keeps most."""
+    def _light(self) -> tuple[int, int]:
+        """What blocks keep but those that keep most, as ``_kinds``."""
         blocks = self.traits.blocks
-        return max(kept_bytes(blocks.graph, ops) for ops in blocks.layers)
+        heavy = [self._kinds(blocks.layers[i]) for i in heavy_blocks(blocks)]
+        whole, cut = self._blocks
+        return whole - sum(each[0] for each in heavy), cut - sum(each[1] for each in heavy)
 
     @cached_property
-    def _whole_bytes(self) -> float:
-        """What has no features that tensor parallel cuts."""
-        if not self.traits.has_features:
-            return self._block_bytes
-        inner, dims = {*self.traits.blocks.inner}, self.traits.blocks.dims
-        kept = kept_sizes(self.traits.graph)
-        whole = sum(size for tensor, size in kept if not inner & {*dims.of_tensor(tensor)})
-        return max(0.0, whole - self._behind_bytes)
+    def _blocks(self) -> tuple[int, int]:
+        """What all ops keep that are not behind the blocks, as ``_kinds``."""
+        (whole, cut), (behind_whole, behind_cut) = self._kinds(), self._behind
+        return max(0, whole - behind_whole), max(0, cut - behind_cut)
+
+    @cached_property
+    def _behind(self) -> tuple[int, int]:
+        """The same of the ops behind all blocks, such as those with the scores of words."""
+        return self._kinds(self.traits.blocks.behind)
+
+    @cached_property
+    def _largest(self) -> tuple[int, int]:
+        """The same of the block that keeps most."""
+        return max(map(self._kinds, self.traits.blocks.layers), key=sum)
+
+    def _kinds(self, ops: OpGroup | None = None) -> tuple[int, int]:
+        """Bytes that some ops, or all, keep without and with features that tensor parallel cuts."""
+        kept = kept_sizes(self.traits.graph, ops)
+        inner = {*self.traits.blocks.inner} if self.traits.has_features else set()
+        dims = self.traits.blocks.dims
+        cut = sum(size for tensor, size in kept if inner & {*dims.of_tensor(tensor)})
+        return sum(size for _, size in kept) - cut, cut
 
 
 ROWS = ("axial", "spatial")

@@ -22,8 +22,8 @@ from superscaler_core.planners.auto.learned import Floats, Learned, place
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.search.request import Trial
 
-ROUGH_BYTES = 2.0
-"""How much rougher guesses of memory are than those of time."""
+ROUGH_BYTES = 1.0
+"""How rough guesses of memory are, beside those of time."""
 
 RANKED, ALL_RANKED = 512, 32
 """Of the settings that wait, those that were ranked first are ranked anew each time, and all after

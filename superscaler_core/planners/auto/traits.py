@@ -9,7 +9,7 @@ from math import gcd
 from typing import Any
 
 from superscaler_core.errors import PlanError
-from superscaler_core.graph.blocks import Blocks, find_blocks
+from superscaler_core.graph.blocks import Blocks, OpGroup, find_blocks
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.once import once_per_graph
 from superscaler_core.graph.repeats import is_map
@@ -65,6 +65,11 @@ class Traits:
             return 0
         dims = self.blocks.expert_dims
         return gcd(*(n for dim in dims for n in self.blocks.dims.sizes(dim)))
+
+    @cached_property
+    def attentions(self) -> tuple[OpGroup, ...]:
+        """The ops of every attention."""
+        return self.blocks.attention if _has(lambda: self.blocks.attention) else ()
 
     @cached_property
     def word_bytes(self) -> int:

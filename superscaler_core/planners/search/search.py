@@ -27,7 +27,8 @@ from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import planner_of
 
 Progress = Callable[[int, int, Trial | None], None]
-"""Told after every trial: how many there were, how many candidates wait, and the best so far."""
+"""Told after every trial: how many there were, how many candidates wait, and the best so far, which
+may be an estimate."""
 
 
 def search(
@@ -128,14 +129,23 @@ def search_request(
 PROMISING_FROM = 0.8
 """The share of a budget from which on estimates are looked at in full before anything else."""
 
+MUCH_FASTER = 0.97
+"""The share of the best step below which an estimate is looked at in full at once. Planners learn
+from that how far estimates are off, of memory most of all."""
+
 
 class _Looking:
     """One search: what waits, what was tried, and the best so far.
 
-    Candidates are looked at in the order of their guesses, and what a small look found to be faster
-    than the best is looked at in full when nothing that waits is hoped to be faster still. One
-    whose bound is not below the best step is skipped, so a search that ends by itself has found the
-    best of all candidates.
+    Candidates are looked at in the order of their guesses. What a small look finds to be a little
+    faster than the best is looked at in full late in the search, or when nothing else waits: a full
+    look takes several times as long, and most estimates are bettered before. A candidate whose
+    bound is not below the best step is skipped, so a search that ends by itself has found the best
+    of all.
+
+    Attributes:
+        best: the fastest that was looked at in full.
+        leader: the fastest so far, also by an estimate.
     """
 
     def __init__(
@@ -157,6 +167,7 @@ class _Looking:
         self._num_skipped = 0
         self._given: Iterable[Candidate] = ()
         self.best: Trial | None = None
+        self.leader: Trial | None = None
 
     def run(self, planner: SearchPlanner) -> None:
         """Look at candidates until none waits, or the budget is spent.
@@ -219,7 +230,7 @@ class _Looking:
         """Give the first of all to a worker, unless its bounds say that it cannot win."""
         is_late = time.monotonic() >= self._late
         if self._promising and (
-            is_late or self._promising[:1] <= self._waiting[:1] or not self._waiting
+            is_late or not self._waiting or self._is_faster(self._promising[0][0] / MUCH_FASTER)
         ):
             secs, _, candidate = heapq.heappop(self._promising)
             if self._is_faster(secs):
@@ -246,10 +257,12 @@ class _Looking:
                 heapq.heappush(self._promising, (trial.secs, next(self._numbers), candidate))
             else:
                 self.best = trial
+        if trial.fits and (self.leader is None or trial.secs < self.leader.secs):
+            self.leader = trial
         for follower in candidate.follow(trial):
             self._push(follower)
         if self._progress is not None:
-            self._progress(len(self._tried), self._num_left, self.best)
+            self._progress(len(self._tried), self._num_left, self.leader)
 
     def stop(self) -> None:
         """Spend no more of the budget than what it takes to have a best plan."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
-import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
+
+from tqdm import tqdm
 
 from superscaler_core.planners.search.evaluate import Looked, evaluate, look, trial_of
 from superscaler_core.planners.search.request import Candidate, Look, Request, Trial
@@ -116,9 +118,10 @@ def _answer(connection: Connection, request: Request) -> None:
 
     A fault of this package is an answer too.
     """
-    # Ctrl-C is for the process that searches, and whoever is ended leaves nothing behind.
+    # Ctrl-C is for the process that searches.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    # The usual lock of progress bars is a semaphore of the system, which would be left behind.
+    tqdm.set_lock(threading.RLock())
     with suppress(EOFError, OSError):
         while True:
             samples, sprogram, how = connection.recv()
