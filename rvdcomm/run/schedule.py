@@ -160,11 +160,7 @@ class _MemorySpans:
             return False
         if a.buffer != b.buffer:
             return True
-        return any(
-            i == j and box.overlaps(other)
-            for i, box in a.boxes
-            for j, other in b.boxes
-        )
+        return any(i == j and box.overlaps(other) for i, box in a.boxes for j, other in b.boxes)
 
 
 # --- what waits for what ------------------------------------------------------------------------

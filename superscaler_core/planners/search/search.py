@@ -67,8 +67,9 @@ def search(
         memory_bytes: of a device; that of the profile if None.
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
         budget_secs: no candidate is begun later than this.
-        max_tried: how many trials there are at most; 0 is any number. With one process, and as long
-            as the seconds suffice, a search with the same numbers finds the same plan.
+        max_tried: how many trials there are at most, besides full looks in the end at what is
+            estimated to be the fastest; 0 is any number. With one process, and as long as the
+            seconds suffice, a search with the same numbers finds the same plan.
         profile: of every device, or a preset's name.
         devices: that may be used; all of the topology if None.
         samples: sizes of microbatches that are tried; powers of two that divide the batch if empty.
