@@ -301,3 +301,24 @@ def test_few_microbatches_show_the_pace_of_many(words: str) -> None:
     estimate = look(asked, setting.microbatch, how, Look(2 if setting.duplex else setting.pp))
     assert (estimate.is_estimate, whole.is_estimate) == (True, False)
     assert estimate.secs == pytest.approx(whole.secs, rel=0.02)
+
+
+def test_what_is_a_little_faster_is_looked_at_in_full_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
+        return Trial(candidate, float(candidate.name), 1, is_estimate=how is not WHOLE)
+
+    for module in ("search", "workers"):
+        monkeypatch.setattr(f"superscaler_core.planners.search.{module}.evaluate", seen)
+    given = [
+        Candidate(secs, 1, PLANS["data_parallel"], look=Look(1))
+        for secs in ("10.0", "9.9", "9.8", "5.0", "4.99")
+    ]
+    found = search_request(request(), lambda _: iter(given))
+    assert [(trial.secs, trial.is_estimate) for trial in found.tried] == [
+        (10.0, True), (10.0, False),  # the first that fits
+        (9.9, True), (9.8, True),
+        (5.0, True), (5.0, False),  # much faster
+        (4.99, True), (4.99, False),  # the fastest
+    ]  # fmt: skip
