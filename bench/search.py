@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from math import fsum
 from pathlib import Path
-from typing import Any
 
 from bench import dots
 from bench.catalogue import cells, compute
-from bench.cells import NUM_PROCESSES, Cell
-from bench.run import environment
-from bench.store import Compute, DirtyError, Job, Row, Version, commits_text, rows_of
+from bench.cells import Cell
+from bench.searches import parse, run, save
+from bench.store import Job, Row
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.units import secs_text
 
@@ -40,58 +37,6 @@ examples:
   python -m bench.search --budget-share 0.25         # a quarter of 60 s (up to 16 GPUs) or 300 s
   python -m bench.search --kept                      # the table of what was computed so far
 """
-
-
-def add_options(parser: argparse.ArgumentParser, *, budget_share: float) -> None:
-    """The options of a run over many cells."""
-    add = parser.add_argument
-    add(
-        "--processes", type=int, default=max(1, (os.cpu_count() or 1) // NUM_PROCESSES),
-        help=f"searches at a time, each of {NUM_PROCESSES} processes (default: %(default)s)",
-    )  # fmt: skip
-    add(
-        "--budget-share", type=float, default=budget_share, metavar="X",
-        help="of the seconds of every search (default: %(default)s)",
-    )  # fmt: skip
-    add("--kept", action="store_true", help="compute nothing: show what is kept")
-    add("--dirty", action="store_true", help="of code that is not committed; writes no result file")
-
-
-def run(
-    args: argparse.Namespace, jobs: Sequence[Job], compute: Compute, module: str
-) -> list[dict[str, Any]]:
-    """The rows of some jobs; what is missing is computed.
-
-    Args:
-        args: of ``add_options``.
-        jobs: the most important first.
-        compute: what a job does.
-        module: where that is defined.
-
-    Raises:
-        SystemExit: the code is not committed, or was changed during the run.
-    """
-    try:
-        version = Version.now(module, may_be_dirty=args.dirty or args.kept)
-        return list(rows_of(jobs, compute, version, 0 if args.kept else args.processes))
-    except DirtyError as error:
-        raise SystemExit(f"bench: {error}") from None
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was")
-        args.kept = True
-        return list(rows_of(jobs, compute, version, 0))
-
-
-def save(args: argparse.Namespace, result: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Write the result file, unless the run was of no commit or has not ended."""
-    print(f"{len(rows)} rows of {commits_text(rows)}")
-    if args.dirty or args.kept:
-        print("no result file is written")
-        return
-    path: Path = args.out
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**result, "commits": commits_text(rows)}, indent=1) + "\n")
-    print(path)
 
 
 # --- what is computed ---------------------------------------------------------------------------
@@ -185,14 +130,10 @@ def main(words: list[str]) -> int:
         Job(cell.name, name, cell.budget_secs * args.budget_share)
         for cell, name in wanted_of(chosen, planners)
     ]
-    rows = run(args, jobs, compute, compute.__module__)
+    rows = run(args, jobs, compute)
     tuned = {cell.name: (*cell.systems, *cell.first) for cell in chosen}
     print(table(rows, tuned))
-    result = environment(shlex.join(["python", "-m", "bench.search", *words]))
-    save(args, {**result, "tuned": tuned, "rows": rows}, rows)
-    if not (args.dirty or args.kept):
-        draw(rows, args.out.with_suffix(".png"))
-    return 0
+    return save(args, {"tuned": tuned, "rows": rows}, rows, partial(draw, rows))
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -205,9 +146,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--cells", metavar="NAME,...", help="beginnings of cells' names")
     parser.add_argument("--planners", metavar="NAME,...", help="only these (default: all)")
     parser.add_argument("--quick", action="store_true", help="only 4 and 8 GPUs")
-    parser.add_argument("--out", type=Path, default=Path("bench/results/search.json"))
-    add_options(parser, budget_share=1.0)
-    return parser.parse_args(words)
+    return parse(parser, words, out="bench/results/search.json", budget_share=1.0)
 
 
 if __name__ == "__main__":

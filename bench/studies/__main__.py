@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from bench.catalogue import compute
 from bench.cells import Cell
-from bench.run import environment
-from bench.search import add_options, run, save
+from bench.searches import parse, run, save
 from bench.store import Job
 from bench.studies import one_gpu, report, transfers
 from bench.studies.cluster import ASSUMPTIONS, GPUS
@@ -61,16 +58,15 @@ def main(words: list[str]) -> int:
         for *_, cell in sorted(cells, key=lambda each: -each[3].num_gpus)
         for planner in (*cell.first, *cell.systems)
     ]
-    rows = run(args, jobs, compute, compute.__module__)
-    result: dict[str, Any] = environment(shlex.join(["python", "-m", "bench.studies", *words]))
-    result |= {"assumptions": ASSUMPTIONS, "columns": COLUMNS, "studies": {}}
+    rows = run(args, jobs, compute)
+    result: dict[str, Any] = {"assumptions": ASSUMPTIONS, "columns": COLUMNS, "studies": {}}
     for name, study in chosen.items():
         mine = [each[1:] for each in cells if each[0] == name]
         result["studies"][name] = _result(study, list(_compared(study, mine, rows)))
         _show(study, result["studies"][name])
     if MEMORY in names:
         jobs = [Job(MEMORY, method, 0.0) for method in one_gpu.METHODS]
-        methods = run(args, jobs, one_gpu.compute, one_gpu.__name__)
+        methods = run(args, jobs, one_gpu.compute)
         result[MEMORY] = {"notes": one_gpu.NOTES, "claim": one_gpu.CLAIM, "rows": methods}
         print(report.grid(one_gpu.memory_lines(methods)) if methods else "", "\n")
         rows += methods
@@ -78,8 +74,7 @@ def main(words: list[str]) -> int:
     if set(names) != {*STUDIES, MEMORY} or args.gpus != GPUS:
         print(f"{len(rows)} rows; only a run of all studies writes a result file")
         return 0
-    save(args, result, rows)
-    return 0
+    return save(args, result, rows)
 
 
 def _compared(
@@ -126,11 +121,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--gpus", type=_counts, default=GPUS, metavar="N,N",
         help="which of 4,8,16,32 (default: all)",
     )  # fmt: skip
-    parser.add_argument(
-        "--out", type=Path, default=Path("bench/results/studies.json"), help="the result file"
-    )
-    add_options(parser, budget_share=0.5)
-    return parser.parse_args(words)
+    return parse(parser, words, out="bench/results/studies.json", budget_share=0.5)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import dots
 from bench.catalogue import cells
-from bench.run import environment
-from bench.search import add_options, run, save
+from bench.searches import parse, run, save
 from bench.store import Job, Row
 from bench.studies.cluster import Cluster
 from bench.studies.report import Compared, grid
@@ -134,14 +133,10 @@ def main(words: list[str]) -> int:
         for cell in chosen
         for planner in (*cell.first, *cell.systems)
     ]
-    rows = run(args, jobs, compute, compute.__module__)
+    rows = run(args, jobs, compute)
     found = compared(rows)
     print(grid(lines(found)))
-    result = environment(shlex.join(["python", "-m", "bench.studies.sensitivity", *words]))
-    save(args, {**result, "rows": rows}, rows)
-    if not (args.dirty or args.kept):
-        draw(found, args.out.with_suffix(".png"))
-    return 0
+    return save(args, {"rows": rows}, rows, partial(draw, found))
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -150,9 +145,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=Path("bench/results/sensitivity.json"))
-    add_options(parser, budget_share=0.25)
-    return parser.parse_args(words)
+    return parse(parser, words, out="bench/results/sensitivity.json", budget_share=0.25)
 
 
 if __name__ == "__main__":

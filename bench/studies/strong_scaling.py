@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.cells import PULLS, Cell
-from bench.run import environment
-from bench.search import add_options, run, save
+from bench.searches import parse, run, save
 from bench.store import Job, Row
 from bench.studies.report import COLOURS, Lines, grid
 from bench.studies.systems import MEGATRON
@@ -128,13 +127,9 @@ def main(words: list[str]) -> int:
         for cell in reversed([*cells().values()])
         if cell.num_gpus in args.gpus
     ]
-    rows = run(args, jobs, compute, compute.__module__)
+    rows = run(args, jobs, compute)
     print(grid(lines(rows)))
-    result = environment(shlex.join(["python", "-m", "bench.studies.strong_scaling", *words]))
-    save(args, {**result, "rows": rows}, rows)
-    if not (args.dirty or args.kept):
-        draw(rows, args.out.with_suffix(".png"))
-    return 0
+    return save(args, {"rows": rows}, rows, partial(draw, rows))
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -147,9 +142,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--gpus", type=lambda text: tuple(map(int, text.split(","))), default=NUM_GPUS,
         metavar="N,N", help="which numbers of GPUs (default: all)",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("bench/results/strong_scaling.json"))
-    add_options(parser, budget_share=1.0)
-    return parser.parse_args(words)
+    return parse(parser, words, out="bench/results/strong_scaling.json", budget_share=1.0)
 
 
 if __name__ == "__main__":
