@@ -10,12 +10,19 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from math import fsum
+from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import superscaler_core as ss
+from bench import dots
 from bench.hidup_models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of, workload
+from bench.searches import parse, run, save
+from bench.store import Job, Row
 from bench.studies.cluster import PAPER
+from bench.studies.report import Lines, grid
 from bench.studies.workload import captured
 from superscaler_core.cost import CostModel
 from superscaler_core.planners.hidup import (
@@ -32,10 +39,20 @@ from superscaler_core.planners.hidup import (
 from superscaler_core.simulator import simulate
 from superscaler_core.units import bytes_text
 
+DESCRIPTION = """\
+HiDup's four models on its clusters: one machine of 4 V100s, two with 100 and with 30 Gbit/s between
+them, and eight machines of 8 with 10 Gbit/s. Its strategies, found here, beside data parallel as in
+PyTorch and Horovod, and experts dealt out as in FastMoE and DeepSpeed-MoE. Nothing was run on a
+GPU. The published lines are those of HiDup's talk, which does not name their model.
+
+columns: seconds of the step, computation and communication of a device, their sum as the total, and
+the overlap: (total - wall) / min(computation, communication)
+"""
+
 EPILOG = """\
 examples:
-  python -m bench.hidup                        # one machine, two by 100 Gbps, two by 30 Gbps
-  python -m bench.hidup --cluster 8x8-10gbps --models bert-sgmoe
+  python -m bench.hidup --clusters 2x4-30gbps --models bert-sgmoe
+  python -m bench.hidup --kept                 # the tables of what was computed so far
 """
 
 PUBLISHED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
@@ -58,77 +75,47 @@ PUBLISHED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 """Wall, computation and communication in the paper's talk, which does not name the model."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A step; seconds of a device.
+HIDUP, ITS_PRICES = "HiDup", "HiDup, its prices"
+"""Strategies by our prices, and by those of HiDup's profile, which is that of the 8 x 8 cluster."""
 
-    Attributes:
-        name: of the system.
-        wall_secs: of the step.
-        compute_secs, comm_secs: what devices compute and communicate, on average.
-        predicted_secs: by the planner; 0 if there is none.
-        peak_bytes: of the fullest device; 0 if it was not simulated.
-    """
-
-    name: str
-    wall_secs: float
-    compute_secs: float
-    comm_secs: float
-    predicted_secs: float = 0.0
-    peak_bytes: int = 0
-
-    @property
-    def overlap(self) -> float:
-        """By HiDup's formula; at least 0, as waiting for others is neither."""
-        return max(0.0, Prediction(self.wall_secs, self.compute_secs, self.comm_secs).overlap)
-
-    def __str__(self) -> str:
-        total = self.compute_secs + self.comm_secs
-        predicted = f"{self.predicted_secs:9.4f}" if self.predicted_secs else " " * 9
-        memory = f"{bytes_text(self.peak_bytes):>10}" if self.peak_bytes else ""
-        return (
-            f"  {self.name:22} {self.wall_secs:7.4f} {total:7.4f} {self.compute_secs:11.4f} "
-            f"{self.comm_secs:13.4f} {self.overlap:8.1%} {predicted} {memory}"
-        ).rstrip()
+PROFILED = "8x8-10gbps"
 
 
-FEW = 3
-"""Names of groups that are printed for a cut."""
-
-HEADER = (
-    f"  {'':22} {'wall':>7} {'total':>7} computation communication  overlap predicted     memory"
-)
+# --- what is computed ---------------------------------------------------------------------------
 
 
-def of_systems(model: str, cluster: str) -> Iterator[Row]:
-    """Every system with all samples of a device at once."""
+def jobs_of(clusters: Sequence[str], models: Sequence[str]) -> Iterator[Job]:
+    """Every system on every cluster and model."""
+    for cluster in clusters:
+        for model in models:
+            for planner in (HIDUP, *[ITS_PRICES] * (cluster == PROFILED), *SYSTEMS):
+                yield Job(f"{cluster} {model}", planner, 0.0)
+
+
+def compute(cell: str, planner: str, _: float) -> dict[str, Any]:
+    """A step of a system, as a row of the result; devices have all their samples at once."""
+    cluster, model = cell.split()
     num = num_gpus(cluster)
     trained = workload(model, num)
-    for name, fill in SYSTEMS.items():
+    row = {"cell": cell, "gpus": num, "planner": planner, "left": 0}
+    if planner in SYSTEMS:
         plan = ss.Plan(captured(trained, trained.batch), range(num))
-        fill(plan)
-        yield _simulated(name, plan, cluster)
-
-
-def of_hidup(model: str, cluster: str) -> Iterator[tuple[Row, str]]:
-    """HiDup's strategies by our prices and, where its own are known, by those; with their texts."""
-    num = num_gpus(cluster)
-    trained = workload(model, num)
+        SYSTEMS[planner](plan)
+        return row | _simulated(plan, cluster)
     graph = captured(trained, trained.batch // 2)
-    prices: dict[str, FormPrices] = {
-        "HiDup": OurPrices(CostModel(graph, PAPER.profile, topology_of(cluster)))
+    prices: FormPrices = PublishedPrices(graph)
+    if planner == HIDUP:
+        prices = OurPrices(CostModel(graph, PAPER.profile, topology_of(cluster)))
+    forms = PricedForms(prices, tuple(range(num)))
+    strategy = hidup(forms.problem, most_calls=None, beam=BEAM)
+    plan = ss.Plan(graph, range(num))
+    forms.fill(plan, strategy)
+    found = {
+        "plan": in_words(forms, strategy),
+        "predicted_secs": strategy.secs,
+        "over_bound": strategy.secs / least_secs(forms.problem) - 1,
     }
-    if cluster == "8x8-10gbps":
-        # Their all-gather has the rate of this cluster's cards.
-        prices["HiDup, its prices"] = PublishedPrices(graph)
-    for name, each in prices.items():
-        forms = PricedForms(each, tuple(range(num)))
-        strategy = hidup(forms.problem, most_calls=None, beam=BEAM)
-        plan = ss.Plan(graph, range(num))
-        forms.fill(plan, strategy)
-        least = strategy.secs / least_secs(forms.problem) - 1
-        text = f"predicted at most {least:.1%} above the best strategy; {in_words(forms, strategy)}"
-        yield _simulated(name, plan, cluster, strategy.secs), text
+    return row | _simulated(plan, cluster) | found
 
 
 def in_words(forms: PricedForms, strategy: FormStrategy) -> str:
@@ -147,36 +134,108 @@ def in_words(forms: PricedForms, strategy: FormStrategy) -> str:
     return f"{len(strategy.stages)} stages; " + "; ".join(words)
 
 
-def _simulated(name: str, plan: ss.Plan, cluster: str, predicted_secs: float = 0.0) -> Row:
+def _simulated(plan: ss.Plan, cluster: str) -> dict[str, Any]:
     made = ss.compile(plan, topology=topology_of(cluster))
     found = simulate(made, PAPER.profile)
-    compute = fsum(found.compute_secs.values()) / len(found.devices)
-    comm = fsum(level.secs for level in found.levels)
-    peak = max(memory.total_bytes for memory in made.memory.values())
-    return Row(name, found.secs, compute, comm, predicted_secs, peak)
+    return {
+        "secs": found.secs,
+        "compute_secs": fsum(found.compute_secs.values()) / len(found.devices),
+        "comm_secs": fsum(level.secs for level in found.levels),
+        "peak_bytes": max(memory.total_bytes for memory in made.memory.values()),
+    }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a table for every cluster and model."""
+FEW = 3
+"""Names of groups that are printed for a cut."""
+
+
+# --- what is shown ------------------------------------------------------------------------------
+
+
+def overlap(wall_secs: float, compute_secs: float, comm_secs: float) -> float:
+    """By HiDup's formula; at least 0, as waiting for others is neither."""
+    return max(0.0, Prediction(wall_secs, compute_secs, comm_secs).overlap)
+
+
+def factor(rows: Sequence[Row]) -> float | None:
+    """The best system's step over that of HiDup's strategy, of one cell."""
+    secs = {row["planner"]: row["secs"] for row in rows}
+    others = [secs[name] for name in SYSTEMS if name in secs]
+    return min(others) / secs[HIDUP] if others and HIDUP in secs else None
+
+
+def lines(cluster: str, rows: Sequence[Row]) -> Lines:
+    """The break-down of a cluster, the published one first."""
+    texts = [
+        ["model", "system", "wall", "total", "computation", "communication", "overlap",
+         "predicted", "memory"],
+    ]  # fmt: skip
+    for name, secs in PUBLISHED.get(cluster, {}).items():
+        texts.append(["published", name, *_breakdown(*secs), "", ""])
+    for row in rows:
+        predicted = f"{row['predicted_secs']:.4f}" if "predicted_secs" in row else ""
+        secs = row["secs"], row["compute_secs"], row["comm_secs"]
+        model = row["cell"].split()[1]
+        memory = bytes_text(row["peak_bytes"])
+        texts.append([model, row["planner"], *_breakdown(*secs), predicted, memory])
+    return texts
+
+
+def _breakdown(wall_secs: float, compute_secs: float, comm_secs: float) -> list[str]:
+    secs = wall_secs, compute_secs + comm_secs, compute_secs, comm_secs
+    return [f"{each:.4f}" for each in secs] + [f"{overlap(wall_secs, *secs[2:]):.1%}"]
+
+
+def draw(by_cell: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """A dot for every cell and system: how many times as long its step takes as HiDup's."""
+    found = {
+        cell: {row["planner"]: row["secs"] / ours for row in rows if row["planner"] != HIDUP}
+        for cell, rows in by_cell.items()
+        for ours in [row["secs"] for row in rows if row["planner"] == HIDUP]
+    }
+    dots.draw(found, path, across="step over that of HiDup", title="Simulated", is_log=True)
+
+
+def main(words: list[str]) -> int:
+    """Print a break-down for every cluster, and the strategies that were found."""
+    args = _parse(words)
+    jobs = [*jobs_of(args.clusters, args.models)]
+    rows = run(args, jobs, compute)
+    order = {(job.cell, job.planner): number for number, job in enumerate(jobs)}
+    rows.sort(key=lambda row: order[row["cell"], row["planner"]])
+    by_cell: dict[str, list[Row]] = {}
+    for row in rows:
+        by_cell.setdefault(row["cell"], []).append(row)
+    for cluster in args.clusters:
+        mine = [row for row in rows if row["cell"].split()[0] == cluster]
+        print(f"{cluster}\n{grid(lines(cluster, mine))}\n")
+        for row in mine:
+            if "plan" in row:
+                over = f"predicted at most {row['over_bound']:.1%} above the best strategy"
+                print(fill(f"{row['cell']}, {row['planner']}: {row['plan']}; {over}", 100))
+        print()
+    for cell, mine in by_cell.items():
+        found = factor(mine)
+        print(f"{cell:<24} {'-' if found is None else f'{found:.3f}'} x the best system")
+    figures = {"published": PUBLISHED, "rows": rows}
+    return save(args, figures, rows, partial(draw, by_cell))
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.hidup", description=__doc__, epilog=EPILOG,
+        prog="python -m bench.hidup",
+        description=DESCRIPTION,
+        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("--cluster", choices=CLUSTERS, action="append", help="default: first three")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    options = parser.parse_args(argv)
-    for cluster in options.cluster or list(CLUSTERS)[:3]:
-        print(f"{cluster}\n{HEADER}")
-        for name, times in PUBLISHED.get(cluster, {}).items():
-            print(Row(f"published {name}", *times))
-        for model in options.models:
-            print(f" {model}")
-            for row in of_systems(model, cluster):
-                print(row, flush=True)
-            for row, text in of_hidup(model, cluster):
-                print(f"{row}\n    {text}", flush=True)
-    return 0
+    )
+    add = parser.add_argument
+    add("--clusters", nargs="+", choices=CLUSTERS, default=[*CLUSTERS], help="default: all")
+    add("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all")
+    return parse(parser, words, out="bench/results/hidup.json", budget_share=1.0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # By its name, so that what computes rows can be sent to other processes.
+    from bench import hidup as named
+
+    sys.exit(named.main(sys.argv[1:]))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rvdcomm as rv
-from bench.hidup import PUBLISHED, Row
+from bench import hidup
+from bench.hidup import HIDUP, PUBLISHED, draw, factor, jobs_of, lines
 from bench.hidup_models import SYSTEMS, tuned, workload
 from bench.studies.workload import captured
 from superscaler_core.cost import PROFILES
@@ -18,8 +21,8 @@ from superscaler_core.planners.search.request import Candidate, Request, Trial
     "cluster, overlap", [("1x4", 0.9192), ("2x4-100gbps", 0.4110), ("2x4-30gbps", 0.2635)]
 )
 def test_overlap_is_that_of_hidups_table(cluster: str, overlap: float) -> None:
-    assert Row("", *PUBLISHED[cluster]["HiDup"]).overlap == pytest.approx(overlap, abs=1e-3)
-    assert Row("", *PUBLISHED[cluster]["DeepSpeed"]).overlap == 0
+    assert hidup.overlap(*PUBLISHED[cluster]["HiDup"]) == pytest.approx(overlap, abs=1e-3)
+    assert hidup.overlap(*PUBLISHED[cluster]["DeepSpeed"]) == 0
 
 
 @pytest.mark.parametrize("system, num_forms", [("DDP", 1), ("DeepSpeed-MoE", 2)])
@@ -42,3 +45,38 @@ def test_systems_halve_microbatches_where_memory_is_short(system: str, num_forms
     assert not list(roots[0].follow(Trial(roots[0], 1.0, 1)))
     plan = next(c for c in all_after(roots[-1]) if c.samples == 8).plan(request)
     assert plan.num_microbatches == 4
+
+
+def row(planner: str, secs: float, **more: Any) -> dict[str, Any]:
+    return {
+        "cell": "2x4-30gbps bert-sgmoe", "planner": planner, "secs": secs, "compute_secs": 0.3,
+        "comm_secs": 0.2, "peak_bytes": 1 << 30, **more,
+    }  # fmt: skip
+
+
+ROWS = [row(HIDUP, 0.4, predicted_secs=0.38), row("DDP", 0.6), row("FastMoE", 0.5)]
+
+
+def test_a_break_down_has_the_published_lines_first() -> None:
+    head, *published, ours, _, _ = lines("2x4-30gbps", ROWS)
+    assert [each[1] for each in published] == ["HiDup", "DeepSpeed", "FastMoE"]
+    assert published[0][2:7] == ["0.6657", "0.7453", "0.3021", "0.4432", "26.3%"]
+    assert ours[1:8] == [HIDUP, "0.4000", "0.5000", "0.3000", "0.2000", "50.0%", "0.3800"]
+    assert {len(each) for each in lines("2x4-30gbps", ROWS)} == {len(head)}
+
+
+def test_the_factor_is_over_the_best_system() -> None:
+    assert factor(ROWS) == pytest.approx(0.5 / 0.4)
+    assert factor(ROWS[1:]) is None
+
+
+def test_its_own_prices_are_those_of_one_cluster() -> None:
+    own = [job.cell for job in jobs_of(["1x4", "8x8-10gbps"], ["vit-switch"])]
+    assert own == ["1x4 vit-switch"] * 5 + ["8x8-10gbps vit-switch"] * 6
+    planners = {job.planner for job in jobs_of(["1x4"], ["vit-switch"])}
+    assert planners == {HIDUP, *SYSTEMS}
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    draw({"2x4-30gbps bert-sgmoe": ROWS}, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
