@@ -19,7 +19,7 @@ from typing import Any
 import superscaler_core as ss
 from bench import dots
 from bench.hidup_models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of, workload
-from bench.searches import parse, run, save
+from bench.searches import over, parse, run, save
 from bench.store import Job, Row
 from bench.studies.cluster import PAPER
 from bench.studies.report import Lines, grid
@@ -79,6 +79,9 @@ HIDUP, ITS_PRICES = "HiDup", "HiDup, its prices"
 """Strategies by our prices, and by those of HiDup's profile, which is that of the 8 x 8 cluster."""
 
 PROFILED = "8x8-10gbps"
+
+FEW = 3
+"""Names of groups that are printed for a cut."""
 
 
 # --- what is computed ---------------------------------------------------------------------------
@@ -145,23 +148,12 @@ def _simulated(plan: ss.Plan, cluster: str) -> dict[str, Any]:
     }
 
 
-FEW = 3
-"""Names of groups that are printed for a cut."""
-
-
 # --- what is shown ------------------------------------------------------------------------------
 
 
 def overlap(wall_secs: float, compute_secs: float, comm_secs: float) -> float:
     """By HiDup's formula; at least 0, as waiting for others is neither."""
     return max(0.0, Prediction(wall_secs, compute_secs, comm_secs).overlap)
-
-
-def factor(rows: Sequence[Row]) -> float | None:
-    """The best system's step over that of HiDup's strategy, of one cell."""
-    secs = {row["planner"]: row["secs"] for row in rows}
-    others = [secs[name] for name in SYSTEMS if name in secs]
-    return min(others) / secs[HIDUP] if others and HIDUP in secs else None
 
 
 def lines(cluster: str, rows: Sequence[Row]) -> Lines:
@@ -186,14 +178,10 @@ def _breakdown(wall_secs: float, compute_secs: float, comm_secs: float) -> list[
     return [f"{each:.4f}" for each in secs] + [f"{overlap(wall_secs, *secs[2:]):.1%}"]
 
 
-def draw(by_cell: Mapping[str, Sequence[Row]], path: Path) -> None:
+def draw(rows: Sequence[Row], path: Path) -> None:
     """A dot for every cell and system: how many times as long its step takes as HiDup's."""
-    found = {
-        cell: {row["planner"]: row["secs"] / ours for row in rows if row["planner"] != HIDUP}
-        for cell, rows in by_cell.items()
-        for ours in [row["secs"] for row in rows if row["planner"] == HIDUP]
-    }
-    dots.draw(found, path, across="step over that of HiDup", title="Simulated", is_log=True)
+    across = "step over that of HiDup"
+    dots.draw(over(rows, HIDUP), path, across=across, title="Simulated", is_log=True)
 
 
 def main(words: list[str]) -> int:
@@ -203,9 +191,6 @@ def main(words: list[str]) -> int:
     rows = run(args, jobs, compute)
     order = {(job.cell, job.planner): number for number, job in enumerate(jobs)}
     rows.sort(key=lambda row: order[row["cell"], row["planner"]])
-    by_cell: dict[str, list[Row]] = {}
-    for row in rows:
-        by_cell.setdefault(row["cell"], []).append(row)
     for cluster in args.clusters:
         mine = [row for row in rows if row["cell"].split()[0] == cluster]
         print(f"{cluster}\n{grid(lines(cluster, mine))}\n")
@@ -214,11 +199,10 @@ def main(words: list[str]) -> int:
                 over = f"predicted at most {row['over_bound']:.1%} above the best strategy"
                 print(fill(f"{row['cell']}, {row['planner']}: {row['plan']}; {over}", 100))
         print()
-    for cell, mine in by_cell.items():
-        found = factor(mine)
-        print(f"{cell:<24} {'-' if found is None else f'{found:.3f}'} x the best system")
-    figures = {"published": PUBLISHED, "rows": rows}
-    return save(args, figures, rows, partial(draw, by_cell))
+    for cell, others in over(rows, HIDUP).items():
+        factor = min((others[name] for name in SYSTEMS if name in others), default=None)
+        print(f"{cell:<24} {'-' if factor is None else f'{factor:.3f}'} x the best system")
+    return save(args, {"published": PUBLISHED, "rows": rows}, rows, partial(draw, rows))
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

@@ -6,14 +6,13 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from math import fsum
 from pathlib import Path
 
 from bench import dots
 from bench.catalogue import cells, compute
 from bench.cells import Cell
-from bench.searches import parse, run, save
+from bench.searches import by_cell, over, parse, run, save
 from bench.store import Job, Row
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.units import secs_text
@@ -66,12 +65,6 @@ def ratio(rows: Sequence[Row], names: Sequence[str] = ()) -> float | None:
     return min(others) / secs["auto"] if others and "auto" in secs else None
 
 
-def by_cell(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
-    """The rows of every cell, few GPUs first."""
-    ordered = sorted(rows, key=lambda row: (row["gpus"], row["cell"]))
-    return {name: list(mine) for name, mine in groupby(ordered, key=lambda row: row["cell"])}
-
-
 def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
     """A line a cell, and the means.
 
@@ -105,13 +98,8 @@ def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """A dot for every cell and planner: how many times as long its step takes as auto's."""
-    found = {
-        cell: {row["planner"]: row["secs"] / ours for row in mine if row["planner"] != "auto"}
-        for cell, mine in by_cell([row for row in rows if "secs" in row]).items()
-        for ours in [row["secs"] for row in mine if row["planner"] == "auto"]
-    }
     title, across = "All planners, simulated", "step over that of auto"
-    dots.draw(found, path, across=across, title=title, is_log=True)
+    dots.draw(over(rows, "auto"), path, across=across, title=title, is_log=True)
 
 
 def main(words: list[str]) -> int:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,18 @@ def save(
     if draw is not None:
         draw(path.with_suffix(".png"))
     return 0
+
+
+def by_cell(rows: Sequence[Row]) -> Mapping[str, list[Row]]:
+    """The rows of every cell, few GPUs first."""
+    ordered = sorted(rows, key=lambda row: (row["gpus"], row["cell"]))
+    return {name: list(mine) for name, mine in groupby(ordered, key=lambda row: row["cell"])}
+
+
+def over(rows: Sequence[Row], ours: str) -> dict[str, dict[str, float]]:
+    """By cell and other planner: how many times as long its step takes as ours, where both fit."""
+    return {
+        cell: {row["planner"]: row["secs"] / secs for row in mine if row["planner"] != ours}
+        for cell, mine in by_cell([row for row in rows if "secs" in row]).items()
+        for secs in [row["secs"] for row in mine if row["planner"] == ours]
+    }

@@ -10,8 +10,9 @@ import pytest
 
 import rvdcomm as rv
 from bench import hidup
-from bench.hidup import HIDUP, PUBLISHED, draw, factor, jobs_of, lines
+from bench.hidup import HIDUP, PUBLISHED, draw, jobs_of, lines
 from bench.hidup_models import SYSTEMS, tuned, workload
+from bench.searches import over
 from bench.studies.workload import captured
 from superscaler_core.cost import PROFILES
 from superscaler_core.planners.search.request import Candidate, Request, Trial
@@ -49,8 +50,8 @@ def test_systems_halve_microbatches_where_memory_is_short(system: str, num_forms
 
 def row(planner: str, secs: float, **more: Any) -> dict[str, Any]:
     return {
-        "cell": "2x4-30gbps bert-sgmoe", "planner": planner, "secs": secs, "compute_secs": 0.3,
-        "comm_secs": 0.2, "peak_bytes": 1 << 30, **more,
+        "cell": "2x4-30gbps bert-sgmoe", "gpus": 8, "planner": planner, "secs": secs,
+        "compute_secs": 0.3, "comm_secs": 0.2, "peak_bytes": 1 << 30, **more,
     }  # fmt: skip
 
 
@@ -65,9 +66,10 @@ def test_a_break_down_has_the_published_lines_first() -> None:
     assert {len(each) for each in lines("2x4-30gbps", ROWS)} == {len(head)}
 
 
-def test_the_factor_is_over_the_best_system() -> None:
-    assert factor(ROWS) == pytest.approx(0.5 / 0.4)
-    assert factor(ROWS[1:]) is None
+def test_steps_are_over_that_of_one() -> None:
+    assert over([*ROWS, {**ROWS[1], "cell": "alone"}], HIDUP) == {
+        ROWS[0]["cell"]: {"DDP": pytest.approx(1.5), "FastMoE": pytest.approx(1.25)}
+    }
 
 
 def test_its_own_prices_are_those_of_one_cluster() -> None:
@@ -78,5 +80,5 @@ def test_its_own_prices_are_those_of_one_cluster() -> None:
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    draw({"2x4-30gbps bert-sgmoe": ROWS}, tmp_path / "picture.png")
+    draw(ROWS, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
