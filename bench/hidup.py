@@ -196,8 +196,8 @@ def main(words: list[str]) -> int:
         print(f"{cluster}\n{grid(lines(cluster, mine))}\n")
         for row in mine:
             if "plan" in row:
-                over = f"predicted at most {row['over_bound']:.1%} above the best strategy"
-                print(fill(f"{row['cell']}, {row['planner']}: {row['plan']}; {over}", 100))
+                bound = f"predicted at most {row['over_bound']:.1%} above the best strategy"
+                print(fill(f"{row['cell']}, {row['planner']}: {row['plan']}; {bound}", 100))
         print()
     for cell, others in over(rows, HIDUP).items():
         factor = min((others[name] for name in SYSTEMS if name in others), default=None)
