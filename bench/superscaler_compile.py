@@ -1,4 +1,4 @@
-"""How long a plan takes from a PyTorch model to a Python file a rank, by layers and devices.
+"""How long a plan takes from a PyTorch model to a Python file a rank, and to a simulated step.
 
 Every sample is a process of its own, so that nothing is cached; it runs on one core.
 """
@@ -24,12 +24,14 @@ from bench.run import environment
 
 DESCRIPTION = """\
 Compile a GPT (GPT-3's form, width 5120, 40 heads, 2048 tokens; no memory is allocated for it) with
-the plan `hybrid`, by number of layers and of devices. Counted are five phases, in seconds:
+the plan `hybrid`, by number of layers and of devices, 8 a host. Counted are, in seconds:
   capture      PyTorch model -> graph
   sprogram     graph -> plan: op_trans, op_assign and op_order of every op
   validate     all parts have devices, do all work once, and fit the devices' memory
   materialize  every communication, both ways, and the rvdcomm plan of each
   generate     the Python file of every rank, written to a folder
+  files        all of these, from module to files
+  simulate     a step of the program on V100s
 Not counted: imports, and building the modules.
 """
 
@@ -39,10 +41,14 @@ examples:
   python -m bench.superscaler_compile --layers 4 --devices 1,8 --repetitions 1
 """
 
-PHASES = ("capture", "sprogram", "validate", "materialize", "generate")
+COMPILING = ("capture", "sprogram", "validate", "materialize", "generate")
+PHASES = (*COMPILING, "simulate")
 WIDTH, HEADS, SEQUENCE, MICROBATCH = 5120, 40, 2048, 8
 FIXED_LAYERS, FIXED_DEVICES = 48, 8
 """What the other of the two varies at."""
+
+PER_HOST = 8
+"""Devices."""
 
 LIMIT_BYTES = 1 << 60
 """Of a device's memory: what is measured is the counting, whatever comes out of it."""
@@ -53,16 +59,18 @@ T = TypeVar("T")
 
 
 def grid_of(num_devices: int, num_layers: int) -> dict[str, int]:
-    """Ways of tensor, pipeline and data parallel, doubled in turn; a stage has one layer or more.
+    """Ways of tensor, pipeline and data parallel, doubled in turn.
 
-    >>> grid_of(8, 48), grid_of(8, 1)
-    ({'tp': 2, 'pp': 2, 'dp': 2}, {'tp': 4, 'pp': 1, 'dp': 2})
+    Tensor parallel stays in a host, and a stage has one layer or more.
+
+    >>> grid_of(8, 48), grid_of(8, 1), grid_of(1024, 48)
+    ({'tp': 2, 'pp': 2, 'dp': 2}, {'tp': 4, 'pp': 1, 'dp': 2}, {'tp': 8, 'pp': 16, 'dp': 8})
     """
-    counts = {"tp": 1, "pp": 1, "dp": 1}
+    counts, most = {"tp": 1, "pp": 1, "dp": 1}, {"tp": PER_HOST, "pp": num_layers}
     for name in cycle(counts):
         if prod(counts.values()) >= num_devices:
             break
-        if name != "pp" or 2 * counts["pp"] <= num_layers:
+        if 2 * counts[name] <= most.get(name, num_devices):
             counts[name] *= 2
     return counts
 
@@ -83,6 +91,7 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
     """Compile once in this process."""
     import torch
 
+    from bench.studies.cluster import PAPER
     from superscaler_core.compiled import Compiled
     from superscaler_core.front_end import capture
     from superscaler_core.memory import check_memory
@@ -90,6 +99,7 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
     from superscaler_core.plan import Plan, check_assigned, check_coverage
     from superscaler_core.plans import PLANS
     from superscaler_core.program.materialized import Materialized, materialize
+    from superscaler_core.simulator import simulate
 
     secs = dict.fromkeys(PHASES, 0.0)
 
@@ -113,7 +123,7 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
         check_coverage(plan)
 
     def all_communication() -> tuple[Materialized, int]:
-        made = materialize(plan)
+        made = materialize(plan, PAPER.topology(num_devices))
         sides = [leg for edge in made.edges.all for leg in (*edge.forward, *edge.backward)]
         sides += [leg for use in made.weights.uses for leg in (*use.fetch, *use.reduce)]
         moving = [leg for leg in sides if not leg.is_idle]
@@ -124,9 +134,11 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
     timed("validate", validate)
     made, num_transfers = timed("materialize", all_communication)
     timed("validate", lambda: check_memory(made, LIMIT_BYTES))
+    compiled = Compiled(made)
     with tempfile.TemporaryDirectory() as folder:
-        timed("generate", lambda: Compiled(made).save(folder))
+        timed("generate", lambda: compiled.save(folder))
         num_bytes = sum(path.stat().st_size for path in Path(folder).iterdir())
+    timed("simulate", lambda: simulate(compiled, PAPER.profile))
     return {
         "secs": secs,
         "ops": len(graph.ops),
@@ -159,25 +171,23 @@ def measure(num_layers: int, num_devices: int, repetitions: int) -> dict[str, An
 
 # --- the result ---------------------------------------------------------------------------------
 
-COLUMNS = ("layers", "devices", "dp/tp/pp", *PHASES, "total", "moves", "MiB")
+COLUMNS = ("layers", "devices", "dp/tp/pp", *COMPILING, "files", "simulate")
 
 
 def cells_of(row: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table."""
-    secs = [median(row["samples"][phase]) for phase in PHASES]
+    *compiling, simulate = (median(row["samples"][phase]) for phase in PHASES)
     return (
         str(row["layers"]),
         str(row["devices"]),
         f"{row['dp']}/{row['tp']}/{row['pp']}",
-        *(f"{value:.2f}" for value in (*secs, total_secs(row))),
-        str(row["transfers"]),
-        str(row["peak_bytes"] >> 20),
+        *(f"{value:.2f}" for value in (*compiling, files_secs(row), simulate)),
     )
 
 
-def total_secs(row: dict[str, Any]) -> float:
-    """Of all phases: the median of the samples."""
-    return median(map(sum, zip(*row["samples"].values(), strict=True)))
+def files_secs(row: dict[str, Any]) -> float:
+    """From the module to the files of all ranks: the median of the samples."""
+    return median(map(sum, zip(*(row["samples"][phase] for phase in COMPILING), strict=True)))
 
 
 def line_of(cells: Iterable[str]) -> str:
@@ -198,7 +208,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         "devices": ([row for row in rows if row["layers"] == most], f"{most} layers"),
         "layers": ([row for row in rows if row["devices"] == some], f"{some} devices"),
     }
-    colours = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00")
+    colours = ("#0072B2", "#E69F00", "#CC79A7", "#009E73", "#D55E00", "#56B4E9")
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.4), sharey=True, layout="constrained")
     for ax, (name, (mine, title)) in zip(axes, panels.items(), strict=True):
         ordered = sorted(mine, key=lambda row: row[name])
@@ -206,7 +216,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         for phase, colour in zip(PHASES, colours, strict=True):
             values = [median(row["samples"][phase]) for row in ordered]
             ax.plot(counts, values, "o-", ms=4, color=colour, label=phase)
-        ax.plot(counts, [total_secs(row) for row in ordered], "k--", label="total")
+        ax.plot(counts, [files_secs(row) for row in ordered], "k--", label="module to files")
         ax.set(xscale="log", yscale="log", xlabel=name, title=title)
         ax.set_xticks(counts, map(str, counts))
         ax.minorticks_off()
@@ -227,8 +237,9 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--layers", default="1,2,4,8,16,32,48", help="default: %(default)s")
     parser.add_argument(
-        "--devices", default="1,2,4,8,16,32,64,128", help="powers of two (default: %(default)s)"
-    )
+        "--devices", default="1,2,4,8,16,32,64,128,256,512,1024",
+        help="powers of two (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--repetitions", type=int, default=3, help="of a point (default 3)")
     parser.add_argument(
         "--out",
@@ -249,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(sample(*map(int, args.sample.split(",")))))
         return 0
     counts = (tuple(map(int, text.split(","))) for text in (args.layers, args.devices))
-    print(f"median seconds; MiB: memory of the process\n{line_of(COLUMNS)}")
+    print(f"median seconds\n{line_of(COLUMNS)}")
     rows = []
     for num_layers, num_devices in points_of(*counts):
         rows.append(measure(num_layers, num_devices, args.repetitions))

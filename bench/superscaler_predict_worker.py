@@ -73,11 +73,13 @@ TINY_PLANS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("megatron", {}),
     ("one_f_one_b", {"microbatches": 4}),
     ("one_f_one_b", {"microbatches": 12}),
+    ("zero_bubble", {"microbatches": 4}),
+    ("zero_bubble", {"microbatches": 12}),
 )
 """Plans of a tiny GPT, whose steps are nearly all overheads of the runtime."""
 TINY_STEPS = 15
 
-OVERHEADS = ("segment_secs", "move_secs", "carry_secs")
+OVERHEADS = ("segment_secs", "move_secs", "carry_secs", "split_secs")
 
 Candidates = list[tuple[str, int, Callable[..., None]]]
 """The name, samples and sProgram of each."""
@@ -148,8 +150,8 @@ def runtime_overheads(topology: rv.Topology) -> Mapping[str, float]:
     """Overheads of a profile, from the processor's time in steps of tiny programs.
 
     A step takes what its ops and its bytes take, and these for every call of a segment, every
-    tensor that is moved and every tensor that is carried between stages. Least squares of the
-    relative errors, none below 0.
+    tensor that is moved, every tensor that is carried between stages, and every op whose backward
+    is split into halves. Least squares of the relative errors, none below 0.
     """
     ranks = range(dist.get_world_size())
     with TemporaryDirectory() as folder:

@@ -134,8 +134,12 @@ class OpTimes:
         return self.of(part.form)[1]
 
     def sum_secs(self, num_bytes: int) -> float:
-        """Seconds of accumulating a weight's gradient of this size."""
-        return ACCUMULATE * self.profile.bytes_secs(num_bytes)
+        """Seconds of accumulating a weight's gradient of this size.
+
+        All of a microbatch came since it was last read, so no cache holds it; nor what
+        ``update_secs`` reads.
+        """
+        return ACCUMULATE * self.profile.cold_secs(num_bytes)
 
     def update_secs(self, num_states: int, here_bytes: int, hosted_bytes: int = 0) -> float:
         """Seconds of the optimizer's one fused pass: it reads gradients, and writes weights and
@@ -147,7 +151,7 @@ class OpTimes:
             hosted_bytes: bytes of the weights that are stored on its host.
         """
         passes = 3 + 2 * num_states
-        here_secs = passes * self.profile.bytes_secs(here_bytes)
+        here_secs = passes * self.profile.cold_secs(here_bytes)
         return here_secs + passes * hosted_bytes / self.profile.host_memory_bytes_per_sec
 
     def _find(self, form: PartForm) -> tuple[float, float]:

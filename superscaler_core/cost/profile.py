@@ -18,6 +18,11 @@ FILE_VERSION = 2
 FUSED = "attention"
 """The kind of ops with shares of their own: attention in one kernel, which writes no scores."""
 
+NOT_NEGATIVE = (
+    "carry_secs", "launch_secs", "move_secs", "num_cores", "segment_secs", "split_secs",
+)  # fmt: skip
+"""Fields that may be 0."""
+
 
 @dataclass(frozen=True)
 class DeviceProfile:
@@ -42,6 +47,8 @@ class DeviceProfile:
         move_secs: overhead of every tensor that is moved, in addition to its plan's time.
         carry_secs: overhead of every tensor that is carried between stages, in addition to
             ``move_secs``, on each of its devices.
+        split_secs: overhead of every op whose backward is split into halves for its inputs and for
+            its weights, in the second half.
         num_cores: cores that all devices share, each working on one; 0 if each has its own. Only
             ``simulate`` reads it.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
@@ -62,6 +69,7 @@ class DeviceProfile:
     segment_secs: float = 0.0
     move_secs: float = 0.0
     carry_secs: float = 0.0
+    split_secs: float = 0.0
     num_cores: int = 0
     op_secs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -74,9 +82,8 @@ class DeviceProfile:
             "host_memory_bytes_per_sec": self.host_memory_bytes_per_sec,
             "memory_bytes": self.memory_bytes,
         }
-        times = {"launch_secs", "segment_secs", "move_secs", "carry_secs", "num_cores"}
         bad = [f"{what} is {value}" for what, value in speeds.items() if not value > 0]
-        bad += [f"{t} is {getattr(self, t)}" for t in sorted(times) if not getattr(self, t) >= 0]
+        bad += [f"{t} is {getattr(self, t)}" for t in NOT_NEGATIVE if not getattr(self, t) >= 0]
         if bad:
             raise PlanError(
                 f"profile {self.name}: {'; '.join(bad)}; speeds are above 0, times and cores at "
@@ -111,6 +118,16 @@ class DeviceProfile:
         if not num_bytes:
             return 0.0
         return num_bytes / (self.bytes_per_sec * self.memory.at(num_bytes * grown))
+
+    def cold_secs(self, num_bytes: int) -> float:
+        """Seconds of a pass over memory that no cache holds.
+
+        A share that falls with the bytes is that of a cache, of which such a pass has nothing.
+        """
+        if not num_bytes:
+            return 0.0
+        share = min(self.memory.at(num_bytes), self.memory.points[-1][1])
+        return num_bytes / (self.bytes_per_sec * share)
 
     def scaled(self, **factors: float) -> DeviceProfile:
         """A profile that reaches other shares, to learn how much a result depends on them.
@@ -167,7 +184,8 @@ class DeviceProfile:
                 f"{len(self.op_secs)} op shapes measured, others by the roofline; a segment takes "
                 f"{1e6 * self.segment_secs:.3g} us, one that communicates "
                 f"{1e6 * self.move_secs:.3g} us more, and {1e6 * self.carry_secs:.3g} us "
-                "if it does so between stages"
+                "if it does so between stages; the halves of an op's backward take "
+                f"{1e6 * self.split_secs:.3g} us more than the whole"
             )
         if self.num_cores:
             lines.append(f"all devices take turns on {self.num_cores} cores")

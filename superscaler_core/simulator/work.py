@@ -59,11 +59,15 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Seconds that a segment computes: in its forward, and in each half of its backward."""
+    """Seconds that a segment computes: in its forward, and in each half of its backward.
+
+    ``split`` is what the halves take more than the whole.
+    """
 
     forward: float
     inputs: float
     weights: float
+    split: float
 
     def of(self, kind: Verb) -> float:
         """Seconds of an instruction kind."""
@@ -73,7 +77,7 @@ class _Times:
             case Verb.BACKWARD_INPUTS:
                 return self.inputs
             case Verb.BACKWARD_WEIGHTS:
-                return self.weights
+                return self.weights + self.split
         return self.forward
 
 
@@ -213,12 +217,14 @@ class Work:
         if shares is None:
             shares = self._halves[segment.ops] = halves(segment.ops)
         forward = inputs = weights = 0.0
+        num_split = 0
         for part, (i_share, w_share) in zip(segment.parts, shares, strict=True):
             forward_secs, backward_secs = self._times.of(part.form)
             forward += 0.0 if part in segment.products else forward_secs
             inputs += backward_secs * i_share
             weights += backward_secs * w_share
-        return _Times(forward, inputs, weights)
+            num_split += bool(i_share and w_share)
+        return _Times(forward, inputs, weights, num_split * self._times.profile.split_secs)
 
     def _swap(self, kind: Verb, device: Device, segment: Segment) -> Iterable[Act]:
         """Copy the kept values of a segment to the host or back."""

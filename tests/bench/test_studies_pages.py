@@ -72,6 +72,28 @@ def result() -> dict[str, Any]:
     }  # fmt: skip
 
 
+HIDUP = [
+    {
+        "cell": "2x4-30gbps bert-sgmoe", "gpus": 8, "planner": planner, "secs": secs,
+        "compute_secs": 0.3, "comm_secs": 0.2, "peak_bytes": 1 << 30, **found,
+    }
+    for planner, secs, found in [
+        ("HiDup", 0.4, {"plan": "2 stages", "over_bound": 0.01, "predicted_secs": 0.4}),
+        ("DDP", 0.6, {}),
+        ("FastMoE", 0.5, {}),
+    ]
+]  # fmt: skip
+
+SCALING = [
+    {
+        "cell": f"strong-{num}-rvd", "gpus": num, "planner": "Megatron", "secs": 64 / num,
+        "samples_per_sec": 8.0 * num, "plan": "some",
+        "pulled_secs": {"intra": 96 / num, "inter": 64 / num, "both": 128 / num},
+    }
+    for num in (4, 8)
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the pages, made anew."""
@@ -79,9 +101,11 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = Path(shutil.copytree(DOCS, folder / "docs/studies"))
     images = folder / "docs/img"
     images.mkdir()
-    (folder / "studies.json").write_text(json.dumps(result()))
-    words = ["--docs", str(found), "--result", str(folder / "studies.json"), "--images"]
-    assert pages.main([*words, str(images)]) == 0
+    for name, rows in {"studies": [], "hidup": HIDUP, "strong_scaling": SCALING}.items():
+        made = {**result(), "rows": rows}
+        (folder / f"{name}.json").write_text(json.dumps(made))
+    words = ["--docs", str(found), "--results", str(folder), "--images", str(images)]
+    assert pages.main(words) == 0
     return found
 
 
@@ -121,10 +145,27 @@ def test_pages_have_the_numbers_and_assumptions_of_the_result(docs: Path) -> Non
         assert max(len(line) for line in lines if line[:1] not in ("|", "!")) <= 120
 
 
+def test_other_results_have_parts_of_their_own(docs: Path) -> None:
+    hidup, readme = ((docs / f"{name}.md").read_text() for name in ("hidup", "README"))
+    assert "| 2x4-30gbps | 1.25 x |" in text_of(hidup, "result")
+    numbers = text_of(hidup, "numbers")
+    assert "| published | FastMoE |" in numbers
+    assert "- bert-sgmoe, HiDup: 2 stages; predicted at most 1.0% above the best" in numbers
+    assert "| 8 | 64 (2.0 x) | 64 (2.0 x) |" in text_of(readme, "scaling")
+
+
+def test_a_part_whose_result_is_missing_stays(docs: Path) -> None:
+    before = (DOCS / "README.md").read_text()
+    assert text_of((docs / "README.md").read_text(), "sensitivity") == text_of(
+        before, "sensitivity"
+    )
+
+
 def test_only_the_parts_of_a_page_change(docs: Path) -> None:
-    for path in docs.glob("*.md"):
+    for name, parts in pages.PAGES.items():
+        path = docs / f"{name}.md"
         after, before = path.read_text(), (DOCS / path.name).read_text()
-        for part in ("result", "numbers"):
+        for part in parts:
             after = pages.written(after, part, "")
             before = pages.written(before, part, "")
         assert after == before
@@ -137,10 +178,10 @@ def test_a_page_without_a_place_for_a_part_is_an_error(marks: str) -> None:
 
 
 def test_without_a_result_the_command_says_how_to_get_one(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        pages.main(["--result", "missing.json"])
+        pages.main(["--results", str(tmp_path)])
     assert "run `python -m bench.studies all` first" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,7 @@ class Looked:
     peak_bytes: int = 0
     problem: str = ""
     is_estimate: bool = False
+    look_secs: float = 0.0
 
 
 def evaluate(request: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
@@ -51,13 +53,22 @@ def evaluate(request: Request, candidate: Candidate, how: Look = WHOLE) -> Trial
 
 def trial_of(candidate: Candidate, looked: Looked) -> Trial:
     """What came of a candidate."""
-    return Trial(candidate, looked.secs, looked.peak_bytes, looked.problem, looked.is_estimate)
+    return Trial(
+        candidate, looked.secs, looked.peak_bytes, looked.problem, looked.is_estimate,
+        looked.look_secs,
+    )  # fmt: skip
 
 
 def look(
     request: Request, samples: int, sprogram: Callable[..., None], how: Look = WHOLE
 ) -> Looked:
     """The same for a candidate's parts."""
+    start = time.monotonic()
+    looked = _look(request, samples, sprogram, how)
+    return replace(looked, look_secs=time.monotonic() - start)
+
+
+def _look(request: Request, samples: int, sprogram: Callable[..., None], how: Look) -> Looked:
     if gc.get_count()[0] > MAX_GARBAGE:
         gc.collect()
     with paused_collector():

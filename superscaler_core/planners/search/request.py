@@ -197,6 +197,7 @@ class Trial:
         problem: why it cannot be; empty if it can.
         is_estimate: whether only few microbatches or blocks were simulated, and the rest added at
             their pace.
+        look_secs: how long looking at it took.
     """
 
     candidate: Candidate
@@ -204,6 +205,7 @@ class Trial:
     peak_bytes: int = 0
     problem: str = ""
     is_estimate: bool = False
+    look_secs: float = 0.0
 
     @property
     def fits(self) -> bool:

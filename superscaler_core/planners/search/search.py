@@ -66,7 +66,9 @@ def search(
         batch: samples of a step.
         memory_bytes: of a device; that of the profile if None.
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
-        budget_secs: no candidate is begun later than this.
+        budget_secs: of the whole search. What is found is looked at once more on the graph as
+            captured; no candidate is begun when less is left than that and the candidate may take,
+            by the longest full look so far. A search goes on until a plan was looked at in full.
         max_tried: how many trials there are at most, besides full looks in the end at what is
             estimated to be the fastest; 0 is any number. With one process, and as long as the
             seconds suffice, a search with the same numbers finds the same plan.
@@ -127,8 +129,9 @@ def search_request(
         return looking.found(time.monotonic() - start)
 
 
-PROMISING_FROM = 0.8
-"""The share of a budget from which on estimates are looked at in full before anything else."""
+LAST_SHARE, LAST_LOOKS = 0.2, 2
+"""The share of a budget, and the number of full looks, that are left when estimates begin to be
+looked at in full before anything else."""
 
 MUCH_FASTER = 0.97
 """The share of the best step below which an estimate is looked at in full at once. Planners learn
@@ -159,8 +162,9 @@ class _Looking:
         progress: Progress | None,
     ) -> None:
         self._request, self._workers = request, workers
-        self._end, self._late = (start + share * budget_secs for share in (1.0, PROMISING_FROM))
+        self._end, self._last_secs = start + budget_secs, LAST_SHARE * budget_secs
         self._max_tried, self._progress = max_tried, progress
+        self._longest_secs = 0.0
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
         self._numbers = count()
@@ -189,7 +193,7 @@ class _Looking:
                 if not (self._waiting or self._promising):
                     break
                 self._begin()
-            ended = self._workers.wait(self._end - time.monotonic())
+            ended = self._workers.wait(self._left_secs)
             if ended is not None:
                 self._take(ended)
             elif not (self._waiting or self._promising):
@@ -220,8 +224,14 @@ class _Looking:
 
     @property
     def _is_over(self) -> bool:
-        is_late = time.monotonic() >= self._end and bool(self._tried)
+        is_late = self._left_secs <= 0 and bool(self._tried)
         return is_late or 0 < self._max_tried <= len(self._tried)
+
+    @property
+    def _left_secs(self) -> float:
+        """Of the budget, without what a candidate that is begun now, and ``settle``, may take."""
+        num_looks = 2 if self._request.as_captured is not self._request else 1
+        return self._end - time.monotonic() - num_looks * self._longest_secs
 
     def _push(self, candidate: Candidate) -> None:
         order = candidate.guess_secs or candidate.bound_secs
@@ -229,7 +239,7 @@ class _Looking:
 
     def _begin(self) -> None:
         """Give the first of all to a worker, unless its bounds say that it cannot win."""
-        is_late = time.monotonic() >= self._late
+        is_late = self._left_secs <= max(self._last_secs, LAST_LOOKS * self._longest_secs)
         if self._promising and (
             is_late or not self._waiting or self._is_faster(self._promising[0][0] / MUCH_FASTER)
         ):
@@ -253,6 +263,8 @@ class _Looking:
     def _take(self, trial: Trial) -> None:
         candidate = trial.candidate
         self._tried.append(trial)
+        if not trial.is_estimate:
+            self._longest_secs = max(self._longest_secs, trial.look_secs)
         if trial.fits and self._is_faster(trial.secs):
             if trial.is_estimate:
                 heapq.heappush(self._promising, (trial.secs, next(self._numbers), candidate))
@@ -271,7 +283,7 @@ class _Looking:
 
     def confirm(self) -> None:
         """Look at estimates in full, the best first, until time is up and there is a best plan."""
-        while self._promising and (self.best is None or time.monotonic() < self._end):
+        while self._promising and (self.best is None or self._left_secs > 0):
             secs, _, candidate = heapq.heappop(self._promising)
             if self._is_faster(secs):
                 self._take(evaluate(self._request, candidate))

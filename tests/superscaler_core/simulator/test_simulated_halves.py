@@ -73,6 +73,16 @@ def test_zero_bubble_takes_its_closed_form(d: int, n: int, f: float, b: float) -
     assert slower.secs == pytest.approx((n + d - 1) * (f + b), rel=ROUNDING)
 
 
+def test_splitting_a_backward_takes_its_overhead_in_the_second_half() -> None:
+    (d, n), (f, b, more) = (3, 5), (3e-3, 2e-3, 1e-3)
+    compiled, whole = pipelined(zero_bubble(d, n)), pipelined(one_f_one_b(d, n))
+    profile = replace(given(compiled.plan.graph, f, b), split_secs=more)
+    # The scale, whose input has no gradient, is not split. The last worker waits for the first F.
+    secs = n * (f + b + more) + (d - 1) * f
+    assert simulate(compiled, profile).secs == pytest.approx(secs, rel=ROUNDING)
+    assert simulate(whole, profile).secs == pytest.approx((n + d - 1) * (f + b), rel=ROUNDING)
+
+
 ORDERS = [
     split_backward(gpipe(3, 4)),
     split_backward(one_f_one_b(3, 4), 2),

@@ -148,6 +148,17 @@ def test_a_pass_over_memory_reaches_the_share_of_its_bytes() -> None:
     assert OpTimes(sized).sum_secs(100) == 3 * 4e-7
 
 
+def test_what_no_cache_holds_takes_as_long_a_byte_as_the_most() -> None:
+    """A CPU's share falls with the bytes, as caches are small; a GPU's grows."""
+    cached = replace(SIMPLE, memory=Reach(((100.0, 0.5), (10_000.0, 0.25))))
+    assert [cached.bytes_secs(100), cached.cold_secs(100)] == [2e-7, 4e-7]
+    assert [cached.cold_secs(n) for n in (0, 10_000)] == [0, 4e-5]
+    assert OpTimes(cached).sum_secs(100) == 3 * 4e-7
+    assert OpTimes(cached).update_secs(2, 100) == pytest.approx(7 * 4e-7)
+    for gpu in PROFILES.values():
+        assert gpu.cold_secs(1 << 16) == gpu.bytes_secs(1 << 16)
+
+
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_part_takes_at_least_its_share_of_the_op(name: str) -> None:
     """Lower bounds of planners rely on it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -305,6 +306,31 @@ def test_few_microbatches_show_the_pace_of_many(words: str) -> None:
     estimate = look(asked, setting.microbatch, how, Look(2 if setting.duplex else setting.pp))
     assert (estimate.is_estimate, whole.is_estimate) == (True, False)
     assert estimate.secs == pytest.approx(whole.secs, rel=0.02)
+
+
+def test_a_budget_has_time_for_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full looks take long, small ones do not; all of them together end in time."""
+    now = 0.0
+
+    def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
+        nonlocal now
+        took = 15.0 if how is WHOLE else 1.0
+        now += took
+        secs = float(candidate.name)
+        return Trial(candidate, secs, 1, is_estimate=how is not WHOLE, look_secs=took)
+
+    for module in ("search", "workers"):
+        monkeypatch.setattr(f"superscaler_core.planners.search.{module}.evaluate", seen)
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("superscaler_core.planners.search.search.time", clock)
+    given = (Candidate(f"{100 - n}", 1, PLANS["data_parallel"], look=Look(1)) for n in range(1000))
+    asked = replace(request(), captured=request().graph_of)
+    found = search_request(asked, lambda _: given, budget_secs=100)
+    assert found.search_secs <= 100
+    assert found.best.look_secs == 15
+    assert not found.best.is_estimate
+    estimates = [trial.secs for trial in found.tried if trial.is_estimate]
+    assert found.secs <= min(estimates) + 1  # of those that there was time for
 
 
 def test_what_is_a_little_faster_is_looked_at_in_full_in_the_end(
