@@ -13,7 +13,13 @@ import rvdcomm as rv
 from superscaler_core.codegen import rank_files, rank_text
 from superscaler_core.collector import paused_collector
 from superscaler_core.errors import PlanError
-from superscaler_core.memory import DeviceMemory, check_memory, memory_of
+from superscaler_core.memory import (
+    DeviceMemory,
+    StepPeaks,
+    check_memory,
+    memory_of,
+    step_peaks_of,
+)
 from superscaler_core.ops.modules import save_modules
 from superscaler_core.plan import Plan, check_assigned, check_coverage, check_placement
 from superscaler_core.program.materialized import Materialized, materialize
@@ -51,6 +57,13 @@ class Compiled:
     def memory(self) -> Mapping[int, DeviceMemory]:
         """The memory that every device needs."""
         return memory_of(
+            self.materialized, optimizer=self.optimizer, master_dtype=self.master_dtype
+        )
+
+    @cached_property
+    def step_peaks(self) -> Mapping[int, StepPeaks]:
+        """The memory that every device needs at every step of its runs."""
+        return step_peaks_of(
             self.materialized, optimizer=self.optimizer, master_dtype=self.master_dtype
         )
 

@@ -16,7 +16,6 @@ from superscaler_core.program.edges import Edge
 from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.segments import Segment, Step
 from superscaler_core.program.sequence import Close, Move, Open
-from superscaler_core.program.side import Side
 from superscaler_core.schedules import ActionKind
 
 
@@ -135,10 +134,15 @@ class _Footprints:
             is_run = run[-1] in kinds and run[-1] not in found
             for kind in run if is_run else ():
                 if kind in kinds:
-                    is_back = kind.goes_back or kind is ActionKind.WEIGHTS
-                    footprint = _footprint(dry, kind, names[::-1] if is_back else names)
+                    order = names[::-1] if runs_in_reverse(kind) else names
+                    footprint = _footprint(dry, kind, order)
                     found.setdefault(kind, footprint)
         return found
+
+
+def runs_in_reverse(kind: ActionKind) -> bool:
+    """Whether a run does a stage's steps from the last to the first."""
+    return kind.goes_back or kind is ActionKind.WEIGHTS
 
 
 MAX_STAGE_FORMS = 256
@@ -238,14 +242,9 @@ def _step_form(made: Materialized, device: Device, step: Step) -> Hashable:
         return _edge_form(step.edge, device)
     assert isinstance(step, Open | Close)
     uses = made.uses_of.get(step.window, ())
-    ends = [(u.name, _shape(u.side, device), _shape(u.storage, device)) for u in uses]
+    ends = [(u.name, u.side.shape_on(device), u.storage.shape_on(device)) for u in uses]
     return isinstance(step, Open), tuple(ends)
 
 
 def _edge_form(edge: Edge, device: Device) -> Hashable:
-    return edge.index, _shape(edge.src, device), _shape(edge.dst, device)
-
-
-def _shape(side: Side, device: Device) -> tuple[int, ...] | None:
-    shard = side.shards.get(device)
-    return None if shard is None else shard.box.shape
+    return edge.index, edge.src.shape_on(device), edge.dst.shape_on(device)

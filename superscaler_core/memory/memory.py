@@ -11,6 +11,7 @@ from superscaler_core.errors import DeviceMemoryError, PlanError
 from superscaler_core.graph.tensor import ITEM_BYTES
 from superscaler_core.memory.held import tensors_in_flight
 from superscaler_core.memory.step_memory import StepMemory
+from superscaler_core.memory.step_peaks import StepPeaks
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.materialized import Materialized
@@ -112,6 +113,14 @@ def memory_of(
 
 
 @paused_collector()
+def step_peaks_of(
+    made: Materialized, *, optimizer: str = "adam", master_dtype: str | None = None
+) -> dict[Device, StepPeaks]:
+    """The peaks of all steps on every device; arguments and errors as of ``memory_of``."""
+    return _Account(made, optimizer, master_dtype).peaks()
+
+
+@paused_collector()
 def check_memory(
     made: Materialized,
     limit_bytes: int,
@@ -157,6 +166,13 @@ class _Account:
         """The memory of all devices."""
         return {device: self._memory(device) for device in self._made.plan.devices}
 
+    def peaks(self) -> dict[Device, StepPeaks]:
+        """The peaks of the steps of all devices."""
+        return {
+            device: self._steps.peaks(device, self._states_bytes(device))
+            for device in self._made.plan.devices
+        }
+
     def tensors(self, device: Device) -> dict[str, int]:
         """Bytes by tensor: stored parameters with their states, and activations in flight."""
         stored = {
@@ -171,12 +187,15 @@ class _Account:
         return DeviceMemory(
             weights_bytes=worst.moment.weights,
             grads_bytes=worst.moment.grads,
-            optimizer_bytes=self._num_states * stored.trained_bytes(device),
+            optimizer_bytes=self._states_bytes(device),
             activations_bytes=worst.moment.activations,
             buffers_bytes=worst.moment.buffers,
             host_bytes=stored.host_bytes(device, self._num_states) + worst.host_bytes,
             staging_bytes=worst.staging_bytes,
         )
+
+    def _states_bytes(self, device: Device) -> int:
+        return self._num_states * self._stored.trained_bytes(device)
 
 
 def _check_known(what: str, given: str, known: Mapping[str, object]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.graph.tensor import ITEM_BYTES
-from superscaler_core.memory.footprint import Footprint, footprints
+from superscaler_core.memory.footprint import Footprint, footprints, runs_in_reverse
 from superscaler_core.memory.moments import Moment
 from superscaler_core.memory.staging import staging_bytes
+from superscaler_core.memory.step_peaks import Run, StepPeak, StepPeaks, step_form
 from superscaler_core.memory.stored import StoredMemory
 from superscaler_core.plan import Device
 from superscaler_core.program.edges import Edge
@@ -49,8 +50,41 @@ class StepMemory:
 
     def worst(self, device: Device) -> Worst:
         """The peak of a step on a device, without optimizer states."""
+        walk, resting = self._walk(device), self._resting(device)
+        return Worst(resting + walk.worst, self._staging.get(device, 0), walk.most_host_bytes)
+
+    def peaks(self, device: Device, states_bytes: int) -> StepPeaks:
+        """The peaks of all steps on a device, with so many bytes of optimizer states."""
+        walk = self._walk(device)
+        resting = self._resting(device).total + states_bytes
+        found: dict[Run, tuple[StepPeak, ...]] = {}
+        for (kind, stage, is_first), held_bytes in walk.held_bytes.items():
+            forms = self._forms(device, stage, kind)
+            footprint = walk.footprints[kind, stage]
+            peaks = footprint.first_peaks if is_first else footprint.peaks
+            found[kind, stage, is_first] = tuple(
+                StepPeak(form, resting + held_bytes + peak.most_bytes)
+                for form, peak in zip(forms, peaks, strict=True)
+            )
+        return StepPeaks(found, resting + walk.between_bytes)
+
+    def _forms(self, device: Device, stage: int, kind: ActionKind) -> Sequence[Hashable]:
+        """What the steps of a run do, in its order."""
+        steps = self._made.stages[stage].steps[device]
+        forms = [step_form(self._made, device, step) for step in steps]
+        return forms[::-1] if runs_in_reverse(kind) else forms
+
+    def _resting(self, device: Device) -> Moment:
+        """What is there all the time."""
+        buffers = self._constant_bytes + self._staging.get(device, 0)
+        return Moment(weights=self._stored.resting_bytes(device), buffers=buffers)
+
+    def _walk(self, device: Device) -> _Walk:
+        """All runs of a step."""
         stored = self._stored
         walk = _Walk(footprints(self._made, device, stored.master_dtype))
+        # All weights arrive at the start; all gradients leave at the end.
+        walk.look(Moment(buffers=stored.fetched_bytes(device)))
         for event in self._made.events_on[device]:
             if isinstance(event, Woven):
                 walk.look_at_both(event)
@@ -62,14 +96,8 @@ class StepMemory:
             for run in actions_in(event):
                 if run.kind is not ActionKind.UPDATE:
                     walk.run(run, self._read(run))
-        # All weights arrive at the start; all gradients leave at the end.
-        at_start = Moment(buffers=stored.fetched_bytes(device))
-        at_end = Moment(grads=sum(walk.grads.values()), buffers=stored.arriving_bytes(device))
-        moment = max(walk.worst, at_start, at_end, key=lambda moment: moment.total)
-        staging = self._staging.get(device, 0)
-        buffers = self._constant_bytes + staging
-        resting = Moment(weights=stored.resting_bytes(device), buffers=buffers)
-        return Worst(resting + moment, staging, walk.most_host_bytes)
+        walk.end(stored.arriving_bytes(device))
+        return walk
 
     def _reduced(self, stage: int) -> Collection[str]:
         """The copies whose gradients an update of a stage frees, by name."""
@@ -106,14 +134,19 @@ class _Walk:
     """One device's runs in a step, in order.
 
     Attributes:
+        footprints: of its runs.
         worst: the peak so far.
+        held_bytes: for every run, the most that there was before one of them.
+        between_bytes: the peak so far of moments in no run, or in two.
         grads: bytes of the accumulated gradients, by weight.
         most_host_bytes: the peak on the host so far.
     """
 
     def __init__(self, footprints: Mapping[tuple[ActionKind, int], Footprint]) -> None:
-        self._footprints = footprints
+        self.footprints = footprints
         self._kept = self.worst = Moment()
+        self.held_bytes: dict[Run, int] = {}
+        self.between_bytes = 0
         self._mail: dict[tuple[Edge, int, bool], int] = {}
         self.grads: dict[str, int] = {}
         self._host_bytes = 0
@@ -124,7 +157,9 @@ class _Walk:
         footprint, most, is_first = self._about(run)
         for letter in read:
             self._mail.pop(letter, None)
-        self._look(most)
+        key = run.kind, run.stage, is_first
+        held_bytes = self._look(most) - most.total
+        self.held_bytes[key] = max(self.held_bytes.get(key, held_bytes), held_bytes)
         self._kept += footprint.kept
         self._host_bytes += footprint.host_bytes
         self.most_host_bytes = max(self.most_host_bytes, self._host_bytes)
@@ -133,18 +168,18 @@ class _Walk:
 
     def _about(self, run: Action) -> tuple[Footprint, Moment, bool]:
         """The footprint of a run, its peak now, and whether it allocates gradients of weights."""
-        footprint = self._footprints[run.kind, run.stage]
+        footprint = self.footprints[run.kind, run.stage]
         # A copy of the stage on this device may have allocated all of these gradients before.
         is_first = run.kind in GRADS and not footprint.grads.keys() <= self.grads.keys()
         return footprint, footprint.first_most if is_first else footprint.most, is_first
 
     def look_at_both(self, pair: Woven) -> None:
         """Bound two runs that are woven: both may be at their peaks at one time."""
-        self._look(self._about(pair.first)[1] + self._about(pair.second)[1])
+        self.look(self._about(pair.first)[1] + self._about(pair.second)[1])
 
     def update(self, copies: Collection[str], arriving_bytes: int, handed_bytes: int) -> None:
         """Add an update between microbatches, which frees the gradients of its copies."""
-        self._look(Moment(buffers=arriving_bytes))
+        self.look(Moment(buffers=arriving_bytes))
         self._kept += Moment(grads=handed_bytes)
         self.grads = {name: size for name, size in self.grads.items() if name not in copies}
 
@@ -158,10 +193,21 @@ class _Walk:
         if shard is None or (device in src.shards and all(leg.is_idle for leg in legs)):
             return
         self._mail[letter] = shard.box.num_elements * ITEM_BYTES[edge.tensor.dtype]
-        self._look(Moment())
+        self.look(Moment())
 
-    def _look(self, more: Moment) -> None:
+    def end(self, arriving_bytes: int) -> None:
+        """End the step: nothing is kept but gradients."""
+        self._kept = Moment()
+        self._mail.clear()
+        self.look(Moment(buffers=arriving_bytes))
+
+    def look(self, more: Moment) -> None:
+        """Look at what there is, and more for a moment, between runs."""
+        self.between_bytes = max(self.between_bytes, self._look(more))
+
+    def _look(self, more: Moment) -> int:
         here = Moment(grads=sum(self.grads.values()), buffers=sum(self._mail.values()))
         now = self._kept + here + more
         if now.total > self.worst.total:
             self.worst = now
+        return now.total

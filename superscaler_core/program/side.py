@@ -70,6 +70,11 @@ class Side:
         """The number of elements that each device holds."""
         return {device: shard.box.num_elements for device, shard in self.shards.items()}
 
+    def shape_on(self, device: Device) -> tuple[int, ...] | None:
+        """The shape of what a device holds; None if it holds nothing."""
+        shard = self.shards.get(device)
+        return None if shard is None else shard.box.shape
+
     @cached_property
     def held(self) -> tuple[tuple[rv.Box, int], ...]:
         """All distinct boxes with their summands; boxes of one summand are disjoint."""

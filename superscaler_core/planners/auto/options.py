@@ -199,7 +199,8 @@ def _scaled(options: Options, setting: Setting) -> Iterator[Setting]:
 
 def _in_half(options: Options, setting: Setting) -> Iterator[Setting]:
     """Microbatches of half as many samples."""
-    yield replace(setting, samples=max(1, setting.samples // 2))
+    if setting.samples > 1:
+        yield replace(setting, samples=setting.samples // 2)
 
 
 def _scheduled(options: Options, setting: Setting) -> Iterator[Setting]:
@@ -219,10 +220,19 @@ def _kept(options: Options, setting: Setting) -> Iterator[Setting]:
         yield replace(setting, keep=keep)
 
 
+def _in_half_and_kept(options: Options, setting: Setting) -> Iterator[Setting]:
+    """Microbatches of half as many samples, with what they need less spent on keeping more."""
+    for halved in _in_half(options, setting):
+        yield from _kept(options, halved)
+        yield from _in_fewer_parts(options, halved)
+
+
 def _in_more_parts(options: Options, setting: Setting) -> Iterator[Setting]:
     """Co-shard: twice as many parts of all blocks, or of those that keep most."""
     if setting.family != "hybrid" or not options.traits.has_features:
         return
+    if setting.heavy:
+        yield replace(setting, heavy=False)
     if setting.coshard < MAX_PARTS:
         more = replace(setting, coshard=2 * setting.coshard)
         yield more
@@ -261,6 +271,7 @@ MOVES: tuple[Move, ...] = (
     _scaled,
     _scheduled,
     _kept,
+    _in_half_and_kept,
     _values("sequence", True, False,
             when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens),
     _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3),

@@ -63,8 +63,6 @@ class Ranking:
         self._secs, self._bytes = Learned(), Learned(ROUGH_BYTES)
         # Factors of 1 where the model could be cut so, and of e where it could not.
         self._failures = Learned()
-        # What estimates of memory by small looks are off by.
-        self._estimated_bytes, self._estimates = Learned(), dict[Setting, float]()
         self._waiting: dict[Setting, _Waiting] = {}
         self._ranks: dict[Setting, float] = {}
         self._num_taken = 0
@@ -101,7 +99,7 @@ class Ranking:
         return some[first], exp(means[first])
 
     def learn(self, setting: Setting, trial: Trial) -> None:
-        """What a trial says of the guesses, and a whole one of the estimate before it.
+        """What a trial says of the guesses.
 
         Args:
             setting: that was looked at.
@@ -109,13 +107,7 @@ class Ranking:
         """
         self._failures.see(setting, 1.0 if trial.fits or trial.lacks_memory else e)
         if trial.peak_bytes:
-            need_bytes = float(trial.peak_bytes)
-            if trial.is_estimate:
-                self._estimates[setting] = need_bytes
-                need_bytes *= exp(self._estimated_bytes.at([place(setting)]).mean[0])
-            elif setting in self._estimates:
-                self._estimated_bytes.see(setting, need_bytes / self._estimates[setting])
-            self._bytes.see(setting, need_bytes / self._guess.num_bytes(setting))
+            self._bytes.see(setting, trial.peak_bytes / self._guess.num_bytes(setting))
         if trial.fits:
             self._secs.see(setting, trial.secs / self._guess.secs(setting))
             self.best_secs = min(self.best_secs, trial.secs)

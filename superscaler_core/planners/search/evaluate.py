@@ -103,9 +103,8 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
         return simulate(one, request.profile, communication=request.communication).secs
 
     programs = [made(pair, few) for pair in pairs]
-    memory = [{device: own.total_bytes for device, own in one.memory.items()} for one in programs]
     at_whole = _alone if short is None else short.at_whole
-    peak = max(int(at_whole(*(one[device] for one in memory))) for device in memory[0])
+    peak = _peak_bytes(programs, 1 if short is None else short.steps)
     is_estimate = few > 0 or short is not None
     if peak > request.memory_bytes:
         return Looked(peak_bytes=peak, problem=lack(peak, request), is_estimate=is_estimate)
@@ -114,6 +113,19 @@ def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: 
         fewer_secs = at_whole(*(step_secs(made(pair, few - how.period)) for pair in pairs))
         secs += (num - few) * (secs - fewer_secs) / how.period
     return Looked(secs, peak, is_estimate=is_estimate)
+
+
+def _peak_bytes(programs: Sequence[Compiled], steps: int) -> int:
+    """The memory of the fullest device of the whole.
+
+    Args:
+        programs: that of the whole, or those of two short graphs.
+        steps: from the first of two to the whole.
+    """
+    if len(programs) == 1:
+        return max(own.total_bytes for own in programs[0].memory.values())
+    first, second = (one.step_peaks for one in programs)
+    return max(own.grown(second[device], steps) for device, own in first.items())
 
 
 def _alone(figure: float) -> float:

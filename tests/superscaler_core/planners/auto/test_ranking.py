@@ -75,17 +75,6 @@ def test_what_surely_lacks_memory_comes_last() -> None:
         assert found.take()[0] == first
 
 
-def test_whole_looks_correct_the_estimates_of_others() -> None:
-    first, other = SETTINGS[0], replace(SETTINGS[0], moves=True)
-    num_bytes = guess().num_bytes(first)
-    found = ranking()
-    found.learn(first, trial(1.0, int(num_bytes), is_estimate=True))
-    found.learn(first, trial(peak_bytes=int(2 * num_bytes)))
-    found.learn(other, trial(1.0, int(num_bytes), is_estimate=True))
-    need_bytes = found.add(replace(other, prefetch=1))
-    assert need_bytes == pytest.approx(2 * num_bytes, rel=0.1)
-
-
 def test_the_best_is_the_fastest_that_fits() -> None:
     found = ranking()
     found.learn(SETTINGS[0], trial(3.0, 10))

@@ -1,0 +1,83 @@
+"""Step peaks: their largest is the peak of a step, and they tell that of a deeper model."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from superscaler_core import models, plans
+from superscaler_core.compiled import Compiled, compile
+from superscaler_core.front_end import capture
+from superscaler_core.graph.graph import Graph
+from superscaler_core.memory import StepPeak, StepPeaks
+from superscaler_core.plan import Keep, Plan
+from superscaler_core.schedules import ActionKind
+
+BATCH = 4
+
+
+@cache
+def graph_of(layers: int, **sizes: Any) -> Graph:
+    with torch.device("meta"):
+        model = models.build("gpt", layers=layers, **sizes)
+    return capture(model, models.example_inputs("gpt", BATCH, layers=layers, **sizes))
+
+
+def compiled(layers: int, name: str, knobs: dict[str, Any], **sizes: Any) -> Compiled:
+    plan = Plan(graph_of(layers, **sizes), range(2))
+    plans.PLANS[name](plan, **knobs)
+    return compile(plan)
+
+
+PLANS: list[tuple[str, dict[str, Any]]] = [
+    ("data_parallel", {}),
+    ("megatron", {}),
+    ("zero3", {}),
+    ("hybrid", {"pp": 2, "microbatches": 4}),
+    ("hybrid", {"pp": 2, "microbatches": 4, "keep": Keep.BLOCK_INPUTS}),
+    ("hybrid", {"tp": 2, "coshard": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "knobs"), PLANS)
+def test_the_largest_of_all_steps_is_the_peak(name: str, knobs: dict[str, Any]) -> None:
+    made = compiled(4, name, knobs, sequence=16)
+    peaks = {device: own.most_bytes for device, own in made.step_peaks.items()}
+    assert peaks == {device: own.total_bytes for device, own in made.memory.items()}
+
+
+@pytest.mark.parametrize(("name", "knobs"), PLANS)
+def test_steps_of_two_short_models_tell_the_peak_of_a_deep_one(
+    name: str, knobs: dict[str, Any]
+) -> None:
+    # With so many words, what is behind the blocks needs most in a short model, but not in a deep
+    # one; there it is the blocks.
+    sizes = {"sequence": 64, "vocabulary": 2048}
+    first, second, deep = (compiled(n, name, knobs, **sizes) for n in (6, 8, 32))
+    for device, own in first.step_peaks.items():
+        grown = own.grown(second.step_peaks[device], (32 - 6) // 2)
+        assert grown == pytest.approx(deep.memory[device].total_bytes, rel=0.002)
+
+
+RUN = ActionKind.FORWARD, 0, False
+
+
+def peaks(*sizes: tuple[str, int], between: int = 0) -> StepPeaks:
+    return StepPeaks({RUN: [StepPeak(form, size) for form, size in sizes]}, between)
+
+
+def test_the_step_that_grows_most_is_the_largest_in_the_end() -> None:
+    first = peaks(("words", 9), ("block", 2), ("block", 3), ("head", 5))
+    second = peaks(("words", 9), ("block", 2), ("block", 3), ("block", 4), ("head", 6))
+    # Words need as much as ever, and the last step 1 more for every block.
+    assert first.grown(second, 2) == 9
+    assert first.grown(second, 10) == 5 + 10
+
+
+def test_what_shrinks_is_not_followed() -> None:
+    first, second = peaks(("block", 9), between=1), peaks(("block", 7), between=3)
+    assert first.grown(second, 4) == 1 + 4 * 2
+    assert first.grown(peaks(("block", 7)), 4) == 7
