@@ -44,6 +44,12 @@ def cell(num_gpus: int, **changes: Any) -> Cell:
     return Cell("tiny", replace(TINY, **changes), num_gpus, {"Megatron": MEGATRON})
 
 
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches in this process: two take seconds to start, and find the same."""
+    monkeypatch.setattr(cells_module, "NUM_PROCESSES", 1)
+
+
 def proposed(system: System, num_gpus: int, *, fits: bool = True) -> list[Setting]:
     """All that a system comes to if everything fits, or nothing does."""
     found: list[Setting] = []
@@ -155,7 +161,7 @@ def test_a_row_says_why_nothing_was_found() -> None:
     assert "no plan was found for 2 devices" in row["problem"]
 
 
-def test_a_cell_asks_for_its_cluster_optimizer_and_communication() -> None:
+def test_a_cell_asks_for_its_cluster_optimizer_and_communication(one_process: None) -> None:
     (flat, *_) = (c for c in cells().values() if c.name == "alphafold2-16-L48_cm1536_cz512-paper")
     assert (flat.communication, flat.workload.recycle) == ("ring", 2)
     assert (flat.workload.optimizer, flat.workload.master_dtype) == ("momentum", None)
@@ -238,7 +244,9 @@ def test_models_are_compared_with_each_change() -> None:
     assert table["swin L50 C1024"].count("-") == len(sensitivity.CHANGES) - 1
 
 
-def test_a_row_is_of_the_changed_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_of_the_changed_cluster(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = cell(2)
     monkeypatch.setattr("bench.studies.sensitivity.cells", lambda: {"tiny": known})
     usual, less = (
