@@ -21,7 +21,10 @@ SENT, WIDE = 0.02, 4.0
 """What cutting rows and columns costs for every device, and between hosts, as shares of a step."""
 
 HIDDEN = 0.5
-"""The share of communication of weights that computing hides, if they are overlapped."""
+"""The share of sums of gradients that computing hides, if they are overlapped."""
+
+FETCHING = 0.9
+"""The share of a microbatch in which weights are fetched, if that is ahead of their use."""
 
 AGAIN: Mapping[Keep, float] = {
     Keep.EVERYTHING: 1.0,
@@ -95,7 +98,7 @@ class Guess:
             if setting.offload:
                 host_secs += own / profile.host_memory_bytes_per_sec
             each = FETCHES * secs + HOST_TRIPS * host_secs / size
-            hidden = HIDDEN * microbatch_secs if setting.prefetch else 0.0
+            hidden = FETCHING * microbatch_secs if setting.prefetch else 0.0
             return self.request.microbatches(setting.microbatch) * max(0.0, each - hidden)
         return secs * (HIDDEN if setting.reductions else 1.0) + 2 * host_secs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -21,6 +21,10 @@ MAX_PARTS = 8
 """Parts of an attention or MLP on a device, as in the studies."""
 
 
+KEPT_LESS = (Keep.ATTENTION_ONLY, Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS)
+"""What settings that are looked at first may keep, if not all."""
+
+
 @dataclass(frozen=True, eq=False)
 class Options:
     """What may be chosen for one request.
@@ -34,9 +38,10 @@ class Options:
     traits: Traits
 
     def roots(self) -> Iterator[Setting]:
-        """Every way to lay out the devices and the weights, with all kept.
+        """Every way to lay out the devices and the weights.
 
-        Microbatches are those that are guessed to be the fastest of all that there is memory for.
+        Microbatches, and what is kept, are those that are guessed to be the fastest of all that
+        there is memory for.
         """
         for family, lay_out in LAYOUTS.items():
             for chosen in lay_out(self):
@@ -46,13 +51,24 @@ class Options:
                     yield from self._sized(replace(setting, **storage))
 
     def _sized(self, setting: Setting) -> Iterator[Setting]:
-        """The same with the best size of microbatches, if there is one; the least if none fits."""
+        """The same with the best size of microbatches, if there is one; the least if none fits.
+
+        What keeps less is another one, if nothing fits that keeps all, or if it seems faster.
+        """
         every = [replace(setting, samples=n) for n in range(1, MAX_SAMPLES + 1)]
         sizes = [each for each in every if self.allows(each)]
+        whole = self._fastest(sizes)
+        less = self._fastest(replace(each, keep=keep) for keep in KEPT_LESS for each in sizes)
+        if whole is None or (less is not None and self.guess.secs(less) < self.guess.secs(whole)):
+            yield from [less] if less is not None else sizes[:1]
+        if whole is not None:
+            yield whole
+
+    def _fastest(self, settings: Iterable[Setting]) -> Setting | None:
+        """The fastest by its guess, of those that fit by theirs."""
         memory_bytes = self.request.memory_bytes
-        fit = [each for each in sizes if self.guess.num_bytes(each) <= memory_bytes]
-        if sizes:
-            yield min(fit or sizes[:1], key=self.guess.secs)
+        fit = (each for each in settings if self.guess.num_bytes(each) <= memory_bytes)
+        return min(fit, key=self.guess.secs, default=None)
 
     @cached_property
     def guess(self) -> Guess:
