@@ -99,11 +99,9 @@ def _result(study: Study, cells: Sequence[Compared]) -> dict[str, Any]:
 def _show(study: Study, result: Mapping[str, Any]) -> None:
     for column, text in COLUMNS.items():
         mine = [cell for cell in report.compared(result) if cell.column == column]
-        best = report.largest(mine)
         print(f"{study.title}: samples a second; {text}\n")
         print(report.grid(report.speed_lines(mine)), "\n")
-        most = f"{best.factor:.2f} x on {best.gpus} GPUs" if best else "unknown"
-        print(f"largest factor {most}; the paper: up to {study.claim} x\n")
+        print(f"factor {report.factors_text(mine)}; the paper: up to {study.claim} x\n")
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

@@ -69,9 +69,12 @@ def compared(result: Row) -> list[Compared]:
     return [Compared(**{**each, "baselines": tuple(each["baselines"])}) for each in result["cells"]]
 
 
-def largest(cells: Sequence[Compared]) -> Compared | None:
-    """The cell with the largest factor."""
-    return max((c for c in cells if c.factor), key=lambda c: c.factor or 0.0, default=None)
+def factors_text(cells: Sequence[Compared]) -> str:
+    """The largest and the least factor."""
+    gpus = {cell.factor: cell.gpus for cell in cells if cell.factor}
+    if not gpus:
+        return "unknown: nowhere do both have a plan"
+    return f"{max(gpus):.2f} x on {gpus[max(gpus)]} GPUs, {min(gpus):.2f} x at least"
 
 
 def speed_lines(cells: Sequence[Compared]) -> Lines:
@@ -83,34 +86,39 @@ def speed_lines(cells: Sequence[Compared]) -> Lines:
         speeds = [cell.speed(name) for name in (*names, *ours)]
         lines.append([
             str(cell.gpus), cell.model,
-            *(f"{speed:.4g}" if speed else "does not fit" for speed in speeds),
+            *(f"{speed:.4g}" if speed else "none" for speed in speeds),
             *(f"{x:.2f} x" if x else "-" for x in (cell.factor, cell.ceiling)),
         ])  # fmt: skip
     return lines
 
 
 PLANS_LEGEND = (
-    "x: microbatches of a step. GiB: of the fullest GPU. Seconds of a step, mean of the GPUs: "
-    "comp, in which a GPU computes; comm, in which it communicates and does nothing else; idle, "
-    "in which it waits."
+    "x: microbatches of a step. GiB: of the fullest GPU. step: its seconds. Shares of the step, "
+    "mean of the GPUs: comp, in which a GPU computes; comm, in which it communicates and does "
+    "nothing else; idle, in which it waits."
 )
 
 
 def plan_lines(cells: Sequence[Compared]) -> Lines:
     """The plan of every system, its memory, and where its time goes."""
-    lines = [["GPUs", "model", "system", "plan", "x", "GiB", "comp", "comm", "idle", "step"]]
+    lines = [["GPUs", "model", "system", "plan", "x", "GiB", "step", "comp", "comm", "idle"]]
     for cell in cells:
         for name, row in cell.rows.items():
             head = [str(cell.gpus), cell.model, name]
             if "secs" not in row:
-                lines.append([*head, "none fits", *[""] * 6])
+                lines.append([*head, f"none: {_why(row['problem'])}", *[""] * 6])
                 continue
-            secs = [row["shares"][part] * row["secs"] for part in PARTS]
             lines.append([
                 *head, row["plan"], str(row["microbatches"]), f"{row['peak_bytes'] / 2**30:.1f}",
-                *(f"{each:.4g}" for each in (*secs, row["secs"])),
+                f"{row['secs']:.4g}", *(f"{row['shares'][part]:.1%}" for part in PARTS),
             ])  # fmt: skip
     return lines
+
+
+def _why(problem: str) -> str:
+    """Why nothing was found, without what was asked and what one could ask instead."""
+    reason = problem.partition(" devices: ")[2] or problem
+    return reason.partition(" Use more devices")[0].rstrip(".")
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
@@ -156,12 +164,16 @@ def plot(cells: Sequence[Compared], claim: float, title: str, path: Path) -> Non
                 continue
             x = places.index((cell.gpus, cell.model)) + (number + 0.5) * width - 0.4
             if cell.factor is None:
-                text = "no baseline fits" if cell.speed(cell.ours) else "does not fit"
+                text = "no baseline has a plan" if cell.speed(cell.ours) else "no plan"
                 ax.text(x, 0.03, text, rotation=90, ha="center", va="bottom", fontsize=6)
                 continue
             ax.bar(x, cell.factor, 0.92 * width, color=COLOURS[number])
-            ax.text(x, cell.factor + 0.02, f"{cell.factor:.2f}", ha="center", fontsize=6)
-            ax.hlines(cell.ceiling or 0.0, x - width / 2, x + width / 2, color="black", lw=0.8)
+            ceiling = cell.ceiling or 0.0
+            ax.hlines(ceiling, x - width / 2, x + width / 2, color="black", lw=0.8)
+            ax.annotate(
+                f"{cell.factor:.2f}", (x, max(cell.factor, ceiling)), (0, 2), ha="center",
+                textcoords="offset points", fontsize=6,
+            )  # fmt: skip
         ax.bar(0, 0, color=COLOURS[number], label=f"baselines of {column}")
     ax.plot([], [], color="black", lw=0.8, label="ceiling: all but the compute of the best gone")
     ax.axhline(1, color="grey", lw=0.8)
