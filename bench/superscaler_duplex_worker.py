@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import rvdcomm as rv
-from bench.superscaler_predict_worker import TIMEOUT, measured_move_secs
-from bench.training_method import Method, alternating, waiting_secs
+from bench.superscaler_predict_worker import TIMEOUT
+from bench.training_method import Method, alternating, everyone, waiting_secs
 from bench.waiting_moe import WaitingMoE, WaitingMoEConfig, example_inputs
 from rvdcomm.calibration import calibrate
 from superscaler_core.compiled import Compiled, compile
@@ -31,6 +33,9 @@ from superscaler_core.simulator.measured import measured
 
 NUM_CHECKED = 3
 """Steps whose losses are compared before anything is timed; they also warm up."""
+
+NUM_CALLS = 200
+"""Small calls by which the time around a transfer is measured."""
 
 METHODS = {"serial": Overlap(), "duplex": Overlap(duplex=True)}
 
@@ -53,7 +58,7 @@ def main(argv: list[str]) -> None:
     profile = measured(
         list(programs.values()),
         op_secs=config["op_secs"],
-        move_secs=measured_move_secs(topology),
+        move_secs=_move_secs(topology),
     )
     folder = Path(config["folder"])
     methods = {name: _method(folder / name, model, one) for name, one in programs.items()}
@@ -90,6 +95,24 @@ def _method(folder: Path, model: nn.Module, compiled: Compiled) -> Method:
     trainer = load(folder)
     trainer.load_state_dict(model.state_dict())
     return Method.of(trainer.step, trainer.parameters())
+
+
+def _move_secs(topology: rv.Topology) -> float:
+    """What a call takes besides its plan's time: of a small all-reduce, the median."""
+    ranks = range(dist.get_world_size())
+    src, dst = (
+        rv.Layout((64,), rvd.format(len(ranks)), ranks)
+        for rvd in ("R(1)V({})D(1)", "R({})V(1)D(1)")
+    )
+    plan = rv.plan(src, dst, "float32", topology)
+    call = rv.Redistributor(plan)
+    value, times = torch.zeros(64), []
+    for _ in range(NUM_CALLS):
+        start = time.perf_counter()
+        call(value, requires_grad=False)
+        times.append(time.perf_counter() - start)
+    spent: list[float] = everyone(median(times))
+    return max(0.0, median(spent) - plan.cost.secs)
 
 
 def predicted(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch.distributed as dist
@@ -13,16 +12,17 @@ from torch import Tensor, nn
 
 import rvdcomm as rv
 import superscaler_core as ss
-from bench.superscaler_predict_worker import measured_move_secs
+from bench.machine import Machine
 from bench.training.planned import planned_bytes
 from bench.training.workloads import Workload
 from bench.training_method import Method
-from rvdcomm.calibration import Effort, calibrate
+from rvdcomm.calibration import Effort
 from superscaler_core.front_end import capture
+from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Overlap
+from superscaler_core.planners.search.request import Request
 from superscaler_core.plans import PLANS
 from superscaler_core.simulator import DeviceProfile
-from superscaler_core.simulator.measured import measured
 
 AUTO, MESSAGES, OVERLAPPED = "auto", " messages", "+"
 """The plan that is found; ends of names: ranks do not share memory, and plans overlap."""
@@ -34,11 +34,8 @@ _EFFORT = Effort(secs=0.05, max_bytes=4 << 20)
 _OPTIMIZER = "momentum"
 _OVERLAP = Overlap(1, reductions=True, bucket_bytes=4 << 20)
 
-_MEASURED = (("data_parallel", 1), ("data_parallel", 4), ("megatron", 1), ("megatron", 4))
-"""Plans, and into how many microbatches they cut a batch; their ops are measured."""
 
-
-@dataclass
+@dataclass(eq=False)
 class Ours:
     """Programs of a workload on this machine. All methods are collective over the world.
 
@@ -67,13 +64,13 @@ class Ours:
             name: ``AUTO`` or a shipped plan, with ``OVERLAPPED`` and ``MESSAGES`` behind it or not.
         """
         plan = name.removesuffix(MESSAGES)
-        _ = self.profile if plan == AUTO else self.topology
+        if plan not in self._compiled:
+            self._compiled[plan] = self._found() if plan == AUTO else self._shipped(plan)
+        made = self._compiled[plan]
         if dist.get_rank() == 0:
-            if plan not in self._compiled:
-                self._compiled[plan] = self._found() if plan == AUTO else self._shipped(plan)
-                self._compiled[plan].save(self.folder / plan)
-            if not self._compiled[plan].plan.windows:
-                self.planned_bytes[name] = planned_bytes(self._compiled[plan], self.topology)
+            made.save(self.folder / plan)
+            if not made.plan.windows:
+                self.planned_bytes[name] = planned_bytes(made, self._machine.topology)
         dist.barrier()
 
     def share(self, name: str) -> Method:
@@ -90,27 +87,13 @@ class Ours:
         return Method.of(step, trainer.parameters())
 
     @cached_property
-    def topology(self) -> rv.Topology:
-        """The links between ranks, measured, on all ranks together."""
-        return calibrate(effort=_EFFORT)[0]
+    def _machine(self) -> Machine:
+        """Measured when a plan is first asked for, on all ranks together."""
+        return Machine(effort=_EFFORT)
 
-    @cached_property
-    def profile(self) -> DeviceProfile:
-        """The speed of a rank, measured; all ranks share the cores of this machine."""
-        found = measured(self._programs(), move_secs=measured_move_secs(self.topology))
-        return replace(found, num_cores=os.cpu_count() or 0)
-
-    def _programs(self) -> Iterator[ss.Compiled]:
-        for name, num in _MEASURED:
-            plan = self._plan(name, num)
-            yield ss.compile(plan, topology=self.topology, optimizer=_OPTIMIZER)
-
-    def _plan(self, name: str, microbatches: int = 1) -> ss.Plan:
-        """A shipped plan of a microbatch, of which a batch has so many."""
-        part = tuple(x[: len(x) // microbatches] for x in self.batch)
-        plan = ss.Plan(capture(self.model, part), range(dist.get_world_size()))
-        PLANS[name](plan)
-        return plan
+    @cache  # noqa: B019 - as long as the workload is trained
+    def _graph(self, samples: int) -> Graph:
+        return capture(self.model, tuple(x[:samples] for x in self.batch))
 
     def _shipped(self, name: str) -> ss.Compiled:
         shipped = name.removesuffix(OVERLAPPED)
@@ -119,18 +102,27 @@ class Ours:
             plan = self._plan(shipped, plan.num_microbatches)
         if name.endswith(OVERLAPPED):
             plan.overlap = _OVERLAP
-        return ss.compile(plan, topology=self.topology, optimizer=_OPTIMIZER)
+        return ss.compile(plan, topology=self._machine.topology, optimizer=_OPTIMIZER)
+
+    def _plan(self, name: str, microbatches: int = 1) -> ss.Plan:
+        """A shipped plan of a microbatch, of which a batch has so many."""
+        samples = self.workload.batch // microbatches
+        plan = ss.Plan(self._graph(samples), range(dist.get_world_size()))
+        PLANS[name](plan)
+        return plan
 
     def _found(self) -> ss.Compiled:
-        found = ss.search(
-            self.model,
-            self.batch,
-            topology=self.topology,
-            batch=self.workload.batch,
-            memory_bytes=MEMORY_BYTES,
-            budget_secs=self.budget_secs,
-            profile=self.profile,
+        """What a search finds."""
+        machine = self._machine
+        best, *_ = machine.search(self._request, budget_secs=self.budget_secs)
+        self.about[AUTO] = f"{best.name}, {1e3 * best.secs:.1f} ms simulated"
+        return best.compiled(self._request(machine.topology, machine.profile))
+
+    def _request(self, topology: rv.Topology, profile: DeviceProfile) -> Request:
+        batch = self.workload.batch
+        sizes = tuple(n for n in range(1, batch + 1) if batch % n == 0)
+        devices = tuple(range(dist.get_world_size()))
+        return Request(
+            self._graph, sizes, batch, devices, topology, profile, MEMORY_BYTES,
             optimizer=_OPTIMIZER,
-        )
-        self.about[AUTO] = f"{found.name}, {1e3 * found.secs:.1f} ms simulated"
-        return ss.compile(found.plan, topology=self.topology, optimizer=_OPTIMIZER)
+        )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,16 @@ from bench.training.competitors import competitors
 from bench.training.ours import Ours
 from bench.training.peak import peak_bytes, restart_peak
 from bench.training.workloads import WORKLOADS, Batch
-from bench.training_method import Method, everyone
+from bench.training_method import Method, check_losses, everyone
 
 TIMEOUT = timedelta(seconds=600)
 NUM_BATCHES = 2
 """All competitors train on these in turn; the first steps warm up, and show the peak memory."""
 
-LOSS_TOLERANCE = 1e-4
-"""Relative: float32 sums in another order, over all steps."""
+CHECKED_STEPS = 6
+"""Losses of these agree to rounding. Later a rounding error turns a ReLU or a maximum of a pool to
+another branch: from step 8 on float32 differs from float64 in the Wide-ResNet, by 2 % at step 17.
+"""
 
 
 def main(argv: list[str]) -> None:
@@ -68,7 +70,7 @@ def main(argv: list[str]) -> None:
             rows[name]["losses"].append(seen["loss"])
             rows[name]["secs"].append(seen["secs"])
             rows[name]["cpu_secs"].append(seen["cpu_secs"])
-    _check_losses({name: row["losses"] for name, row in rows.items()})
+    check_losses({name: row["losses"][:CHECKED_STEPS] for name, row in rows.items()})
     for name, method in methods.items():
         rows[name]["sent_bytes"] = everyone(_sent_bytes(method, batches[0]))
     if dist.get_rank() == 0:
@@ -91,15 +93,6 @@ def _step(method: Method, batch: Batch) -> dict[str, float]:
         "secs": max(secs for _, secs, _ in ranks),
         "cpu_secs": sum(cpu for _, _, cpu in ranks) / len(ranks),
     }
-
-
-def _check_losses(losses: Mapping[str, Sequence[float]]) -> None:
-    """All competitors train the same model."""
-    (first, expected), *others = losses.items()
-    for name, values in others:
-        for step, (a, b) in enumerate(zip(expected, values, strict=True)):
-            if not abs(a - b) <= LOSS_TOLERANCE * abs(a):
-                raise SystemExit(f"step {step}: the loss of {first} is {a}, of {name} {b}.")
 
 
 def _sent_bytes(method: Method, batch: Batch) -> int:
