@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import dots
 from bench.catalogue import cells
+from bench.cells import Cell
 from bench.searches import parse, run, save
 from bench.store import Job, Row
 from bench.studies.cluster import Cluster
@@ -22,8 +23,9 @@ from superscaler_core.errors import PlanError
 DESCRIPTION = """\
 The studies' models on 16 GPUs, with other values of the three assumptions that are least certain:
 how fast float32 is, how many bytes of a GPU are reserved, and which share of a host's NIC is
-reached. For each value all systems are tuned anew, and auto searches anew; the factor is our speed
-over that of the best baseline of today. Nothing was run on a GPU.
+reached. For each value all systems are tuned anew, and auto searches anew, where it matters to the
+dtype of the model; the factor is our speed over that of the best baseline of today. Nothing was run
+on a GPU.
 """
 
 NUM_GPUS = 16
@@ -31,16 +33,33 @@ NUM_GPUS = 16
 
 USUAL = "as assumed"
 
-Change = Callable[[Cluster], Cluster]
+
+@dataclass(frozen=True)
+class Change:
+    """Another value of an assumption.
+
+    Attributes:
+        of: from the cluster as assumed to the other one.
+        dtype: of the models that it matters to; None if to all.
+    """
+
+    of: Callable[[Cluster], Cluster]
+    dtype: str | None = None
+
+    def matters_to(self, cell: Cell) -> bool:
+        """Whether a cell is computed anew."""
+        return self.dtype in (None, cell.workload.dtype)
 
 
 def _float32(factor: float) -> Change:
     """Products of float32 that are so many times as fast."""
-    return lambda known: replace(known, profile=known.profile.scaled(float32=factor))
+    return Change(
+        lambda known: replace(known, profile=known.profile.scaled(float32=factor)), "float32"
+    )
 
 
 def _reserved(gib: int) -> Change:
-    return lambda known: replace(known, reserved_bytes=gib << 30)
+    return Change(lambda known: replace(known, reserved_bytes=gib << 30))
 
 
 def _nic(factor: float) -> Change:
@@ -50,11 +69,11 @@ def _nic(factor: float) -> Change:
         link = known.between
         return replace(known, between=replace(link, bytes_per_sec=factor * link.bytes_per_sec))
 
-    return change
+    return Change(change)
 
 
 CHANGES: Mapping[str, Change] = {
-    USUAL: lambda known: known,
+    USUAL: Change(lambda known: known),
     "float32 x 0.8": _float32(0.8),
     "float32 x 1.2": _float32(1.2),
     "1 GiB reserved": _reserved(1),
@@ -72,7 +91,7 @@ def compute(name: str, planner: str, budget_secs: float) -> dict[str, Any]:
     """The row of a planner and a cell with a change, by their names."""
     cell, _, change = name.partition(SIGN)
     known = cells()[cell]
-    changed = replace(known, name=name, cluster=CHANGES[change](known.cluster))
+    changed = replace(known, name=name, cluster=CHANGES[change].of(known.cluster))
     try:
         return changed.row(planner, budget_secs)
     except PlanError as error:
@@ -87,12 +106,9 @@ def compared(rows: Sequence[Row]) -> dict[str, dict[str, Compared]]:
         for column, label, cell in study.cells(name):
             if column != TODAY or cell.num_gpus != NUM_GPUS:
                 continue
-            for change in CHANGES:
-                mine = {
-                    row["planner"]: row
-                    for row in rows
-                    if row["cell"] == f"{cell.name}{SIGN}{change}"
-                }
+            for change, value in CHANGES.items():
+                wanted = f"{cell.name}{SIGN}{change if value.matters_to(cell) else USUAL}"
+                mine = {row["planner"]: row for row in rows if row["cell"] == wanted}
                 names = study.baselines[TODAY]
                 one = Compared(TODAY, NUM_GPUS, label, study.ours[TODAY], names, mine)
                 found.setdefault(f"{name} {label}", {})[change] = one
@@ -129,8 +145,9 @@ def main(words: list[str]) -> int:
     ]
     jobs = [
         Job(f"{cell.name}{SIGN}{change}", planner, cell.budget_secs * args.budget_share)
-        for change in CHANGES
+        for change, value in CHANGES.items()
         for cell in chosen
+        if value.matters_to(cell)
         for planner in (*cell.first, *cell.systems)
     ]
     rows = run(args, jobs, compute)

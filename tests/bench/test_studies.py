@@ -217,7 +217,7 @@ def test_the_command_refuses_other_numbers_of_gpus(capsys: pytest.CaptureFixture
 def test_every_change_is_of_what_its_name_says() -> None:
     usual = PAPER
     slow, fast, roomy, tight, narrow, wide = (
-        change(usual) for name, change in sensitivity.CHANGES.items() if name != "as assumed"
+        change.of(usual) for name, change in sensitivity.CHANGES.items() if name != "as assumed"
     )
     flops = 2 * 4096**3
     secs = [x.profile.flops_secs(flops, "float32", "linear") for x in (slow, usual, fast)]
@@ -242,6 +242,18 @@ def test_models_are_compared_with_each_change() -> None:
     assert found["swin L50 C1024"]["as assumed"].factor is None
     table = {line[0]: line[1:] for line in sensitivity.lines(found)}
     assert table["swin L50 C1024"].count("-") == len(sensitivity.CHANGES) - 1
+
+
+def test_a_change_that_does_not_matter_to_a_model_leaves_its_factor() -> None:
+    head = {"cell": "swin-16-L50_C1024@as assumed", "shares": {"compute": 0.8}}
+    rows = [
+        {**head, "planner": name, "samples_per_sec": speed}
+        for name, speed in (("auto", 3.0), ("Megatron", 2.0))
+    ]
+    factors = {
+        name: one.factor for name, one in sensitivity.compared(rows)["swin L50 C1024"].items()
+    }
+    assert factors == {name: 1.5 if name[:3] in ("as ", "flo") else None for name in factors}
 
 
 def test_a_row_is_of_the_changed_cluster(
