@@ -49,9 +49,15 @@ TINY_PLANS: tuple[tuple[str, Mapping[str, Any]], ...] = (
 )
 """Plans of a tiny GPT, whose steps are nearly all overheads of the runtime."""
 
-TINY_STEPS, NUM_WARM = 15, 2
+TINY_STEPS, NUM_WARM = 25, 2
 
 OVERHEADS = ("segment_secs", "move_secs", "carry_secs", "split_secs")
+
+CORE_SHARES = tuple(0.5 + 0.025 * i for i in range(21))
+"""Of the cores, which ranks have that take turns on them: candidates."""
+
+WAKES_SECS = tuple(50e-6 * i for i in range(31))
+"""Until a rank goes on that waited: candidates."""
 
 NUM_SEARCHES = 3
 """After each but the last the ops of the fastest plans are measured, so that the next one knows
@@ -91,7 +97,9 @@ class Machine:
         with TemporaryDirectory() as folder:
             tiny = [_tiny(number, self.topology, Path(folder)) for number in range(len(TINY_PLANS))]
         self.profile = self._measured([each.compiled for each in tiny], ())
-        self.profile = replace(self.profile, **_overheads(tiny, self.topology, self.profile))
+        steps = [_step_secs(each.step) for each in tiny]
+        self.profile = replace(self.profile, **_overheads(tiny, steps, self.topology, self.profile))
+        self.profile = shared(_shared_cores(tiny, steps, self.topology, self.profile))
 
     def measure_ops(self, programs: Sequence[Compiled]) -> None:
         """Add the times of all ops of some programs, equal on all ranks, that are not known yet."""
@@ -211,6 +219,7 @@ class _Tiny:
 
     compiled: Compiled
     step: Callable[[], object]
+    is_piped: bool
 
 
 def _tiny(number: int, topology: rv.Topology, folder: Path) -> _Tiny:
@@ -230,7 +239,7 @@ def _tiny(number: int, topology: rv.Topology, folder: Path) -> _Tiny:
         optimizer.step()
         optimizer.zero_grad()
 
-    return _Tiny(program, step)
+    return _Tiny(program, step, plan.num_microbatches > 1)
 
 
 def loaded(program: Compiled, model: torch.nn.Module, folder: Path) -> Trainer:
@@ -245,8 +254,34 @@ def loaded(program: Compiled, model: torch.nn.Module, folder: Path) -> Trainer:
     return trainer
 
 
+@dataclass(frozen=True)
+class _Secs:
+    """Of a step: the median of several.
+
+    Attributes:
+        step: of the slowest rank.
+        cpu: of the processor, mean of the ranks.
+    """
+
+    step: float
+    cpu: float
+
+
+def _step_secs(step: Callable[[], object]) -> _Secs:
+    steps, cpus = [], []
+    for _ in range(TINY_STEPS):
+        dist.barrier()
+        start, cpu_start = time.perf_counter(), time.process_time()
+        step()
+        mine = time.perf_counter() - start, time.process_time() - cpu_start
+        every, cpu = zip(*everyone(mine), strict=True)
+        steps.append(max(every))
+        cpus.append(sum(cpu) / len(cpu))
+    return _Secs(median(steps[NUM_WARM:]), median(cpus[NUM_WARM:]))
+
+
 def _overheads(
-    tiny: Sequence[_Tiny], topology: rv.Topology, profile: DeviceProfile
+    tiny: Sequence[_Tiny], steps: Sequence[_Secs], topology: rv.Topology, profile: DeviceProfile
 ) -> Mapping[str, float]:
     """Overheads of a profile, from the processor's time in steps of tiny programs.
 
@@ -254,24 +289,13 @@ def _overheads(
     tensor that is moved, every tensor that is carried between stages, and every op whose backward
     is split into halves. Least squares of the relative errors, none below 0.
     """
-    spent = np.array([_cpu_secs(each.step) for each in tiny])
+    spent = np.array([each.cpu for each in steps])
     free = replace(profile, num_cores=0, **dict.fromkeys(OVERHEADS, 0.0))
     busy = partial(_busy_secs, [each.compiled for each in tiny], topology)
     bare = busy(free)
     nums = [busy(replace(free, **{name: 1.0})) - bare for name in OVERHEADS]
     fitted, _ = nnls(np.stack(nums, axis=1) / spent[:, None], 1 - bare / spent)
-    return dict(shared(list(zip(OVERHEADS, map(float, fitted), strict=True))))
-
-
-def _cpu_secs(step: Callable[[], object]) -> float:
-    """Of the processor in a step, mean of the ranks: the median of several."""
-    spent = []
-    for _ in range(TINY_STEPS):
-        dist.barrier()
-        start = time.process_time()
-        step()
-        spent.append(everyone(time.process_time() - start))
-    return median(sum(each) / len(each) for each in spent[NUM_WARM:])
+    return dict(zip(OVERHEADS, map(float, fitted), strict=True))
 
 
 def _busy_secs(
@@ -280,3 +304,25 @@ def _busy_secs(
     """Mean over the ranks of the time in which they compute or communicate, for every program."""
     found = [simulate(each, profile, topology).busy_secs.values() for each in programs]
     return np.array([sum(each) / len(each) for each in found])
+
+
+def _shared_cores(
+    tiny: Sequence[_Tiny], steps: Sequence[_Secs], topology: rv.Topology, profile: DeviceProfile
+) -> DeviceProfile:
+    """A profile with what sharing cores costs, from the times of whole steps.
+
+    The cores that are there to work, of steps in which all ranks always work; then the time until a
+    rank goes on that waited, of pipelines. Each has the least sum of relative errors.
+    """
+
+    def error(profile: DeviceProfile, is_piped: bool) -> float:
+        found = 0.0
+        for each, taken in zip(tiny, steps, strict=True):
+            if each.is_piped == is_piped:
+                found += abs(simulate(each.compiled, profile, topology).secs / taken.step - 1)
+        return found
+
+    cores = (replace(profile, num_cores=share * num_cores()) for share in CORE_SHARES)
+    best = min(cores, key=partial(error, is_piped=False))
+    wakes = (replace(best, wake_secs=secs) for secs in WAKES_SECS)
+    return min(wakes, key=partial(error, is_piped=True))

@@ -20,6 +20,7 @@ FUSED = "attention"
 
 NOT_NEGATIVE = (
     "carry_secs", "launch_secs", "move_secs", "num_cores", "segment_secs", "split_secs",
+    "wake_secs",
 )  # fmt: skip
 """Fields that may be 0."""
 
@@ -49,8 +50,10 @@ class DeviceProfile:
             ``move_secs``, on each of its devices.
         split_secs: overhead of every op whose backward is split into halves for its inputs and for
             its weights, in the second half.
-        num_cores: cores that all devices share, each working on one; 0 if each has its own. Only
-            ``simulate`` reads it.
+        wake_secs: from when a tensor that is carried between stages has come until a device goes
+            on that waited for it, and meanwhile does nothing.
+        num_cores: cores that all devices share, each working on one; 0 if each has its own. It may
+            be less than a machine has, as taking turns costs time. Only ``simulate`` reads it.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
             instead of all the above (``op_time.signature``).
         notes: where the figures come from.
@@ -70,7 +73,8 @@ class DeviceProfile:
     move_secs: float = 0.0
     carry_secs: float = 0.0
     split_secs: float = 0.0
-    num_cores: int = 0
+    wake_secs: float = 0.0
+    num_cores: float = 0
     op_secs: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -185,10 +189,11 @@ class DeviceProfile:
                 f"{1e6 * self.segment_secs:.3g} us, one that communicates "
                 f"{1e6 * self.move_secs:.3g} us more, and {1e6 * self.carry_secs:.3g} us "
                 "if it does so between stages; the halves of an op's backward take "
-                f"{1e6 * self.split_secs:.3g} us more than the whole"
+                f"{1e6 * self.split_secs:.3g} us more than the whole; who waits for a stage goes "
+                f"on {1e6 * self.wake_secs:.3g} us later"
             )
         if self.num_cores:
-            lines.append(f"all devices take turns on {self.num_cores} cores")
+            lines.append(f"all devices take turns on {self.num_cores:.3g} cores")
         return (*lines, *self.notes)
 
     # --- files ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from superscaler_core.simulator.stage_run import Span, StageRun
 from superscaler_core.simulator.timeline import Ran, StepTimeline
 
 
-def on_cores(timeline: StepTimeline, num_cores: int) -> StepTimeline:
+def on_cores(timeline: StepTimeline, num_cores: float) -> StepTimeline:
     """The step of a timeline on fewer cores than devices.
 
     A device works while it computes or communicates, also in the background, but not while it waits
@@ -29,7 +29,7 @@ def on_cores(timeline: StepTimeline, num_cores: int) -> StepTimeline:
 
     Args:
         timeline: of devices with a core each.
-        num_cores: at least 1.
+        num_cores: above 0.
     """
     clock = _Clock(timeline, num_cores)
     return replace(
@@ -46,7 +46,7 @@ def on_cores(timeline: StepTimeline, num_cores: int) -> StepTimeline:
 class _Clock:
     """Moments on few cores, from those with a core each."""
 
-    def __init__(self, timeline: StepTimeline, num_cores: int) -> None:
+    def __init__(self, timeline: StepTimeline, num_cores: float) -> None:
         changes: dict[int, int] = {0: 0}
         for start, end, num in _working(timeline):
             changes[start] = changes.get(start, 0) + num

@@ -68,10 +68,12 @@ class KnownStepper(Stepper):
         made: Materialized,
         work: StepWork,
         optimizer_secs: Mapping[Device, float],
-        carry_secs: float,
         times: Times,
+        *,
+        carry_secs: float,
+        wake_secs: float,
     ) -> None:
-        super().__init__(made, work, optimizer_secs, carry_secs=carry_secs)
+        super().__init__(made, work, optimizer_secs, carry_secs=carry_secs, wake_secs=wake_secs)
         self._runs = _KnownRuns(self._ports, times)
 
 

@@ -200,8 +200,11 @@ class Resimulator:
         plan, storage = state.plan, state.made.weights.storage
         stored = stored_by_device(storage, plan.on_host, self._master)
         update_secs = optimizer_secs(stored, self._times, self._num_states, plan.devices)
-        carry_secs = self._profile.move_secs + self._profile.carry_secs
-        stepper = KnownStepper(state.made, work, update_secs, carry_secs, self._times_of_runs)
+        profile = self._profile
+        stepper = KnownStepper(
+            state.made, work, update_secs, self._times_of_runs,
+            carry_secs=profile.move_secs + profile.carry_secs, wake_secs=profile.wake_secs,
+        )  # fmt: skip
         return stepper.run().makespan / TICKS_PER_SEC
 
     def _given(

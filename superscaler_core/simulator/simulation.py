@@ -87,6 +87,7 @@ def simulate(
             work,
             update_secs,
             carry_secs=profile.move_secs + profile.carry_secs,
+            wake_secs=profile.wake_secs,
             tick=bar.update,
         )
         timeline = stepper.run()

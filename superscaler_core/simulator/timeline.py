@@ -82,6 +82,7 @@ class Stepper:
         work: the work of devices.
         optimizer_secs: time of the optimizer on every device, at the end.
         carry_secs: time of a device to start a carry.
+        wake_secs: until a device goes on that waited for one.
         is_memoized: as in ``StageRuns``.
         tick: called after every event.
     """
@@ -93,11 +94,13 @@ class Stepper:
         optimizer_secs: Mapping[Device, float],
         *,
         carry_secs: float = 0.0,
+        wake_secs: float = 0.0,
         is_memoized: bool = True,
         tick: Callable[[], object] = lambda: None,
     ) -> None:
         self._made, self._work, self._tick = made, work, tick
-        self._optimizer_secs, self._call_ticks = optimizer_secs, ticks(carry_secs)
+        self._optimizer_secs = optimizer_secs
+        self._call_ticks, self._wake_ticks = ticks(carry_secs), ticks(wake_secs)
         self._ports = Ports()
         self._runs = StageRuns(self._ports, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
@@ -198,6 +201,7 @@ class Stepper:
             now = self._clock[device]
             if device in arrivals and arrivals[device][1] > now:
                 start, end, level = arrivals[device]
+                end += self._wake_ticks
                 key = device, level
                 waits = self.timeline.waits
                 waits[key] = waits.get(key, 0) + end - max(now, start)

@@ -57,6 +57,32 @@ def test_the_resimulator_says_that_it_knows_no_cores() -> None:
         Resimulator(compiled, replace(PROFILES["a100"], num_cores=2))
 
 
+@pytest.mark.parametrize("num_cores", [0, 1, 1.5])
+def test_who_waits_for_a_stage_goes_on_later(num_cores: float) -> None:
+    """Of one microbatch every stage but the first waits once, and but the last once more."""
+    d, secs = 4, 1e-4
+    compiled = pipelined(d, d, one_f_one_b(d, 1), free(d))
+    profile = replace(given(compiled.plan.graph, F, B), num_cores=num_cores)
+    bare, more = (simulate(compiled, replace(profile, wake_secs=each)).secs for each in (0.0, secs))
+    assert bare == pytest.approx(d * (F + B))
+    assert more - bare == pytest.approx(2 * (d - 1) * secs)
+
+
+def test_a_device_that_is_busy_does_not_wake_up() -> None:
+    """Devices of one core are never all asleep: waking up happens beside the work of others."""
+    compiled = pipelined(2, 2, one_f_one_b(2, 64), free(2))
+    profile = replace(given(compiled.plan.graph, F, B), num_cores=1)
+    bare, more = (simulate(compiled, replace(profile, wake_secs=each)).secs for each in (0.0, 1e-4))
+    assert more - bare <= 8 * 1e-4
+
+
+def test_a_part_of_a_core_is_as_slow() -> None:
+    compiled = Case("data_parallel", 4, model="mlp").compiled()
+    profile = PROFILES["a100"]
+    alone, shared = (simulate(compiled, replace(profile, num_cores=num)) for num in (0, 1.6))
+    assert shared.secs == pytest.approx(2.5 * alone.secs)
+
+
 def test_starting_a_carry_is_work_of_a_core() -> None:
     """On one core every carry of two devices adds its overhead of both."""
     d, n, secs = 2, 4, 1e-4
