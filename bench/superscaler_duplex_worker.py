@@ -20,14 +20,13 @@ from torch import nn
 
 import rvdcomm as rv
 from bench.superscaler_predict_worker import TIMEOUT
-from bench.training_method import Method, alternating, everyone, waiting_secs
+from bench.training_method import Method, alternating, everyone, loaded, waiting_secs
 from bench.waiting_moe import WaitingMoE, WaitingMoEConfig, example_inputs
 from rvdcomm.calibration import calibrate
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.plans import PLANS
-from superscaler_core.run.load import load
 from superscaler_core.simulator import DeviceProfile, simulate
 from superscaler_core.simulator.measured import measured
 
@@ -61,7 +60,10 @@ def main(argv: list[str]) -> None:
         move_secs=_move_secs(topology),
     )
     folder = Path(config["folder"])
-    methods = {name: _method(folder / name, model, one) for name, one in programs.items()}
+    methods = {}
+    for name, program in programs.items():
+        trainer = loaded(program, model, folder / name)
+        methods[name] = Method.of(trainer.step, trainer.parameters())
     samples = alternating(methods, batches, config["steps"])
     comm_secs = waiting_secs(methods["serial"], batches, config["steps"])
     if dist.get_rank() == 0:
@@ -85,16 +87,6 @@ def _compiled(
     PLANS["expert_parallel"](plan)
     plan.overlap = overlap
     return compile(plan, topology=topology, optimizer="momentum")
-
-
-def _method(folder: Path, model: nn.Module, compiled: Compiled) -> Method:
-    """Collective: every rank compiles the same program, and the first writes it."""
-    if dist.get_rank() == 0:
-        compiled.save(folder)
-    dist.barrier()
-    trainer = load(folder)
-    trainer.load_state_dict(model.state_dict())
-    return Method.of(trainer.step, trainer.parameters())
 
 
 def _move_secs(topology: rv.Topology) -> float:

@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from bench.machine import Machine, Planned, loaded, shared
-from bench.training_method import everyone
+from bench.machine import Machine, Planned
+from bench.training_method import everyone, loaded, shared
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph

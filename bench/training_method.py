@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from superscaler_core.compiled import Compiled
+from superscaler_core.run.load import load
+from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import DistCall, DistTransport
 
 LOSS_TOLERANCE = 1e-5
@@ -54,6 +58,25 @@ def everyone(value: Any) -> list[Any]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found
+
+
+def shared(mine: Any) -> Any:
+    """The first rank's value."""
+    values = [mine]
+    dist.broadcast_object_list(values)
+    return values[0]
+
+
+def loaded(program: Compiled, model: nn.Module, folder: Path) -> Trainer:
+    """This rank's share of a program, with the values of a model; the first rank writes it."""
+    path = shared(folder)
+    if dist.get_rank() == 0:
+        program.save(path)
+    dist.barrier()
+    trainer = load(path)
+    trainer.load_state_dict(model.state_dict())
+    dist.barrier()
+    return trainer
 
 
 def mean_losses(method: Method, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:

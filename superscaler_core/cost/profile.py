@@ -50,8 +50,8 @@ class DeviceProfile:
             ``move_secs``, on each of its devices.
         split_secs: overhead of every op whose backward is split into halves for its inputs and for
             its weights, in the second half.
-        wake_secs: from when a tensor that is carried between stages has come until a device goes
-            on that waited for it, and meanwhile does nothing.
+        wake_secs: from when what a device waited for has happened until it goes on, and meanwhile
+            does nothing; as long as it waited, if that is less.
         num_cores: cores that all devices share, each working on one; 0 if each has its own. It may
             be less than a machine has, as taking turns costs time. Only ``simulate`` reads it.
         op_secs: measured times, ``{signature: (forward_secs, backward_secs)}``, which are used
@@ -189,8 +189,8 @@ class DeviceProfile:
                 f"{1e6 * self.segment_secs:.3g} us, one that communicates "
                 f"{1e6 * self.move_secs:.3g} us more, and {1e6 * self.carry_secs:.3g} us "
                 "if it does so between stages; the halves of an op's backward take "
-                f"{1e6 * self.split_secs:.3g} us more than the whole; who waits for a stage goes "
-                f"on {1e6 * self.wake_secs:.3g} us later"
+                f"{1e6 * self.split_secs:.3g} us more than the whole; who waits for others goes "
+                f"on up to {1e6 * self.wake_secs:.3g} us later"
             )
         if self.num_cores:
             lines.append(f"all devices take turns on {self.num_cores:.3g} cores")

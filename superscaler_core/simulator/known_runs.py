@@ -74,14 +74,14 @@ class KnownStepper(Stepper):
         wake_secs: float,
     ) -> None:
         super().__init__(made, work, optimizer_secs, carry_secs=carry_secs, wake_secs=wake_secs)
-        self._runs = _KnownRuns(self._ports, times)
+        self._runs = _KnownRuns(self._ports, times, self._wake_ticks)
 
 
 class _KnownRuns(StageRuns):
     """Runs of stages, each made of runs of ops; equal ones are simulated once across steps."""
 
-    def __init__(self, ports: Ports, times: Times) -> None:
-        super().__init__(ports)
+    def __init__(self, ports: Ports, times: Times, wake_ticks: int) -> None:
+        super().__init__(ports, wake_ticks=wake_ticks)
         self._times = times
 
     def run(
@@ -126,7 +126,7 @@ class _KnownRuns(StageRuns):
     ) -> StageRun:
         ports = Ports(background)
         if isinstance(acts, RunActs):
-            return run_acts(acts, devices, late, ports, 0, before)
+            return run_acts(acts, devices, late, ports, 0, before, self._wake_ticks)
         clock: tuple[int, ...] = late
         taken: list[tuple[Port, Interval]] = []
         for one in acts.runs:

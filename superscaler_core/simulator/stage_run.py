@@ -136,11 +136,13 @@ class StageRuns:
     the busy times of its shared ports; results are cached by all of these.
 
     Args:
+        ports: busy times of what communication shares.
+        wake_ticks: as ``wake_secs`` of ``DeviceProfile``.
         is_memoized: False simulates every run anew; this is slow, and defines the result.
     """
 
-    def __init__(self, ports: Ports, *, is_memoized: bool = True) -> None:
-        self._ports, self._is_memoized = ports, is_memoized
+    def __init__(self, ports: Ports, *, wake_ticks: int = 0, is_memoized: bool = True) -> None:
+        self._ports, self._wake_ticks, self._is_memoized = ports, wake_ticks, is_memoized
         self._known: dict[tuple[Hashable, ...], StageRun] = {}
         self._shared: dict[int, tuple[Port, ...]] = {}
         self._kept: dict[int, Sequence[Act]] = {}
@@ -176,14 +178,15 @@ class StageRuns:
     ) -> StageRun:
         late = tuple(tick - base for tick in ready)
         if not self._is_memoized:
-            return run_acts(acts, devices, ready, self._ports, base, before)
+            return run_acts(acts, devices, ready, self._ports, base, before, self._wake_ticks)
         # Acts are compared by identity, so they are kept alive.
         self._kept[id(acts)] = acts
         background = self._ports.background(self._shared_by(acts), base)
         key = id(acts), late, background, before.key
         known = self._known.get(key)
         if known is None:
-            known = run_acts(acts, devices, late, Ports(background), 0, before)
+            ports = Ports(background)
+            known = run_acts(acts, devices, late, ports, 0, before, self._wake_ticks)
             self._known[key] = known
         self._ports.replay(known.taken, base)
         return known
@@ -204,9 +207,19 @@ def run_acts(
     ports: Ports,
     base: int,
     before: UnderWay,
+    wake_ticks: int,
 ) -> StageRun:
     """Run acts; times in the result are relative to ``base``."""
-    return _Inside(devices, ready, ports, base, before).run(acts)
+    return _Inside(devices, ready, ports, base, before, wake_ticks).run(acts)
+
+
+def woken(now: int, end: int, wake_ticks: int) -> int:
+    """When a device goes on that waits from ``now`` on, for what ends at ``end``.
+
+    It looks around for as long as waking up takes before it falls asleep, so who waited for a short
+    time is awake soon.
+    """
+    return end + min(wake_ticks, end - now)
 
 
 class _Inside:
@@ -219,8 +232,10 @@ class _Inside:
         ports: Ports,
         base: int,
         before: UnderWay,
+        wake_ticks: int,
     ) -> None:
         self._devices, self._ports, self._base = devices, ports, base
+        self._wake_ticks = wake_ticks
         self._clock = dict(zip(devices, ready, strict=True))
         self._free = {d: base + end for d, end in before.free.items()}
         self._ends = {key: base + end for key, end in before.ends.items()}
@@ -272,7 +287,8 @@ class _Inside:
         if act.wire is not None and act.wire.shared:
             end = self._reserved(start, act.ticks, act.wire)
         for device in act.devices:
-            self._clock[device] = end
+            late = woken(self._clock[device], start, self._wake_ticks) - start
+            self._clock[device] = end + late
         self._span(act, start, end)
 
     def _start(self, act: Act) -> None:
@@ -299,4 +315,4 @@ class _Inside:
             assert act.wire is not None
             name, wire = act.name, replace(act.wire, devices=(device,), level_bytes=())
             self._span(Act(name, (device,), end - now, wire, half=act.half), now, end)
-            self._clock[device] = end
+            self._clock[device] = woken(now, end, self._wake_ticks)

@@ -15,7 +15,7 @@ from superscaler_core.program.materialized import Materialized
 from superscaler_core.program.routes import home
 from superscaler_core.schedules import GRADS, Action, ActionKind
 from superscaler_core.simulator.ports import Ports
-from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay
+from superscaler_core.simulator.stage_run import StageRun, StageRuns, UnderWay, woken
 from superscaler_core.simulator.work import Act, Work
 
 
@@ -82,7 +82,7 @@ class Stepper:
         work: the work of devices.
         optimizer_secs: time of the optimizer on every device, at the end.
         carry_secs: time of a device to start a carry.
-        wake_secs: until a device goes on that waited for one.
+        wake_secs: as of ``DeviceProfile``.
         is_memoized: as in ``StageRuns``.
         tick: called after every event.
     """
@@ -102,7 +102,7 @@ class Stepper:
         self._optimizer_secs = optimizer_secs
         self._call_ticks, self._wake_ticks = ticks(carry_secs), ticks(wake_secs)
         self._ports = Ports()
-        self._runs = StageRuns(self._ports, is_memoized=is_memoized)
+        self._runs = StageRuns(self._ports, wake_ticks=self._wake_ticks, is_memoized=is_memoized)
         self._clock = dict.fromkeys(made.plan.devices, 0)
         self._mail: dict[tuple[Edge, int, bool], deque[dict[Device, Arrival]]] = {}
         self._updates_of: dict[int, tuple[Sequence[Act], tuple[Device, ...]]] = {}
@@ -201,7 +201,7 @@ class Stepper:
             now = self._clock[device]
             if device in arrivals and arrivals[device][1] > now:
                 start, end, level = arrivals[device]
-                end += self._wake_ticks
+                end = woken(now, end, self._wake_ticks)
                 key = device, level
                 waits = self.timeline.waits
                 waits[key] = waits.get(key, 0) + end - max(now, start)

@@ -7,8 +7,12 @@ from dataclasses import replace
 import pytest
 
 import superscaler_core as ss
+from superscaler_core.cost.wire import Wire
 from superscaler_core.schedules import gpipe, one_f_one_b
 from superscaler_core.simulator import PROFILES, Resimulator, Simulated, simulate
+from superscaler_core.simulator.ports import Ports
+from superscaler_core.simulator.stage_run import UnderWay, run_acts
+from superscaler_core.simulator.work import Act
 from tests.superscaler_core.simulated_chains import free, given, pipelined
 from tests.superscaler_core.training import Case
 
@@ -59,13 +63,22 @@ def test_the_resimulator_says_that_it_knows_no_cores() -> None:
 
 @pytest.mark.parametrize("num_cores", [0, 1, 1.5])
 def test_who_waits_for_a_stage_goes_on_later(num_cores: float) -> None:
-    """Of one microbatch every stage but the first waits once, and but the last once more."""
+    """All stages but one wait, forward and backward; at the end all share the loss."""
     d, secs = 4, 1e-4
     compiled = pipelined(d, d, one_f_one_b(d, 1), free(d))
     profile = replace(given(compiled.plan.graph, F, B), num_cores=num_cores)
     bare, more = (simulate(compiled, replace(profile, wake_secs=each)).secs for each in (0.0, secs))
     assert bare == pytest.approx(d * (F + B))
-    assert more - bare == pytest.approx(2 * (d - 1) * secs)
+    assert more - bare == pytest.approx((2 * (d - 1) + 1) * secs)
+
+
+@pytest.mark.parametrize(("wake", "late"), [(0, 0), (8, 8), (100, 40)])
+def test_who_waits_inside_a_stage_goes_on_later(wake: int, late: int) -> None:
+    """But never later than by as long as it has waited."""
+    move = Wire((0, 1), 5, (), (0,), 0)
+    acts = [Act("fast", (0,), 10), Act("slow", (1,), 50), Act("move", (0, 1), 5, move)]
+    run = run_acts(acts, (0, 1), (0, 0), Ports(), 0, UnderWay(), wake)
+    assert run.ends == (55 + late, 55)
 
 
 def test_a_device_that_is_busy_does_not_wake_up() -> None:
