@@ -45,8 +45,8 @@ TINY_STEPS, NUM_WARM = 25, 2
 FITTED = ("segment_secs", "move_secs", "carry_secs", "split_secs")
 """Fields of a profile that the processor's time tells."""
 
-CORE_SHARES = tuple(0.5 + 0.025 * i for i in range(21))
-"""Of the cores, which ranks have that take turns on them: candidates."""
+CORE_SHARES = tuple(0.75 + 0.025 * i for i in range(11))
+"""Of the cores, which ranks have that take turns on them: candidates. Less would be other programs."""
 
 WAKES_SECS = tuple(50e-6 * i for i in range(31))
 """Until a rank goes on that waited: candidates."""

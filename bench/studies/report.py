@@ -168,11 +168,10 @@ def plot(cells: Sequence[Compared], claim: float, title: str, path: Path) -> Non
                 ax.text(x, 0.03, text, rotation=90, ha="center", va="bottom", fontsize=6)
                 continue
             ax.bar(x, cell.factor, 0.92 * width, color=COLOURS[number])
-            ceiling = cell.ceiling or 0.0
-            ax.hlines(ceiling, x - width / 2, x + width / 2, color="black", lw=0.8)
+            ax.hlines(cell.ceiling or 0.0, x - width / 2, x + width / 2, color="black", lw=0.8)
             ax.annotate(
-                f"{cell.factor:.2f}", (x, max(cell.factor, ceiling)), (0, 2), ha="center",
-                textcoords="offset points", fontsize=6,
+                f"{cell.factor:.2f}", (x, 0), (0, 4), ha="center", color="white", weight="bold",
+                textcoords="offset points", fontsize=7,
             )  # fmt: skip
         ax.bar(0, 0, color=COLOURS[number], label=f"baselines of {column}")
     ax.plot([], [], color="black", lw=0.8, label="ceiling: all but the compute of the best gone")

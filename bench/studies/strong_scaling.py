@@ -102,9 +102,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         places = sorted(by_num)
         speedups = [by_num[num] / found[RVD][least] for num in places]
         style = "--" if label == P2P else "-"
+        # Later ones are thinner, so that equal ones are all seen.
+        width = max(1.5, 6 - 1.5 * number)
         ax.plot(
-            places, speedups, style, marker="o", ms=4, color=COLOURS[number], label=LABELS[label]
-        )
+            places, speedups, style, marker="o", ms=2 + width, lw=width, color=COLOURS[number],
+            label=LABELS[label],
+        )  # fmt: skip
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     ax.set_xticks(nums, [str(num) for num in nums])
