@@ -46,8 +46,7 @@ FITTED = ("segment_secs", "move_secs", "carry_secs", "split_secs")
 """Fields of a profile that the processor's time tells."""
 
 CORE_SHARES = tuple(0.75 + 0.025 * i for i in range(11))
-"""Of the cores, which ranks have that take turns on them: candidates. Less is other programs' doing.
-"""
+"""Of the cores, which ranks have that take turns on them: candidates. What is less, others took."""
 
 WAKES_SECS = tuple(50e-6 * i for i in range(31))
 """Until a rank goes on that waited: candidates."""
