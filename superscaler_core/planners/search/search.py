@@ -314,7 +314,7 @@ def _nothing(request: Request, tried: Iterable[Trial], num_left: int) -> str:
     whys = [trial for trial in tried if trial.problem]
     least = min((t.peak_bytes for t in whys if t.lacks_memory), default=0)
     other = next((t.problem for t in whys if not t.lacks_memory), "")
-    said = f"the smallest {lack(least, request)}" if least else other
+    said = f"the smallest {lack(least, request)}" if least else other.rstrip(".")
     left = f" and {num_left} were left when the budget was spent" if num_left else ""
     return (
         f"no plan was found for {len(request.devices)} devices: {len(whys)} were tried{left}; "
