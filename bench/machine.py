@@ -18,6 +18,7 @@ from bench.runtime_overheads import tiny_programs, with_overheads
 from bench.training_method import shared
 from rvdcomm.calibration import Effort, calibrate
 from superscaler_core.compiled import Compiled, compile
+from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Plan
 from superscaler_core.planners.search.evaluate import compiled
 from superscaler_core.planners.search.request import Request, Trial
@@ -27,6 +28,9 @@ from superscaler_core.plans import PLANS
 from superscaler_core.simulator import DeviceProfile, simulate
 from superscaler_core.simulator.measured import measured
 
+OPTIMIZER = "momentum"
+"""By which benchmarks train."""
+
 NUM_SEARCHES = 3
 """After each but the last the ops of the fastest plans are measured, so that the next one knows
 their times."""
@@ -34,8 +38,8 @@ their times."""
 PLANS_TO_MEASURE = 40
 """The fastest plans of a search, whose ops are measured."""
 
-RequestOf = Callable[[rv.Topology, DeviceProfile], Request]
-"""What a planner is asked on a machine."""
+GraphOf = Callable[[int], Graph]
+"""A model with a microbatch of so many samples."""
 
 
 class Machine:
@@ -67,7 +71,11 @@ class Machine:
         self.profile = with_overheads(tiny, self.topology, profile)
 
     def measure_ops(self, programs: Sequence[Compiled]) -> None:
-        """Add the times of all ops of some programs, equal on all ranks, that are not known yet."""
+        """Add the times of those ops of some programs that are not known yet.
+
+        Args:
+            programs: the same on the ranks that measure, which are as many as there are cores.
+        """
         known = self.profile.op_secs
         found = self._measured(programs, known)
         self.profile = replace(self.profile, op_secs={**known, **found.op_secs})
@@ -80,20 +88,35 @@ class Machine:
             mine = measured(programs, op_secs=self._op_secs, known=known)
         return shared(mine)
 
-    def search(self, request_of: RequestOf, **limits: Any) -> list[Planned]:
+    def request(self, graph_of: GraphOf, batch: int) -> Request:
+        """What a planner is asked: to train a model with momentum on all ranks.
+
+        Args:
+            graph_of: the model.
+            batch: samples of a step.
+        """
+        sizes = tuple(n for n in range(1, batch + 1) if batch % n == 0)
+        devices = tuple(range(dist.get_world_size()))
+        profile = self.profile
+        return Request(
+            graph_of, sizes, batch, devices, self.topology, profile, profile.memory_bytes,
+            optimizer=OPTIMIZER,
+        )  # fmt: skip
+
+    def search(self, graph_of: GraphOf, batch: int, **limits: Any) -> list[Planned]:
         """The best plans of the last of several searches, each of which knows more times of ops.
 
         Args:
-            request_of: the same on all ranks.
+            graph_of, batch: as of ``request``; the same on all ranks.
             limits: of every search by ``auto``, as in ``search_request``; the first rank searches.
 
         Returns:
             Plans whose ops are all measured, fastest first.
         """
-        self.measure_ops([_whole(request_of(self.topology, self.profile))])
+        self.measure_ops([_whole(self.request(graph_of, batch))])
         for turn in range(NUM_SEARCHES):
             self._say(f"search {turn + 1} of {NUM_SEARCHES}")
-            request = request_of(self.topology, self.profile)
+            request = self.request(graph_of, batch)
             mine = None
             if dist.get_rank() == 0:
                 found = search_request(request, PLANNERS["auto"], **limits)

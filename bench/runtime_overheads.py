@@ -1,7 +1,6 @@
 """Overheads: what the runtime and taking turns on cores cost, from steps of a tiny model.
 
-Its ops take next to nothing, so its steps are nearly all overheads. All functions are collective
-over the world.
+Its ops take next to nothing, so its steps are nearly all overheads.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from scipy.optimize import nnls
+from torch import nn
 
 import rvdcomm as rv
 from bench.training_method import everyone, loaded, shared
@@ -59,53 +59,9 @@ class Tiny:
     compiled: Compiled
     step: Callable[[], object]
 
-    @property
-    def is_piped(self) -> bool:
-        """Whether ranks wait for stages of others."""
-        return self.compiled.plan.num_microbatches > 1
-
-
-def tiny_programs(topology: rv.Topology) -> list[Tiny]:
-    """One of every plan, loaded."""
-    with TemporaryDirectory() as folder:
-        return [
-            _tiny(name, knobs, topology, Path(folder, str(i)))
-            for i, (name, knobs) in enumerate(TINY_PLANS)
-        ]
-
-
-def _tiny(name: str, knobs: Mapping[str, Any], topology: rv.Topology, folder: Path) -> Tiny:
-    num_ranks = dist.get_world_size()
-    num = max(4, num_ranks)  # every rank has a layer, and a head of every layer
-    sizes = {"layers": num, "heads": num, "width": 4 * num}
-    model, inputs = build("gpt", **sizes), example_inputs("gpt", num_ranks, **sizes)
-    plan = Plan(capture(model, inputs), range(num_ranks))
-    PLANS[name](plan, **knobs)
-    program = compile(plan, topology=topology, optimizer="momentum")
-    batch = example_inputs("gpt", len(inputs[0]) * plan.num_microbatches, **sizes)
-    trainer = loaded(program, model, folder)
-    optimizer = torch.optim.SGD(trainer.parameters(), lr=0.01, momentum=0.9, fused=True)
-
-    def step() -> None:
-        trainer.step(*batch)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return Tiny(program, step)
-
-
-def with_overheads(
-    tiny: Sequence[Tiny], topology: rv.Topology, profile: DeviceProfile
-) -> DeviceProfile:
-    """A profile with the overheads of steps that are timed now; it knows the ops in them."""
-    steps = [_step_secs(each.step) for each in tiny]
-    worked = replace(profile, **_of_work(tiny, steps, topology, profile))
-    found: DeviceProfile = shared(_of_turns(tiny, steps, topology, worked))
-    return found
-
 
 @dataclass(frozen=True)
-class _Secs:
+class StepSecs:
     """Of a step: the median of several.
 
     Attributes:
@@ -117,7 +73,69 @@ class _Secs:
     cpu: float
 
 
-def _step_secs(step: Callable[[], object]) -> _Secs:
+# --- measured, by all ranks together ------------------------------------------------------------
+
+
+def tiny_programs(topology: rv.Topology) -> list[Tiny]:
+    """One of every plan, loaded; collective."""
+    model, programs = programs_on(dist.get_world_size(), topology)
+    with TemporaryDirectory() as folder:
+        return [
+            Tiny(program, _step_of(program, model, Path(folder, str(i))))
+            for i, program in enumerate(programs)
+        ]
+
+
+def programs_on(num_ranks: int, topology: rv.Topology) -> tuple[nn.Module, list[Compiled]]:
+    """The tiny model, and a program of every plan; not collective."""
+    sizes = _sizes(num_ranks)
+    model, inputs = build("gpt", **sizes), example_inputs("gpt", num_ranks, **sizes)
+    graph, programs = capture(model, inputs), []
+    for name, knobs in TINY_PLANS:
+        plan = Plan(graph, range(num_ranks))
+        PLANS[name](plan, **knobs)
+        programs.append(compile(plan, topology=topology, optimizer="momentum"))
+    return model, programs
+
+
+def _sizes(num_ranks: int) -> dict[str, Any]:
+    """Every rank has a layer, and a head of every layer."""
+    num = max(4, num_ranks)
+    return {"layers": num, "heads": num, "width": 4 * num}
+
+
+def _step_of(program: Compiled, model: nn.Module, folder: Path) -> Callable[[], object]:
+    num_ranks, num = dist.get_world_size(), program.plan.num_microbatches
+    batch = example_inputs("gpt", num_ranks * num, **_sizes(num_ranks))
+    trainer = loaded(program, model, folder)
+    optimizer = torch.optim.SGD(trainer.parameters(), lr=0.01, momentum=0.9, fused=True)
+
+    def step() -> None:
+        trainer.step(*batch)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def with_overheads(
+    tiny: Sequence[Tiny], topology: rv.Topology, profile: DeviceProfile
+) -> DeviceProfile:
+    """A profile with the overheads of steps that are timed now; collective.
+
+    Args:
+        tiny: of ``tiny_programs``.
+        topology: links as fast as where every rank has a core.
+        profile: with the times of the programs' ops.
+    """
+    steps = [_step_secs(each.step) for each in tiny]
+    programs = [each.compiled for each in tiny]
+    is_first = dist.get_rank() == 0
+    found: DeviceProfile = shared(fitted(programs, steps, topology, profile) if is_first else None)
+    return found
+
+
+def _step_secs(step: Callable[[], object]) -> StepSecs:
     steps, cpus = [], []
     for _ in range(TINY_STEPS):
         dist.barrier()
@@ -127,11 +145,32 @@ def _step_secs(step: Callable[[], object]) -> _Secs:
         every, cpu = zip(*everyone(mine), strict=True)
         steps.append(max(every))
         cpus.append(sum(cpu) / len(cpu))
-    return _Secs(median(steps[NUM_WARM:]), median(cpus[NUM_WARM:]))
+    return StepSecs(median(steps[NUM_WARM:]), median(cpus[NUM_WARM:]))
+
+
+# --- fitted ---------------------------------------------------------------------------------------
+
+
+def fitted(
+    programs: Sequence[Compiled],
+    steps: Sequence[StepSecs],
+    topology: rv.Topology,
+    profile: DeviceProfile,
+) -> DeviceProfile:
+    """A profile with overheads by which the steps of some programs take as long as they did.
+
+    Law (tests/bench/test_runtime_overheads.py): from simulated steps it finds the overheads by
+    which they were simulated.
+    """
+    worked = replace(profile, **_of_work(programs, steps, topology, profile))
+    return _of_turns(programs, steps, topology, worked)
 
 
 def _of_work(
-    tiny: Sequence[Tiny], steps: Sequence[_Secs], topology: rv.Topology, profile: DeviceProfile
+    programs: Sequence[Compiled],
+    steps: Sequence[StepSecs],
+    topology: rv.Topology,
+    profile: DeviceProfile,
 ) -> Mapping[str, float]:
     """Overheads that are work, from the processor's time in steps.
 
@@ -141,14 +180,14 @@ def _of_work(
     """
     spent = np.array([each.cpu for each in steps])
     free = replace(profile, num_cores=0, **dict.fromkeys(FITTED, 0.0))
-    busy = partial(_busy_secs, [each.compiled for each in tiny], topology)
+    busy = partial(busy_secs, programs, topology)
     bare = busy(free)
     nums = [busy(replace(free, **{name: 1.0})) - bare for name in FITTED]
     fitted, _ = nnls(np.stack(nums, axis=1) / spent[:, None], 1 - bare / spent)
     return dict(zip(FITTED, map(float, fitted), strict=True))
 
 
-def _busy_secs(
+def busy_secs(
     programs: Sequence[Compiled], topology: rv.Topology, profile: DeviceProfile
 ) -> np.ndarray[Any, Any]:
     """Mean over the ranks of the time in which they compute or communicate, for every program."""
@@ -157,7 +196,10 @@ def _busy_secs(
 
 
 def _of_turns(
-    tiny: Sequence[Tiny], steps: Sequence[_Secs], topology: rv.Topology, profile: DeviceProfile
+    programs: Sequence[Compiled],
+    steps: Sequence[StepSecs],
+    topology: rv.Topology,
+    profile: DeviceProfile,
 ) -> DeviceProfile:
     """A profile with what taking turns costs, from the times of whole steps.
 
@@ -167,9 +209,9 @@ def _of_turns(
 
     def error(profile: DeviceProfile, is_piped: bool) -> float:
         found = 0.0
-        for each, taken in zip(tiny, steps, strict=True):
-            if each.is_piped == is_piped:
-                found += abs(simulate(each.compiled, profile, topology).secs / taken.step - 1)
+        for each, taken in zip(programs, steps, strict=True):
+            if (each.plan.num_microbatches > 1) == is_piped:
+                found += abs(simulate(each, profile, topology).secs / taken.step - 1)
         return found
 
     cores = (replace(profile, num_cores=share * profile.num_cores) for share in CORE_SHARES)

@@ -25,17 +25,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import rvdcomm as rv
 from bench.machine import Machine, Planned
 from bench.training_method import everyone, loaded, shared
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.models import build, example_inputs
-from superscaler_core.planners.search.request import Request
 from superscaler_core.run.live_bytes import LiveBytes
 from superscaler_core.run.trainer import Trainer
-from superscaler_core.simulator import DeviceProfile, simulate
+from superscaler_core.simulator import simulate
 
 TIMEOUT = timedelta(seconds=600)
 NUM_WARM = 2
@@ -150,19 +148,11 @@ class _Model:
         torch.manual_seed(0)
         return build(self._name, **self._sizes)
 
-    def _request(self, topology: rv.Topology, profile: DeviceProfile) -> Request:
-        sizes = tuple(n for n in range(1, self._batch + 1) if self._batch % n == 0)
-        devices = tuple(range(dist.get_world_size()))
-        return Request(
-            self._graph, sizes, self._batch, devices, topology, profile, profile.memory_bytes,
-            optimizer="momentum",
-        )  # fmt: skip
-
     def _searched(self) -> list[Planned]:
         """Plans that are run, the best first."""
         _say(f"{self._name}: search")
         found = self._machine.search(
-            self._request, max_tried=self._config["tried"],
+            self._graph, self._batch, max_tried=self._config["tried"],
             budget_secs=TIMEOUT.total_seconds() / 2,
         )  # fmt: skip
         return spread(found, self._config["plans"])
@@ -170,7 +160,7 @@ class _Model:
     def _case(self, folder: Path, number: int, plan: Planned) -> Case:
         row = {"name": plan.name, "samples": plan.samples, "is_chosen": number == 0}
         batch = example_inputs(self._name, self._batch, **self._sizes)
-        program = plan.compiled(self._request(self._machine.topology, self._machine.profile))
+        program = plan.compiled(self._machine.request(self._graph, self._batch))
         trainer = loaded(program, self._model(), folder / str(number))
         # A rank may store no parameters, as where whole ops are placed.
         stored = list(trainer.parameters()) or [torch.zeros(0, requires_grad=True)]

@@ -106,7 +106,7 @@ def plan_lines(cells: Sequence[Compared]) -> Lines:
         for name, row in cell.rows.items():
             head = [str(cell.gpus), cell.model, name]
             if "secs" not in row:
-                lines.append([*head, f"none: {_why(row['problem'])}", *[""] * 6])
+                lines.append([*head, "none", *[""] * 6])
                 continue
             lines.append([
                 *head, row["plan"], str(row["microbatches"]), f"{row['peak_bytes'] / 2**30:.1f}",
@@ -115,10 +115,14 @@ def plan_lines(cells: Sequence[Compared]) -> Lines:
     return lines
 
 
-def _why(problem: str) -> str:
-    """Why nothing was found, without what was asked and what one could ask instead."""
-    reason = problem.partition(" devices: ")[2] or problem
-    return reason.partition(" Use more devices")[0].rstrip(".")
+def problem_texts(cells: Sequence[Compared]) -> list[str]:
+    """Why a system has no plan."""
+    return [
+        f"{name}, {cell.gpus} GPUs, {cell.model}: {row['problem']}"
+        for cell in cells
+        for name, row in cell.rows.items()
+        if "problem" in row
+    ]
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:

@@ -87,6 +87,10 @@ def tables(name: str) -> Section:
             yield "Plans, and where their time goes:"
             yield report.markdown(report.plan_lines(mine))
             yield filled(report.PLANS_LEGEND)
+            problems = report.problem_texts(mine)
+            if problems:
+                yield "No plan, and why:"
+                yield _list(problems)
 
     return section
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import rvdcomm as rv
 import superscaler_core as ss
-from bench.machine import Machine
+from bench.machine import OPTIMIZER, Machine
 from bench.training.planned import planned_bytes
 from bench.training.workloads import Workload
 from bench.training_method import Method
@@ -20,18 +19,12 @@ from rvdcomm.calibration import Effort
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
 from superscaler_core.plan import Overlap
-from superscaler_core.planners.search.request import Request
 from superscaler_core.plans import PLANS
-from superscaler_core.simulator import DeviceProfile
 
 AUTO, MESSAGES, OVERLAPPED = "auto", " messages", "+"
 """The plan that is found; ends of names: ranks do not share memory, and plans overlap."""
 
-MEMORY_BYTES = 1 << 30
-"""Of a rank, which no plan of these models needs."""
-
 _EFFORT = Effort(secs=0.05, max_bytes=4 << 20)
-_OPTIMIZER = "momentum"
 _OVERLAP = Overlap(1, reductions=True, bucket_bytes=4 << 20)
 
 
@@ -102,7 +95,7 @@ class Ours:
             plan = self._plan(shipped, plan.num_microbatches)
         if name.endswith(OVERLAPPED):
             plan.overlap = _OVERLAP
-        return ss.compile(plan, topology=self._machine.topology, optimizer=_OPTIMIZER)
+        return ss.compile(plan, topology=self._machine.topology, optimizer=OPTIMIZER)
 
     def _plan(self, name: str, microbatches: int = 1) -> ss.Plan:
         """A shipped plan of a microbatch, of which a batch has so many."""
@@ -113,16 +106,7 @@ class Ours:
 
     def _found(self) -> ss.Compiled:
         """What a search finds."""
-        machine = self._machine
-        best, *_ = machine.search(self._request, budget_secs=self.budget_secs)
+        machine, batch = self._machine, self.workload.batch
+        best, *_ = machine.search(self._graph, batch, budget_secs=self.budget_secs)
         self.about[AUTO] = f"{best.name}, {1e3 * best.secs:.1f} ms simulated"
-        return best.compiled(self._request(machine.topology, machine.profile))
-
-    def _request(self, topology: rv.Topology, profile: DeviceProfile) -> Request:
-        batch = self.workload.batch
-        sizes = tuple(n for n in range(1, batch + 1) if batch % n == 0)
-        devices = tuple(range(dist.get_world_size()))
-        return Request(
-            self._graph, sizes, batch, devices, topology, profile, MEMORY_BYTES,
-            optimizer=_OPTIMIZER,
-        )  # fmt: skip
+        return best.compiled(machine.request(self._graph, batch))

@@ -1,7 +1,8 @@
 """Runs: cuts a stage where all of its devices communicate, so that the runs between are values.
 
-At such a point all devices continue at the same time, and no segment spans it. So a run of ops does
-not depend on what is before it or after it.
+At such a point all devices continue together, and no segment spans it. So the acts of a run do not
+depend on what is before it or after it; its times depend on how much later than the first its other
+devices begin.
 """
 
 from __future__ import annotations

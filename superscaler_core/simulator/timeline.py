@@ -201,11 +201,10 @@ class Stepper:
             now = self._clock[device]
             if device in arrivals and arrivals[device][1] > now:
                 start, end, level = arrivals[device]
-                end = woken(now, end, self._wake_ticks)
                 key = device, level
                 waits = self.timeline.waits
                 waits[key] = waits.get(key, 0) + end - max(now, start)
-                now = end
+                now = woken(now, end, self._wake_ticks)
             ready.append(now)
         base, inside = self._runs.run(acts, devices, ready, self._under_way)
         for device, end in zip(devices, inside.ends, strict=True):

@@ -67,9 +67,10 @@ def test_who_waits_for_a_stage_goes_on_later(num_cores: float) -> None:
     d, secs = 4, 1e-4
     compiled = pipelined(d, d, one_f_one_b(d, 1), free(d))
     profile = replace(given(compiled.plan.graph, F, B), num_cores=num_cores)
-    bare, more = (simulate(compiled, replace(profile, wake_secs=each)).secs for each in (0.0, secs))
-    assert bare == pytest.approx(d * (F + B))
-    assert more - bare == pytest.approx((2 * (d - 1) + 1) * secs)
+    bare, more = (simulate(compiled, replace(profile, wake_secs=each)) for each in (0.0, secs))
+    assert bare.secs == pytest.approx(d * (F + B))
+    assert more.secs - bare.secs == pytest.approx((2 * (d - 1) + 1) * secs)
+    assert more.busy_secs == bare.busy_secs
 
 
 @pytest.mark.parametrize(("wake", "late"), [(0, 0), (8, 8), (100, 40)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -91,6 +92,18 @@ def test_after_changes_it_finds_what_the_simulator_finds(name: str, data: st.Dat
         expected = fully(again.plan.with_splits(chosen))
         assert again.secs_with(chosen) == expected
         assert again.change(chosen) == again.secs == expected
+
+
+@pytest.mark.parametrize("name", ["tensor parallel", "stages of two", "two ways"])
+def test_devices_that_wait_wake_up_as_in_the_simulator(name: str) -> None:
+    profile = replace(PROFILES["v100"], wake_secs=1e-4)
+    again = Resimulator(program(name), profile)
+    for op in again.plan.graph.ops[2:9:3]:
+        # One of the devices does all, and the others wait for it.
+        chosen = {op: OpSplit.grid(op.sizes, again.plan.op_split(op).devices[:1], [(None, 1)])}
+        plan = again.plan.with_splits(chosen)
+        expected = simulate(ss.compile(plan, topology=TWO_HOSTS), profile).secs
+        assert again.change(chosen) == expected > fully(plan)
 
 
 def test_storage_may_change() -> None:

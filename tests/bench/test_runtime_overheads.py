@@ -1,0 +1,48 @@
+"""Laws of fitted overheads, and of links as ranks with a core each would have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import rvdcomm as rv
+from bench import machine
+from bench.runtime_overheads import FITTED, StepSecs, busy_secs, fitted, programs_on
+from superscaler_core.simulator import PROFILES, simulate
+
+LINKS = rv.Topology.single_host(4, 10e-6, 10e9)
+
+
+def test_from_simulated_steps_come_the_overheads_that_they_were_simulated_by() -> None:
+    overheads = dict(zip(FITTED, (120e-6, 30e-6, 140e-6, 70e-6), strict=True))
+    bare = replace(PROFILES["v100"], num_cores=2)
+    known = replace(bare, **overheads, num_cores=1.75, wake_secs=450e-6)
+    _, programs = programs_on(4, LINKS)
+    steps = [
+        StepSecs(simulate(program, known, LINKS).secs, cpu)
+        for program, cpu in zip(
+            programs, busy_secs(programs, LINKS, replace(known, num_cores=0)), strict=True
+        )
+    ]
+    found = fitted(programs, steps, LINKS, bare)
+    for name, secs in overheads.items():
+        assert getattr(found, name) == pytest.approx(secs, rel=0.02), name
+    assert (found.num_cores, found.wake_secs) == pytest.approx((1.75, 450e-6))
+
+
+def test_links_of_one_host_are_as_many_times_as_fast_as_ranks_share_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine.dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(machine, "num_cores", lambda: 2)
+    (level,) = machine.with_a_core_each(LINKS).levels
+    assert (level.link.alpha_secs, level.link.bytes_per_sec) == pytest.approx((5e-6, 20e9))
+    monkeypatch.setattr(machine, "num_cores", lambda: 8)
+    assert machine.with_a_core_each(LINKS).levels == LINKS.levels
+
+
+def test_links_between_hosts_stay_as_they_are() -> None:
+    fast, slow = rv.Link(10e-6, 10e9), rv.Link(60e-6, 25e6)
+    hosts = rv.Topology.hosts([range(2), range(2, 4)], intra=fast, inter=slow)
+    assert machine.with_a_core_each(hosts) is hosts
