@@ -47,6 +47,7 @@ def measured(
     move_secs: float = 0.0,
     memory_bytes: int | None = None,
     known: Collection[str] = (),
+    clock: Callable[[], float] | None = None,
 ) -> DeviceProfile:
     """Measure every distinct op shape of some programs on this process's device, a CPU.
 
@@ -62,6 +63,8 @@ def measured(
         move_secs: overhead of moving a tensor, in addition to its plan's time.
         memory_bytes: memory of a device; this machine's if None.
         known: signatures of ops that are left out.
+        clock: times ops, in seconds: of this thread's processor if None; ``time.perf_counter``
+            counts their waiting, too.
 
     Returns:
         A profile with times of these ops; other ops are priced by the speeds of products and copies
@@ -73,7 +76,9 @@ def measured(
     engine_secs = _engine_secs(op_secs)
     table = {
         key: (forward, max(0.0, backward - engine_secs))
-        for key, (forward, backward) in _secs_of_ops(distinct, op_secs).items()
+        for key, (forward, backward) in _secs_of_ops(
+            distinct, op_secs, clock or thread_time
+        ).items()
     }
     launch_secs = _launch_secs(op_secs)
     products = {
@@ -111,7 +116,9 @@ def _distinct(programs: Iterable[Compiled]) -> Distinct:
 # --- ops ----------------------------------------------------------------------------------------
 
 
-def _secs_of_ops(distinct: Distinct, secs: float) -> Mapping[str, tuple[float, float]]:
+def _secs_of_ops(
+    distinct: Distinct, secs: float, clock: Callable[[], float]
+) -> Mapping[str, tuple[float, float]]:
     """Medians of the forward and the backward of every op.
 
     As in a step, ops run one after another, so that none finds its weights or its code in a cache.
@@ -121,7 +128,7 @@ def _secs_of_ops(distinct: Distinct, secs: float) -> Mapping[str, tuple[float, f
     with tqdm(desc="measure ops", delay=2, leave=False, disable=None) as bar:
         for i in _while(secs * len(ops)):
             for key, op in ops.items():
-                taken = op.sample()
+                taken = op.sample(clock)
                 # One-time work, such as choosing a kernel, happens in the first calls.
                 if i > 0:
                     samples[key].append(taken)
@@ -140,18 +147,18 @@ class _Op:
         self._inputs = [_tensor(view, constants) for view in part.inputs]
         self._is_single = len(part.outputs) == 1
 
-    def sample(self) -> tuple[float, float]:
+    def sample(self, clock: Callable[[], float]) -> tuple[float, float]:
         """Seconds of the forward, and of the backward."""
-        start = thread_time()
+        start = clock()
         result = self._call(0, *self._inputs)
-        forward = thread_time() - start
+        forward = clock() - start
         roots = [x for x in ([result] if self._is_single else result) if x.requires_grad]
         if not roots:
             return forward, 0.0
         grads = [torch.ones_like(x) for x in roots]
-        start = thread_time()
+        start = clock()
         torch.autograd.backward(roots, grads)
-        backward = thread_time() - start
+        backward = clock() - start
         for value in self._inputs:
             value.grad = None
         return forward, backward

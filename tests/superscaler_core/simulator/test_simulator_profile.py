@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,14 @@ def test_a_measured_profile_knows_every_op_of_its_programs() -> None:
     times = OpTimes(profile)
     linear = next(p for p in parts if p.op.kind == "linear")
     assert times.backward_secs(linear) == profile.op_secs[signature(linear)][1] > 0
+
+
+def test_ops_are_measured_by_the_clock_that_is_given() -> None:
+    """This one shows a second more whenever it is read."""
+    compiled = ss.compile(on_one(ss.Plan(two_linears(), [0])))
+    profile = measured([compiled], op_secs=0.001, clock=map(float, count()).__next__)
+    assert {forward for forward, _ in profile.op_secs.values()} == {1.0}
+    assert max(backward for _, backward in profile.op_secs.values()) == pytest.approx(1, abs=1e-2)
 
 
 def test_a_measured_profile_has_speeds_for_other_ops(tmp_path: Path) -> None:
