@@ -37,6 +37,10 @@ from superscaler_core.planners.space import Array
 from superscaler_core.plans.pieces.mesh_layout import MeshLayout
 
 
+TOLERANCE = 1e-6
+"""By which HiGHS may violate a row, in units of the whole model's bytes."""
+
+
 def assignments(dims: Iterable[str], sides: Sequence[str]) -> Iterator[dict[str, str]]:
     """All ways to cut some of the dims, each along a side of its own.
 
@@ -52,14 +56,14 @@ def assignments(dims: Iterable[str], sides: Sequence[str]) -> Iterator[dict[str,
 
 def auto_mtf(problem: LayoutProblem) -> MeshLayout:
     """The layout of the least memory, and of these the one that cuts most dims."""
-    _, least = _solve(problem, cuts=0.0)
-    # HiGHS's tolerance of a row is 1e-6 in units of the whole model.
-    layout, _ = _solve(problem, cuts=1.0, most=least * (1 + 1e-6))
-    return layout
+    small = _solve(problem, cuts=0.0)
+    # Not HiGHS's own figure, which is less than any layout's where an x is not quite 1.
+    least = problem.peak_bytes(dict(small.dims))
+    return _solve(problem, cuts=1.0, most=least * (1 + TOLERANCE))
 
 
-def _solve(problem: LayoutProblem, cuts: float, most: float = inf) -> tuple[MeshLayout, float]:
-    """The layout and its memory that are best by memory, or by cuts among at most some memory."""
+def _solve(problem: LayoutProblem, cuts: float, most: float = inf) -> MeshLayout:
+    """The layout that is best by memory, or by cuts among those of at most some memory."""
     program = IntegerProgram()
     sides = list(problem.mesh.sizes)
     times, sets = _bytes_by_dims(problem)
@@ -76,14 +80,14 @@ def _solve(problem: LayoutProblem, cuts: float, most: float = inf) -> tuple[Mesh
         program.row(((v, 1.0) for v in own), most=1.0)
     for dims in problem.op_dims:
         for side in sides:
-            program.row(((x[d, side], 1.0) for d in dims if (d, side) in x), most=1.0)
+            program.row(((x[d, side], 1.0) for d in sorted(dims) if (d, side) in x), most=1.0)
     held: list[tuple[list[int], list[float]]] = []
     for dims in sets:
         ways = [way for way in assignments(dims, sides) if all(pair in x for pair in way.items())]
         y = program.variables(len(ways), most=1.0).tolist()
         program.row(((v, 1.0) for v in y), least=1.0, most=1.0)
         for v, way in zip(y, ways, strict=True):
-            for dim in dims:
+            for dim in sorted(dims):
                 if dim in way:
                     program.row([(v, 1.0), (x[dim, way[dim]], -1.0)], most=0.0)
                 else:
@@ -100,9 +104,7 @@ def _solve(problem: LayoutProblem, cuts: float, most: float = inf) -> tuple[Mesh
         program.row([*entries, (z, -1.0)], most=0.0)
     found = program.solve()
     assert found is not None, "the layout that cuts nothing is always allowed"
-    values = found.values
-    layout = MeshLayout(tuple(pair for pair, v in x.items() if values[v] > 0.5))
-    return layout, float(values[z]) * unit
+    return MeshLayout(tuple(pair for pair, v in x.items() if found.values[v] > 0.5))
 
 
 def _bytes_by_dims(problem: LayoutProblem) -> tuple[Array, list[frozenset[str]]]:

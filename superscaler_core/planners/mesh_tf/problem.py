@@ -53,12 +53,13 @@ class LayoutProblem:
     ops: tuple[MeshOp, ...]
 
     @cached_property
-    def op_dims(self) -> frozenset[frozenset[str]]:
+    def op_dims(self) -> tuple[frozenset[str], ...]:
         """The sets of dims that ops have, each once."""
-        return frozenset(
+        sets = (
             op.dims.union(*(self.tensors[t].dims for t in (*op.reads, *op.writes)))
             for op in self.ops
         )
+        return tuple(dict.fromkeys(sets))
 
     def divides(self, dim: str, side: str) -> bool:
         """Whether a dim can be cut along a side."""
