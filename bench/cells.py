@@ -51,11 +51,6 @@ class Cell:
     communication: str = "rvd"
     cluster: Cluster = PAPER
 
-    @property
-    def budget_secs(self) -> float:
-        """What a search may take."""
-        return 60.0 if self.num_gpus <= 16 else 300.0
-
     def planner(self, name: str, budget_secs: float) -> SearchPlanner:
         """A planner; all of the table but ours are offered overlap, which ours decides.
 

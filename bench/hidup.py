@@ -215,7 +215,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--clusters", nargs="+", choices=CLUSTERS, default=[*CLUSTERS], help="default: all")
     add("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all")
-    return parse(parser, words, out="bench/results/hidup.json", budget_share=1.0)
+    return parse(parser, words, out="bench/results/hidup.json")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ EPILOG = """\
 examples:
   python -m bench.search --quick                     # 4 and 8 GPUs
   python -m bench.search --cells gpt3-4,moe-2.4b     # cells whose names begin so
-  python -m bench.search --budget-share 0.25         # a quarter of 60 s (up to 16 GPUs) or 300 s
+  python -m bench.search --budget 15                 # seconds of a search, in place of 60
   python -m bench.search --kept                      # the table of what was computed so far
 """
 
@@ -114,10 +114,7 @@ def main(words: list[str]) -> int:
         and (not args.quick or cell.num_gpus <= 8)
     ]
     planners = args.planners.split(",") if args.planners else ()
-    jobs = [
-        Job(cell.name, name, cell.budget_secs * args.budget_share)
-        for cell, name in wanted_of(chosen, planners)
-    ]
+    jobs = [Job(cell.name, name, args.budget) for cell, name in wanted_of(chosen, planners)]
     rows = run(args, jobs, compute)
     tuned = {cell.name: (*cell.systems, *cell.first) for cell in chosen}
     print(table(rows, tuned))
@@ -134,7 +131,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--cells", metavar="NAME,...", help="beginnings of cells' names")
     parser.add_argument("--planners", metavar="NAME,...", help="only these (default: all)")
     parser.add_argument("--quick", action="store_true", help="only 4 and 8 GPUs")
-    return parse(parser, words, out="bench/results/search.json", budget_share=1.0)
+    return parse(parser, words, out="bench/results/search.json", budget_secs=60.0)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ Draw = Callable[[Path], None]
 
 
 def parse(
-    parser: argparse.ArgumentParser, words: Sequence[str], *, out: str, budget_share: float
+    parser: argparse.ArgumentParser, words: Sequence[str], *, out: str, budget_secs: float = 0.0
 ) -> argparse.Namespace:
     """The options of a command over many cells, and the line that it was called by.
 
@@ -28,7 +28,7 @@ def parse(
         parser: with the options that no other command has.
         words: of the command line.
         out: the usual result file.
-        budget_share: the usual part of the budgets of cells.
+        budget_secs: that a search usually has; 0 where all of them end by themselves.
     """
     add = parser.add_argument
     add("--out", type=Path, default=Path(out), help="the result file (default: %(default)s)")
@@ -36,10 +36,11 @@ def parse(
         "--processes", type=int, default=max(1, (os.cpu_count() or 1) // NUM_PROCESSES),
         help=f"searches at a time, each of {NUM_PROCESSES} processes (default: %(default)s)",
     )  # fmt: skip
-    add(
-        "--budget-share", type=float, default=budget_share, metavar="X",
-        help="of the seconds of every search (default: %(default)s)",
-    )  # fmt: skip
+    if budget_secs:
+        add(
+            "--budget", type=float, default=budget_secs, metavar="SECS",
+            help="of every search (default: %(default)s)",
+        )  # fmt: skip
     add("--kept", action="store_true", help="compute nothing: show what is kept")
     add("--dirty", action="store_true", help="of code that is not committed; writes no result file")
     parser.set_defaults(command=f"{parser.prog} {shlex.join(words)}".strip())

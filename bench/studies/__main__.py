@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
         if cell.num_gpus in args.gpus
     ]
     jobs = [
-        Job(cell.name, planner, cell.budget_secs * args.budget_share)
+        Job(cell.name, planner, args.budget)
         # What takes longest first, so that no process is left alone at the end.
         for *_, cell in sorted(cells, key=lambda each: -each[3].num_gpus)
         for planner in (*cell.first, *cell.systems)
@@ -119,7 +119,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--gpus", type=_counts, default=GPUS, metavar="N,N",
         help="which of 4,8,16,32 (default: all)",
     )  # fmt: skip
-    return parse(parser, words, out="bench/results/studies.json", budget_share=0.5)
+    return parse(parser, words, out="bench/results/studies.json", budget_secs=30.0)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -144,7 +144,7 @@ def main(words: list[str]) -> int:
         if column == TODAY and cell.num_gpus == NUM_GPUS
     ]
     jobs = [
-        Job(f"{cell.name}{SIGN}{change}", planner, cell.budget_secs * args.budget_share)
+        Job(f"{cell.name}{SIGN}{change}", planner, args.budget)
         for change, value in CHANGES.items()
         for cell in chosen
         if value.matters_to(cell)
@@ -162,7 +162,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return parse(parser, words, out="bench/results/sensitivity.json", budget_share=0.25)
+    return parse(parser, words, out="bench/results/sensitivity.json", budget_secs=15.0)
 
 
 if __name__ == "__main__":

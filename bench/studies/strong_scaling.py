@@ -126,7 +126,7 @@ def main(words: list[str]) -> int:
     """The command."""
     args = _parse(words)
     jobs = [
-        Job(cell.name, MEGATRON.name, min(60.0, cell.budget_secs) * args.budget_share)
+        Job(cell.name, MEGATRON.name, args.budget)
         for cell in reversed([*cells().values()])
         if cell.num_gpus in args.gpus
     ]
@@ -145,7 +145,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         "--gpus", type=lambda text: tuple(map(int, text.split(","))), default=NUM_GPUS,
         metavar="N,N", help="which numbers of GPUs (default: all)",
     )  # fmt: skip
-    return parse(parser, words, out="bench/results/strong_scaling.json", budget_share=1.0)
+    return parse(parser, words, out="bench/results/strong_scaling.json", budget_secs=60.0)
 
 
 if __name__ == "__main__":
