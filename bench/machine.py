@@ -9,13 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor, nn
 
 import rvdcomm as rv
+from bench.race import race
 from bench.runtime_overheads import tiny_programs, with_overheads
-from bench.training_method import shared
+from bench.training_method import Method, loaded, shared, timed
 from rvdcomm.calibration import Effort, calibrate
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.graph.graph import Graph
@@ -37,6 +42,12 @@ their times."""
 
 PLANS_TO_MEASURE = 40
 """The fastest plans of a search, whose ops are measured."""
+
+PLANS_TO_RACE = 12
+"""The fastest by prediction: their times differ by less than its error."""
+
+NUM_WARM, STEPS_OF_VISIT = 2, 3
+"""Steps of a racer before the race, and of every visit."""
 
 GraphOf = Callable[[int], Graph]
 """A model with a microbatch of so many samples."""
@@ -129,6 +140,33 @@ class Machine:
         priced = (replace(plan, secs=secs) for plan, secs in zip(best, steps, strict=True))
         return sorted(priced, key=lambda plan: plan.secs)
 
+    def raced(
+        self, plans: Sequence[Planned], request: Request, model: nn.Module, batch: Sequence[Tensor]
+    ) -> list[Planned]:
+        """Plans with measured steps, the winner first: predictions near the best are too close.
+
+        Args:
+            plans: fastest first by prediction; those behind the first ``PLANS_TO_RACE`` stay away.
+            request: of ``request``.
+            model: whose values the programs start with; it does not change.
+            batch: a whole one.
+        """
+        racing = plans[:PLANS_TO_RACE]
+        self._say(f"race of {len(racing)} plans")
+        with TemporaryDirectory() as folder:
+            methods = [
+                Method.of_trainer(loaded(plan.compiled(request), model, Path(folder, str(i))))
+                for i, plan in enumerate(racing)
+            ]
+        for method in methods:
+            for _ in range(NUM_WARM):
+                timed(method, batch)
+        found = race(
+            len(racing),
+            lambda i: [timed(methods[i], batch).step for _ in range(STEPS_OF_VISIT)],
+        )
+        return [replace(racing[i], measured_secs=secs) for i, secs in found.items()]
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -137,12 +175,14 @@ class Planned:
     Attributes:
         name, samples, sprogram: as of a ``Candidate``.
         secs: its simulated step.
+        measured_secs: its step in a race; infinite before.
     """
 
     name: str
     samples: int
     sprogram: Callable[..., None]
     secs: float
+    measured_secs: float = inf
 
     def compiled(self, request: Request) -> Compiled:
         """Its program."""

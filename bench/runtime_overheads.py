@@ -5,8 +5,7 @@ Its ops take next to nothing, so its steps are nearly all overheads.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from scipy.optimize import nnls
-from torch import nn
+from torch import Tensor, nn
 
 import rvdcomm as rv
-from bench.training_method import everyone, loaded, shared
+from bench.training_method import Method, StepSecs, loaded, shared, timed
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
 from superscaler_core.models import build, example_inputs
@@ -54,23 +52,11 @@ WAKES_SECS = tuple(50e-6 * i for i in range(31))
 
 @dataclass(frozen=True)
 class Tiny:
-    """A program of the tiny model, and its step on this rank."""
+    """A program of the tiny model, its step on this rank, and a batch of it."""
 
     compiled: Compiled
-    step: Callable[[], object]
-
-
-@dataclass(frozen=True)
-class StepSecs:
-    """Of a step: the median of several.
-
-    Attributes:
-        step: of the slowest rank.
-        cpu: of the processor, mean of the ranks.
-    """
-
-    step: float
-    cpu: float
+    method: Method
+    batch: Sequence[Tensor]
 
 
 # --- measured, by all ranks together ------------------------------------------------------------
@@ -80,10 +66,7 @@ def tiny_programs(topology: rv.Topology) -> list[Tiny]:
     """One of every plan, loaded; collective."""
     model, programs = programs_on(dist.get_world_size(), topology)
     with TemporaryDirectory() as folder:
-        return [
-            Tiny(program, _step_of(program, model, Path(folder, str(i))))
-            for i, program in enumerate(programs)
-        ]
+        return [_loaded(program, model, Path(folder, str(i))) for i, program in enumerate(programs)]
 
 
 def programs_on(num_ranks: int, topology: rv.Topology) -> tuple[nn.Module, list[Compiled]]:
@@ -104,18 +87,10 @@ def _sizes(num_ranks: int) -> dict[str, Any]:
     return {"layers": num, "heads": num, "width": 4 * num}
 
 
-def _step_of(program: Compiled, model: nn.Module, folder: Path) -> Callable[[], object]:
+def _loaded(program: Compiled, model: nn.Module, folder: Path) -> Tiny:
     num_ranks, num = dist.get_world_size(), program.plan.num_microbatches
     batch = example_inputs("gpt", num_ranks * num, **_sizes(num_ranks))
-    trainer = loaded(program, model, folder)
-    optimizer = torch.optim.SGD(trainer.parameters(), lr=0.01, momentum=0.9, fused=True)
-
-    def step() -> None:
-        trainer.step(*batch)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return Tiny(program, Method.of_trainer(loaded(program, model, folder)), batch)
 
 
 def with_overheads(
@@ -128,24 +103,17 @@ def with_overheads(
         topology: links as fast as where every rank has a core.
         profile: with the times of the programs' ops.
     """
-    steps = [_step_secs(each.step) for each in tiny]
+    steps = [_step_secs(each) for each in tiny]
     programs = [each.compiled for each in tiny]
     is_first = dist.get_rank() == 0
     found: DeviceProfile = shared(fitted(programs, steps, topology, profile) if is_first else None)
     return found
 
 
-def _step_secs(step: Callable[[], object]) -> StepSecs:
-    steps, cpus = [], []
-    for _ in range(TINY_STEPS):
-        dist.barrier()
-        start, cpu_start = time.perf_counter(), time.process_time()
-        step()
-        mine = time.perf_counter() - start, time.process_time() - cpu_start
-        every, cpu = zip(*everyone(mine), strict=True)
-        steps.append(max(every))
-        cpus.append(sum(cpu) / len(cpu))
-    return StepSecs(median(steps[NUM_WARM:]), median(cpus[NUM_WARM:]))
+def _step_secs(tiny: Tiny) -> StepSecs:
+    """The median of some steps."""
+    steps = [timed(tiny.method, tiny.batch) for _ in range(TINY_STEPS)][NUM_WARM:]
+    return StepSecs(median(each.step for each in steps), median(each.cpu for each in steps))
 
 
 # --- fitted ---------------------------------------------------------------------------------------

@@ -21,10 +21,11 @@ from bench.run import environment
 
 DESCRIPTION = """\
 Search for plans of small models (float32, SGD with momentum) by the planner `auto`, on the profile
-of this machine that is measured just before; train with the plan that it chooses and with others
-that it tried, from the fastest to slow ones, on gloo processes, all plans in turn; and compare the
-times and the memory with those of superscaler_core.simulator. No figure is fitted to a step of
-these models. A model that FILE already has is not measured again.
+of this machine that is measured just before. The fastest by prediction run in a race, by a few
+steps each, and its winner is chosen. Then train anew with all plans of the race and with others
+that the search tried, down to slow ones, on gloo processes, all in turn; and compare the times and
+the memory with those of superscaler_core.simulator. No figure is fitted to a step of these models.
+A model that FILE already has is not measured again.
 
 columns:
   others     share of the cores that other programs took in the steps that count
@@ -177,22 +178,31 @@ def texts_of(lines: Sequence[Sequence[str]], num_left: int = 1) -> list[str]:
 
 
 def summary(models: Mapping[str, Any]) -> str:
-    """The place of the chosen plan among all that were measured, and the medians of errors."""
+    """The places of the plans that the race and prediction alone choose, and medians of errors."""
     lines = []
     every = [row for found in models.values() for row in found["rows"]]
     for name, found in models.items():
-        place, ratio = chosen(found["rows"])
-        num = len(found["rows"])
-        lines.append(f"{name}: the chosen plan is number {place} of {num}, {ratio:.3f} x the "
-                     f"fastest; {_medians(found['rows'])}")  # fmt: skip
+        rows = found["rows"]
+        (winner,) = (row for row in rows if row["is_chosen"])
+        foreseen = min(rows, key=lambda row: row["predicted_secs"])
+        lines += [
+            f"{name}: {_medians(rows)}",
+            f"  the chosen plan is {_place_text(winner, rows)}",
+            f"  by prediction alone it would be {_place_text(foreseen, rows)}",
+        ]
     return "\n".join([*lines, f"all {len(every)} plans: {_medians(every)}"])
 
 
-def chosen(rows: Sequence[dict[str, Any]]) -> tuple[int, float]:
-    """The place of the chosen plan by its measured time, and that divided by the fastest's."""
-    (mine,) = (median(row["step_secs"]) for row in rows if row["is_chosen"])
+def place(mine: dict[str, Any], rows: Sequence[dict[str, Any]]) -> tuple[int, int, float]:
+    """The place of a plan by its measured time, of how many, and that divided by the fastest's."""
     times = [median(row["step_secs"]) for row in rows]
-    return 1 + sum(secs < mine for secs in times), mine / min(times)
+    secs = median(mine["step_secs"])
+    return 1 + sum(each < secs for each in times), len(rows), secs / min(times)
+
+
+def _place_text(mine: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
+    number, num, ratio = place(mine, rows)
+    return f"number {number} of {num}, {ratio:.3f} x the fastest"
 
 
 def _medians(rows: Sequence[dict[str, Any]]) -> str:

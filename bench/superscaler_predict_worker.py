@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cache
+from math import inf
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.machine import Machine, Planned
-from bench.training_method import everyone, loaded, shared
+from bench.training_method import Method, everyone, loaded, shared, timed
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
@@ -46,8 +47,6 @@ MOST_ROUNDS = 3
 HARDLY_DISTURBED = 0.05
 """Of the cores, which other programs take; about what the kernel's clock can tell."""
 
-LEARNING_RATE, MOMENTUM = 0.01, 0.9
-
 
 @dataclass
 class Case:
@@ -56,17 +55,8 @@ class Case:
     row: dict[str, Any]
     compiled: Compiled
     trainer: Trainer
+    method: Method
     batch: Sequence[Tensor]
-    optimizer: torch.optim.Optimizer
-
-    def step(self) -> tuple[float, float]:
-        """Seconds of a step on this rank, and of its processor."""
-        dist.barrier()
-        start, cpu_start = time.perf_counter(), time.process_time()
-        self.trainer.step(*self.batch)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return time.perf_counter() - start, time.process_time() - cpu_start
 
 
 def main(argv: list[str]) -> None:
@@ -102,10 +92,10 @@ class _Model:
 
     def measured(self) -> dict[str, Any]:
         """What was measured and predicted."""
-        chosen = self._searched()
-        _say(f"{self._name}: load {len(chosen)} plans")
+        plans = self._searched()
+        _say(f"{self._name}: load {len(plans)} plans")
         with TemporaryDirectory() as folder:
-            cases = [self._case(Path(folder), *each) for each in enumerate(chosen)]
+            cases = [self._case(Path(folder), *each) for each in enumerate(plans)]
         for case in cases:
             case.row["peak_bytes"] = everyone(_peak_bytes(case))
         for case, visits in zip(cases, self._visited(cases), strict=True):
@@ -149,23 +139,31 @@ class _Model:
         return build(self._name, **self._sizes)
 
     def _searched(self) -> list[Planned]:
-        """Plans that are run, the best first."""
+        """Plans that are run, the one that is chosen first."""
+        machine = self._machine
         _say(f"{self._name}: search")
-        found = self._machine.search(
+        found = machine.search(
             self._graph, self._batch, max_tried=self._config["tried"],
             budget_secs=TIMEOUT.total_seconds() / 2,
         )  # fmt: skip
-        return spread(found, self._config["plans"])
+        request = machine.request(self._graph, self._batch)
+        num = self._config["plans"]
+        raced = machine.raced(found[:num], request, self._model(), self._inputs())
+        return [*raced, *spread(found[len(raced) :], num - len(raced))]
+
+    def _inputs(self) -> Sequence[Tensor]:
+        return example_inputs(self._name, self._batch, **self._sizes)
 
     def _case(self, folder: Path, number: int, plan: Planned) -> Case:
-        row = {"name": plan.name, "samples": plan.samples, "is_chosen": number == 0}
-        batch = example_inputs(self._name, self._batch, **self._sizes)
+        row = {
+            "name": plan.name,
+            "samples": plan.samples,
+            "is_chosen": number == 0,
+            "raced_secs": plan.measured_secs if plan.measured_secs < inf else None,
+        }
         program = plan.compiled(self._machine.request(self._graph, self._batch))
         trainer = loaded(program, self._model(), folder / str(number))
-        # A rank may store no parameters, as where whole ops are placed.
-        stored = list(trainer.parameters()) or [torch.zeros(0, requires_grad=True)]
-        optimizer = torch.optim.SGD(stored, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
-        return Case(row, program, trainer, batch, optimizer)
+        return Case(row, program, trainer, Method.of_trainer(trainer), self._inputs())
 
     def _predicted(self, program: Compiled) -> dict[str, Any]:
         profile, topology = self._machine.profile, self._machine.topology
@@ -198,16 +196,14 @@ def _visit(case: Case) -> Visit:
     dist.barrier()
     start, busy_start = time.perf_counter(), _busy_secs_of_machine()
     cpu_start = time.process_time()
-    taken = [case.step() for _ in range(STEPS_OF_VISIT)]
+    steps = [timed(case.method, case.batch) for _ in range(STEPS_OF_VISIT)]
     cpu_secs = time.process_time() - cpu_start
     dist.barrier()
     wall, busy = time.perf_counter() - start, _busy_secs_of_machine() - busy_start
-    ranks = everyone((taken, cpu_secs))
-    others = busy - sum(spent for _, spent in ranks)
-    steps = list(zip(*(mine for mine, _ in ranks), strict=True))
+    others = busy - sum(everyone(cpu_secs))
     return Visit(
-        [max(secs for secs, _ in step) for step in steps],
-        [sum(secs for _, secs in step) / len(step) for step in steps],
+        [each.step for each in steps],
+        [each.cpu for each in steps],
         max(0.0, others / (wall * (os.cpu_count() or 1))),
     )
 
@@ -227,28 +223,27 @@ def _peak_bytes(case: Case) -> int:
     """Of the first two steps: optimizer states come to be at the end of the first."""
     with LiveBytes(case.trainer) as live:
         for _ in range(NUM_WARM):
-            case.step()
+            timed(case.method, case.batch)
     return live.peak_bytes
 
 
 # --- which plans are run ------------------------------------------------------------------------
 
 
-NUM_BEST, MOST = 6, 4.0
-"""Of all that are run, the fastest, and how many times as long as the best a step may take."""
+MOST = 4.0
+"""How many times as long as the first a step of a plan may take that is run."""
 
 
 def spread(plans: Sequence[Planned], num: int) -> list[Planned]:
-    """The fastest of some plans, and others evenly over the rest.
+    """Plans evenly over some.
 
     Args:
         plans: fastest first.
         num: of plans; fewer if there are not as many.
     """
     near = [plan for plan in plans if plan.secs <= MOST * plans[0].secs]
-    best, rest = near[:NUM_BEST], near[NUM_BEST:]
-    places = np.linspace(0, len(rest) - 1, min(len(rest), max(0, num - len(best))))
-    return [*best, *(rest[round(place)] for place in places)]
+    places = np.linspace(0, len(near) - 1, min(len(near), max(0, num)))
+    return [near[round(place)] for place in places]
 
 
 if __name__ == "__main__":

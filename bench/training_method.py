@@ -33,17 +33,34 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 class Method:
     """A way to train: a step of forward and backward, and the optimizer of this rank's share."""
 
-    step: Callable[[Tensor, Tensor], Tensor | None]
+    step: Callable[..., Tensor | None]
     optimizer: torch.optim.Optimizer
 
     @classmethod
     def of(
-        cls, step: Callable[[Tensor, Tensor], Tensor | None], parameters: Iterable[nn.Parameter]
+        cls,
+        step: Callable[..., Tensor | None],
+        parameters: Iterable[nn.Parameter],
+        *,
+        fused: bool = False,
     ) -> Method:
-        """A step, with SGD with momentum of these parameters."""
-        return cls(step, torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=MOMENTUM))
+        """A step, with SGD with momentum of these parameters.
 
-    def train(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor | None, float, float]:
+        Args:
+            step: as of the class.
+            parameters: of this rank; there may be none, as where whole ops are placed.
+            fused: whether one kernel updates them all, which torch lacks for DTensors.
+        """
+        stored = list(parameters) or [torch.zeros(0, requires_grad=True)]
+        sgd = torch.optim.SGD(stored, lr=LEARNING_RATE, momentum=MOMENTUM, fused=fused)
+        return cls(step, sgd)
+
+    @classmethod
+    def of_trainer(cls, trainer: Trainer) -> Method:
+        """This rank's share of a program of ours."""
+        return cls.of(trainer.step, trainer.parameters(), fused=True)
+
+    def train(self, batch: Sequence[Tensor]) -> tuple[Tensor | None, float, float]:
         """A step; the loss if this rank has it, and seconds without and of the optimizer."""
         start = time.perf_counter()
         loss = self.step(*batch)
@@ -77,6 +94,29 @@ def loaded(program: Compiled, model: nn.Module, folder: Path) -> Trainer:
     trainer.load_state_dict(model.state_dict())
     dist.barrier()
     return trainer
+
+
+@dataclass(frozen=True)
+class StepSecs:
+    """How long a step with its optimizer takes.
+
+    Attributes:
+        step: of the slowest rank.
+        cpu: of the processor, mean of the ranks.
+    """
+
+    step: float
+    cpu: float
+
+
+def timed(method: Method, batch: Sequence[Tensor]) -> StepSecs:
+    """A step with its optimizer, which all ranks begin together."""
+    dist.barrier()
+    start, cpu_start = time.perf_counter(), time.process_time()
+    method.train(batch)
+    mine = time.perf_counter() - start, time.process_time() - cpu_start
+    steps, cpus = zip(*everyone(mine), strict=True)
+    return StepSecs(max(steps), sum(cpus) / len(cpus))
 
 
 def mean_losses(method: Method, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 from tqdm import tqdm
@@ -24,7 +25,8 @@ DESCRIPTION = """\
 Train small models (float32, SGD with momentum) on gloo processes of this machine, by our plans and
 by torch's own ways: the same weights and data, in one process group, step by step in turn. The
 losses of the first 6 steps have to agree to 1e-5. Ours is the plan that a search finds on the
-profile of this machine that the same processes measure just before (bench/machine.py).
+profile of this machine that the same processes measure just before, and a race of the fastest
+(bench/machine.py).
   auto       superscaler_core as users run it: ranks of one host share memory
   NAME       a shipped plan; `NAME+` with overlap; `... messages` with messages of gloo alone
   ddp        DistributedDataParallel
@@ -166,7 +168,7 @@ def ratio(row: Mapping[str, Any], name: str) -> float | None:
 def table(row: Mapping[str, Any]) -> str:
     """A line a competitor."""
     lines = [COLUMNS, *(_cells(row, name) for name in row["competitors"])]
-    found = (f"{name}: {plan}" for name, plan in row["found"].items())
+    found = (fill(f"{name}: {plan}", 100) for name, plan in row["found"].items())
     return "\n".join([f"{row['workload']} on {row['world']} ranks", *texts_of(lines), *found])
 
 

@@ -8,7 +8,8 @@ import pytest
 
 import rvdcomm as rv
 from bench import machine
-from bench.runtime_overheads import FITTED, StepSecs, busy_secs, fitted, programs_on
+from bench.runtime_overheads import FITTED, busy_secs, fitted, programs_on
+from bench.training_method import StepSecs
 from superscaler_core.simulator import PROFILES, simulate
 
 LINKS = rv.Topology.single_host(4, 10e-6, 10e9)

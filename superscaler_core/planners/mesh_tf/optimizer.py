@@ -36,7 +36,6 @@ from superscaler_core.planners.mesh_tf.problem import LayoutProblem
 from superscaler_core.planners.space import Array
 from superscaler_core.plans.pieces.mesh_layout import MeshLayout
 
-
 TOLERANCE = 1e-6
 """By which HiGHS may violate a row, in units of the whole model's bytes."""
 
