@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from bench.run import environment
+from bench.environment import environment
 from superscaler_core.models import build, example_inputs
 from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.schedules import SCHEDULES, on_one_worker

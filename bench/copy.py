@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.run import environment
+from bench.environment import environment
 from rvdcomm import _C
 
 DESCRIPTION = """\

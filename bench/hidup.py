@@ -22,8 +22,8 @@ from bench.hidup_models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of,
 from bench.searches import over, parse, run, save
 from bench.store import Job, Row
 from bench.studies.cluster import PAPER
-from bench.studies.report import Lines, grid
 from bench.studies.workload import captured
+from bench.tables import Lines, grid
 from superscaler_core.cost import CostModel
 from superscaler_core.planners.hidup import (
     BEAM,

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from bench.ranks import Launch, run_ranks
-from bench.run import environment
+from bench.cluster.ranks import Launch, run_ranks
+from bench.environment import environment
 
 DESCRIPTION = """\
 Measure the host overhead of one call of a compiled transition (rv.Redistributor), in microseconds.

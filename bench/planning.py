@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.cases import definitions
-from bench.models import sides
-from bench.run import environment
+from bench.environment import environment
+from bench.rvd.cases import definitions
+from bench.weights.models import sides
 from rvdcomm import Layout, Link, Topology, native, plan_many
 from rvdcomm.layout import Level
 from rvdcomm.plans import planner

@@ -16,9 +16,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.cases import IN_GROUP, cluster_groups
-from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
-from bench.run import chosen, environment, measure
+from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
+from bench.environment import environment
+from bench.run import chosen, measure
+from bench.rvd.cases import IN_GROUP, cluster_groups
 from rvdcomm import Topology
 from rvdcomm.units import secs_text
 

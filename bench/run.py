@@ -9,22 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import report, stream
-from bench.cases import Case, cluster_groups, local_groups, make_cases
-from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
-from bench.local import run_here
+from bench.cluster import stream
+from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
+from bench.cluster.local import run_here
+from bench.environment import environment
+from bench.rvd import report
+from bench.rvd.cases import Case, cluster_groups, local_groups, make_cases
 from rvdcomm import Layout, Link, Topology, plan
 
 ALPHA_SECS = 60e-6
@@ -176,7 +175,7 @@ def measure(
         }
         config.write_text(json.dumps(values))
         results.touch()
-        command = [sys.executable, "-m", "bench.worker", str(config), str(results)]
+        command = [sys.executable, "-m", "bench.rvd.worker", str(config), str(results)]
         done = threading.Event()
         watcher = threading.Thread(target=_progress, args=(results, len(cases), done), daemon=True)
         watcher.start()
@@ -212,30 +211,6 @@ def _result(
         "methods": args.methods,
         "rows": rows,
     }
-
-
-def environment(command: str) -> dict[str, Any]:
-    """Commit, machine and versions: what a result must carry to be cited."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "commit": commit or "unknown",
-        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "command": command,
-        "machine": {"cores": os.cpu_count(), "processor": _processor()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": metadata.version("torch"),
-            "numpy": metadata.version("numpy"),
-        },
-    }
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 if __name__ == "__main__":

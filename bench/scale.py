@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.cases import IN_GROUP, definitions, local_groups
-from bench.report import SHORT
-from bench.run import environment
+from bench.environment import environment
+from bench.rvd.cases import IN_GROUP, definitions, local_groups
+from bench.rvd.report import SHORT
+from bench.tables import grid
 from rvdcomm import Cost, Layout, Path, Topology, plan
 from rvdcomm.planning.binding import Binding, R, V, refine
 from rvdcomm.planning.path import steps_of_bindings
@@ -253,13 +254,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     parts = []
     for world in dict.fromkeys(row["world"] for row in rows):
         lines = [COLUMNS, *(_cells(row) for row in rows if row["world"] == world)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         parts.append(f"{world}, {'x'.join(map(str, SHAPE))} {DTYPE}, modelled ms, and times ours:")
-        for cells in lines:
-            both = enumerate(zip(cells, widths, strict=True))
-            aligned = [c.rjust(w) if 1 < i < len(cells) - 1 else c.ljust(w) for i, (c, w) in both]
-            parts.append("  ".join(aligned).rstrip())
-        parts.append("")
+        parts += [grid(lines), ""]
     return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import NUM_PROCESSES
-from bench.run import environment
+from bench.environment import environment
 from bench.store import Compute, DirtyError, Job, Row, Version, commits_text, rows_of
 
 Draw = Callable[[Path], None]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import superscaler_core as ss
-from bench.run import environment
+from bench.environment import environment
 from bench.studies.cluster import PAPER
 from bench.studies.pages import written
 from bench.studies.processes import side_by_side

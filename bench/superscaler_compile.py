@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from bench.run import environment
+from bench.environment import environment
 
 DESCRIPTION = """\
 Compile a GPT (GPT-3's form, width 5120, 40 heads, 2048 tokens; no memory is allocated for it) with

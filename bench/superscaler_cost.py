@@ -18,7 +18,7 @@ import torch
 import rvdcomm as rv
 import superscaler_core as ss
 from bench import superscaler_compile
-from bench.run import environment
+from bench.environment import environment
 from superscaler_core.compiled import Compiled
 from superscaler_core.cost import PROFILES, CostModel
 from superscaler_core.models.gpt import GPT, GPTConfig

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.ranks import Launch, RankFailedError, run_ranks
+from bench.cluster.ranks import Launch, RankFailedError, run_ranks
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))

@@ -16,6 +16,7 @@ from bench.studies import one_gpu, report, transfers
 from bench.studies.cluster import ASSUMPTIONS, GPUS
 from bench.studies.report import Compared
 from bench.studies.study import COLUMNS, STUDIES, Study
+from bench.tables import grid
 
 DESCRIPTION = """\
 The studies of the SuperScaler paper, simulated on up to 32 V100s (4 hosts of 8), in two columns:
@@ -68,7 +69,7 @@ def main(words: list[str]) -> int:
         jobs = [Job(MEMORY, method, 0.0) for method in one_gpu.METHODS]
         methods = run(args, jobs, one_gpu.compute)
         result[MEMORY] = {"notes": one_gpu.NOTES, "claim": one_gpu.CLAIM, "rows": methods}
-        print(report.grid(one_gpu.memory_lines(methods)) if methods else "", "\n")
+        print(grid(one_gpu.memory_lines(methods)) if methods else "", "\n")
         rows += methods
     result["transfers"] = list(transfers.cases())
     if set(names) != {*STUDIES, MEMORY} or args.gpus != GPUS:
@@ -100,7 +101,7 @@ def _show(study: Study, result: Mapping[str, Any]) -> None:
     for column, text in COLUMNS.items():
         mine = [cell for cell in report.compared(result) if cell.column == column]
         print(f"{study.title}: samples a second; {text}\n")
-        print(report.grid(report.speed_lines(mine)), "\n")
+        print(grid(report.speed_lines(mine)), "\n")
         print(f"factor {report.factors_text(mine)}; the paper: up to {study.claim} x\n")
 
 

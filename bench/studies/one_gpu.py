@@ -12,6 +12,7 @@ from bench.cells import Cell
 from bench.studies import report
 from bench.studies.cluster import PAPER
 from bench.studies.workload import Workload
+from bench.tables import Lines
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.auto.families import Filling
@@ -87,7 +88,7 @@ def compute(cell: str, method: str, budget_secs: float) -> dict[str, Any]:
 Rows = Sequence[Mapping[str, Any]]
 
 
-def memory_lines(rows: Rows) -> report.Lines:
+def memory_lines(rows: Rows) -> Lines:
     """GiB by tokens, and the longest sequence."""
     return [["method", *rows[0]["gib"], "longest"]] + [
         [row["method"], *(f"{gib:.1f}" for gib in row["gib"].values()), str(row["longest"])]
@@ -95,7 +96,7 @@ def memory_lines(rows: Rows) -> report.Lines:
     ]
 
 
-def time_lines(rows: Rows) -> report.Lines:
+def time_lines(rows: Rows) -> Lines:
     """Seconds of a step by tokens."""
     return [["method", *rows[0]["secs"]]] + [
         [row["method"], *(f"{secs:.3g}" for secs in row["secs"].values())] for row in rows

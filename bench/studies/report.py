@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.cells import PARTS
+from bench.tables import Lines
 
 Row = Mapping[str, Any]
 """What a planner found for a cell."""
-
-Lines = list[list[str]]
-"""Cells of a table, line by line, the header first."""
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 
@@ -123,32 +120,6 @@ def problem_texts(cells: Sequence[Compared]) -> list[str]:
         for name, row in cell.rows.items()
         if "problem" in row
     ]
-
-
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """The same cells as a table of a document; columns of numbers to the right."""
-    head, *body = lines
-    numbers = [any(map(_is_number, column)) for column in zip(*body, strict=True)]
-    rules = ["---:" if is_number else "---" for is_number in numbers or [False] * len(head)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rules, *body))
-
-
-def grid(lines: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = []
-    for line in lines:
-        cells = [
-            cell.rjust(width) if _is_number(cell) else cell.ljust(width)
-            for cell, width in zip(line, widths, strict=True)
-        ]
-        texts.append("  ".join(cells).rstrip())
-    return "\n".join(texts)
-
-
-def _is_number(cell: str) -> bool:
-    """Whether a cell is a number with its unit; the name 3F1B is none."""
-    return re.fullmatch(r"[\d.]+(e[+-]?\d+)?( x|%)?", cell) is not None
 
 
 def plot(cells: Sequence[Compared], claim: float, title: str, path: Path) -> None:

@@ -14,6 +14,7 @@ from bench.hidup_models import CLUSTERS, SYSTEMS
 from bench.searches import over
 from bench.studies import one_gpu, report, sensitivity, strong_scaling, transfers
 from bench.studies.study import COLUMNS, TODAY
+from bench.tables import markdown
 
 WIDTH = 118
 """Of text; tables are as wide as they are."""
@@ -83,9 +84,9 @@ def tables(name: str) -> Section:
             mine = [cell for cell in cells if cell.column == column]
             yield f"### Column {column}: {text}"
             yield "Samples a second:"
-            yield report.markdown(report.speed_lines(mine))
+            yield markdown(report.speed_lines(mine))
             yield "Plans, and where their time goes:"
-            yield report.markdown(report.plan_lines(mine))
+            yield markdown(report.plan_lines(mine))
             yield filled(report.PLANS_LEGEND)
             problems = report.problem_texts(mine)
             if problems:
@@ -101,10 +102,10 @@ def tables_and_memory(result: Result, pictures: Pictures) -> Iterator[str]:
     rows = result["memory"]["rows"]
     yield "### One GPU, by length of the sequence"
     yield "GiB of the GPU by tokens, whether it fits or not, and the longest sequence that fits:"
-    yield report.markdown(one_gpu.memory_lines(rows))
+    yield markdown(one_gpu.memory_lines(rows))
     yield _list(one_gpu.ratio_texts(rows))
     yield "Seconds of a step:"
-    yield report.markdown(one_gpu.time_lines(rows))
+    yield markdown(one_gpu.time_lines(rows))
     yield pictures.add("memory", "Memory on one GPU", lambda path: one_gpu.draw(rows, path))
     yield _list(result["memory"]["notes"])
 
@@ -116,14 +117,14 @@ def overview(result: Result, pictures: Pictures) -> Iterator[str]:
         cells = report.compared(study)
         texts = [_factors(cells, column) for column in COLUMNS]
         lines.append([f"[{study['title']}]({name}.md)", *texts, f"up to {study['claim']} x"])
-    yield report.markdown(lines)
+    yield markdown(lines)
     yield _list([f"{column}: {text}" for column, text in COLUMNS.items()])
 
 
 def moves(result: Result, pictures: Pictures) -> Iterator[str]:
     """RVD on and off."""
     yield "Times as long as by RVD that point-to-point takes, from one host of V100s to another:"
-    yield report.markdown(transfers.case_lines(result["transfers"]))
+    yield markdown(transfers.case_lines(result["transfers"]))
     yield f"So {transfers.worst_text(result['transfers'])}."
     yield filled(
         "The plans of today: seconds of a step by RVD, and how many times as long it takes "
@@ -137,7 +138,7 @@ def moves(result: Result, pictures: Pictures) -> Iterator[str]:
         if cell.column == TODAY
         for row in cell.rows.values()
     ]
-    yield report.markdown(transfers.pulled_lines(rows))
+    yield markdown(transfers.pulled_lines(rows))
 
 
 def _factors(cells: list[report.Compared], column: str) -> str:
@@ -153,7 +154,7 @@ def scaling(result: Result, pictures: Pictures) -> Iterator[str]:
     title = "GPT-3 on 4 to 256 GPUs"
     yield pictures.add("scaling", title, lambda path: strong_scaling.draw(rows, path))
     yield "Samples a second, and the speed-up over the fewest GPUs with RVD:"
-    yield report.markdown(strong_scaling.lines(rows))
+    yield markdown(strong_scaling.lines(rows))
 
 
 def assumptions(result: Result, pictures: Pictures) -> Iterator[str]:
@@ -161,7 +162,7 @@ def assumptions(result: Result, pictures: Pictures) -> Iterator[str]:
     found = sensitivity.compared(result["rows"])
     title = "Factors with other assumptions"
     yield pictures.add("sensitivity", title, lambda path: sensitivity.draw(found, path))
-    yield report.markdown(sensitivity.lines(found))
+    yield markdown(sensitivity.lines(found))
 
 
 # --- HiDup's evaluation -------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def hidup_first(result: Result, pictures: Pictures) -> Iterator[str]:
         given = (factors.get((cluster, model)) for model in models)
         lines.append([cluster, *(f"{x:.2f} x" if x else "-" for x in given)])
     yield "Step of the best other system over that of the strategy that HiDup's planner finds:"
-    yield report.markdown(lines)
+    yield markdown(lines)
     title = "Steps over that of HiDup's strategy"
     yield pictures.add("hidup", title, lambda path: hidup.draw(rows, path))
 
@@ -192,7 +193,7 @@ def hidup_tables(result: Result, pictures: Pictures) -> Iterator[str]:
         if not mine:
             continue
         yield f"### {cluster}"
-        yield report.markdown(hidup.lines(cluster, mine))
+        yield markdown(hidup.lines(cluster, mine))
         yield _list(
             f"{row['cell'].split()[1]}, {row['planner']}: {row['plan']}; predicted at most "
             f"{row['over_bound']:.1%} above the best strategy"

@@ -16,8 +16,9 @@ from bench.cells import Cell
 from bench.searches import parse, run, save
 from bench.store import Job, Row
 from bench.studies.cluster import Cluster
-from bench.studies.report import Compared, grid
+from bench.studies.report import Compared
 from bench.studies.study import STUDIES, TODAY
+from bench.tables import grid
 from superscaler_core.errors import PlanError
 
 DESCRIPTION = """\

@@ -12,9 +12,10 @@ from typing import Any
 from bench.cells import PULLS, Cell
 from bench.searches import parse, run, save
 from bench.store import Job, Row
-from bench.studies.report import COLOURS, Lines, grid
+from bench.studies.report import COLOURS
 from bench.studies.systems import MEGATRON
 from bench.studies.workload import Workload
+from bench.tables import Lines, grid
 
 DESCRIPTION = """\
 Train one GPT-3 of 2.6 B parameters, 512 sequences of 2,048 tokens a step, on 4 to 256 simulated

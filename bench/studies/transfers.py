@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import rvdcomm as rv
-from bench.cases import make_cases
 from bench.cells import PULLS
-from bench.studies import report
+from bench.rvd.cases import make_cases
 from bench.studies.cluster import PAPER
+from bench.tables import Lines
 from superscaler_core.cost.wire import TICKS_PER_SEC, Wires
 from superscaler_core.program.transfer import Transfer
 
@@ -40,7 +40,7 @@ def cases() -> Iterator[dict[str, Any]]:
         yield {**case.to_json(), "secs": secs}
 
 
-def case_lines(found: list[dict[str, Any]]) -> report.Lines:
+def case_lines(found: list[dict[str, Any]]) -> Lines:
     """How many times as long point-to-point takes, by case and size."""
     head = ["case", "groups", *SIZES]
     lines = [head]
@@ -60,7 +60,7 @@ def worst_text(found: list[dict[str, Any]]) -> str:
 # --- the studies --------------------------------------------------------------------------------
 
 
-def pulled_lines(rows: Sequence[Mapping[str, Any]]) -> report.Lines:
+def pulled_lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
     """Seconds of a step with RVD, and how many times as long it takes without.
 
     Steps that nowhere differ by 1 % are left out.

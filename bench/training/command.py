@@ -15,18 +15,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
+from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
+from bench.cluster.local import run_here
 from bench.command_line import parser_for
-from bench.local import run_here
-from bench.run import environment
-from bench.superscaler_predict import texts_of
+from bench.environment import environment
+from bench.tables import grid
 
 DESCRIPTION = """\
 Train small models (float32, SGD with momentum) on gloo processes of this machine, by our plans and
 by torch's own ways: the same weights and data, in one process group, step by step in turn. The
 losses of the first 6 steps have to agree to 1e-5. Ours is the plan that a search finds on the
 profile of this machine that the same processes measure just before, and a race of the fastest
-(bench/machine.py).
+(bench/machine/machine.py).
   auto       superscaler_core as users run it: ranks of one host share memory
   NAME       a shipped plan; `NAME+` with overlap; `... messages` with messages of gloo alone
   ddp        DistributedDataParallel
@@ -169,7 +169,7 @@ def table(row: Mapping[str, Any]) -> str:
     """A line a competitor."""
     lines = [COLUMNS, *(_cells(row, name) for name in row["competitors"])]
     found = (fill(f"{name}: {plan}", 100) for name, plan in row["found"].items())
-    return "\n".join([f"{row['workload']} on {row['world']} ranks", *texts_of(lines), *found])
+    return "\n".join([f"{row['workload']} on {row['world']} ranks", grid(lines), *found])
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -178,7 +178,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [("fastest of torch / ours", "ranks", *names)]
     for row in rows:
         lines.append((row["workload"], row["world"], *(_text(ratio(row, name)) for name in names)))
-    return "\n".join(texts_of(lines))
+    return grid(lines)
 
 
 def _cells(row: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -19,9 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.machine.method import Method
 from bench.training.ours import Ours
 from bench.training.workloads import Stage, Workload
-from bench.training_method import Method
 
 Share = Callable[[Workload, nn.Module, Ours], Method]
 """From a workload, its model and our programs to this rank's share; the model is copied."""

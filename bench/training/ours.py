@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import superscaler_core as ss
-from bench.machine import OPTIMIZER, Machine
+from bench.machine.machine import OPTIMIZER, Machine
+from bench.machine.method import Method
 from bench.training.planned import planned_bytes
 from bench.training.workloads import Workload
-from bench.training_method import Method
 from rvdcomm.calibration import Effort
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph

@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-from bench.sockets import sent_bytes
+from bench.machine.method import Method, check_losses, everyone
 from bench.training.competitors import competitors
 from bench.training.ours import Ours
 from bench.training.peak import peak_bytes, restart_peak
+from bench.training.sockets import sent_bytes
 from bench.training.workloads import WORKLOADS, Batch
-from bench.training_method import Method, check_losses, everyone
 
 TIMEOUT = timedelta(seconds=600)
 NUM_BATCHES = 2

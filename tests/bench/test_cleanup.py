@@ -1,4 +1,4 @@
-"""Tests of ``bench.cleanup``: a child process registers an undo and ends in many ways."""
+"""Tests of ``bench.cluster.cleanup``: a child process registers an undo and ends in many ways."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from bench import cleanup
+from bench.cluster import cleanup
 def undo():
     cleanup.unregister(undo)
     print("undone", flush=True)

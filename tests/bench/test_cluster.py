@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import netns
-from bench.cluster import Cluster, ClusterError, RankFailedError, RankTimeoutError, main
-from bench.cluster_spec import build_commands, owner_pid
+from bench.cluster import netns
+from bench.cluster.emulated import Cluster, ClusterError, RankFailedError, RankTimeoutError, main
+from bench.cluster.spec import build_commands, owner_pid
 
 ROOT = Path(__file__).resolve().parents[2]
 RATE = 50e6
@@ -215,14 +215,14 @@ def _runs(pid: int) -> bool:
 RUNNING = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from bench.cluster import Cluster
+from bench.cluster.emulated import Cluster
 with Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=50e6) as cluster:
     cluster.run(["sh", "-c", "echo $$ > " + sys.argv[1] + "/$RANK; sleep 60"], timeout_secs=60)
 """
 BUILDING = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from bench import cluster
+from bench.cluster import emulated as cluster
 call, calls = cluster.call, []
 def call_and_interrupt(command):
     calls.append(command)

@@ -1,4 +1,4 @@
-"""Tests of ``bench.cluster_spec``: all of a cluster that is data."""
+"""Tests of ``bench.cluster.spec``: all of a cluster that is data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bench.cluster_spec import (
+from bench.cluster.spec import (
     ClusterSpec,
     build_commands,
     exec_command,

@@ -1,4 +1,4 @@
-"""Tests of ``bench.netns``: where no cluster can be, it is refused before anything is made."""
+"""Tests of ``bench.cluster.netns``: where no cluster can be, that is said at once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import netns
-from bench.cluster import Cluster, ClusterUnavailableError, main
+from bench.cluster import netns
+from bench.cluster.emulated import Cluster, ClusterUnavailableError, main
 
 RATE = 50e6
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import placement
-from bench.placement_shapes import Machine, rnnlm
+from bench.placement import command as placement
+from bench.placement.shapes import Machine, rnnlm
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import prediction
-from bench.cases import IN_GROUP
+from bench.rvd.cases import IN_GROUP
 
 
 def row(error: float, size: str = "1 MiB", relation: str = "n->n", category: str = "V->R") -> Any:

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench.race import HEATS, race
+from bench.machine.race import HEATS, race
 
 
 @pytest.mark.parametrize("num", [1, 2, 5, 12])

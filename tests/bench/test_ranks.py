@@ -1,4 +1,4 @@
-"""Tests of ``bench.ranks``, with plain processes: neither root nor namespaces."""
+"""Tests of ``bench.cluster.ranks``, with plain processes: neither root nor namespaces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.ranks import Launch, RankFailedError, RankTimeoutError, run_ranks
+from bench.cluster.ranks import Launch, RankFailedError, RankTimeoutError, run_ranks
 
 
 def launches(*scripts: str) -> list[Launch]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import rvdcomm as rv
-from bench import machine
-from bench.runtime_overheads import FITTED, busy_secs, fitted, programs_on
-from bench.training_method import StepSecs
+from bench.machine import machine
+from bench.machine.method import StepSecs
+from bench.machine.overheads import FITTED, busy_secs, fitted, programs_on
 from superscaler_core.simulator import PROFILES, simulate
 
 LINKS = rv.Topology.single_host(4, 10e-6, 10e9)

@@ -11,8 +11,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._redistribute import DTensorRedistributePlanner
 
 from bench import scale
-from bench.cases import definitions, local_groups
-from bench.methods import _pulls
+from bench.rvd.cases import definitions, local_groups
+from bench.rvd.methods import _pulls
 from bench.scale import Modelled, World, dtensor, mesh_order, point_to_point, rows_of, table
 from rvdcomm import Layout, Topology, plan
 from rvdcomm.cost import step_cost

@@ -1,10 +1,10 @@
-"""Tests of ``bench.stream``, over loopback."""
+"""Tests of ``bench.cluster.stream``, over loopback."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench import stream
+from bench.cluster import stream
 
 
 def test_loopback_stream_is_faster_than_any_shaped_link_we_use() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from bench.studies import one_gpu, pages, report, transfers
+from bench.studies import one_gpu, pages, transfers
 from bench.studies.report import Compared
 from bench.studies.study import COLUMNS, PAPER, STUDIES
 from bench.studies.transfers import SIZES
+from bench.tables import grid, markdown
 
 DOCS = Path(__file__).parents[2] / "docs/studies"
 
@@ -226,7 +227,7 @@ def test_steps_that_do_not_depend_on_how_tensors_move_are_left_out() -> None:
 
 
 def test_columns_of_numbers_stand_to_the_right() -> None:
-    text = report.markdown([["name", "x", "of"], ["3F1B", "1.5 x", "97%"], ["b", "-", "1e+03"]])
+    text = markdown([["name", "x", "of"], ["3F1B", "1.5 x", "97%"], ["b", "-", "1e+03"]])
     assert text.splitlines()[1] == "| --- | ---: | ---: |"
-    assert report.grid([["name", "x"], ["3F1B", "0.5"]]) == "name  x\n3F1B  0.5"
-    assert report.grid([["a name", "long"], ["3F1B", "0.5"]]) == "a name  long\n3F1B     0.5"
+    assert grid([["name", "x"], ["3F1B", "0.5"]]) == "name    x\n3F1B  0.5"
+    assert grid([["a name", "long"], ["3F1B", "0.5"]]) == "a name  long\n3F1B     0.5"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import superscaler_compile, superscaler_duplex
-from bench.sockets import sent_bytes
+from bench import superscaler_compile
 from bench.superscaler_compile import PHASES, grid_of, points_of
+from bench.superscaler_duplex import command as superscaler_duplex
+from bench.training.sockets import sent_bytes
 
 # --- compile time -------------------------------------------------------------------------------
 

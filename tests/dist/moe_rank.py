@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from bench.models import MoeModel
+from bench.weights.models import MoeModel
 
 MODEL = MoeModel(5, 48, 20, 8, 2, 16, 64)
 STAGING = 128 << 10

@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 import rvdcomm as rv
-from bench import netns
-from bench.cluster import Cluster
+from bench.cluster import netns
+from bench.cluster.emulated import Cluster
 from rvdcomm import cli
 from rvdcomm.calibration import Effort, Fit, calibrate
 from rvdcomm.calibration.worlds import spawned

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import rvdcomm as rv
-from bench import netns
-from bench.cluster import Cluster
+from bench.cluster import netns
+from bench.cluster.emulated import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import rvdcomm as rv
-from bench import netns
-from bench.cluster import Cluster
+from bench.cluster import netns
+from bench.cluster.emulated import Cluster
 from rvdcomm import native
 from rvdcomm.program import Program
 from rvdcomm.run import choice, rank_program

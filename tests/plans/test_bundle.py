@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rvdcomm as rv
-from bench.models import sides
+from bench.weights.models import sides
 from rvdcomm.plans.bundle import BUCKET_BYTES, Bundle, bundle_over
 from rvdcomm.plans.many import matched, plan_many
 from rvdcomm.program import Program

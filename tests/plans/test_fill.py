@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rvdcomm as rv
-from bench.models import MOE_MODELS, MoeModel, sides
+from bench.weights.models import MOE_MODELS, MoeModel, sides
 from rvdcomm.cost import port_secs
 from rvdcomm.plans.bundle import Bundle
 from rvdcomm.plans.fill import filled, in_turn

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rvdcomm as rv
-from bench.cases import definitions
+from bench.rvd.cases import definitions
 
 NUM_RANKS = 100_000
 WORLDS = {"12,500 hosts of 8": (12_500, 8), "20 pods of 625 hosts of 8": (20, 625, 8)}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rvdcomm as rv
-from bench.methods import point_to_point_bytes
+from bench.rvd.methods import point_to_point_bytes
 from superscaler_core.cost.wire import TICKS_PER_SEC, Wires, topology_for
 from superscaler_core.program.transfer import Transfer
 from superscaler_core.simulator.ports import Ports

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from bench.placement_shapes import Machine, inception, nmt, rnnlm
+from bench.placement.shapes import Machine, inception, nmt, rnnlm
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.placement import (
     Operation,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.placement_shapes import Machine, inception, nmt, rnnlm
+from bench.placement.shapes import Machine, inception, nmt, rnnlm
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.placement import Operation, PlacementProblem, every_placement
 from superscaler_core.planners.placement.policy import (

@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import stream
-from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
-from bench.local import run_here
-from bench.models import MODELS, MOE_MODELS
-from bench.run import ALPHA_SECS, environment
+from bench.cluster import stream
+from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
+from bench.cluster.local import run_here
+from bench.environment import environment
+from bench.run import ALPHA_SECS
+from bench.weights.models import MODELS, MOE_MODELS
 from rvdcomm import Topology
 from rvdcomm.units import bytes_text
 
@@ -152,7 +153,7 @@ def _measure(args: argparse.Namespace, topology: Topology, start: Any) -> list[d
             "topology": str(Path(folder, "topology.json")),
         }
         config.write_text(json.dumps(values))
-        command = [sys.executable, "-m", "bench.weights_worker", str(config), str(results)]
+        command = [sys.executable, "-m", "bench.weights.worker", str(config), str(results)]
         start(command, 900.0)
         return [json.loads(line) for line in results.read_text().splitlines()]
 
@@ -197,7 +198,3 @@ def table(result: dict[str, Any]) -> str:
             f"{bytes_text(row['largest_shards_bytes'])}, its peak {bytes_text(peak)}"
         )
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

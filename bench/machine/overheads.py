@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from torch import Tensor, nn
 
 import rvdcomm as rv
-from bench.training_method import Method, StepSecs, loaded, shared, timed
+from bench.machine.method import Method, StepSecs, loaded, shared, timed
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture
 from superscaler_core.models import build, example_inputs

@@ -1,6 +1,6 @@
 """One rank of the duplex benchmark; started by ``superscaler_duplex.py``.
 
-    python -m bench.superscaler_duplex_worker CONFIG.json FOUND.json
+    python -m bench.superscaler_duplex.worker CONFIG.json FOUND.json
 
 Rank 0 writes samples of both programs in seconds (the slowest rank of each step), the time that
 ranks wait for communication in a serial step, and what the simulator predicts.
@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import nn
 
 import rvdcomm as rv
-from bench.superscaler_predict_worker import TIMEOUT
-from bench.training_method import Method, alternating, everyone, loaded, waiting_secs
-from bench.waiting_moe import WaitingMoE, WaitingMoEConfig, example_inputs
+from bench.machine.method import Method, alternating, everyone, loaded, waiting_secs
+from bench.superscaler_duplex.waiting_moe import WaitingMoE, WaitingMoEConfig, example_inputs
+from bench.superscaler_predict.worker import TIMEOUT
 from rvdcomm.calibration import calibrate
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture

@@ -1,6 +1,6 @@
 """One rank of the benchmark: runs every case with every method, alternating; started by ``run.py``.
 
-    python -m bench.worker CONFIG.json RESULTS.jsonl
+    python -m bench.rvd.worker CONFIG.json RESULTS.jsonl
 
 Rank 0 appends one JSON line a case: samples of every method in seconds (the slowest rank of each
 repetition), the plan, and the bytes.
@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rvdcomm as rv
-from bench import methods
-from bench.cases import IN_GROUP, Case
+from bench.rvd import methods
+from bench.rvd.cases import IN_GROUP, Case
 
 TIMEOUT = timedelta(seconds=300)
 # A program calls again and again. So one sample is a row of calls, after one that is not timed.

@@ -1,7 +1,7 @@
 """Machine: this machine as the simulator knows it, measured by all ranks together.
 
 Links are measured by ``rvdcomm`` calibrate, ops by ``simulator.measured``, and overheads of the
-runtime by steps of a tiny model (``runtime_overheads.py``). All methods are collective.
+runtime by steps of a tiny model (``overheads.py``). All methods are collective.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import rvdcomm as rv
-from bench.race import race
-from bench.runtime_overheads import tiny_programs, with_overheads
-from bench.training_method import Method, loaded, shared, timed
+from bench.machine.method import Method, loaded, shared, timed
+from bench.machine.overheads import tiny_programs, with_overheads
+from bench.machine.race import race
 from rvdcomm.calibration import Effort, calibrate
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.graph.graph import Graph

@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.local import run_here
-from bench.run import environment
+from bench.cluster.local import run_here
+from bench.environment import environment
+from bench.tables import grid
 
 DESCRIPTION = """\
 Search for plans of small models (float32, SGD with momentum) by the planner `auto`, on the profile
@@ -133,7 +134,7 @@ def measure(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config").write_text(json.dumps({**shared, "models": models}))
-        worker = [sys.executable, "-m", "bench.superscaler_predict_worker"]
+        worker = [sys.executable, "-m", "bench.superscaler_predict.worker"]
         command = ["env", *(f"{key}={value}" for key, value in MALLOC.items()), *worker]
         try:
             run_here(
@@ -163,18 +164,7 @@ COLUMNS = (
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A row a plan, fastest first; the chosen one is marked."""
     ordered = sorted(rows, key=lambda row: median(row["step_secs"]))
-    return "\n".join(texts_of([COLUMNS, *map(_cells, ordered)]))
-
-
-def texts_of(lines: Sequence[Sequence[str]], num_left: int = 1) -> list[str]:
-    """Rows of cells in columns, the first columns to the left."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = []
-    for cells in lines:
-        both = enumerate(zip(cells, widths, strict=True))
-        aligned = (c.ljust(w) if i < num_left else c.rjust(w) for i, (c, w) in both)
-        texts.append("  ".join(aligned).rstrip())
-    return texts
+    return grid([COLUMNS, *map(_cells, ordered)])
 
 
 def summary(models: Mapping[str, Any]) -> str:
@@ -264,7 +254,3 @@ def plot(models: Mapping[str, Any], path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.at_rates import at_rates
+from bench.cluster.at_rates import at_rates
 from bench.command_line import parser_for
-from bench.superscaler_predict import texts_of
+from bench.tables import grid
 
 DESCRIPTION = """\
 Train a mixture of experts (float32, SGD with momentum) by the plan `expert_parallel` on an emulated
@@ -18,7 +18,7 @@ cluster: two all-to-alls forward and two backward in every layer. The whole batc
 and its two halves by duplex; their losses have to agree to 1e-5 before anything is timed. Both run
 in the same processes, alternating step by step.
 
-Nearly all computing is a wait of a known time (bench/waiting_moe.py), because the ranks share this
+Nearly all computing is a wait of a known time (waiting_moe.py), because the ranks share this
 machine's cores: real computing of four ranks on two cores would leave no core to communicate.
 
 columns:
@@ -81,7 +81,7 @@ def table(result: dict[str, Any]) -> str:
         f"{result['cluster']} ranks"
     )
     cells = [_cells(row, what) for row in result["rows"] for what in ("measured", "predicted")]
-    return "\n".join([title, *texts_of([COLUMNS, *cells], num_left=2)])
+    return f"{title}\n{grid([COLUMNS, *cells])}"
 
 
 def hidden(row: dict[str, Any], what: str) -> float:
@@ -103,7 +103,3 @@ def _cells(row: dict[str, Any], what: str) -> tuple[str, ...]:
     serial, comm, both = _times(row, what)
     times = f"{1e3 * serial:.0f}", f"{1e3 * comm:.0f}", f"{comm / serial:.0%}", f"{1e3 * both:.0f}"
     return row["rate"], what, *times, f"{hidden(row, what):.0%}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.cluster import Cluster, ClusterUnavailableError, parse_rate
-from bench.run import environment
+from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
+from bench.environment import environment
 
 TIMEOUT_SECS = 1800.0
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from bench.placement_shapes import Machine, inception, nmt, rnnlm
-from bench.run import environment
+from bench.environment import environment
+from bench.placement.shapes import Machine, inception, nmt, rnnlm
 from superscaler_core.planners.placement import (
     PlacementProblem,
     by_patterns,

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.tables import grid
+
 METHODS = ("ours", "pool", "peer", "dist", "p2p", "dtensor")
 TIMES = (*METHODS[:-1], "DTensor", "limit")
 COLUMNS = ("case", "groups", *TIMES, "ours x", "pool x", "DT x", "plan")
@@ -22,7 +24,7 @@ def table(result: dict[str, Any]) -> str:
     for size in dict.fromkeys(row["size"] for row in result["rows"]):
         rows = [row for row in result["rows"] if row["size"] == size]
         parts.append(f"{size} float32, median ms:")
-        parts.append(_grid([COLUMNS, *map(_cells, rows)]))
+        parts.append(grid([COLUMNS, *map(_cells, rows)]))
     return "\n\n".join([*parts, LEGEND])
 
 
@@ -64,19 +66,6 @@ def _num_ranks(layout: str) -> str:
 
 def _ms(secs: float) -> str:
     return f"{secs * 1e3:.3g}" if secs < 0.9995 else f"{secs * 1e3:.0f}"
-
-
-def _grid(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if 1 < i < len(COLUMNS) - 1 else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
 
 
 def plot(result: dict[str, Any], path: Path) -> None:

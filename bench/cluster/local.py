@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from bench.ranks import Launch, run_ranks
+from bench.cluster.ranks import Launch, run_ranks
 
 
 def run_here(world_size: int, command: Sequence[str], *, timeout_secs: float) -> None:

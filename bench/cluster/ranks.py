@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from bench.cleanup import shielded
+from bench.cluster.cleanup import shielded
 
 POLL_SECS = 0.01
 # Time for a rank to act on SIGTERM (unlink its shared memory, say) before SIGKILL.

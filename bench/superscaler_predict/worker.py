@@ -1,6 +1,6 @@
 """One rank of the prediction benchmark; started by ``superscaler_predict.py``.
 
-    python -m bench.superscaler_predict_worker CONFIG.json FOLDER
+    python -m bench.superscaler_predict.worker CONFIG.json FOLDER
 
 Rank 0 writes a file for every model into FOLDER, as soon as its plans are measured.
 """
@@ -26,8 +26,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.machine import Machine, Planned
-from bench.training_method import Method, everyone, loaded, shared, timed
+from bench.machine.machine import Machine, Planned
+from bench.machine.method import Method, everyone, loaded, shared, timed
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph

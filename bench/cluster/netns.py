@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from bench.cluster_spec import owner_pid
+from bench.cluster.spec import owner_pid
 
 # An `ip` or `tc` call takes milliseconds; one that takes longer than this is stuck.
 TOOL_TIMEOUT_SECS = 30.0

@@ -25,16 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from bench import cleanup, stream
-from bench.cluster_spec import (
-    ClusterSpec,
-    build_commands,
-    exec_command,
-    parse_rate,
-    rank_env,
-    remove_commands,
-)
-from bench.netns import (
+from bench.cluster import cleanup, stream
+from bench.cluster.netns import (
     ClusterError,
     ClusterUnavailableError,
     call,
@@ -43,7 +35,15 @@ from bench.netns import (
     remove,
     require_support,
 )
-from bench.ranks import Launch, RankFailedError, RankResult, RankTimeoutError, run_ranks
+from bench.cluster.ranks import Launch, RankFailedError, RankResult, RankTimeoutError, run_ranks
+from bench.cluster.spec import (
+    ClusterSpec,
+    build_commands,
+    exec_command,
+    parse_rate,
+    rank_env,
+    remove_commands,
+)
 
 __all__ = [
     "Cluster",
@@ -280,7 +280,3 @@ def _print_stream(bytes_per_sec: float, rate_bits_per_sec: float) -> None:
         f"one TCP stream, host 1 to host 0: {bits_per_sec / 1e6:.2f} Mbit/s "
         f"({bytes_per_sec / 1e6:.2f} MB/s), {bits_per_sec / rate_bits_per_sec:.1%} of the link"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """One rank of the weight-sync benchmark; started by ``weights.py``.
 
-    python -m bench.weights_worker CONFIG.json RESULTS.jsonl
+    python -m bench.weights.worker CONFIG.json RESULTS.jsonl
 
 Rank 0 appends a JSON line a direction: samples of every method in seconds (the slowest rank of each
 repetition), bytes, and every rank's peak memory in a call of ``redistribute_many``.
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from bench.models import sides
+from bench.weights.models import sides
 
 TIMEOUT = timedelta(seconds=300)
 DTYPE = torch.bfloat16

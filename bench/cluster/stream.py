@@ -2,9 +2,9 @@
 
 The receiver does the timing, so bytes that wait in the sender's socket buffer are never counted.
 
-    python -m bench.stream                               # loopback of this machine
-    python bench/stream.py receive --bind 10.0.0.1       # prints its port, then bytes and seconds
-    python bench/stream.py send --to 10.0.0.1 --port N   # sends until the receiver hangs up
+    python -m bench.cluster.stream                              # loopback of this machine
+    python bench/cluster/stream.py receive --bind 10.0.0.1      # prints its port; bytes, seconds
+    python bench/cluster/stream.py send --to 10.0.0.1 --port N  # until the receiver hangs up
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _check(process: subprocess.Popen[str], role: str, timeout_secs: float) -> st
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.stream",
+        prog="python -m bench.cluster.stream",
         description="Measure one plain TCP stream. Without a role: sender and receiver both run "
         "here, over loopback, and the rate is printed.",
     )

@@ -1,0 +1,1 @@
+"""Groups of processes: on this machine, or on hosts that it emulates."""

@@ -1,0 +1,1 @@
+"""Whole ops on devices, by planners and by a policy that learns: ``python -m bench.placement``."""

@@ -1,0 +1,1 @@
+"""Predicted against measured steps: ``python -m bench.superscaler_predict``."""
