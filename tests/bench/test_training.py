@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ def test_competitors_train_alike_and_gloo_sends_what_is_planned(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[:-1])) <= 100
     (row,) = json.loads(out.read_text())["rows"]
+    assert re.search(r" ms simulated, [\d.]+ in the race$", row["found"]["auto"])
     seen = row["competitors"]
     assert set(seen) == {*ours, *command.AGAINST}
     assert all(len(one["secs"]) == 2 for one in seen.values())
