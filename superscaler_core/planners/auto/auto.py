@@ -34,7 +34,7 @@ from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.others import Others
 from superscaler_core.planners.auto.ranking import Ranking
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.auto.traits import Traits
+from superscaler_core.planners.auto.traits import traits_of
 from superscaler_core.planners.search.request import (
     Candidate,
     Look,
@@ -74,7 +74,7 @@ def auto(request: Request, *, others: Mapping[str, SearchPlanner] | None = None)
 
 def options_of(request: Request) -> Options:
     """All that a request's model and cluster allow."""
-    return Options(request, Traits(request.graph_of(request.samples[0])))
+    return Options(request, traits_of(request.graph_of(request.samples[0])))
 
 
 class Proposals:
@@ -102,6 +102,7 @@ class Proposals:
         self._credit = 0.0
         for setting in settings.roots():
             self._add(setting)
+        self._ranking.begin_with_layouts()
         for candidate in () if others is None else others.roots():
             self._add_other(candidate)
 

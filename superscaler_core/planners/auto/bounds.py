@@ -96,6 +96,16 @@ class Bounds:
         return weights, (STATES[request.optimizer] + (masters != weights)) * masters
 
     @cached_property
+    def gradient_bytes_per_byte(self) -> float:
+        """What a byte of weights has of gradients, which are summed up in the masters' dtype."""
+        request, weights = self.request, self.trained_bytes[0]
+        if request.master_dtype is None or not weights:
+            return 1.0
+        trained = [t for t in self._graph.parameters.values() if t.requires_grad]
+        size = ITEM_BYTES[request.master_dtype]
+        return size * sum(tensor.box.num_elements for tensor in trained) / weights
+
+    @cached_property
     def kept_bytes(self) -> int:
         """What the smallest microbatch keeps; no other keeps less."""
         return kept_bytes(self._graph)

@@ -14,7 +14,7 @@ from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.holding import ROWS, Holding, replicas
 from superscaler_core.planners.auto.sending import Sending
 from superscaler_core.planners.auto.setting import Setting
-from superscaler_core.planners.auto.traits import Traits
+from superscaler_core.planners.auto.traits import Traits, traits_of
 from superscaler_core.planners.search.request import Request
 
 SENT, WIDE = 0.02, 4.0
@@ -135,7 +135,7 @@ class Guess:
 
     @cached_property
     def _traits(self) -> Traits:
-        return Traits(self._graph)
+        return traits_of(self._graph)
 
     @cached_property
     def _sending(self) -> Sending:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.graph.blocks import OpGroup
+from superscaler_core.graph.dims import DimClass
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.bounds import Bounds
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import Traits, heavy_blocks, kept_sizes
 
-INPUTS: Mapping[Keep, float] = {Keep.SEGMENT_INPUTS: 4.0, Keep.BLOCK_INPUTS: 1.0}
-"""How often the bytes of all inputs of blocks are kept, if all else is computed again."""
+SEGMENTS = 4.0
+"""How often the bytes of all inputs of blocks are kept, if segments between communications are
+computed again; without communication in a block it is one segment."""
 
 FETCHED_BLOCKS, COPIES = 2, 3
 """Blocks whose weights are there at once, if they are fetched, and how often: as weights, as
@@ -49,12 +53,13 @@ class Holding:
         weights, states = self.bounds.trained_bytes
         states_per_byte = states / weights if weights else 0.0
         held, size = self.held_bytes(setting), replicas(setting)[1]
+        both = 1 + self.bounds.gradient_bytes_per_byte
         if setting.zero == 3:
-            own = 0.0 if setting.offload else (2 + states_per_byte) * held / size
+            own = 0.0 if setting.offload else (both + states_per_byte) * held / size
             return own + COPIES * self._fetched_bytes(setting)
         # Without windows, weights that are stored on the host are on the device during a step.
         states = 0.0 if setting.offload else states_per_byte * held
-        return 2 * held + states / (size if setting.zero else 1)
+        return both * held + states / (size if setting.zero else 1)
 
     def held_bytes(self, setting: Setting) -> float:
         """Weights that a device computes with."""
@@ -78,23 +83,40 @@ class Holding:
     def kept_bytes(self, setting: Setting) -> float:
         """What backwards need.
 
-        The first stage of a pipeline of n has n microbatches of an n-th of the blocks.
+        The first stage of a pipeline of n has n microbatches of an n-th of the blocks. The fullest
+        moment is either in the backward of what is behind the blocks, or in that of a block.
         """
-        pairs = self._kept(setting), self._computed_again(setting)
-        whole, cut = map(sum, zip(*pairs, strict=True))
-        if setting.sequence or setting.family in ROWS:
-            whole /= setting.tp
-        behind = sum(self._behind) / (setting.tp if setting.vocabulary else 1)
-        kept = whole + cut / setting.tp + behind
+
+        def own(whole: float, cut: float) -> float:
+            is_spread = setting.sequence or setting.family in ROWS
+            return whole / (setting.tp if is_spread else 1) + cut / setting.tp
+
+        whole, cut = self._working
+        behind = self._behind_bytes / (setting.tp if setting.vocabulary else 1)
+        block = own(*self._computed_again(setting)) + own(whole, cut / setting.coshard)
+        kept = own(*self._kept(setting)) + self._gathered_bytes(setting) + max(behind, block)
         return kept * setting.samples / self.bounds.request.samples[0]
+
+    def _gathered_bytes(self, setting: Setting) -> float:
+        """What maps read of which every device has some tokens: it is gathered and kept so."""
+        is_kept = setting.keep not in (Keep.BLOCK_INPUTS, Keep.STAGE_INPUT)
+        if not (setting.sequence and is_kept and setting.coshard == 1):
+            return 0.0
+        return self._summed_bytes
+
+    @cached_property
+    def _summed_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.traits.sums)
 
     def _kept(self, setting: Setting) -> tuple[float, float]:
         """What is kept from forwards, as ``_kinds``."""
         whole, cut = self._light if setting.heavy else self._blocks
         if setting.keep is Keep.STAGE_INPUT:
             return setting.pp / self.traits.num_layers * self._input_bytes, 0.0
-        if setting.keep in INPUTS:
-            return min(INPUTS[setting.keep] * self._input_bytes, float(whole + cut)), 0.0
+        if setting.keep in (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS):
+            is_whole = setting.keep is Keep.BLOCK_INPUTS or not _communicates(setting)
+            times = 1.0 if is_whole else SEGMENTS
+            return min(times * self._input_bytes, float(whole + cut)), 0.0
         if setting.coshard > 1 and not setting.heavy:
             return whole, 0.0
         if setting.keep is Keep.ATTENTION_ONLY:
@@ -113,9 +135,26 @@ class Holding:
 
     @cached_property
     def _left_by_attentions(self) -> float:
-        """The share of what has features that is not kept by ops of attentions."""
-        attentions = sum(self._kinds(ops)[1] for ops in self.traits.attentions)
+        """The share of what has features that is not made and kept by ops of attentions."""
+        attentions = sum(self._kinds(ops, made=True)[1] for ops in self.traits.attentions)
         return 1 - attentions / max(1, self._kinds()[1])
+
+    @cached_property
+    def _working(self) -> tuple[int, int]:
+        """The most gradients that are there at once in a block, as ``_kinds``."""
+        ops = (op for layer in self.traits.blocks.layers for op in layer)
+        return max(map(self._gradients, ops), key=sum)
+
+    def _gradients(self, op: Op) -> tuple[int, int]:
+        """Those of what an op reads and makes, as ``_kinds``."""
+        tensors = {*op.inputs, *op.outputs} - {*op.parameters}
+        return self._split((t, t.num_bytes) for t in tensors if t.requires_grad)
+
+    @cached_property
+    def _behind_bytes(self) -> int:
+        """What the ops behind all blocks keep, and the most of their gradients at once."""
+        gradients = (sum(self._gradients(op)) for op in self.traits.blocks.behind)
+        return sum(self._behind) + max(gradients, default=0)
 
     @cached_property
     def _input_bytes(self) -> int:
@@ -152,13 +191,38 @@ class Holding:
         """The same of the block that keeps most."""
         return max(map(self._kinds, self.traits.blocks.layers), key=sum)
 
-    def _kinds(self, ops: OpGroup | None = None) -> tuple[int, int]:
-        """Bytes that some ops, or all, keep without and with features that tensor parallel cuts."""
-        kept = kept_sizes(self.traits.graph, ops)
-        inner = {*self.traits.blocks.inner} if self.traits.has_features else set()
-        dims = self.traits.blocks.dims
-        cut = sum(size for tensor, size in kept if inner & {*dims.of_tensor(tensor)})
-        return sum(size for _, size in kept) - cut, cut
+    def _kinds(self, ops: OpGroup | None = None, *, made: bool = False) -> tuple[int, int]:
+        """Bytes that some ops, or all, keep without and with features that tensor parallel cuts.
+
+        Args:
+            ops: that keep; all if None.
+            made: whether only what these ops make counts.
+        """
+        kept, maker = kept_sizes(self.traits.graph, ops), self.traits.graph.producer
+        if made and ops is not None:
+            own = {*ops}
+            kept = tuple((tensor, size) for tensor, size in kept if maker[tensor] in own)
+        return self._split(kept)
+
+    @cached_property
+    def _inner(self) -> frozenset[DimClass]:
+        return frozenset(self.traits.blocks.inner if self.traits.has_features else ())
+
+    def _split(self, sizes: Iterable[tuple[PTensor, int]]) -> tuple[int, int]:
+        """Bytes of tensors without and with features that tensor parallel cuts."""
+        inner, dims = self._inner, self.traits.blocks.dims
+        whole = cut = 0
+        for tensor, size in sizes:
+            if not inner.isdisjoint(dims.of_tensor(tensor)):
+                cut += size
+            else:
+                whole += size
+        return whole, cut
+
+
+def _communicates(setting: Setting) -> bool:
+    """Whether devices communicate inside blocks."""
+    return setting.tp > 1 or setting.experts
 
 
 ROWS = ("axial", "spatial")

@@ -53,12 +53,17 @@ class Options:
     def _sized(self, setting: Setting) -> Iterator[Setting]:
         """The same with the best size of microbatches, if there is one; the least if none fits.
 
-        What keeps less is another one, if nothing fits that keeps all, or if it seems faster.
+        What keeps less, and may cut tokens for that, is another one, if nothing fits that keeps
+        all, or if it seems faster.
         """
         every = [replace(setting, samples=n) for n in range(1, MAX_SAMPLES + 1)]
         sizes = [each for each in every if self.allows(each)]
         whole = self._fastest(sizes)
-        less = self._fastest(replace(each, keep=keep) for keep in KEPT_LESS for each in sizes)
+        cuts = (False, True) if _may_cut_tokens(self, setting) else (False,)
+        less = self._fastest(
+            replace(each, keep=keep, sequence=cut)
+            for cut, keep, each in product(cuts, KEPT_LESS, sizes)
+        )
         if whole is None or (less is not None and self.guess.secs(less) < self.guess.secs(whole)):
             yield from [less] if less is not None else sizes[:1]
         if whole is not None:
@@ -173,6 +178,7 @@ LAYOUTS: dict[str, Callable[[Options], Iterator[Setting]]] = {
 STORAGES: tuple[Mapping[str, Any], ...] = (
     {"zero": 3, "prefetch": 1, "reductions": True},
     {"zero": 3, "prefetch": 1, "reductions": True, "offload": True},
+    {"offload": True},
 )
 """Where weights may be besides, if there are replicas. They leave memory for larger microbatches,
 so what they are worth is not seen by a look at the same ones."""
@@ -204,6 +210,10 @@ def _has_replicas(options: Options, setting: Setting) -> bool:
 
 def _in_tensor_parallel(options: Options, setting: Setting) -> bool:
     return setting.family == "hybrid" and setting.tp > 1
+
+
+def _may_cut_tokens(options: Options, setting: Setting) -> bool:
+    return _in_tensor_parallel(options, setting) and options.traits.has_tokens
 
 
 def _scaled(options: Options, setting: Setting) -> Iterator[Setting]:
@@ -288,8 +298,7 @@ MOVES: tuple[Move, ...] = (
     _scheduled,
     _kept,
     _in_half_and_kept,
-    _values("sequence", True, False,
-            when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens),
+    _values("sequence", True, False, when=_may_cut_tokens),
     _values("moves", True, False, when=lambda o, s: s.tp > 1 or s.experts or s.zero == 3),
     _overlapped,
     _values("experts", True, False, when=lambda o, s: o.has_experts(s)),
@@ -313,8 +322,7 @@ SAVINGS: tuple[Move, ...] = (
             when=lambda o, s: s.keep is Keep.EVERYTHING and s.family != "axial"),
     _values("keep", Keep.BLOCK_INPUTS, when=lambda o, s: s.keep is not Keep.BLOCK_INPUTS),
     _values("keep", Keep.STAGE_INPUT, when=lambda o, s: s.keep is Keep.BLOCK_INPUTS and s.pp > 1),
-    _values("sequence", True,
-            when=lambda o, s: _in_tensor_parallel(o, s) and o.traits.has_tokens),
+    _values("sequence", True, when=_may_cut_tokens),
     _values("zero", 3, when=_has_replicas),
     _in_more_parts,
     _in_half,

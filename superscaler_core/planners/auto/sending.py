@@ -73,15 +73,8 @@ class Sending:
         Returns:
             How many there are in a microbatch, and their bytes.
         """
-        if not self.traits.has_features:
-            return 0, 0
-        dims, inner = self.traits.blocks.dims, self.traits.blocks.inner
-        found = [
-            op.outputs[0].num_bytes
-            for op in self.traits.graph.ops
-            if any({*dims.ids(op, dim)} & {*op.annotation.reductions} for dim in inner)
-        ]
-        return WAYS * len(found), WAYS * sum(found)
+        sums = self.traits.sums
+        return WAYS * len(sums), WAYS * sum(each.num_bytes for each in sums)
 
     @cached_property
     def dealt_bytes(self) -> int:

@@ -44,6 +44,19 @@ class Traits:
         return _has(lambda: self.blocks.inner)
 
     @cached_property
+    def sums(self) -> tuple[PTensor, ...]:
+        """Sums over inner features, which tensor parallel makes in parts."""
+        if not self.has_features:
+            return ()
+        dims, inner = self.blocks.dims, self.blocks.inner
+        summing = [(op, {*op.annotation.reductions}) for op in self.graph.ops]
+        return tuple(
+            op.outputs[0]
+            for op, loops in summing
+            if loops and any(loops.intersection(dims.ids(op, dim)) for dim in inner)
+        )
+
+    @cached_property
     def has_tokens(self) -> bool:
         """Whether inputs are sequences."""
         return _has(lambda: self.blocks.tokens)
@@ -107,6 +120,12 @@ class Traits:
     def has_heavy_blocks(self) -> bool:
         """Whether some blocks, but not all, keep much more than others."""
         return 0 < len(heavy_blocks(self.blocks)) < len(self.blocks.layers)
+
+
+@once_per_graph
+def traits_of(graph: Graph) -> Traits:
+    """Of a graph, found once."""
+    return Traits(graph)
 
 
 def _has(find: Callable[[], Any]) -> bool:
