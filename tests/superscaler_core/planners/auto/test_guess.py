@@ -30,6 +30,11 @@ SETTINGS = (
     "hybrid dp=1 tp=1 pp=8 samples=4 keep=segment_inputs",
     "hybrid dp=4 tp=2 pp=1 samples=2 zero=3 offload keep=block_inputs vocabulary",
     "hybrid dp=4 tp=2 pp=1 samples=2 coshard=2 vocabulary",
+    "hybrid dp=8 tp=1 pp=1 samples=2 keep=attention_only",
+    "hybrid dp=8 tp=1 pp=1 samples=2 keep=segment_inputs",
+    "hybrid dp=2 tp=4 pp=1 samples=4 keep=segment_inputs sequence vocabulary",
+    "hybrid dp=2 tp=4 pp=1 samples=8 keep=attention_only sequence vocabulary",
+    "hybrid dp=2 tp=4 pp=1 samples=8 sequence vocabulary",
 )
 
 SECS, BYTES = 1.35, 1.95
