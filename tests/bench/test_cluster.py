@@ -182,7 +182,7 @@ def test_cluster_that_fails_while_it_is_built_leaves_nothing(
 ) -> None:
     broken = ["ip", "link", "add", "type", "nonsense"]
     monkeypatch.setattr(
-        "bench.cluster.build_commands", lambda spec: [*build_commands(spec)[:6], broken]
+        "bench.cluster.emulated.build_commands", lambda spec: [*build_commands(spec)[:6], broken]
     )
     cluster = Cluster(hosts=2, ranks_per_host=1, rate_bits_per_sec=RATE)
     with pytest.raises(ClusterError, match="`ip link add type nonsense` failed"), cluster:
