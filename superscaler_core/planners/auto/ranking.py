@@ -3,7 +3,8 @@
 The one with the largest expected improvement of the best step, times the probabilities that it fits
 in memory and that the model can be cut so. All follow from the guesses and from what these were off
 by (``Learned``). So a search follows what is fast, and turns to what it does not know when little
-more can be gained there.
+more can be gained there. Before that it sees every promising layout once, and in between it takes
+small gains that are nearly sure.
 
 Source: Gardner et al., "Bayesian Optimization with Inequality Constraints" (2014).
 """
@@ -35,9 +36,9 @@ NEAR = 1.25
 """How many times as long as the best of all layouts one may be guessed to take, of which a setting
 is looked at before anything is ranked."""
 
-SURE = 0.15
-"""The share of deviations that every third choice reckons with: it takes what is nearly sure to
-gain a little, of which the expected improvement of what is not known would leave nothing."""
+SURE, SURE_EVERY = 0.15, 3
+"""The share of deviations that one of so many choices reckons with: it takes what is nearly sure to
+gain a little, which the expected improvement of what is not known would leave for ever."""
 
 LEAST_SURE = 0.01
 """The least probability that a model can be cut so, whatever was seen of other settings."""
@@ -122,7 +123,7 @@ class Ranking:
         chances *= np.clip(1 - self._failures.at(places).mean, LEAST_SURE, 1)
         found = _improvement(best - means, secs.deviation) * chances
         ranks.update(zip(some, found.tolist(), strict=True))
-        if self._num_taken % 3 == 0:
+        if self._num_taken % SURE_EVERY == 0:
             found = _improvement(best - means, SURE * secs.deviation) * chances
         best_place = int(np.argmax(found))
         del self._waiting[some[best_place]]
