@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from superscaler_core.compiled import Compiled
 from superscaler_core.run.load import load
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.run.transport import DistCall, DistTransport
+
+TIMEOUT = timedelta(seconds=600)
+"""Of a process group."""
 
 LOSS_TOLERANCE = 1e-5
 """Relative: float32 sums in another order."""
@@ -110,24 +115,23 @@ class StepSecs:
 
 
 def timed(method: Method, batch: Sequence[Tensor]) -> StepSecs:
-    """A step with its optimizer, which all ranks begin together."""
+    """How long a step takes, as of ``seen``."""
+    return seen(method, batch)[1]
+
+
+def seen(method: Method, batch: Sequence[Tensor]) -> tuple[float, StepSecs]:
+    """The loss of a step, mean of the ranks that have it, and how long it takes.
+
+    All ranks begin it together.
+    """
     dist.barrier()
     start, cpu_start = time.perf_counter(), time.process_time()
-    method.train(batch)
+    loss, _, _ = method.train(batch)
     mine = time.perf_counter() - start, time.process_time() - cpu_start
-    steps, cpus = zip(*everyone(mine), strict=True)
-    return StepSecs(max(steps), sum(cpus) / len(cpus))
-
-
-def mean_losses(method: Method, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """The mean over the ranks of the loss of a step on every batch."""
-    found = []
-    for batch in batches:
-        loss, _, _ = method.train(batch)
-        assert loss is not None
-        values = everyone(loss.item())
-        found.append(sum(values) / len(values))
-    return found
+    ranks = everyone((None if loss is None else loss.item(), *mine))
+    losses, steps, cpus = zip(*ranks, strict=True)
+    mean_loss = fmean(one for one in losses if one is not None)
+    return mean_loss, StepSecs(max(steps), fmean(cpus))
 
 
 def check_losses(losses: Mapping[str, list[float]]) -> None:
@@ -150,7 +154,8 @@ def alternating(
     methods: Mapping[str, Method], batches: Sequence[tuple[Tensor, Tensor]], num_steps: int
 ) -> dict[str, list[float]]:
     """Seconds of the steps of all methods, step by step in turn, after their losses agree."""
-    check_losses({name: mean_losses(method, batches) for name, method in methods.items()})
+    losses = {name: [seen(method, x)[0] for x in batches] for name, method in methods.items()}
+    check_losses(losses)
     samples: dict[str, list[float]] = {name: [] for name in methods}
     for i in range(num_steps):
         for name, method in methods.items():

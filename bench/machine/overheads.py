@@ -127,7 +127,7 @@ def fitted(
 ) -> DeviceProfile:
     """A profile with overheads by which the steps of some programs take as long as they did.
 
-    Law (tests/bench/test_runtime_overheads.py): from simulated steps it finds the overheads by
+    Law (tests/bench/test_machine.py): from simulated steps it finds the overheads by
     which they were simulated.
     """
     worked = replace(profile, **_of_work(programs, steps, topology, profile))

@@ -36,7 +36,7 @@ A run that is stopped goes on where it was. With all of them it writes a result,
 EPILOG = """\
 examples:
   python -m bench.studies swin --gpus 4           # minutes
-  python -m bench.studies all                     # at most 90 minutes on two cores
+  python -m bench.studies all                     # two hours or so on two cores
 """
 
 MEMORY = "memory"

@@ -1,4 +1,4 @@
-"""One rank of the duplex benchmark; started by ``superscaler_duplex.py``.
+"""One rank of the duplex benchmark; started by ``command.py``.
 
     python -m bench.superscaler_duplex.worker CONFIG.json FOUND.json
 
@@ -20,9 +20,8 @@ import torch.distributed as dist
 from torch import nn
 
 import rvdcomm as rv
-from bench.machine.method import Method, alternating, everyone, loaded, waiting_secs
+from bench.machine.method import TIMEOUT, Method, alternating, everyone, loaded, waiting_secs
 from bench.superscaler_duplex.waiting_moe import WaitingMoE, WaitingMoEConfig, example_inputs
-from bench.superscaler_predict.worker import TIMEOUT
 from rvdcomm.calibration import calibrate
 from superscaler_core.compiled import Compiled, compile
 from superscaler_core.front_end import capture

@@ -1,4 +1,4 @@
-"""One rank of the prediction benchmark; started by ``superscaler_predict.py``.
+"""One rank of the prediction benchmark; started by ``command.py``.
 
     python -m bench.superscaler_predict.worker CONFIG.json FOLDER
 
@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -26,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bench.machine.machine import Machine, Planned
-from bench.machine.method import Method, everyone, loaded, shared, timed
+from bench.machine.machine import STEPS_OF_VISIT, Machine, Planned
+from bench.machine.method import TIMEOUT, Method, everyone, loaded, shared, timed
 from superscaler_core.compiled import Compiled
 from superscaler_core.front_end import capture
 from superscaler_core.graph.graph import Graph
@@ -36,11 +35,9 @@ from superscaler_core.run.live_bytes import LiveBytes
 from superscaler_core.run.trainer import Trainer
 from superscaler_core.simulator import simulate
 
-TIMEOUT = timedelta(seconds=600)
 NUM_WARM = 2
 """Steps that show the peak memory, and warm up."""
 
-STEPS_OF_VISIT = 3
 MOST_ROUNDS = 3
 """So many times the rounds that are asked for, at most, if other programs disturb them."""
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 from tqdm import tqdm
 
-from bench.machine.method import Method, check_losses, everyone
+from bench.machine.method import TIMEOUT, Method, check_losses, everyone, seen
 from bench.training.competitors import competitors
 from bench.training.ours import Ours
 from bench.training.peak import peak_bytes, restart_peak
 from bench.training.sockets import sent_bytes
 from bench.training.workloads import WORKLOADS, Batch
 
-TIMEOUT = timedelta(seconds=600)
 NUM_BATCHES = 2
 """All competitors train on these in turn; the first steps warm up, and show the peak memory."""
 
@@ -59,17 +56,17 @@ def main(argv: list[str]) -> None:
     for name, competitor in chosen.items():
         before = restart_peak()
         methods[name] = competitor.share(workload, model, ours)
-        losses = [_step(methods[name], batch)["loss"] for batch in batches]
+        losses = [seen(methods[name], batch)[0] for batch in batches]
         rows[name] = {"peak_bytes": everyone(peak_bytes() - before), "losses": losses}
         rows[name] |= {"secs": [], "cpu_secs": []}
     order = list(methods)
     for i in tqdm(range(config["steps"]), desc="rounds", disable=dist.get_rank() > 0):
         # The order turns, so that no competitor always follows the same one.
         for name in order[i % len(order) :] + order[: i % len(order)]:
-            seen = _step(methods[name], batches[i % NUM_BATCHES])
-            rows[name]["losses"].append(seen["loss"])
-            rows[name]["secs"].append(seen["secs"])
-            rows[name]["cpu_secs"].append(seen["cpu_secs"])
+            loss, taken = seen(methods[name], batches[i % NUM_BATCHES])
+            rows[name]["losses"].append(loss)
+            rows[name]["secs"].append(taken.step)
+            rows[name]["cpu_secs"].append(taken.cpu)
     check_losses({name: row["losses"][:CHECKED_STEPS] for name, row in rows.items()})
     for name, method in methods.items():
         rows[name]["sent_bytes"] = everyone(_sent_bytes(method, batches[0]))
@@ -78,21 +75,6 @@ def main(argv: list[str]) -> None:
         Path(argv[1]).write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _step(method: Method, batch: Batch) -> dict[str, float]:
-    """A step with its optimizer: the mean loss, the slowest rank's seconds, a processor's mean."""
-    dist.barrier()
-    start = time.process_time()
-    loss, secs, optimizer_secs = method.train(batch)
-    mine = (None if loss is None else loss.item(), secs + optimizer_secs)
-    ranks = everyone((*mine, time.process_time() - start))
-    losses = [one for one, _, _ in ranks if one is not None]
-    return {
-        "loss": sum(losses) / len(losses),
-        "secs": max(secs for _, secs, _ in ranks),
-        "cpu_secs": sum(cpu for _, _, cpu in ranks) / len(ranks),
-    }
 
 
 def _sent_bytes(method: Method, batch: Batch) -> int:

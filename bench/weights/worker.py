@@ -1,4 +1,4 @@
-"""One rank of the weight-sync benchmark; started by ``weights.py``.
+"""One rank of the weight-sync benchmark; started by ``command.py``.
 
     python -m bench.weights.worker CONFIG.json RESULTS.jsonl
 

@@ -15,7 +15,6 @@ from bench.studies import one_gpu, pages, transfers
 from bench.studies.report import Compared
 from bench.studies.study import COLUMNS, PAPER, STUDIES
 from bench.studies.transfers import SIZES
-from bench.tables import grid, markdown
 
 DOCS = Path(__file__).parents[2] / "docs/studies"
 
@@ -224,10 +223,3 @@ def test_steps_that_do_not_depend_on_how_tensors_move_are_left_out() -> None:
         each["pulled_secs"] = {"intra": 100 * intra, "inter": 100 * inter, "both": 100.0}
     _, *lines = transfers.pulled_lines([moving, slower, faster, row("c", "none", 0.0)])
     assert [line[1] for line in lines] == ["slower", "faster"]
-
-
-def test_columns_of_numbers_stand_to_the_right() -> None:
-    text = markdown([["name", "x", "of"], ["3F1B", "1.5 x", "97%"], ["b", "-", "1e+03"]])
-    assert text.splitlines()[1] == "| --- | ---: | ---: |"
-    assert grid([["name", "x"], ["3F1B", "0.5"]]) == "name    x\n3F1B  0.5"
-    assert grid([["a name", "long"], ["3F1B", "0.5"]]) == "a name  long\n3F1B     0.5"

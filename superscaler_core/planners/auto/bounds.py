@@ -8,7 +8,7 @@ from functools import cached_property
 from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.part import Part
-from superscaler_core.graph.tensor import ITEM_BYTES
+from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.memory import STATES
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto.setting import Setting
@@ -86,24 +86,21 @@ class Bounds:
     @cached_property
     def trained_bytes(self) -> tuple[float, float]:
         """Bytes of all weights that are trained, and of their optimizer's states and masters."""
-        request = self.request
-        trained = [t for t in self._graph.parameters.values() if t.requires_grad]
-        weights = sum(tensor.num_bytes for tensor in trained)
-        if request.master_dtype is None:
-            return weights, STATES[request.optimizer] * weights
-        size = ITEM_BYTES[request.master_dtype]
-        masters = sum(size * tensor.box.num_elements for tensor in trained)
-        return weights, (STATES[request.optimizer] + (masters != weights)) * masters
+        weights = sum(tensor.num_bytes for tensor in self._trained)
+        masters = self.gradient_bytes
+        return weights, (STATES[self.request.optimizer] + (masters != weights)) * masters
 
     @cached_property
-    def gradient_bytes_per_byte(self) -> float:
-        """What a byte of weights has of gradients, which are summed up in the masters' dtype."""
-        request, weights = self.request, self.trained_bytes[0]
-        if request.master_dtype is None or not weights:
-            return 1.0
-        trained = [t for t in self._graph.parameters.values() if t.requires_grad]
-        size = ITEM_BYTES[request.master_dtype]
-        return size * sum(tensor.box.num_elements for tensor in trained) / weights
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of all weights, which are summed up in the masters' dtype."""
+        if self.request.master_dtype is None:
+            return sum(tensor.num_bytes for tensor in self._trained)
+        size = ITEM_BYTES[self.request.master_dtype]
+        return sum(size * tensor.box.num_elements for tensor in self._trained)
+
+    @property
+    def _trained(self) -> list[PTensor]:
+        return [t for t in self._graph.parameters.values() if t.requires_grad]
 
     @cached_property
     def kept_bytes(self) -> int:

@@ -53,7 +53,7 @@ class Holding:
         weights, states = self.bounds.trained_bytes
         states_per_byte = states / weights if weights else 0.0
         held, size = self.held_bytes(setting), replicas(setting)[1]
-        both = 1 + self.bounds.gradient_bytes_per_byte
+        both = 1 + (self.bounds.gradient_bytes / weights if weights else 0.0)
         if setting.zero == 3:
             own = 0.0 if setting.offload else (both + states_per_byte) * held / size
             return own + COPIES * self._fetched_bytes(setting)
@@ -102,11 +102,7 @@ class Holding:
         is_kept = setting.keep not in (Keep.BLOCK_INPUTS, Keep.STAGE_INPUT)
         if not (setting.sequence and is_kept and setting.coshard == 1):
             return 0.0
-        return self._summed_bytes
-
-    @cached_property
-    def _summed_bytes(self) -> int:
-        return sum(tensor.num_bytes for tensor in self.traits.sums)
+        return self.traits.summed_bytes
 
     def _kept(self, setting: Setting) -> tuple[float, float]:
         """What is kept from forwards, as ``_kinds``."""
@@ -136,8 +132,14 @@ class Holding:
     @cached_property
     def _left_by_attentions(self) -> float:
         """The share of what has features that is not made and kept by ops of attentions."""
-        attentions = sum(self._kinds(ops, made=True)[1] for ops in self.traits.attentions)
+        attentions = sum(map(self._made_inside, self.traits.attentions))
         return 1 - attentions / max(1, self._kinds()[1])
+
+    def _made_inside(self, ops: OpGroup) -> int:
+        """Bytes with features that some ops keep of what they make."""
+        inside, maker = {*ops}, self.traits.graph.producer
+        kept = kept_sizes(self.traits.graph, ops)
+        return self._split((tensor, size) for tensor, size in kept if maker[tensor] in inside)[1]
 
     @cached_property
     def _working(self) -> tuple[int, int]:
@@ -191,18 +193,9 @@ class Holding:
         """The same of the block that keeps most."""
         return max(map(self._kinds, self.traits.blocks.layers), key=sum)
 
-    def _kinds(self, ops: OpGroup | None = None, *, made: bool = False) -> tuple[int, int]:
-        """Bytes that some ops, or all, keep without and with features that tensor parallel cuts.
-
-        Args:
-            ops: that keep; all if None.
-            made: whether only what these ops make counts.
-        """
-        kept, maker = kept_sizes(self.traits.graph, ops), self.traits.graph.producer
-        if made and ops is not None:
-            own = {*ops}
-            kept = tuple((tensor, size) for tensor, size in kept if maker[tensor] in own)
-        return self._split(kept)
+    def _kinds(self, ops: OpGroup | None = None) -> tuple[int, int]:
+        """Bytes that some ops, or all, keep without and with features that tensor parallel cuts."""
+        return self._split(kept_sizes(self.traits.graph, ops))
 
     @cached_property
     def _inner(self) -> frozenset[DimClass]:

@@ -73,8 +73,7 @@ class Sending:
         Returns:
             How many there are in a microbatch, and their bytes.
         """
-        sums = self.traits.sums
-        return WAYS * len(sums), WAYS * sum(each.num_bytes for each in sums)
+        return WAYS * len(self.traits.sums), WAYS * self.traits.summed_bytes
 
     @cached_property
     def dealt_bytes(self) -> int:

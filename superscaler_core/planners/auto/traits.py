@@ -57,6 +57,11 @@ class Traits:
         )
 
     @cached_property
+    def summed_bytes(self) -> int:
+        """Bytes of these sums."""
+        return sum(tensor.num_bytes for tensor in self.sums)
+
+    @cached_property
     def has_tokens(self) -> bool:
         """Whether inputs are sequences."""
         return _has(lambda: self.blocks.tokens)
