@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.cluster.at_rates import at_rates
+from bench.cluster.emulated import Cluster, ClusterUnavailableError, parse_rate
 from bench.command_line import parser_for
+from bench.environment import environment
 from bench.tables import grid
 
 DESCRIPTION = """\
@@ -37,6 +41,8 @@ examples:
   python -m bench.superscaler_duplex --rates 50mbit,400mbit --steps 20
 """
 
+TIMEOUT_SECS = 1800.0
+
 
 def parse_args(words: list[str]) -> argparse.Namespace:
     """The command line."""
@@ -61,13 +67,41 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print a table and write a JSON."""
+    """Measure, print a table and write a JSON; 2 if there can be no emulated cluster here."""
     words = sys.argv[1:] if argv is None else argv
-    return at_rates(
-        "superscaler_duplex", words, parse_args(words),
-        given=("batch", "steps", "layers", "op_secs"), told=("cluster", "batch", "layers"),
-        table=table,
-    )  # fmt: skip
+    args = parse_args(words)
+    try:
+        rows = [_measured(args, rate) for rate in args.rates.split(",")]
+    except ClusterUnavailableError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    result = {
+        **environment(shlex.join(["python", "-m", "bench.superscaler_duplex", *words])),
+        "cluster": args.cluster,
+        "batch": args.batch,
+        "layers": args.layers,
+        "rows": rows,
+    }
+    print(table(result))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"wrote {args.out}")
+    return 0
+
+
+def _measured(args: argparse.Namespace, rate: str) -> dict[str, Any]:
+    """What the ranks find on links of a rate."""
+    hosts, ranks_per_host = map(int, args.cluster.split("x"))
+    with (
+        Cluster(hosts, ranks_per_host, parse_rate(rate)) as cluster,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        config, found = Path(folder, "config.json"), Path(folder, "found.json")
+        given = {name: getattr(args, name) for name in ("batch", "steps", "layers", "op_secs")}
+        config.write_text(json.dumps({**given, "folder": folder}))
+        worker = [sys.executable, "-m", "bench.superscaler_duplex.worker"]
+        cluster.run([*worker, str(config), str(found)], timeout_secs=TIMEOUT_SECS)
+        return {"rate": rate, **json.loads(found.read_text())}
 
 
 # --- the table ----------------------------------------------------------------------------------
