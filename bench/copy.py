@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +29,8 @@ loop, so that a busy machine slows both; figures are medians.
            torch.cat(dim=1, out=...)
   sum      4 parts added in one pass; beside it torch's add_ one after another
   small    1 KiB: what a call costs
-  gpu      the same gather on the GPU, beside a device-to-device copy, by event times
+  gpu      the same on the GPU by event times, 4 x the bytes: gather, pack, unpack, sum; beside
+           torch's, and a device-to-device copy
 """
 
 EPILOG = """\
@@ -199,30 +200,110 @@ class Bench:
             print(line(self.rows[-1]), flush=True)
             return
         num_bytes = 4 * self.num_bytes
-        for run in (16, 64, 256, 4 * KIB):
-            src = torch.randint(0, 255, (4 * num_bytes,), dtype=torch.uint8, device="cuda")
-            view = src.view(-1, 4 * run)[:, run : 2 * run]
-            dst, plain = torch.empty((2, num_bytes), dtype=torch.uint8, device="cuda")
-            made = _C.CopyProgram([(tuple(view.shape), (0, "uint8", 0, (run, 1)), [side(1, view)])])
-            addresses, stream = [dst.data_ptr(), src.data_ptr()], torch.cuda.current_stream()
-            # Torch has no types for it.
-            cuda_event: Any = torch.cuda.Event
-            works: dict[str, Work] = {
-                "ours": lambda: made.run_cuda(addresses, stream.cuda_stream),  # noqa: B023
-                "memcpy": lambda: plain.copy_(src[:num_bytes]),  # noqa: B023
-            }
-            samples: dict[str, list[float]] = {name: [] for name in works}
-            for _ in range(30):
-                for name, work in works.items():
-                    begin, end = (cuda_event(enable_timing=True) for _ in range(2))
-                    begin.record()
-                    work()
-                    end.record()
-                    end.synchronize()
-                    samples[name].append(begin.elapsed_time(end) / 1e3)
-            row = {"kind": "gpu", "what": f"{run} B", "bytes": num_bytes, "samples": samples}
+        for what, works in (
+            *_gathers_on_gpu(num_bytes),
+            *_packs_on_gpu(num_bytes),
+            *_sums_on_gpu(num_bytes),
+        ):
+            samples = by_events(works)
+            row = {"kind": "gpu", "what": what, "bytes": num_bytes, "samples": samples}
             self.rows.append(row)
             print(line(row), flush=True)
+
+
+NUM_EVENTS = 30
+"""Samples of a row on the GPU; every buffer is several times the GPU's cache."""
+
+
+def by_events(works: dict[str, Work]) -> dict[str, list[float]]:
+    """Seconds of every call by the GPU's own events; all works take turns."""
+    event: Any = torch.cuda.Event  # Torch has no types for it.
+    samples: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(3):
+        for work in works.values():
+            work()
+    for _ in range(NUM_EVENTS):
+        for name, work in works.items():
+            begin, end = (event(enable_timing=True) for _ in range(2))
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            samples[name].append(begin.elapsed_time(end) / 1e3)
+    return samples
+
+
+def on_gpu(ops: list[Any], buffers: list[torch.Tensor]) -> Work:
+    """A program that is ready to run on the GPU."""
+    made = _C.CopyProgram(ops)
+    addresses, stream = [address(x) for x in buffers], torch.cuda.current_stream().cuda_stream
+    return lambda: made.run_cuda(addresses, stream)
+
+
+def bytes_on_gpu(num_bytes: int) -> torch.Tensor:
+    return torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device="cuda")
+
+
+def _gathers_on_gpu(num_bytes: int) -> Iterator[tuple[str, dict[str, Work]]]:
+    """One block of columns of 4, beside a device-to-device copy."""
+    for run in (16, 64, 256, 4 * KIB):
+        src = bytes_on_gpu(4 * num_bytes)
+        view = src.view(-1, 4 * run)[:, run : 2 * run]
+        dst, plain = (torch.empty(num_bytes, dtype=torch.uint8, device="cuda") for _ in range(2))
+        out = dst.view(view.shape)
+        yield (
+            f"gather {size_text(run)}",
+            {
+                "ours": on_gpu([(tuple(view.shape), side(0, out), [side(1, view)])], [dst, src]),
+                "torch": lambda out=out, view=view: out.copy_(view),
+                "memcpy": lambda plain=plain, src=src: plain.copy_(src[:num_bytes]),
+            },
+        )
+
+
+def _packs_on_gpu(num_bytes: int) -> Iterator[tuple[str, dict[str, Work]]]:
+    """Rows of D(n,1) -> D(1,n) for n peers as one program, and the reverse."""
+    for peers, width in ((4, 1024), (8, 64), (4, 16)):
+        x = bytes_on_gpu(num_bytes).view(torch.float32).view(-1, width)
+        packed, plain = torch.empty(x.numel(), device="cuda"), torch.empty_like(x)
+        rows, part = x.shape[0], width // peers
+        columns = [(0, "float32", p * part, (width, 1)) for p in range(peers)]
+        pieces = [(1, "float32", p * rows * part, (part, 1)) for p in range(peers)]
+        pairs = list(zip(columns, pieces, strict=True))
+        memcpy = {"memcpy": lambda plain=plain, x=x: plain.copy_(x)}
+
+        def by_cat(x: torch.Tensor = x, packed: torch.Tensor = packed, peers: int = peers) -> None:
+            torch.cat([c.contiguous().view(-1) for c in x.chunk(peers, 1)], out=packed)
+
+        def to_columns(
+            x: torch.Tensor = x, packed: torch.Tensor = packed, peers: int = peers, part: int = part
+        ) -> None:
+            torch.cat([c.view(-1, part) for c in packed.chunk(peers)], dim=1, out=x)
+
+        what = f"{peers} x {4 * part} B"
+        pack = on_gpu([((rows, part), b, [a]) for a, b in pairs], [x, packed])
+        yield f"pack {what}", {"ours": pack, "torch": by_cat, **memcpy}
+        unpack = on_gpu([((rows, part), a, [b]) for a, b in pairs], [x, packed])
+        yield f"unpack {what}", {"ours": unpack, "torch": to_columns, **memcpy}
+
+
+def _sums_on_gpu(num_bytes: int) -> Iterator[tuple[str, dict[str, Work]]]:
+    """4 parts added in one pass, beside torch's ``add_`` one after another."""
+    for dtype in (torch.float32, torch.bfloat16):
+        count = num_bytes // dtype.itemsize
+        parts = [torch.randn(count, device="cuda", dtype=dtype) for _ in range(4)]
+        dst, total = torch.empty_like(parts[0]), torch.empty_like(parts[0])
+        sides = [side(i + 1, part) for i, part in enumerate(parts)]
+
+        def by_torch(parts: list[torch.Tensor] = parts, total: torch.Tensor = total) -> None:
+            torch.add(parts[0], parts[1], out=total)
+            total.add_(parts[2]).add_(parts[3])
+
+        ours = on_gpu([((count,), side(0, dst), sides)], [dst, *parts])
+        yield (
+            f"sum 4 x {str(dtype).removeprefix('torch.')}",
+            {"ours": ours, "torch": by_torch},
+        )
 
 
 def filled(num_bytes: int) -> np.ndarray:

@@ -20,13 +20,20 @@ def environment(command: str) -> dict[str, Any]:
         "commit": commit or "unknown",
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "command": command,
-        "machine": {"cores": os.cpu_count(), "processor": _processor()},
+        "machine": {"cores": os.cpu_count(), "processor": _processor(), **_gpu()},
         "versions": {
             "python": platform.python_version(),
             "torch": metadata.version("torch"),
             "numpy": metadata.version("numpy"),
         },
     }
+
+
+def _gpu() -> dict[str, str]:
+    """The GPU, where there is one."""
+    import torch  # Not every result needs it, and it takes seconds.
+
+    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
 def _processor() -> str:

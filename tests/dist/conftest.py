@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.dist.world import GlooWorld, Worlds
+from tests.dist.world import ProcessWorld, Worlds
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +19,11 @@ def _is_marked(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[Worlds]:
     """The world of a size (and timeout): started when first used, stopped after the module."""
-    known: dict[tuple[int, float], GlooWorld] = {}
+    known: dict[tuple[int, float], ProcessWorld] = {}
 
-    def world(num_ranks: int, timeout_secs: float = 20.0) -> GlooWorld:
+    def world(num_ranks: int, timeout_secs: float = 20.0) -> ProcessWorld:
         key = (num_ranks, timeout_secs)
-        return known.setdefault(key, GlooWorld(num_ranks, timeout_secs))
+        return known.setdefault(key, ProcessWorld(num_ranks, timeout_secs))
 
     yield world
     for made in known.values():

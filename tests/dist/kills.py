@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import superscaler_core as ss
-from tests.dist.world import GlooWorld
+from tests.dist.world import ProcessWorld
 from tests.superscaler_core.resumed import CASES, Resumable, same_losses
 
 NUM_STEPS = 6
@@ -91,7 +91,7 @@ class Trial:
             AssertionError: losses differ from those expected.
         """
         saves.mkdir()
-        world = GlooWorld(CASES[self.before].num_devices)
+        world = ProcessWorld(CASES[self.before].num_devices)
         world.run(abs)
         killer = threading.Thread(target=self._kill, args=(world, saves), daemon=True)
         killer.start()
@@ -106,7 +106,7 @@ class Trial:
         assert first == NUM_STEPS or all(same_losses(losses, expected) for losses in found)
         return "a save" if num_folders > first else "a step"
 
-    def _kill(self, world: GlooWorld, saves: Path) -> None:
+    def _kill(self, world: ProcessWorld, saves: Path) -> None:
         progress = saves / PROGRESS
         while self.step and not (progress.exists() and progress.read_text() >= str(self.step)):
             time.sleep(0.001)
@@ -119,7 +119,7 @@ class Trial:
 def on_processes(name: str, program: Path, saves: Path, form: str) -> list[dict[int, float]]:
     """The losses on every rank of a run that nobody breaks off."""
     saves.mkdir(exist_ok=True)
-    world = GlooWorld(CASES[name].num_devices)
+    world = ProcessWorld(CASES[name].num_devices)
     try:
         return world.run(train, name, program, saves, form)
     finally:

@@ -19,7 +19,7 @@ import rvdcomm as rv
 from rvdcomm.run.request import SHARES_MEMORY
 from rvdcomm.run.world import Subgroup
 from tests.dist.shards import error_of, faults_of, shard_of
-from tests.dist.world import GlooWorld, Worlds
+from tests.dist.world import ProcessWorld, Worlds
 
 pytestmark = pytest.mark.dist
 
@@ -346,7 +346,7 @@ def timed(call: Callable[[], Any]) -> Waited:
     return Waited(error, time.monotonic() - start, result)
 
 
-def hurried(worlds: Worlds) -> GlooWorld:
+def hurried(worlds: Worlds) -> ProcessWorld:
     """A world in which waiting ends soon."""
     return worlds(4, timeout_secs=TIMEOUT_SECS)
 

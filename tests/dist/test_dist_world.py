@@ -8,7 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from tests.dist.world import GlooWorld, Worlds
+from tests.dist.world import ProcessWorld, Worlds
 
 pytestmark = pytest.mark.dist
 
@@ -38,11 +38,11 @@ def unpicklable(rank: int) -> object:
 
 
 @pytest.fixture
-def world(worlds: Worlds) -> GlooWorld:
+def world(worlds: Worlds) -> ProcessWorld:
     return worlds(3)
 
 
-def pids(world: GlooWorld) -> set[int]:
+def pids(world: ProcessWorld) -> set[int]:
     return {pid for _, _, pid in world.run(rank_and_pid)}
 
 
@@ -54,17 +54,17 @@ def lives(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def test_every_rank_runs_in_a_process_of_its_own(world: GlooWorld) -> None:
+def test_every_rank_runs_in_a_process_of_its_own(world: ProcessWorld) -> None:
     results = world.run(rank_and_pid)
     assert [result[:2] for result in results] == [(0, 0), (1, 1), (2, 2)]
     assert len({pid for _, _, pid in results} | {os.getpid()}) == 4
 
 
-def test_processes_live_from_call_to_call(world: GlooWorld) -> None:
+def test_processes_live_from_call_to_call(world: ProcessWorld) -> None:
     assert pids(world) == pids(world)
 
 
-def test_error_of_a_rank_is_raised_with_rank_and_traceback(world: GlooWorld) -> None:
+def test_error_of_a_rank_is_raised_with_rank_and_traceback(world: ProcessWorld) -> None:
     with pytest.raises(LookupError, match="mist") as caught:
         world.run(fail_on, 1)
     (note,) = caught.value.__notes__
@@ -72,27 +72,27 @@ def test_error_of_a_rank_is_raised_with_rank_and_traceback(world: GlooWorld) -> 
     assert "in fail_on" in note
 
 
-def test_hang_is_ended_and_its_ranks_are_named(world: GlooWorld) -> None:
+def test_hang_is_ended_and_its_ranks_are_named(world: ProcessWorld) -> None:
     with pytest.raises(TimeoutError, match=r"ranks \[2\] did not return in 1 s"):
         world.run(hang_on, 2, timeout_secs=1.0)
 
 
-def test_death_of_a_rank_is_an_error(world: GlooWorld) -> None:
+def test_death_of_a_rank_is_an_error(world: ProcessWorld) -> None:
     with pytest.raises(ChildProcessError, match="rank 1: the process ended with exit code 3"):
         world.run(die_on, 1)
 
 
-def test_expected_death_of_a_rank_is_none(world: GlooWorld) -> None:
+def test_expected_death_of_a_rank_is_none(world: ProcessWorld) -> None:
     assert world.run(die_on, 1, dying=[1]) == [0, None, 2]
 
 
-def test_result_that_does_not_pickle_is_an_error(world: GlooWorld) -> None:
+def test_result_that_does_not_pickle_is_an_error(world: ProcessWorld) -> None:
     with pytest.raises((AttributeError, RuntimeError), match="pickle"):
         world.run(unpicklable)
 
 
 @pytest.mark.parametrize("failure", [fail_on, hang_on, die_on])
-def test_world_is_new_after_a_failure(world: GlooWorld, failure: object) -> None:
+def test_world_is_new_after_a_failure(world: ProcessWorld, failure: object) -> None:
     before = pids(world)
     with pytest.raises((LookupError, TimeoutError, ChildProcessError)):
         world.run(failure, 0, timeout_secs=0.3)
@@ -101,7 +101,7 @@ def test_world_is_new_after_a_failure(world: GlooWorld, failure: object) -> None
 
 
 def test_stop_ends_all_processes() -> None:
-    world = GlooWorld(2)
+    world = ProcessWorld(2)
     before = pids(world)
     world.stop()
     assert not any(map(lives, before))

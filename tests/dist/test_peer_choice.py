@@ -22,7 +22,7 @@ from rvdcomm.program import Program
 from rvdcomm.run import choice, rank_program
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
-from tests.dist.world import GlooWorld, Worlds
+from tests.dist.world import ProcessWorld, Worlds
 
 pytestmark = [
     pytest.mark.dist,
@@ -171,7 +171,7 @@ def lack_core(rank: int, lacking: list[int], executor: str) -> tuple[str, Found 
 
 
 @pytest.fixture
-def fresh(worlds: Worlds) -> Iterator[GlooWorld]:
+def fresh(worlds: Worlds) -> Iterator[ProcessWorld]:
     """A world in which nobody has asked who can reach whom, and that is not used again."""
     world = worlds(NUM_RANKS)
     world.stop()
@@ -183,14 +183,14 @@ def fresh(worlds: Worlds) -> Iterator[GlooWorld]:
     "lacking, groups", [([2], ((0, 1, 3),)), ([0, 1, 3], ()), ([0, 1, 2, 3], ())]
 )
 def test_a_rank_without_the_core_is_sent_messages(
-    fresh: GlooWorld, lacking: list[int], groups: Groups
+    fresh: ProcessWorld, lacking: list[int], groups: Groups
 ) -> None:
     errors, found = zip(*fresh.run(lack_core, lacking, "auto"), strict=True)
     assert errors == ("none",) * NUM_RANKS
     assert faults_of_use(found, groups, sends=True) == []
 
 
-def test_peer_is_refused_on_all_ranks_if_one_has_no_core(fresh: GlooWorld) -> None:
+def test_peer_is_refused_on_all_ranks_if_one_has_no_core(fresh: ProcessWorld) -> None:
     error = (
         "CommError: executor 'peer': ranks (0,1,3) and (2) of one host cannot map each other's "
         "memory: they are on different machines, in different network namespaces or of different "
@@ -223,7 +223,7 @@ def lack_memory(rank: int, executor: str) -> tuple[str, Any, Groups, Any]:
     return error, found[0] if found else None, groups, small
 
 
-def test_memory_refused_to_one_rank_makes_all_send_messages(fresh: GlooWorld) -> None:
+def test_memory_refused_to_one_rank_makes_all_send_messages(fresh: ProcessWorld) -> None:
     errors, large, groups, small = zip(*fresh.run(lack_memory, "auto"), strict=True)
     assert errors == ("none",) * NUM_RANKS
     assert faults_of_use(large, (), sends=True, pair=LARGE) == []
@@ -231,7 +231,7 @@ def test_memory_refused_to_one_rank_makes_all_send_messages(fresh: GlooWorld) ->
     assert faults_of(small, *PAIR) == []
 
 
-def test_memory_refused_to_one_rank_refuses_peer_to_all(fresh: GlooWorld) -> None:
+def test_memory_refused_to_one_rank_refuses_peer_to_all(fresh: ProcessWorld) -> None:
     errors, _, groups, small = zip(*fresh.run(lack_memory, "peer"), strict=True)
     assert len(set(errors)) == 1
     start = (
@@ -276,7 +276,7 @@ def lack_dev_shm(rank: int) -> tuple[bool, Found]:
     return Path("/dev/shm").exists(), use(call, rank)
 
 
-def test_peer_needs_no_dev_shm(fresh: GlooWorld) -> None:
+def test_peer_needs_no_dev_shm(fresh: ProcessWorld) -> None:
     if not may_unshare(CLONE_NEWNS):
         pytest.skip("needs the right to make mount namespaces (root)")
     exists, found = zip(*fresh.run(lack_dev_shm), strict=True)
@@ -293,7 +293,7 @@ def part_networks(rank: int) -> str:
     return error_of(lambda: rv.Redistributor(rv.plan(*PAIR), executor="peer"))
 
 
-def test_ranks_of_different_networks_are_named_if_peer_is_asked_for(fresh: GlooWorld) -> None:
+def test_ranks_of_different_networks_are_named_if_peer_is_asked_for(fresh: ProcessWorld) -> None:
     if not may_unshare(CLONE_NEWNET):
         pytest.skip("needs the right to make network namespaces (root)")
     start = (

@@ -1,6 +1,6 @@
 """Peers that die, give up or stay away: the others are told who, nobody hangs, nothing is left.
 
-Ranks that are killed need a world of their own each, so these are cheaper than a ``GlooWorld``: a
+Ranks that are killed need a world of their own each, so these are cheaper than ``ProcessWorld``: a
 *lane* is a process that has imported torch and never starts a thread of it. It forks the ranks of a
 world, kills one, collects what the others say, and goes on to the next world.
 """

@@ -49,17 +49,19 @@ class _Answer:
     trace: str = ""
 
 
-class GlooWorld:
-    """Processes that form one gloo world, restarted after every failure.
+class ProcessWorld:
+    """Processes that form one world, restarted after every failure.
 
     Args:
         num_ranks: processes, one a rank.
         timeout_secs: timeout of the process group.
+        backend: "gloo" or "nccl". With NCCL, ranks share the GPUs that are here in turn.
     """
 
-    def __init__(self, num_ranks: int, timeout_secs: float = 20.0) -> None:
+    def __init__(self, num_ranks: int, timeout_secs: float = 20.0, backend: str = "gloo") -> None:
         self.num_ranks = num_ranks
         self.timeout_secs = timeout_secs
+        self.backend = backend
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._is_idle = False
@@ -119,7 +121,7 @@ class GlooWorld:
             context.set_forkserver_preload(_PRELOADED)
             for rank in range(self.num_ranks):
                 ours, theirs = context.Pipe()
-                args = (rank, self.num_ranks, self.timeout_secs, theirs)
+                args = (rank, self.num_ranks, self.timeout_secs, self.backend, theirs)
                 process = context.Process(target=_serve, args=args, daemon=True)
                 process.start()
                 theirs.close()
@@ -186,7 +188,7 @@ class GlooWorld:
         time.sleep(0.05)
 
 
-Worlds = Callable[..., GlooWorld]
+Worlds = Callable[..., ProcessWorld]
 """The fixture ``worlds``: the module's world of ``(num_ranks, timeout_secs)``."""
 
 
@@ -208,7 +210,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 # --- in the processes ---------------------------------------------------------------------------
 
 
-def _serve(rank: int, num_ranks: int, timeout_secs: float, pipe: Connection) -> None:
+def _serve(rank: int, num_ranks: int, timeout_secs: float, backend: str, pipe: Connection) -> None:
     """Join the world, then answer calls until the pipe closes."""
     import torch
     import torch.distributed as dist
@@ -217,6 +219,10 @@ def _serve(rank: int, num_ranks: int, timeout_secs: float, pipe: Connection) -> 
     warnings.simplefilter("error")
     os.environ.update(_ENV)
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        # NCCL refuses two ranks of one GPU unless they look like ranks of different hosts.
+        os.environ["NCCL_HOSTID"] = f"rank-{rank}"
     with suppress(EOFError, BrokenPipeError):
         timeout = timedelta(seconds=timeout_secs)
         port = 0 if rank == 0 else pipe.recv()
@@ -224,7 +230,7 @@ def _serve(rank: int, num_ranks: int, timeout_secs: float, pipe: Connection) -> 
         if rank == 0:
             pipe.send(store.port)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=num_ranks, timeout=timeout
+            backend, store=store, rank=rank, world_size=num_ranks, timeout=timeout
         )
         pipe.send(_Answer())
         while True:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import rvdcomm as rv
 from rvdcomm.run.rank_program import RankProgram
 from tests.dist.shards import pool_of_all_sizes, shard_of
-from tests.dist.world import GlooWorld
+from tests.dist.world import ProcessWorld
 from tests.fuzz.command import Report, parser, progress
 from tests.oracle import parts_of
 
@@ -96,7 +96,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def fuzz(seed: int, indices: range) -> Report:
     """Run the rounds of these indices."""
     report = Report("random faults on real processes")
-    world = GlooWorld(NUM_RANKS, WORLD_SECS)
+    world = ProcessWorld(NUM_RANKS, WORLD_SECS)
     try:
         for first in progress(indices[::BATCH], "batch"):
             batch = range(first, min(first + BATCH, indices.stop))
@@ -108,7 +108,7 @@ def fuzz(seed: int, indices: range) -> Report:
                 # The next batch gets a new world, whatever is left of this one.
                 notes = " ".join(getattr(error, "__notes__", []))[-1500:]
                 report.findings.append(f"rounds {batch}: {error!r}\n  {notes}")
-                world = GlooWorld(NUM_RANKS, WORLD_SECS)
+                world = ProcessWorld(NUM_RANKS, WORLD_SECS)
                 continue
             report.counts.update(f"{fault.kind}, {fault.executor}" for fault in faults)
             for rank, found in enumerate(of_ranks):

@@ -18,7 +18,7 @@ from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.plans.planner import clear_cache
 from rvdcomm.run.world import World
 from tests.dist.shards import pool_of_all_sizes, pooled
-from tests.dist.world import GlooWorld
+from tests.dist.world import ProcessWorld
 from tests.fuzz.command import Report, parser, progress
 from tests.fuzz.draw import Case, draw
 from tests.fuzz.tensors import as_wide, out_of, tensor_of, whole_parts
@@ -44,14 +44,14 @@ def main(words: Sequence[str] | None = None) -> int:
     made.add_argument("--first", type=int, default=0, help="index of the first one (default 0)")
     made.add_argument("--ranks", type=int, default=8, help="processes (default 8)")
     args = made.parse_args(words)
-    world = GlooWorld(args.ranks, TIMEOUT_SECS)
+    world = ProcessWorld(args.ranks, TIMEOUT_SECS)
     try:
         return fuzz(world, args.seed, range(args.first, args.first + args.pairs)).print()
     finally:
         world.stop()
 
 
-def fuzz(world: GlooWorld, seed: int, indices: range) -> Report:
+def fuzz(world: ProcessWorld, seed: int, indices: range) -> Report:
     """Run the transitions of these indices."""
     report = Report(f"random pairs on {world.num_ranks} processes")
     for first in progress(indices[::BATCH], "batch"):

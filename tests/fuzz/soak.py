@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 import rvdcomm as rv
-from tests.dist.world import GlooWorld
+from tests.dist.world import ProcessWorld
 from tests.fuzz.command import Report, parser
 
 EXECUTORS = ("auto", "dist", "peer")
@@ -89,14 +89,14 @@ def main(words: Sequence[str] | None = None) -> int:
         "--new", action="store_true", help="only transitions that are new; prints the growth"
     )
     args = made.parse_args(words)
-    world = GlooWorld(NUM_RANKS, 60.0)
+    world = ProcessWorld(NUM_RANKS, 60.0)
     try:
         return soak(world, args.secs, args.new).print()
     finally:
         world.stop()
 
 
-def soak(world: GlooWorld, secs: float, is_new: bool = False) -> Report:
+def soak(world: ProcessWorld, secs: float, is_new: bool = False) -> Report:
     """Loop for so long, and judge what every rank saw."""
     report = Report("soak of new transitions" if is_new else "soak")
     of_ranks = world.run(loop, secs, is_new, timeout_secs=secs + 120)

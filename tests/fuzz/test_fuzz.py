@@ -11,7 +11,7 @@ import pytest
 
 import rvdcomm as rv
 from rvdcomm import native
-from tests.dist.world import GlooWorld
+from tests.dist.world import ProcessWorld
 from tests.fuzz import faults, pairs, parsers, processes, soak
 from tests.fuzz.command import Report
 from tests.fuzz.draw import draw
@@ -46,7 +46,7 @@ def test_random_pairs_are_of_every_kind() -> None:
 
 @pytest.mark.dist
 def test_random_pairs_run_on_processes_with_every_executor() -> None:
-    world = GlooWorld(6, processes.TIMEOUT_SECS)
+    world = ProcessWorld(6, processes.TIMEOUT_SECS)
     try:
         report = processes.fuzz(world, SEED, range(60))
     finally:
@@ -73,7 +73,7 @@ def test_random_faults_give_no_call_the_data_of_another() -> None:
 @pytest.mark.dist
 @pytest.mark.alone
 def test_a_loop_of_calls_holds_no_more_in_the_end() -> None:
-    world = GlooWorld(soak.NUM_RANKS)
+    world = ProcessWorld(soak.NUM_RANKS)
     try:
         report = soak.soak(world, 5.0)
     finally:

@@ -1,0 +1,100 @@
+"""On GPUs: several ranks move by NCCL, and by CUDA IPC, what ``simulate`` says they do.
+
+Ranks share the GPUs that are here: on one GPU this shows that data and order are right, not speed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import rvdcomm as rv
+from rvdcomm.native import core
+from tests.dist.shards import faults_of, shard_of
+from tests.dist.world import ProcessWorld
+from tests.oracle import Array, all_pairs
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here"),
+    pytest.mark.skipif(core is None or not core.has_cuda, reason="built without CUDA"),
+]
+
+NUM_CASES = 40
+NUM_CALLS = 3
+DTYPES = ["float32", "bfloat16", "int64"]
+Case = tuple[rv.Layout, rv.Layout]
+
+
+def cases_of(num_ranks: int) -> list[Case]:
+    """Pairs of one group, and pairs whose groups overlap or have other sizes."""
+    rng = random.Random(num_ranks)
+    found = rng.sample(list(all_pairs((12, 20), num_ranks)), NUM_CASES)
+    for _, dst in list(found):
+        ranks = rng.sample(range(num_ranks), rng.randint(1, num_ranks - 1))
+        rvd = rng.choice([f"R({len(ranks)})V(1)D(1,1)", f"R(1)V(1)D(1,{len(ranks)})"])
+        found.append((rv.Layout((12, 20), rvd, ranks), dst))
+    return found
+
+
+def moved(rank: int, cases: list[Case], executor: str, dtype: str) -> list[Array | None]:
+    """This rank's results; every transition is called several times, by one compiled call."""
+    found: list[Array | None] = []
+    for src, dst in cases:
+        if rank not in src and rank not in dst:
+            found.append(None)
+            continue
+        topology = rv.Topology.single_host(1 + max(src.ranks + dst.ranks), 0, 1.0)
+        call = rv.Redistributor(rv.plan(src, dst, dtype, topology), executor=executor)
+        shard = shard_of(rank, src, dtype="int8")
+        tensor = None if shard is None else shard.to(getattr(torch, dtype)).cuda()
+        for _ in range(NUM_CALLS):
+            out = call(tensor)
+        found.append(None if out is None else out.float().cpu().numpy())
+    return found
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def world(request: pytest.FixtureRequest) -> Iterator[ProcessWorld]:
+    made = ProcessWorld(request.param, 60.0, "nccl")
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("executor", ["peer", "dist"])
+def test_ranks_on_gpus_move_what_layouts_say(
+    world: ProcessWorld, executor: str, dtype: str
+) -> None:
+    cases = cases_of(world.num_ranks)
+    results = world.run(moved, cases, executor, dtype, timeout_secs=100.0)
+    found = {}
+    for i, (src, dst) in enumerate(cases):
+        faults = faults_of([result[i] for result in results], src, dst, dtype="int8")
+        if faults:
+            found[f"{src.rvd} {src.ranks} -> {dst.rvd} {dst.ranks}"] = faults
+    assert found == {}
+
+
+def moved_between_streams(rank: int, src: rv.Layout, dst: rv.Layout, executor: str) -> bool:
+    """Whether calls in a row, whose input changes meanwhile on the same stream, all are right."""
+    topology = rv.Topology.single_host(len(src.ranks), 0, 1.0)
+    call = rv.Redistributor(rv.plan(src, dst, "float32", topology), executor=executor)
+    shape = src.cell(rank).box.shape
+    tensor, outs = torch.zeros(shape, device="cuda"), []
+    for value in range(20):
+        tensor.fill_(value)
+        outs.append(call(tensor))
+    return all((out == value).all().item() for value, out in enumerate(outs))
+
+
+@pytest.mark.parametrize("executor", ["peer", "dist"])
+def test_calls_in_a_row_do_not_overtake_each_other(world: ProcessWorld, executor: str) -> None:
+    n = world.num_ranks
+    src = rv.Layout((1024 * n, 64 * n), f"R(1)V(1)D({n},1)")
+    dst = rv.Layout((1024 * n, 64 * n), f"R(1)V(1)D(1,{n})")
+    results = world.run(moved_between_streams, src, dst, executor, timeout_secs=100.0)
+    assert results == [True] * n
