@@ -8,6 +8,10 @@ namespace {
 
 // Numbers of units fit FastDiv.
 constexpr int64_t kMaxUnits = int64_t{1} << 30;
+constexpr int64_t kMaxParts = 64;
+#ifndef RVD_IL
+#define RVD_IL 1
+#endif
 
 /// The largest power of two, at most `most`, that divides `number`.
 int64_t common_power(int64_t most, int64_t number) {
@@ -42,6 +46,24 @@ GridSide grid_side(const PlanOp& op, const PlanSide& side, int64_t unit) {
   return result;
 }
 
+/// Into how many parts an op is cut, whose tiles take turns.
+///
+/// A pack for k peers writes one peer's piece after another, and so reads every k-th run of its
+/// source at first, and the runs between them much later. Memory is read in wider lines than such
+/// runs: with a part for every peer, all of a line is used while it is in the cache.
+int64_t num_parts(const PlanOp& op, int64_t num_units) {
+#if RVD_IL == 0
+  return 1;
+#endif
+  if (op.num_dims < 2 || op.srcs.empty() || op.shape[0] > kMaxParts) return 1;
+  const int64_t* stride = op.srcs[0].stride;
+  const bool is_inside = std::abs(stride[0]) < std::abs(stride[1]);
+#if RVD_IL == 2
+  if (std::abs(stride[0]) > 128) return 1;
+#endif
+  return is_inside && num_units / op.shape[0] >= kTileUnits ? op.shape[0] : 1;
+}
+
 /// Append an op, or its halves while it has too many units.
 void append(GridBatch& batch, const PlanOp& op, bool wide, int64_t alignment) {
   const int64_t unit = unit_elements(op, alignment);
@@ -64,7 +86,9 @@ void append(GridBatch& batch, const PlanOp& op, bool wide, int64_t alignment) {
     grid.shape[d] = fast_div(static_cast<uint32_t>(size));
   }
   grid.first_tile = batch.num_tiles;
-  grid.num_units = static_cast<uint32_t>(op.num_elements() / unit);
+  const int64_t num_units = op.num_elements() / unit, parts = num_parts(op, num_units);
+  grid.parts = fast_div(static_cast<uint32_t>(parts));
+  grid.part_units = static_cast<uint32_t>(num_units / parts);
   grid.dst_dtype = op.dst.dtype;
   grid.src_dtype = op.srcs.empty() ? op.dst.dtype : op.srcs[0].dtype;
   grid.unit_bytes = static_cast<int32_t>(unit * item_bytes(grid.src_dtype));
@@ -74,7 +98,7 @@ void append(GridBatch& batch, const PlanOp& op, bool wide, int64_t alignment) {
   grid.wide = wide;
   batch.sides.push_back(grid_side(op, op.dst, unit));
   for (const PlanSide& src : op.srcs) batch.sides.push_back(grid_side(op, src, unit));
-  batch.num_tiles += (grid.num_units + kTileUnits - 1) / kTileUnits;
+  batch.num_tiles += parts * ((grid.part_units + kTileUnits - 1) / kTileUnits);
   batch.has_sums = batch.has_sums || !grid.is_move;
   batch.ops.push_back(grid);
 }

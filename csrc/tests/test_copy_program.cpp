@@ -243,7 +243,7 @@ void more_units_than_31_bits_are_split() {
   const CopyProgram program({op}, false);
   int64_t units = 0;
   for (const GridBatch& batch : grid_batches(program, 16)) {
-    for (const GridOp& grid : batch.ops) units += grid.num_units;
+    for (const GridOp& grid : batch.ops) units += int64_t{grid.part_units} * grid.parts.divisor;
   }
   CHECK(units == int64_t{3} << 33);
 }

@@ -85,12 +85,16 @@ class Posted(Pending):
 
     Args:
         finish: waits for the messages, and returns the result.
+        join: called with the result by everybody who waits.
     """
 
-    __slots__ = ("_error", "_finish", "_future", "_lock", "_result")
+    __slots__ = ("_error", "_finish", "_future", "_join", "_lock", "_result")
 
-    def __init__(self, finish: Callable[[], Result]) -> None:
+    def __init__(
+        self, finish: Callable[[], Result], join: Callable[[Result], None] | None = None
+    ) -> None:
         self._finish: Callable[[], Result] | None = partial(copy_context().run, finish)
+        self._join = join
         self._result: Result = None
         self._error: BaseException | None = None
         self._future: Future[Result] | None = None
@@ -124,7 +128,33 @@ class Posted(Pending):
                 _POSTED.pop(id(self), None)
         if self._error is not None:
             raise self._error
+        if self._join is not None:
+            self._join(self._result)
         return self._result
+
+
+def posted(finish: Callable[[], Result], device: torch.device) -> Posted:
+    """The call whose messages ``finish`` waits for; on a GPU it lets a stream wait for them."""
+    if device.type != "cuda":
+        return Posted(finish)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def finish_on_stream() -> Result:
+        # Whoever does this, perhaps the thread: the stream of who asks for the result waits, too.
+        result = finish()
+        done.record(torch.cuda.current_stream(device))
+        return result
+
+    return Posted(finish_on_stream, partial(join_stream, device, done))
+
+
+def join_stream(device: torch.device, done: torch.cuda.Event, result: Result) -> None:
+    """Let the caller's stream wait for an event, after which it uses a result."""
+    stream = torch.cuda.current_stream(device)
+    stream.wait_event(done)
+    for tensor in result.values() if isinstance(result, dict) else (result,):
+        if tensor is not None and tensor.is_cuda:
+            tensor.record_stream(stream)
 
 
 MOST_POSTED = 64
@@ -191,7 +221,7 @@ class SideStream:
             tensor.record_stream(self._stream)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         running = _THREAD.submit(partial(self._run, job, done))
-        return _InBackground(running, partial(self._join, done))
+        return _InBackground(running, partial(join_stream, self._device, done))
 
     def drain(self) -> None:
         """Let the caller's stream wait for all calls: they share staging memory."""
@@ -202,13 +232,6 @@ class SideStream:
             result = job()
             done.record(self._stream)
         return result
-
-    def _join(self, done: torch.cuda.Event, result: Result) -> None:
-        stream = torch.cuda.current_stream(self._device)
-        stream.wait_event(done)
-        for tensor in result.values() if isinstance(result, dict) else (result,):
-            if tensor is not None and tensor.is_cuda:
-                tensor.record_stream(stream)
 
 
 _THREAD = Thread()

@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rvdcomm.api.gradient import with_grad
 from rvdcomm.api.inspect import grad_flows, request_of
-from rvdcomm.api.pending import Posted, drain, submit
+from rvdcomm.api.pending import drain, posted, submit
 from rvdcomm.api.tensors import fault_of_mode, misuse_of, place_within, resolved, written
 from rvdcomm.api.traced import runs_whole
 from rvdcomm.errors import LayoutError
@@ -81,6 +81,7 @@ class Redistributor:
         self.plan = plan_here(plan, self._world, self.executor)
         self._program = _compiled(self.plan, self._world)
         self._programs: dict[torch.device, RankProgram] = {}
+        self._may_post = self._world.has_tags
         self.peak_bytes = 0
 
     @runs_whole
@@ -189,8 +190,8 @@ class Redistributor:
             return self._start_with_grad(tensor, async_op)
         if async_op:
             device = self._device_of(tensor if tensor is not None else out)
-            if self.is_posted and device.type == "cpu":
-                return Posted(self._post(tensor, out, device))
+            if self.is_posted and device.type == self._device.type:
+                return posted(self._post(tensor, out, device), device)
             return submit(partial(self._run, tensor, out), device, (tensor, out))
         drain()
         return self._run(tensor, out)
@@ -222,14 +223,32 @@ class Redistributor:
         with torch.no_grad():
             return self._moved(program, tensor, out, device)
 
-    @cached_property
-    def is_posted(self) -> bool:
-        """Whether a call with ``async_op=True`` on the CPU is messages alone, tensor to tensor.
+    def prepare_post(self) -> None:
+        """Make what calls with ``async_op=True`` need to be messages alone, where they can be.
 
-        All ranks find the same: other ranks get the shards as they are, and no memory is shared.
+        Collective over the ranks of the plan. Messages of gloo need nothing. Those of NCCL need a
+        communicator that nothing else uses, which takes time and memory: for a transition that
+        runs again and again, as between the stages of a pipeline.
+        """
+        if self._is_messages:
+            self._program.prepare_post()
+            self._may_post = True
+
+    @property
+    def is_posted(self) -> bool:
+        """Whether a call with ``async_op=True`` is messages alone, tensor to tensor.
+
         Nothing has to be done between the messages, so nobody has to be there. Calls of different
-        ``Redistributor`` objects then need not begin in one order on all ranks, so a rank may post
-        a receive long before the others send.
+        transitions then need not begin in one order on all ranks, so a rank may post a receive long
+        before the others send. With NCCL only after ``prepare_post``.
+        """
+        return self._may_post and self._is_messages
+
+    @cached_property
+    def _is_messages(self) -> bool:
+        """Whether other ranks get the shards as they are, and no memory is shared.
+
+        All ranks find the same.
         """
         plan = self.plan
         is_sent = [step.kind for step in plan.path.steps] == ["transfer"]

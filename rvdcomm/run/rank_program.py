@@ -70,11 +70,7 @@ class RankProgram:
         self._totals = [found.totals[rank] for rank in members]
         self._parts = list(_parts(found.actions))
         self._in_place = _in_place(program, self._staging)
-        self._transfers = {
-            id(collective): CompiledCollective(program, collective, world, tag)
-            for tag, collective in _tagged(program.collectives)
-            if world.rank in collective.ranks
-        }
+        self._transfers = self._compiled_transfers(0)
         self.peak_bytes = 0
         self._contiguous: ShardStrides = (None,) * len(self.names)
         self._held_bytes = program.arena(world.rank).num_bytes + sum(
@@ -91,6 +87,14 @@ class RankProgram:
         self._cuda: dict[ShardStrides, list[Any]] = {}
         self._plain: list[_CallStep] | None = None
         self._ways: dict[torch.device, _Way] = {}
+
+    def _compiled_transfers(self, identity: int) -> dict[int, CompiledCollective]:
+        """The collectives of this rank; with an ``identity``, on communicators of their own."""
+        return {
+            id(one): CompiledCollective(self.program, one, self._world, tag, identity)
+            for tag, one in _tagged(self.program.collectives)
+            if self.rank in one.ranks
+        }
 
     @cached_property
     def direct(self) -> frozenset[str]:
@@ -125,6 +129,10 @@ class RankProgram:
             self._world.fail(error)
             raise
 
+    def prepare_post(self) -> None:
+        """Make what ``post`` needs; collective over the ranks of every group that it uses."""
+        _ = self._messages
+
     def post(self, shards: Shards) -> Callable[[], None]:
         """Begin a program of messages alone; what is returned waits for them.
 
@@ -150,12 +158,25 @@ class RankProgram:
 
     @cached_property
     def _messages(self) -> tuple[list[_CallStep], list[_CallStep]]:
-        """What starts the messages of a program that has nothing else, and what waits for them."""
+        """What starts the messages of a program that has nothing else, and what waits for them.
+
+        Where messages have no tags it is collective when first read.
+        """
         assert not self.program.arena(self.rank).num_bytes, "it needs no memory of its own"
         transfers = [part for part in self._parts if isinstance(part, Start | Finish)]
         assert len(transfers) == len(self._parts), "it does nothing but send and receive"
-        starts = [self._transfer(part) for part in transfers if isinstance(part, Start)]
-        return starts, [self._transfer(part) for part in transfers if isinstance(part, Finish)]
+        found = self._transfers
+        if not self._world.has_tags:
+            found = self._compiled_transfers(self._identity)
+        starts: list[_CallStep] = []
+        finishes: list[_CallStep] = []
+        for part in transfers:
+            transfer = found[id(part.collective)]
+            if isinstance(part, Start):
+                starts.append(transfer.start)
+            else:
+                finishes.append(transfer.finish)
+        return starts, finishes
 
     def _each(self, steps: Sequence[_CallStep], call: CallMemory) -> None:
         try:

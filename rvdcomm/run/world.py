@@ -64,7 +64,8 @@ class World:
         self._histories: dict[tuple[int, ...], int] = {}
         self.islands: weakref.WeakSet[Any] = weakref.WeakSet()
         self._made: dict[tuple[Any, ...], Any] = {}
-        self._subgroups: dict[tuple[int, ...], Subgroup] = {}
+        # By ranks, and the identity of what alone uses it; 0 where it is everybody's.
+        self._subgroups: dict[tuple[tuple[int, ...], int], Subgroup] = {}
         # Of the backend's first communicator; their thread waits for the messages of all others.
         self.gloo_devices: list[Any] = []
 
@@ -203,30 +204,52 @@ class World:
             self._made[key] = make()
         return self._made[key]
 
-    def subgroup(self, ranks: tuple[int, ...]) -> Subgroup:
+    def subgroup(self, ranks: tuple[int, ...], identity: int = 0) -> Subgroup:
         """The communicator of these ranks, in this order; collective over them when first asked.
 
         It is a communicator of our own even where it has all ranks: calls of the user's on the same
-        group cannot mix with ours.
+        group cannot mix with ours. With an ``identity``, nothing else uses it.
         """
-        if ranks not in self._subgroups:
+        key = ranks, identity
+        if key not in self._subgroups:
             if self.backend not in _BACKENDS:
                 known = ", ".join(sorted(_BACKENDS))
                 raise CommError(f"backend {self.backend!r} is not supported; use one of {known}.")
             try:
-                made = self._connected(ranks)
+                made = self._connected(ranks, identity)
             except BaseException as error:
                 self.fail(error)
                 raise
             # gloo's own all_gather goes round a ring and through a second buffer as large as dst;
             # its all_to_all lets ranks meet that have nothing for each other.
-            self._subgroups[ranks] = Subgroup(made, sends_best=self.backend == "gloo")
-        return self._subgroups[ranks]
+            self._subgroups[key] = Subgroup(made, sends_best=self.has_tags)
+        return self._subgroups[key]
 
-    def _connected(self, ranks: tuple[int, ...]) -> Any:
+    def own_subgroup(self, ranks: tuple[int, ...], identity: int) -> Subgroup:
+        """A communicator for what ``identity`` says alone, whose ranks have met already.
+
+        Where messages have no tags, those of one communicator must be issued in one order on all
+        its ranks; and its first message lets the host wait for the other ranks. Collective over
+        ``ranks`` when first asked.
+        """
+        is_new = (ranks, identity) not in self._subgroups
+        found = self.subgroup(ranks, identity)
+        if is_new:
+            there, here = torch.empty((2, len(ranks)), dtype=torch.uint8, device=self.device)
+            ones = [1] * len(ranks)
+            found.wait(found.all_to_all(there, here, ones, ones))
+        return found
+
+    @property
+    def has_tags(self) -> bool:
+        """Whether messages carry tags, so that they may be issued in any order."""
+        return self.backend == "gloo"
+
+    def _connected(self, ranks: tuple[int, ...], identity: int) -> Any:
         what = f"{self.backend}: rank {self.rank} connects to ranks ({ranges_text(ranks)})"
         generation = generation_of(self, ranks, what)
-        store = dist.distributed_c10d.PrefixStore(f"{generation}/{self.backend}", self.store)
+        prefix = f"{generation}/{self.backend}" + (f"/{identity}" if identity else "")
+        store = dist.distributed_c10d.PrefixStore(prefix, self.store)
         make = _BACKENDS[self.backend]
         secs = self.timeout.total_seconds()
         try:

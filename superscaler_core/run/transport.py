@@ -102,7 +102,9 @@ class DistTransport:
         key = Leg("", leg.src, leg.dst, leg.dtype)
         if key not in self._calls:
             plan = rv.plan(*leg.layouts, leg.dtype, self._topology)
-            self._calls[key] = DistCall(rv.Redistributor(plan, self._group))
+            redistributor = rv.Redistributor(plan, self._group)
+            redistributor.prepare_post()
+            self._calls[key] = DistCall(redistributor)
         return self._calls[key]
 
 

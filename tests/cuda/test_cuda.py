@@ -53,7 +53,7 @@ def test_cuda_stages_give_the_bits_of_cpu_stages(dtype: torch.dtype) -> None:
             gpu = [block.cuda() for block in cpu]
             actions, strides = local_actions(program, rank), (None, None)
             stage = native_stage(program, rank, (rank,), actions, strides)
-            stage.bind([cpu[2].data_ptr()], None, None, 0.0)
+            stage.bind([cpu[2].data_ptr()], None, 0.0)
             stage.run((cpu[0].data_ptr(), cpu[1].data_ptr()), 1)
             addresses = [block.data_ptr() for block in gpu]
             CudaStage(program, rank, (rank,), actions, strides).run(

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import rvdcomm as rv
-from rvdcomm.api.pending import _POSTED, MOST_POSTED, Pending, Posted, SideStream, drain
+from rvdcomm.api.pending import _POSTED, MOST_POSTED, Pending, Posted, SideStream, drain, posted
 from rvdcomm.run.world import World
 from tests.dist.shards import error_of, faults_of, shard_of
 from tests.dist.world import Worlds
@@ -150,30 +151,46 @@ def test_messages_are_posted_and_finished_by_who_waits(worlds: Worlds, num_calls
         assert faults_of(results, HERE, THERE, seed) == []
 
 
-def post_in_another_order(rank: int) -> list[Any]:
+def post_in_another_order(rank: int, has_tags: bool) -> list[Any]:
     """Rank 0 sends twice by one transition and then by another; rank 1 expects them mixed."""
     turned = rv.Layout((6, 4), "R(1)V(1)D(1,1)", [0]), rv.Layout((6, 4), "R(1)V(1)D(1,1)", [1])
-    calls = [
-        rv.Redistributor(rv.plan(*pair, "float32", executor="dist"))
-        for pair in ((HERE, THERE), turned)
-    ]
-    assert all(call.is_posted for call in calls)
+    group = dist.new_group([0, 1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(World, "has_tags", has_tags)
+        calls = [
+            rv.Redistributor(rv.plan(*pair, "float32", executor="dist"), group)
+            for pair in ((HERE, THERE), turned)
+        ]
+        assert all(call.is_posted == has_tags for call in calls)
+        for call in calls:
+            call.prepare_post()
+        assert all(call.is_posted for call in calls)
+        found = posted_in_another_order(rank, calls, (HERE, turned[0]))
+    dist.destroy_process_group(group)
+    return found
 
-    def posted(number: int, seed: int) -> Pending:
-        src = (HERE, turned[0])[number]
-        pending: Pending = calls[number](
-            shard_of(rank, src, seed), requires_grad=False, async_op=True
-        )
+
+def posted_in_another_order(
+    rank: int, calls: list[rv.Redistributor], layouts: tuple[rv.Layout, rv.Layout]
+) -> list[Any]:
+
+    def begun(number: int, seed: int) -> Pending:
+        shard = shard_of(rank, layouts[number], seed)
+        pending: Pending = calls[number](shard, requires_grad=False, async_op=True)
         return pending
 
     order = [(0, 1), (0, 2), (1, 3), (1, 4)]
     here = order if rank == 0 else [order[i] for i in (2, 0, 3, 1)]
-    found = {one: posted(*one) for one in here}
+    found = {one: begun(*one) for one in here}
     return [found[one].wait() for one in order]
 
 
-def test_transitions_may_be_posted_in_another_order_on_every_rank(worlds: Worlds) -> None:
-    _, found = worlds(2).run(post_in_another_order)
+@pytest.mark.parametrize("has_tags", [True, False])
+def test_transitions_may_be_posted_in_another_order_on_every_rank(
+    worlds: Worlds, has_tags: bool
+) -> None:
+    """Without tags, as of NCCL, every transition has a communicator of its own."""
+    _, found = worlds(2).run(post_in_another_order, has_tags)
     turned = rv.Layout((6, 4), "R(1)V(1)D(1,1)", [0])
     for result, layout, seed in zip(found, (HERE, HERE, turned, turned), (1, 2, 3, 4), strict=True):
         assert torch.equal(result, shard_of(0, layout, seed))
@@ -372,3 +389,18 @@ def test_a_later_call_of_the_caller_waits_for_the_side(log: list[str]) -> None:
     pending.future.result()
     side.drain()
     assert log[3:] == ["caller waits for side"]
+
+
+def test_who_waits_for_messages_on_a_gpu_waits_on_its_own_stream(log: list[str]) -> None:
+    def finish() -> Any:
+        log.append("messages have come")
+        return FakeTensor("dst", log)
+
+    pending = posted(finish, torch.device("cuda", 0))
+    assert log == []
+    for _ in range(2):
+        assert pending.wait() is pending.wait()
+    assert log == [
+        "messages have come",
+        *["caller waits for the event on caller", "dst is used on caller"] * 4,
+    ]

@@ -300,7 +300,13 @@ def test_float32_rounds_to_the_small_float_of_torch(dst_name: str, low_bits: int
     src = (high | low_bits).to(torch.uint32).view(torch.float32)
     dst = torch.zeros(src.shape, dtype=torch_dtype(dst_name))
     run(dst, [src])
-    assert_same_or_both_nan(dst, src.to(torch_dtype(dst_name)))
+    theirs = src.to(torch_dtype(dst_name))
+    if dst_name == "float8_e4m3fn":
+        # Ours saturates with every torch; torch before 2.13 makes NaN of what is too large.
+        is_lost = theirs.float().isnan() & ~src.isnan()
+        largest = torch.finfo(theirs.dtype).max
+        theirs = torch.where(is_lost, src.sign() * largest, theirs.float()).to(theirs.dtype)
+    assert_same_or_both_nan(dst, theirs)
 
 
 @pytest.mark.parametrize("src_name", ITEM_BYTES)

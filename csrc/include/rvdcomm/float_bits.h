@@ -83,11 +83,29 @@ struct SmallFloat {
   }
 };
 
-using Float16 = SmallFloat<5, 10, 15, Top::kInfinity>;
+using SoftFloat16 = SmallFloat<5, 10, 15, Top::kInfinity>;
 using Float8E5M2 = SmallFloat<5, 2, 15, Top::kInfinity>;
 using Float8E4M3 = SmallFloat<4, 3, 7, Top::kOneNaN>;
 using Float8E5M2Fnuz = SmallFloat<5, 2, 16, Top::kMinusZero>;
 using Float8E4M3Fnuz = SmallFloat<4, 3, 8, Top::kMinusZero>;
+
+/// IEEE's half: a GPU converts it in one instruction, with the same result unless it is a NaN.
+struct Float16 : SoftFloat16 {
+#if defined(__CUDA_ARCH__)
+  static RVD_HD float float_from_bits(uint32_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<uint16_t>(bits)));
+    return value;
+  }
+
+  static RVD_HD uint32_t bits_from_float(float value) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    const uint32_t sign = bit_cast<uint32_t>(value) >> 16 & kSign;
+    return value == value ? bits : kNaN | sign;
+  }
+#endif
+};
 
 /// The upper half of a float32.
 struct BFloat16 {
@@ -95,8 +113,14 @@ struct BFloat16 {
 
   static RVD_HD uint32_t bits_from_float(float value) {
     const uint32_t bits = bit_cast<uint32_t>(value);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint16_t nearest;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(nearest) : "f"(value));
+    return value == value ? nearest : (bits >> 16) | 0x40u;
+#else
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded;
+#endif
   }
 };
 

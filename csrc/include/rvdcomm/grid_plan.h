@@ -9,9 +9,15 @@
 
 namespace rvdcomm {
 
-inline constexpr int kTileThreads = 256;
+#ifndef RVD_TPB
+#define RVD_TPB 256
+#endif
+inline constexpr int kTileThreads = RVD_TPB;
 /// Units a thread has in flight at once: enough loads to cover the memory's latency.
-inline constexpr int kUnitsPerThread = 4;
+#ifndef RVD_KU
+#define RVD_KU 4
+#endif
+inline constexpr int kUnitsPerThread = RVD_KU;
 inline constexpr int kTileUnits = kTileThreads * kUnitsPerThread;
 /// The widest access of a GPU thread.
 inline constexpr int kMaxUnitBytes = 16;
@@ -27,7 +33,8 @@ struct GridSide {
 struct GridOp {
   FastDiv shape[kMaxDims];
   int64_t first_tile;
-  uint32_t num_units;  // below 2^31
+  FastDiv parts;        // equal parts of the units, one after another
+  uint32_t part_units;  // below 2^31
   int32_t num_dims;
   int32_t unit_bytes;  // of the src side
   int32_t first_side;  // dst; the sources follow

@@ -47,35 +47,44 @@ RVD_HD const GridOp& op_from_tile(const GridView& grid, int64_t tile) {
   return grid.ops[low];
 }
 
+/// The units of one thread in a tile: every kTileThreads-th from `first` on, before `end`.
+struct ThreadUnits {
+  uint32_t first, end;
+
+  RVD_HD uint32_t at(int i) const { return first + static_cast<uint32_t>(i * kTileThreads); }
+  RVD_HD bool has(int i) const { return at(i) < end; }
+};
+
 template <typename Unit>
-RVD_HD void move_units(const GridView& grid, const GridOp& op, uint32_t first) {
+RVD_HD void move_units(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   const GridSide* sides = grid.sides + op.first_side;
   const char* src = op.num_srcs == 0 ? nullptr : grid.buffers[sides[1].buffer];
   char* dst = grid.buffers[sides[0].buffer];
-  // All loads stand before all stores, so that they are under way together.
+  // All loads stand before all stores, so that they are under way together. So do the offsets of
+  // the stores: nothing tells the compiler that a store does not change the op.
   Unit units[kUnitsPerThread] = {};
-  for (int i = 0; i < kUnitsPerThread; ++i) {
-    const uint32_t unit = first + static_cast<uint32_t>(i * kTileThreads);
-    if (src != nullptr && unit < op.num_units) {
-      units[i] = *reinterpret_cast<const Unit*>(src + offset_from_unit(op, sides[1], unit));
+  char* to[kUnitsPerThread];
+  RVD_UNROLL for (int i = 0; i < kUnitsPerThread; ++i) {
+    if (src != nullptr && mine.has(i)) {
+      units[i] = *reinterpret_cast<const Unit*>(src + offset_from_unit(op, sides[1], mine.at(i)));
     }
   }
-  for (int i = 0; i < kUnitsPerThread; ++i) {
-    const uint32_t unit = first + static_cast<uint32_t>(i * kTileThreads);
-    if (unit < op.num_units) {
-      *reinterpret_cast<Unit*>(dst + offset_from_unit(op, sides[0], unit)) = units[i];
-    }
+  RVD_UNROLL for (int i = 0; i < kUnitsPerThread; ++i) {
+    to[i] = dst + offset_from_unit(op, sides[0], mine.at(i));
+  }
+  RVD_UNROLL for (int i = 0; i < kUnitsPerThread; ++i) {
+    if (mine.has(i)) *reinterpret_cast<Unit*>(to[i]) = units[i];
   }
 }
 
 /// This thread's units of a tile of a move.
-RVD_HD void move_tile(const GridView& grid, const GridOp& op, uint32_t first) {
+RVD_HD void move_tile(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   switch (op.unit_bytes) {
-    case 1: return move_units<uint8_t>(grid, op, first);
-    case 2: return move_units<uint16_t>(grid, op, first);
-    case 4: return move_units<uint32_t>(grid, op, first);
-    case 8: return move_units<uint64_t>(grid, op, first);
-    default: return move_units<Vector16>(grid, op, first);
+    case 1: return move_units<uint8_t>(grid, op, mine);
+    case 2: return move_units<uint16_t>(grid, op, mine);
+    case 4: return move_units<uint32_t>(grid, op, mine);
+    case 8: return move_units<uint64_t>(grid, op, mine);
+    default: return move_units<Vector16>(grid, op, mine);
   }
 }
 
@@ -94,61 +103,90 @@ RVD_HD_CALL void store_as(DType dtype, char* dst, Wide value) {
   }
 }
 
-/// One unit of a sum: kCount elements of all sources, added in order.
-template <DType kDType, bool kWide, int kCount>
-RVD_HD void sum_unit(const GridView& grid, const GridOp& op, uint32_t unit) {
+/// kUnits units of a sum, of kCount elements each: sources are added in order.
+template <DType kDType, bool kWide, int kCount, int kUnits>
+RVD_HD void sum_some(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   using Element = ElementOf<kDType>;
   using Value = typename Element::Value;
   struct alignas(kCount == 1 ? alignof(typename Element::Bits) : kMaxUnitBytes) Unit {
     typename Element::Bits at[kCount];
   };
   const GridSide* sides = grid.sides + op.first_side;
-  const auto read = [&](int i) {
-    const GridSide& side = sides[1 + i];
-    const char* src = grid.buffers[side.buffer] + offset_from_unit(op, side, unit);
-    return *reinterpret_cast<const Unit*>(src);
+  Unit next[kUnits] = {};
+  // The units of a source are under way together.
+  const auto read = [&](int src) {
+    const GridSide& side = sides[1 + src];
+    const char* from = grid.buffers[side.buffer];
+    RVD_UNROLL for (int i = 0; i < kUnits; ++i) {
+      if (mine.has(i)) {
+        next[i] = *reinterpret_cast<const Unit*>(from + offset_from_unit(op, side, mine.at(i)));
+      }
+    }
   };
-  Value sum[kCount];
-  const Unit head = read(0);
-  for (int e = 0; e < kCount; ++e) sum[e] = Element::load(head.at[e]);
-  for (int i = 1; i < op.num_srcs; ++i) {
-    const Unit next = read(i);
-    for (int e = 0; e < kCount; ++e) sum[e] = accumulate<kDType, kWide>(sum[e], next.at[e]);
+  Value sum[kUnits][kCount];
+  read(0);
+  RVD_UNROLL for (int i = 0; i < kUnits; ++i) {
+    RVD_UNROLL for (int e = 0; e < kCount; ++e) sum[i][e] = Element::load(next[i].at[e]);
   }
-  char* dst = grid.buffers[sides[0].buffer] + offset_from_unit(op, sides[0], unit);
-  if (op.src_dtype == op.dst_dtype) {
-    Unit out;
-    for (int e = 0; e < kCount; ++e) out.at[e] = Element::store(sum[e]);
-    *reinterpret_cast<Unit*>(dst) = out;
-  } else if constexpr (kCount == 1) {
-    using Wide = typename WideOf<Value>::type;
-    store_as<Wide>(op.dst_dtype, dst, static_cast<Wide>(sum[0]));
+  for (int src = 1; src < op.num_srcs; ++src) {
+    read(src);
+    RVD_UNROLL for (int i = 0; i < kUnits; ++i) {
+      RVD_UNROLL for (int e = 0; e < kCount; ++e) {
+        sum[i][e] = accumulate<kDType, kWide>(sum[i][e], next[i].at[e]);
+      }
+    }
   }
-}
-
-template <DType kDType, bool kWide>
-RVD_HD_CALL void sum_units(const GridView& grid, const GridOp& op, uint32_t first) {
-  constexpr int kItem = sizeof(typename ElementOf<kDType>::Bits);
-  for (int i = 0; i < kUnitsPerThread; ++i) {
-    const uint32_t unit = first + static_cast<uint32_t>(i * kTileThreads);
-    if (unit >= op.num_units) return;
-    if (op.unit_bytes == kItem) {
-      sum_unit<kDType, kWide, 1>(grid, op, unit);
-    } else {
-      sum_unit<kDType, kWide, kMaxUnitBytes / kItem>(grid, op, unit);
+  const bool is_same = op.src_dtype == op.dst_dtype;
+  const DType dst_dtype = op.dst_dtype;
+  char* dst = grid.buffers[sides[0].buffer];
+  char* to[kUnits];
+  RVD_UNROLL for (int i = 0; i < kUnits; ++i) {
+    to[i] = dst + offset_from_unit(op, sides[0], mine.at(i));
+  }
+  RVD_UNROLL for (int i = 0; i < kUnits; ++i) {
+    if (!mine.has(i)) return;
+    if (is_same) {
+      Unit out;
+      RVD_UNROLL for (int e = 0; e < kCount; ++e) out.at[e] = Element::store(sum[i][e]);
+      *reinterpret_cast<Unit*>(to[i]) = out;
+    } else if constexpr (kCount == 1) {
+      using Wide = typename WideOf<Value>::type;
+      store_as<Wide>(dst_dtype, to[i], static_cast<Wide>(sum[i][0]));
     }
   }
 }
 
+template <DType kDType, bool kWide, int kCount>
+RVD_HD void sum_all(const GridView& grid, const GridOp& op, ThreadUnits mine) {
+  // As many units at once as 16 registers hold the sums of.
+  constexpr int kWords = static_cast<int>(sizeof(typename ElementOf<kDType>::Value) + 3) / 4;
+  constexpr int kFit = kCount * kWords >= 16 ? 1 : 16 / (kCount * kWords);
+  constexpr int kUnits = kFit < kUnitsPerThread ? kFit : kUnitsPerThread;
+  static_assert(kUnitsPerThread % kUnits == 0, "a tile is a whole number of steps");
+  for (int i = 0; i < kUnitsPerThread && mine.has(i); i += kUnits) {
+    sum_some<kDType, kWide, kCount, kUnits>(grid, op, ThreadUnits{mine.at(i), mine.end});
+  }
+}
+
+template <DType kDType, bool kWide>
+RVD_HD_CALL void sum_units(const GridView& grid, const GridOp& op, ThreadUnits mine) {
+  constexpr int kItem = sizeof(typename ElementOf<kDType>::Bits);
+  if (op.unit_bytes == kItem) {
+    sum_all<kDType, kWide, 1>(grid, op, mine);
+  } else {
+    sum_all<kDType, kWide, kMaxUnitBytes / kItem>(grid, op, mine);
+  }
+}
+
 /// This thread's units of a tile of a sum.
-RVD_HD void sum_tile(const GridView& grid, const GridOp& op, uint32_t first) {
+RVD_HD void sum_tile(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   switch (op.src_dtype) {
 #define RVD_SUM(name, bytes, summable)                                                         \
   case DType::k_##name:                                                                        \
     if (ElementOf<DType::k_##name>::kIsHalf && op.wide) {                                      \
-      return sum_units<DType::k_##name, ElementOf<DType::k_##name>::kIsHalf>(grid, op, first); \
+      return sum_units<DType::k_##name, ElementOf<DType::k_##name>::kIsHalf>(grid, op, mine);  \
     }                                                                                          \
-    return sum_units<DType::k_##name, false>(grid, op, first);
+    return sum_units<DType::k_##name, false>(grid, op, mine);
     RVD_DTYPES(RVD_SUM)
 #undef RVD_SUM
   }
@@ -159,11 +197,16 @@ RVD_HD void sum_tile(const GridView& grid, const GridOp& op, uint32_t first) {
 template <bool kSums>
 RVD_HD void run_tile(const GridView& grid, int64_t tile, int thread) {
   const GridOp& op = op_from_tile(grid, tile);
-  const auto first = static_cast<uint32_t>((tile - op.first_tile) * kTileUnits + thread);
+  // Tiles go round the parts, so that those that are near each other in a source are read together.
+  const auto number = static_cast<uint32_t>(tile - op.first_tile);
+  const uint32_t round = quotient(number, op.parts);
+  const uint32_t part = (number - round * op.parts.divisor) * op.part_units;
+  const uint32_t first = part + round * kTileUnits + static_cast<uint32_t>(thread);
+  const ThreadUnits mine{first, part + op.part_units};
   if constexpr (kSums) {
-    if (!op.is_move) return sum_tile(grid, op, first);
+    if (!op.is_move) return sum_tile(grid, op, mine);
   }
-  move_tile(grid, op, first);
+  move_tile(grid, op, mine);
 }
 
 }  // namespace rvdcomm
