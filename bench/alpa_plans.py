@@ -20,8 +20,8 @@ from typing import Any
 
 import rvdcomm as rv
 import superscaler_core as ss
-from bench.search_models import ALPA_MODELS, SearchModel
-from bench.studies.workload import captured
+from bench.cells.workload import captured
+from bench.search.models import ALPA_MODELS, SearchModel
 from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.hierarchical import (

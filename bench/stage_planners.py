@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import superscaler_core as ss
+from bench.cells.cluster import PAPER
+from bench.cells.processes import side_by_side
+from bench.cells.workload import Workload, captured
 from bench.environment import environment
-from bench.studies.cluster import PAPER
 from bench.studies.pages import written
-from bench.studies.processes import side_by_side
 from bench.studies.study import STUDIES
-from bench.studies.workload import Workload, captured
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.stages import (
     STAGE_PLANNERS,

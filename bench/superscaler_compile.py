@@ -91,7 +91,7 @@ def sample(num_layers: int, num_devices: int) -> dict[str, Any]:
     """Compile once in this process."""
     import torch
 
-    from bench.studies.cluster import PAPER
+    from bench.cells.cluster import PAPER
     from superscaler_core.compiled import Compiled
     from superscaler_core.front_end import capture
     from superscaler_core.memory import check_memory

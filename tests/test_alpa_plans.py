@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from bench.alpa_plans import PUBLISHED
-from bench.search_models import ALPA_MODELS
+from bench.search.models import ALPA_MODELS
 
 
 @pytest.mark.parametrize("name", ALPA_MODELS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.search_models import ALPA_MODELS
-from bench.studies.workload import num_parameters
+from bench.cells.workload import num_parameters
+from bench.search.models import ALPA_MODELS
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.catalogue import compute
-from bench.cells import Cell
-from bench.searches import parse, run, save
-from bench.store import Job
+from bench.cells.cell import Cell
+from bench.cells.cluster import ASSUMPTIONS, GPUS
+from bench.cells.searches import parse, run, save
+from bench.cells.store import Job
 from bench.studies import one_gpu, report, transfers
-from bench.studies.cluster import ASSUMPTIONS, GPUS
 from bench.studies.report import Compared
-from bench.studies.study import COLUMNS, STUDIES, Study
+from bench.studies.study import COLUMNS, STUDIES, Study, compute
 from bench.tables import grid
 
 DESCRIPTION = """\

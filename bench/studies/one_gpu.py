@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import superscaler_core as ss
-from bench.cells import Cell
+from bench.cells.cell import Cell
+from bench.cells.cluster import PAPER
+from bench.cells.workload import Workload
 from bench.studies import report
-from bench.studies.cluster import PAPER
-from bench.studies.workload import Workload
 from bench.tables import Lines
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting

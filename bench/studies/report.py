@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cells import PARTS
+from bench.cells.cell import PARTS
 from bench.tables import Lines
 
 Row = Mapping[str, Any]

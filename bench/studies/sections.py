@@ -9,9 +9,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from bench import hidup
-from bench.hidup_models import CLUSTERS, SYSTEMS
-from bench.searches import over
+from bench.cells.searches import over
+from bench.hidup import command as hidup
+from bench.hidup.models import CLUSTERS, SYSTEMS
 from bench.studies import one_gpu, report, sensitivity, strong_scaling, transfers
 from bench.studies.study import COLUMNS, TODAY
 from bench.tables import markdown

@@ -10,14 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import dots
-from bench.catalogue import cells
-from bench.cells import Cell
-from bench.searches import parse, run, save
-from bench.store import Job, Row
-from bench.studies.cluster import Cluster
+from bench.cells import dots
+from bench.cells.cell import Cell
+from bench.cells.cluster import Cluster
+from bench.cells.searches import parse, run, save
+from bench.cells.store import Job, Row
 from bench.studies.report import Compared
-from bench.studies.study import STUDIES, TODAY
+from bench.studies.study import STUDIES, TODAY, cells
 from bench.tables import grid
 from superscaler_core.errors import PlanError
 

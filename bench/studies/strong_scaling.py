@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.cells import PULLS, Cell
-from bench.searches import parse, run, save
-from bench.store import Job, Row
+from bench.cells.cell import PULLS, Cell
+from bench.cells.searches import parse, run, save
+from bench.cells.store import Job, Row
+from bench.cells.workload import Workload
 from bench.studies.report import COLOURS
 from bench.studies.systems import MEGATRON
-from bench.studies.workload import Workload
 from bench.tables import Lines, grid
 
 DESCRIPTION = """\

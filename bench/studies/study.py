@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from bench.cells import Cell
+from bench.cells.cell import Cell
+from bench.cells.workload import Workload
 from bench.studies.systems import (
     COSHARD_GPT,
     COSHARD_SWIN,
@@ -23,7 +25,6 @@ from bench.studies.systems import (
     TENSOR_PARALLEL,
     System,
 )
-from bench.studies.workload import Workload
 
 Workloads = Mapping[int, Mapping[str, Workload]]
 """By the number of GPUs, each by its label."""
@@ -220,3 +221,15 @@ ALPHAFOLD2 = Study(
 )  # fmt: skip
 
 STUDIES = {"swin": SWIN, "gpt3": GPT3, "mbart": MBART, "alphafold2": ALPHAFOLD2}
+
+
+@cache
+def cells() -> Mapping[str, Cell]:
+    """The cells of all studies, by name."""
+    found = [cell for name, study in STUDIES.items() for *_, cell in study.cells(name)]
+    return {cell.name: cell for cell in found}
+
+
+def compute(cell: str, planner: str, budget_secs: float) -> dict[str, Any]:
+    """The row of a planner and a cell, by their names."""
+    return cells()[cell].row(planner, budget_secs)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import rvdcomm as rv
-from bench.cells import PULLS
+from bench.cells.cell import PULLS
+from bench.cells.cluster import PAPER
 from bench.rvd.cases import make_cases
-from bench.studies.cluster import PAPER
 from bench.tables import Lines
 from superscaler_core.cost.wire import TICKS_PER_SEC, Wires
 from superscaler_core.program.transfer import Transfer

@@ -9,9 +9,6 @@ namespace {
 // Numbers of units fit FastDiv.
 constexpr int64_t kMaxUnits = int64_t{1} << 30;
 constexpr int64_t kMaxParts = 64;
-#ifndef RVD_IL
-#define RVD_IL 1
-#endif
 
 /// The largest power of two, at most `most`, that divides `number`.
 int64_t common_power(int64_t most, int64_t number) {
@@ -52,15 +49,9 @@ GridSide grid_side(const PlanOp& op, const PlanSide& side, int64_t unit) {
 /// source at first, and the runs between them much later. Memory is read in wider lines than such
 /// runs: with a part for every peer, all of a line is used while it is in the cache.
 int64_t num_parts(const PlanOp& op, int64_t num_units) {
-#if RVD_IL == 0
-  return 1;
-#endif
   if (op.num_dims < 2 || op.srcs.empty() || op.shape[0] > kMaxParts) return 1;
   const int64_t* stride = op.srcs[0].stride;
   const bool is_inside = std::abs(stride[0]) < std::abs(stride[1]);
-#if RVD_IL == 2
-  if (std::abs(stride[0]) > 128) return 1;
-#endif
   return is_inside && num_units / op.shape[0] >= kTileUnits ? op.shape[0] : 1;
 }
 

@@ -97,7 +97,6 @@ void CudaCopyProgram::run(void* const* buffers, void* stream) const {
     const GridBatch& batch = each.batch;
     arguments.ops = each.ops ? each.ops->as<GridOp>() : nullptr;
     arguments.sides = each.ops ? each.sides->as<GridSide>() : nullptr;
-    arguments.num_tiles = batch.num_tiles;
     arguments.num_ops = static_cast<int32_t>(batch.ops.size());
     if (!each.ops) {
       std::copy(batch.ops.begin(), batch.ops.end(), arguments.inline_ops);

@@ -20,7 +20,6 @@ struct KernelArguments {
   const GridOp* ops;
   const GridSide* sides;
   int32_t num_ops;
-  int64_t num_tiles;
 };
 
 /// Queue one batch; never synchronizes.

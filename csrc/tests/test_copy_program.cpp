@@ -215,6 +215,20 @@ void a_pack_is_one_batch() {
   all_engines_agree(ops, false, 5);
 }
 
+/// Columns of single bytes: tiles of the three pieces take turns, and the last of each is not full.
+void tiles_of_a_pack_take_turns() {
+  CopyOp pack{2, {3, 1500}, {1, DType::k_uint8, 0, {1500, 1}}, {}};
+  pack.srcs.push_back({0, DType::k_uint8, 0, {1, 3}});
+  CopyOp sum = pack;
+  sum.srcs.push_back({0, DType::k_uint8, 5, {1, 3}});
+  for (const CopyOp& op : {pack, sum}) {
+    const GridBatch batch = grid_batches(CopyProgram({op}, false), 16).front();
+    CHECK(batch.ops.front().parts.divisor == 3);
+    CHECK(batch.num_tiles == 3 * 2);
+    all_engines_agree({op}, false, 9);
+  }
+}
+
 /// Ragged columns of one array interleave in memory, and still are one launch.
 void ragged_columns_of_one_array_are_one_batch() {
   std::vector<CopyOp> ops;
@@ -265,6 +279,7 @@ int main() {
   random_sums_of_every_dtype_agree();
   conversions_between_all_dtypes_agree();
   a_pack_is_one_batch();
+  tiles_of_a_pack_take_turns();
   ragged_columns_of_one_array_are_one_batch();
   dependent_ops_are_separate_batches();
   more_units_than_31_bits_are_split();

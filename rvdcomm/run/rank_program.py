@@ -150,7 +150,9 @@ class RankProgram:
         self._num_posted += 1
         tag = hash((self._identity, self._num_posted))
         memory = dict(zip(self.names, shards, strict=True))
-        call = CallMemory(memory, self._staging.block, tag, is_posted=True)
+        # Nothing is in it, but what is given to a backend must be where the backend works.
+        nothing = torch.empty(0, dtype=torch.uint8, device=self._world.device)
+        call = CallMemory(memory, nothing, tag, is_posted=True)
         self.peak_bytes = self._held_bytes
         self._each(starts, call)
         self.sent_bytes = call.sent_bytes

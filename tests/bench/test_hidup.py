@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import rvdcomm as rv
-from bench import hidup
-from bench.hidup import HIDUP, PUBLISHED, draw, jobs_of, lines
-from bench.hidup_models import SYSTEMS, tuned, workload
-from bench.searches import over
-from bench.studies.workload import captured
+from bench.cells.searches import over
+from bench.cells.workload import captured
+from bench.hidup import command as hidup
+from bench.hidup.command import HIDUP, PUBLISHED, draw, jobs_of, lines
+from bench.hidup.models import SYSTEMS, tuned, workload
 from superscaler_core.cost import PROFILES
 from superscaler_core.planners.search.request import Candidate, Request, Trial
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.hurried import hurried
+from bench.cells.hurried import hurried
 from superscaler_core.planners.search.request import Candidate
 
 FIRST, SECOND = (Candidate(name, 1, lambda plan: None) for name in ("first", "second"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import stage_planners
-from bench.studies.workload import Workload
+from bench.cells.workload import Workload
 from superscaler_core.planners.stages import STAGE_PLANNERS, StageCut, alpa
 
 TINY = Workload(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import store
-from bench.catalogue import cells
-from bench.search import draw, ratio, table, wanted_of
-from bench.store import DirtyError, Job, Version, commits_text, rows_of, sources
+from bench.cells import store
+from bench.cells.store import DirtyError, Job, Version, commits_text, rows_of, sources
+from bench.search.catalogue import cells
+from bench.search.command import draw, ratio, table, wanted_of
 
 FILES = {
     "superscaler_core/a.py": "",
@@ -68,9 +68,11 @@ def computed(budget_secs: float = 1.0, left: int = 0) -> bool:
 
 
 def test_a_module_is_made_of_what_it_imports() -> None:
-    found = sources("bench.catalogue")
-    assert {"bench/cells.py", "bench/hidup_models.py", "bench/studies/systems.py"} <= set(found)
-    assert not {"bench/search.py", "bench/studies/pages.py"} & set(found)
+    found = sources("bench.search.catalogue")
+    assert {"bench/cells/cell.py", "bench/hidup/models.py", "bench/studies/systems.py"} <= set(
+        found
+    )
+    assert not {"bench/search/command.py", "bench/studies/pages.py"} & set(found)
 
 
 @pytest.mark.usefixtures("repository")

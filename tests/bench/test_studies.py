@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from bench import cells as cells_module
-from bench.catalogue import cells
-from bench.cells import Cell
+from bench.cells import cell as cells_module
+from bench.cells.cell import Cell
+from bench.cells.cluster import GPUS, PAPER
+from bench.cells.workload import FOLDER, Workload, _captured, captured, keep_graphs
+from bench.search.catalogue import cells
 from bench.studies import sensitivity, transfers
 from bench.studies.__main__ import main
-from bench.studies.cluster import GPUS, PAPER
 from bench.studies.study import COLUMNS, STUDIES, Study
 from bench.studies.systems import (
     COSHARD_GPT,
@@ -26,7 +27,6 @@ from bench.studies.systems import (
     System,
     grids,
 )
-from bench.studies.workload import FOLDER, Workload, _captured, captured, keep_graphs
 from superscaler_core.plan import Keep
 from superscaler_core.planners.auto import Setting
 from superscaler_core.planners.search.request import Candidate, Trial
@@ -183,7 +183,7 @@ def test_graphs_that_are_kept_are_read_again(
     assert captured(replace(TINY, dtype="float32"), 3) is made
     forgotten: Any = _captured
     forgotten.cache_clear()
-    monkeypatch.delattr("bench.studies.workload._capture")
+    monkeypatch.delattr("bench.cells.workload._capture")
     again = captured(replace(TINY, dtype="float32"), 3)
     assert again is not made
     assert [op.name for op in again.ops] == [op.name for op in made.ops]

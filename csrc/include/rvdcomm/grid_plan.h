@@ -9,15 +9,9 @@
 
 namespace rvdcomm {
 
-#ifndef RVD_TPB
-#define RVD_TPB 256
-#endif
-inline constexpr int kTileThreads = RVD_TPB;
+inline constexpr int kTileThreads = 256;
 /// Units a thread has in flight at once: enough loads to cover the memory's latency.
-#ifndef RVD_KU
-#define RVD_KU 4
-#endif
-inline constexpr int kUnitsPerThread = RVD_KU;
+inline constexpr int kUnitsPerThread = 4;
 inline constexpr int kTileUnits = kTileThreads * kUnitsPerThread;
 /// The widest access of a GPU thread.
 inline constexpr int kMaxUnitBytes = 16;

@@ -181,11 +181,11 @@ RVD_HD_CALL void sum_units(const GridView& grid, const GridOp& op, ThreadUnits m
 /// This thread's units of a tile of a sum.
 RVD_HD void sum_tile(const GridView& grid, const GridOp& op, ThreadUnits mine) {
   switch (op.src_dtype) {
-#define RVD_SUM(name, bytes, summable)                                                         \
-  case DType::k_##name:                                                                        \
-    if (ElementOf<DType::k_##name>::kIsHalf && op.wide) {                                      \
-      return sum_units<DType::k_##name, ElementOf<DType::k_##name>::kIsHalf>(grid, op, mine);  \
-    }                                                                                          \
+#define RVD_SUM(name, bytes, summable)                                                        \
+  case DType::k_##name:                                                                       \
+    if (ElementOf<DType::k_##name>::kIsHalf && op.wide) {                                     \
+      return sum_units<DType::k_##name, ElementOf<DType::k_##name>::kIsHalf>(grid, op, mine); \
+    }                                                                                         \
     return sum_units<DType::k_##name, false>(grid, op, mine);
     RVD_DTYPES(RVD_SUM)
 #undef RVD_SUM

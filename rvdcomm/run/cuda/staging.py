@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
+from rvdcomm.program import ALIGN_BYTES
 from rvdcomm.run.agree import exchange_posts
 from rvdcomm.run.world import World
 
@@ -62,7 +63,8 @@ class CudaStaging:
         try:
             # Nobody reads the old blocks any more once all have come here.
             torch.cuda.synchronize(self.device)
-            block = torch.empty(max(wanted[self.rank], 1), dtype=torch.uint8, device=self.device)
+            num_bytes = max(-(-wanted[self.rank] // ALIGN_BYTES), 1) * ALIGN_BYTES
+            block = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
             storage: Any = block.untyped_storage()
             post["storage"] = [_plain(value) for value in storage._share_cuda_()]
         except RuntimeError as error:

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from bench.studies.cluster import PAPER
-from bench.studies.workload import Workload, captured
+from bench.cells.cluster import PAPER
+from bench.cells.workload import Workload, captured
 from superscaler_core.graph.graph import Graph
 from superscaler_core.planners.auto.balance import balanced_sizes, partition
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import fsum
 from pathlib import Path
 
-from bench import dots
-from bench.catalogue import cells, compute
-from bench.cells import Cell
-from bench.searches import by_cell, over, parse, run, save
-from bench.store import Job, Row
+from bench.cells import dots
+from bench.cells.cell import Cell
+from bench.cells.searches import by_cell, over, parse, run, save
+from bench.cells.store import Job, Row
+from bench.search.catalogue import cells, compute
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.units import secs_text
 
@@ -132,7 +131,3 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--planners", metavar="NAME,...", help="only these (default: all)")
     parser.add_argument("--quick", action="store_true", help="only 4 and 8 GPUs")
     return parse(parser, words, out="bench/results/search.json", budget_secs=60.0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

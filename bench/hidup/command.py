@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import fsum
@@ -17,12 +16,12 @@ from textwrap import fill
 from typing import Any
 
 import superscaler_core as ss
-from bench import dots
-from bench.hidup_models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of, workload
-from bench.searches import over, parse, run, save
-from bench.store import Job, Row
-from bench.studies.cluster import PAPER
-from bench.studies.workload import captured
+from bench.cells import dots
+from bench.cells.cluster import PAPER
+from bench.cells.searches import over, parse, run, save
+from bench.cells.store import Job, Row
+from bench.cells.workload import captured
+from bench.hidup.models import CLUSTERS, MODELS, SYSTEMS, num_gpus, topology_of, workload
 from bench.tables import Lines, grid
 from superscaler_core.cost import CostModel
 from superscaler_core.planners.hidup import (
@@ -216,10 +215,3 @@ def _parse(words: list[str]) -> argparse.Namespace:
     add("--clusters", nargs="+", choices=CLUSTERS, default=[*CLUSTERS], help="default: all")
     add("--models", nargs="+", choices=MODELS, default=MODELS, help="default: all")
     return parse(parser, words, out="bench/results/hidup.json")
-
-
-if __name__ == "__main__":
-    # By its name, so that what computes rows can be sent to other processes.
-    from bench import hidup as named
-
-    sys.exit(named.main(sys.argv[1:]))

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from bench.cells import Cell
-from bench.search_models import SEARCH_MODELS
-from bench.studies.study import STUDIES
+from bench.cells.cell import Cell
+from bench.search.models import SEARCH_MODELS
+from bench.studies import study
 
 
 @cache
 def cells() -> Mapping[str, Cell]:
     """Those of the studies, Alpa's and HiDup's, by name; few GPUs first."""
-    found = [cell for name, study in STUDIES.items() for *_, cell in study.cells(name)]
+    found = [*study.cells().values()]
     for name, model in SEARCH_MODELS.items():
         text = f"{name}-{model.num_gpus}"
         systems, cluster = model.baselines, model.cluster

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 import rvdcomm as rv
-from bench.studies.cluster import PAPER, Cluster
-from bench.studies.workload import Workload
+from bench.cells.cluster import PAPER, Cluster
+from bench.cells.workload import Workload
 from superscaler_core.models.moe_encoder import EncoderConfig
 from superscaler_core.plan import Overlap, Plan
 from superscaler_core.planners.search.request import Candidate, Request, SearchPlanner, Trial

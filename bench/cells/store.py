@@ -20,8 +20,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bench.studies.processes import side_by_side
-from bench.studies.workload import keep_graphs
+from bench.cells.processes import side_by_side
+from bench.cells.workload import keep_graphs
 
 SCRATCH = Path("bench/results/scratch/cells")
 

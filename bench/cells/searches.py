@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bench.cells import NUM_PROCESSES
+from bench.cells.cell import NUM_PROCESSES
+from bench.cells.store import Compute, DirtyError, Job, Row, Version, commits_text, rows_of
 from bench.environment import environment
-from bench.store import Compute, DirtyError, Job, Row, Version, commits_text, rows_of
 
 Draw = Callable[[Path], None]
 """Writes the picture of a result."""

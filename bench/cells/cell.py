@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from bench.hurried import hurried
-from bench.studies.cluster import PAPER, Cluster
-from bench.studies.workload import Workload, captured
+from bench.cells.cluster import PAPER, Cluster
+from bench.cells.hurried import hurried
+from bench.cells.workload import Workload, captured
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.microbatches import Resizing

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench import hidup_models
-from bench.studies.cluster import PAPER, Cluster
+from bench.cells.cluster import PAPER, Cluster
+from bench.cells.workload import Workload
+from bench.hidup import models as hidup_models
 from bench.studies.systems import DEEPSPEED, MEGATRON
-from bench.studies.workload import Workload
 from superscaler_core.planners.search.request import SearchPlanner
 
 

@@ -1,0 +1,1 @@
+"""All planners on all cells: the paper's studies, Alpa's models and HiDup's."""
