@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from bench.cells.cluster import PAPER, Cluster
 from bench.cells.hurried import hurried
-from bench.cells.workload import Workload, captured
+from bench.cells.store import NUM_PROCESSES
+from bench.cells.workload import Workload
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.search.found import Found
-from superscaler_core.planners.search.microbatches import Resizing
 from superscaler_core.planners.search.offers import with_overlap
 from superscaler_core.planners.search.request import Request, SearchPlanner
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.simulator import simulate
-
-NUM_PROCESSES = 2
-"""Of a search."""
 
 PARTS = ("compute", "communication", "bubble")
 """Of a step; communication is what computing does not hide."""
@@ -66,13 +62,12 @@ class Cell:
 
     def request(self) -> Request:
         """What every planner is asked."""
-        workload, batch = self.workload, self.workload.batch
-        sizes = tuple(n for n in range(1, batch + 1) if batch % n == 0)
-        graphs = Resizing(partial(captured, workload), sizes)
+        workload = self.workload
+        graphs = workload.graphs
         return Request(
             graphs,
-            sizes,
-            batch,
+            workload.samples,
+            workload.batch,
             tuple(range(self.num_gpus)),
             self.cluster.topology(self.num_gpus),
             self.cluster.profile,
@@ -90,10 +85,8 @@ class Cell:
         The model is captured before the search begins, as planners do not differ in that.
         """
         head = {"cell": self.name, "gpus": self.num_gpus, "planner": planner}
+        self.workload.capture()
         request = self.request()
-        for samples in request.samples[:4]:
-            # All sizes that others are made from.
-            request.graph_of(samples)
         try:
             found = search_request(
                 request,

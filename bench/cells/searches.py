@@ -11,8 +11,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bench.cells.cell import NUM_PROCESSES
-from bench.cells.store import Compute, DirtyError, Job, Row, Version, commits_text, rows_of
+from bench.cells.store import (
+    NUM_PROCESSES,
+    Compute,
+    DirtyError,
+    Job,
+    Row,
+    Version,
+    commits_text,
+    rows_of,
+)
 from bench.environment import environment
 
 Draw = Callable[[Path], None]

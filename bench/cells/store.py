@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells.processes import side_by_side
-from bench.cells.workload import keep_graphs
+from bench.cells.workload import Workload, keep_graphs
+
+NUM_PROCESSES = 2
+"""Of a search."""
 
 SCRATCH = Path("bench/results/scratch/cells")
 
@@ -126,11 +129,13 @@ class Job:
     Attributes:
         cell, planner: names.
         budget_secs: of its search.
+        workload: what is captured before all searches; nothing if None.
     """
 
     cell: str
     planner: str
     budget_secs: float
+    workload: Workload | None = None
 
     @property
     def path(self) -> Path:
@@ -170,8 +175,26 @@ def rows_of(
         for old in graphs.parent.glob("*"):
             if old != graphs:
                 shutil.rmtree(old, ignore_errors=True)
+        # A search has several processes, and capturing one.
+        at_once = num_processes * NUM_PROCESSES
+        for _ in side_by_side(partial(_capture, graphs), workloads_of(missing), at_once, "models"):
+            pass
         do = partial(_computed, compute, version, graphs)
         yield from side_by_side(do, missing, num_processes, "searches")
+
+
+def workloads_of(jobs: Sequence[Job]) -> list[Workload]:
+    """What some jobs train, each once."""
+    found: list[Workload] = []
+    for job in jobs:
+        if job.workload is not None and job.workload not in found:
+            found.append(job.workload)
+    return found
+
+
+def _capture(graphs: Path, workload: Workload) -> None:
+    keep_graphs(graphs)
+    workload.capture()
 
 
 def _computed(compute: Compute, version: Version, graphs: Path, job: Job) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 import superscaler_core as ss
 from superscaler_core.models import MODELS
+from superscaler_core.planners.search.microbatches import Resizing
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,22 @@ class Workload:
     optimizer: str = "adam"
     master_dtype: str | None = "float32"
     recycle: int = 0
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """All sizes of a microbatch."""
+        return tuple(n for n in range(1, self.batch + 1) if self.batch % n == 0)
+
+    @property
+    def graphs(self) -> Resizing:
+        """The model with a microbatch of any of these sizes."""
+        return Resizing(partial(captured, self), self.samples)
+
+    def capture(self) -> None:
+        """Capture it with the sizes that all others are made from."""
+        graphs = self.graphs
+        for samples in self.samples[:4]:
+            graphs(samples)
 
 
 def num_parameters(workload: Workload) -> int:

@@ -113,7 +113,10 @@ def main(words: list[str]) -> int:
         and (not args.quick or cell.num_gpus <= 8)
     ]
     planners = args.planners.split(",") if args.planners else ()
-    jobs = [Job(cell.name, name, args.budget) for cell, name in wanted_of(chosen, planners)]
+    jobs = [
+        Job(cell.name, name, args.budget, cell.workload)
+        for cell, name in wanted_of(chosen, planners)
+    ]
     rows = run(args, jobs, compute)
     tuned = {cell.name: (*cell.systems, *cell.first) for cell in chosen}
     print(table(rows, tuned))

@@ -53,7 +53,7 @@ def main(words: list[str]) -> int:
         if cell.num_gpus in args.gpus
     ]
     jobs = [
-        Job(cell.name, planner, args.budget)
+        Job(cell.name, planner, args.budget, cell.workload)
         # What takes longest first, so that no process is left alone at the end.
         for *_, cell in sorted(cells, key=lambda each: -each[3].num_gpus)
         for planner in (*cell.first, *cell.systems)

@@ -144,7 +144,7 @@ def main(words: list[str]) -> int:
         if column == TODAY and cell.num_gpus == NUM_GPUS
     ]
     jobs = [
-        Job(f"{cell.name}{SIGN}{change}", planner, args.budget)
+        Job(f"{cell.name}{SIGN}{change}", planner, args.budget, cell.workload)
         for change, value in CHANGES.items()
         for cell in chosen
         if value.matters_to(cell)

@@ -127,7 +127,7 @@ def main(words: list[str]) -> int:
     """The command."""
     args = _parse(words)
     jobs = [
-        Job(cell.name, MEGATRON.name, args.budget)
+        Job(cell.name, MEGATRON.name, args.budget, cell.workload)
         for cell in reversed([*cells().values()])
         if cell.num_gpus in args.gpus
     ]

@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from bench.cells import store
-from bench.cells.store import DirtyError, Job, Version, commits_text, rows_of, sources
+from bench.cells.store import (
+    DirtyError,
+    Job,
+    Version,
+    commits_text,
+    rows_of,
+    sources,
+    workloads_of,
+)
+from bench.cells.workload import Workload
 from bench.search.catalogue import cells
 from bench.search.command import draw, ratio, table, wanted_of
 
@@ -161,3 +170,12 @@ def test_the_table_fits_the_page_and_the_picture_is_drawn(tmp_path: Path) -> Non
     assert max(map(len, text.splitlines())) <= 100
     draw(ROWS, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+def test_what_several_cells_train_is_captured_once() -> None:
+    one, two = (Workload("gpt", {"layers": n}, "float32", 4) for n in (2, 3))
+    jobs = [
+        Job(cell, "p", 1.0, train)
+        for cell, train in zip("abcd", (one, two, one, None), strict=True)
+    ]
+    assert workloads_of(jobs) == [one, two]

@@ -1,20 +1,21 @@
 """Each mixture of experts is captured as it is, and trains under each plan as on one device."""
 
+from itertools import product
+
 import pytest
 
 import superscaler_core as ss
 from superscaler_core.cost.presets import profile_of
+from tests.matrix import pairs
 from tests.models.cells import KNOBS, compiled, error
 from tests.models.experts import MIXTURES
 
 pytestmark = pytest.mark.filterwarnings("ignore::superscaler_core.OpaqueWarning")
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
-@pytest.mark.parametrize("plan", KNOBS)
-@pytest.mark.parametrize("family", MIXTURES)
-def test_experts_train_under_a_plan_as_on_one_device(family, plan, num_devices, tmp_path):
-    program = compiled(family, plan, num_devices)
+@pytest.mark.parametrize("family, how", pairs(MIXTURES, product(KNOBS, (2, 4))))
+def test_experts_train_under_a_plan_as_on_one_device(family, how, tmp_path):
+    program = compiled(family, *how)
     assert error(family, program, tmp_path) <= MIXTURES[family].tolerance
 
 

@@ -1,14 +1,15 @@
 """Each family of transformers is captured as it is, and trains under each plan as on one device."""
 
+from itertools import product
+
 import pytest
 
+from tests.matrix import pairs
 from tests.models.cells import KNOBS, compiled, error
 from tests.models.families import FAMILIES
 
 
-@pytest.mark.parametrize("num_devices", [2, 4])
-@pytest.mark.parametrize("plan", KNOBS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_family_trains_under_a_plan_as_on_one_device(family, plan, num_devices, tmp_path):
-    program = compiled(family, plan, num_devices)
+@pytest.mark.parametrize("family, how", pairs(FAMILIES, product(KNOBS, (2, 4))))
+def test_family_trains_under_a_plan_as_on_one_device(family, how, tmp_path):
+    program = compiled(family, *how)
     assert error(family, program, tmp_path) <= FAMILIES[family].tolerance

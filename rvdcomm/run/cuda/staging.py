@@ -63,8 +63,8 @@ class CudaStaging:
         try:
             # Nobody reads the old blocks any more once all have come here.
             torch.cuda.synchronize(self.device)
-            num_bytes = max(-(-wanted[self.rank] // ALIGN_BYTES), 1) * ALIGN_BYTES
-            block = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+            own_bytes = max(-(-wanted[self.rank] // ALIGN_BYTES), 1) * ALIGN_BYTES
+            block = torch.empty(own_bytes, dtype=torch.uint8, device=self.device)
             storage: Any = block.untyped_storage()
             post["storage"] = [_plain(value) for value in storage._share_cuda_()]
         except RuntimeError as error:

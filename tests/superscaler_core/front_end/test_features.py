@@ -15,6 +15,7 @@ from torch import Tensor
 
 import superscaler_core as ss
 from superscaler_core.plans import PLANS
+from tests.matrix import pairs
 from tests.superscaler_core.features import DTYPE, FEATURES, WIDTH, Model
 
 CAPTURED = [name for name, feature in FEATURES.items() if not feature.refused]
@@ -88,8 +89,7 @@ def check(names: tuple[str, ...], how: str, folder: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", CAPTURED)
+@pytest.mark.parametrize("name, how", pairs(CAPTURED, HOW))
 def test_a_feature_trains_as_in_torch(name: str, how: str, tmp_path: Path) -> None:
     check((name, name), how, tmp_path)
 

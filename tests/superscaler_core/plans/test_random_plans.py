@@ -212,7 +212,7 @@ def test_any_plan_computes_loss_and_gradients_of_the_model(name: str, data: st.D
 
 @pytest.mark.parametrize("order", ROUTES)
 @pytest.mark.parametrize("name", GRAPHS)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_microbatches_may_go_different_ways(name: str, order: str, data: st.DataObject) -> None:
     check_that_it_computes(data.draw(routed(GRAPHS[name], order)))
