@@ -80,7 +80,7 @@ def test_ranks_on_gpus_move_what_layouts_say(
     assert found == {}
 
 
-def moved_between_streams(rank: int, src: rv.Layout, dst: rv.Layout, executor: str) -> bool:
+def called_in_a_row(rank: int, src: rv.Layout, dst: rv.Layout, executor: str) -> bool:
     """Whether calls in a row, whose input changes meanwhile on the same stream, all are right."""
     topology = rv.Topology.single_host(len(src.ranks), 0, 1.0)
     call = rv.Redistributor(rv.plan(src, dst, "float32", topology), executor=executor)
@@ -97,7 +97,7 @@ def test_calls_in_a_row_do_not_overtake_each_other(world: ProcessWorld, executor
     n = world.num_ranks
     src = rv.Layout((1024 * n, 64 * n), f"R(1)V(1)D({n},1)")
     dst = rv.Layout((1024 * n, 64 * n), f"R(1)V(1)D(1,{n})")
-    results = world.run(moved_between_streams, src, dst, executor, timeout_secs=100.0)
+    results = world.run(called_in_a_row, src, dst, executor, timeout_secs=100.0)
     assert results == [True] * n
 
 
@@ -145,4 +145,5 @@ def test_messages_of_two_directions_do_not_wait_for_each_other() -> None:
         found = world.run(as_in_a_pipeline, timeout_secs=100.0)
     finally:
         world.stop()
-    assert found == [[100.0 + i for i in range(8)], [float(i) for i in range(8)]]
+    numbers = range(NUM_MICROBATCHES)
+    assert found == [[100.0 + i for i in numbers], [float(i) for i in numbers]]

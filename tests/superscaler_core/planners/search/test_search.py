@@ -23,6 +23,7 @@ from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
 from superscaler_core.simulator import PROFILES, simulate
+from tests.matrix import part
 from tests.superscaler_core.training import Case, errors_on_threads
 
 BATCH = 8
@@ -96,7 +97,7 @@ def test_the_best_is_the_best_of_all_settings_that_fit(few_moves: None) -> None:
         for setting in every_setting(asked)
     ]
     most = min(every, key=lambda each: each.secs).peak_bytes
-    for share in (0.35, 0.85):
+    for share in part((0.35, 0.6, 100.0, 0.85)):
         limit = int(share * most)
         less = replace(asked, memory_bytes=limit)
         found = search_request(less, auto, budget_secs=ENDS_BY_ITSELF)
