@@ -127,59 +127,34 @@ class Bench:
 
     def packs(self) -> None:
         memcpy = self.memcpy()
-        for peers, width in ((4, 1024), (8, 64), (4, 16)):
+        for peers, width in PACKS:
             x = tensor(filled(self.num_bytes)).view(torch.float32).view(-1, width)
-            rows, part = x.shape[0], width // peers
             packed = tensor(np.empty(x.numel(), np.float32))
-            columns, pieces = [], []
-            for p in range(peers):
-                columns.append((0, "float32", p * part, (width, 1)))
-                pieces.append((1, "float32", p * rows * part, (part, 1)))
-            pack = _C.CopyProgram(
-                [((rows, part), b, [a]) for a, b in zip(columns, pieces, strict=True)]
-            )
+            pack, unpack = map(_C.CopyProgram, pack_ops(x, peers))
             addresses = [address(x), address(packed)]
-            works: dict[str, Work] = {
-                "ours": lambda: pack.run(addresses, self.num_threads),  # noqa: B023
-                "torch": lambda: torch.cat(
-                    [c.contiguous().view(-1) for c in x.chunk(peers, 1)],  # noqa: B023
-                    out=packed,  # noqa: B023
-                ),
-                "memcpy": memcpy,
-            }
-            what = f"{peers} x {4 * part} B"
-            self.row("pack", what, self.num_bytes, works)
-            unpack = _C.CopyProgram(
-                [((rows, part), a, [b]) for a, b in zip(columns, pieces, strict=True)]
-            )
-            works = {
-                "ours": lambda: unpack.run(addresses, self.num_threads),  # noqa: B023
-                "torch": lambda: torch.cat(
-                    [c.view(-1, part) for c in packed.chunk(peers)],  # noqa: B023
-                    dim=1,
-                    out=x,  # noqa: B023
-                ),
-                "memcpy": memcpy,
-            }
-            self.row("unpack", what, self.num_bytes, works)
+
+            def run(made: Any, addresses: list[int] = addresses) -> Work:
+                return lambda: made.run(addresses, self.num_threads)
+
+            for kind, ours, theirs in (
+                ("pack", run(pack), torch_pack(x, packed, peers)),
+                ("unpack", run(unpack), torch_unpack(x, packed, peers)),
+            ):
+                works = {"ours": ours, "torch": theirs, "memcpy": memcpy}
+                self.row(kind, pack_text(x, peers), self.num_bytes, works)
 
     def sums(self) -> None:
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in SUMMED:
             count = self.num_bytes // dtype.itemsize
             parts = [tensor(filled(self.num_bytes)).view(dtype) for _ in range(4)]
             for part in parts:
                 part.copy_(torch.randn(count))
-            dst = tensor(np.empty(self.num_bytes, np.uint8)).view(dtype)
-
-            total = tensor(np.empty(self.num_bytes, np.uint8)).view(dtype)
-
-            def by_torch(parts: list[torch.Tensor] = parts, total: torch.Tensor = total) -> None:
-                torch.add(parts[0], parts[1], out=total)
-                total.add_(parts[2]).add_(parts[3])
-
-            name = str(dtype).removeprefix("torch.")
-            works = {"ours": program(dst, parts, self.num_threads), "torch": by_torch}
-            self.row("sum", f"4 x {name}", self.num_bytes, works)
+            dst, total = (tensor(np.empty(self.num_bytes, np.uint8)).view(dtype) for _ in range(2))
+            works = {
+                "ours": program(dst, parts, self.num_threads),
+                "torch": torch_sum(parts, total),
+            }
+            self.row("sum", sum_text(dtype), self.num_bytes, works)
 
     def small(self) -> None:
         src = torch.arange(512, dtype=torch.float32).view(32, 16)[:, :8]
@@ -262,48 +237,72 @@ def _gathers_on_gpu(num_bytes: int) -> Iterator[tuple[str, dict[str, Work]]]:
 
 
 def _packs_on_gpu(num_bytes: int) -> Iterator[tuple[str, dict[str, Work]]]:
-    """Rows of D(n,1) -> D(1,n) for n peers as one program, and the reverse."""
-    for peers, width in ((4, 1024), (8, 64), (4, 16)):
+    """The same packs and unpacks as on the CPU."""
+    for peers, width in PACKS:
         x = bytes_on_gpu(num_bytes).view(torch.float32).view(-1, width)
         packed, plain = torch.empty(x.numel(), device="cuda"), torch.empty_like(x)
-        rows, part = x.shape[0], width // peers
-        columns = [(0, "float32", p * part, (width, 1)) for p in range(peers)]
-        pieces = [(1, "float32", p * rows * part, (part, 1)) for p in range(peers)]
-        pairs = list(zip(columns, pieces, strict=True))
+        pack, unpack = (on_gpu(ops, [x, packed]) for ops in pack_ops(x, peers))
         memcpy = {"memcpy": lambda plain=plain, x=x: plain.copy_(x)}
-
-        def by_cat(x: torch.Tensor = x, packed: torch.Tensor = packed, peers: int = peers) -> None:
-            torch.cat([c.contiguous().view(-1) for c in x.chunk(peers, 1)], out=packed)
-
-        def to_columns(
-            x: torch.Tensor = x, packed: torch.Tensor = packed, peers: int = peers, part: int = part
-        ) -> None:
-            torch.cat([c.view(-1, part) for c in packed.chunk(peers)], dim=1, out=x)
-
-        what = f"{peers} x {4 * part} B"
-        pack = on_gpu([((rows, part), b, [a]) for a, b in pairs], [x, packed])
-        yield f"pack {what}", {"ours": pack, "torch": by_cat, **memcpy}
-        unpack = on_gpu([((rows, part), a, [b]) for a, b in pairs], [x, packed])
-        yield f"unpack {what}", {"ours": unpack, "torch": to_columns, **memcpy}
+        text = pack_text(x, peers)
+        yield f"pack {text}", {"ours": pack, "torch": torch_pack(x, packed, peers), **memcpy}
+        yield f"unpack {text}", {"ours": unpack, "torch": torch_unpack(x, packed, peers), **memcpy}
 
 
 def _sums_on_gpu(num_bytes: int) -> Iterator[tuple[str, dict[str, Work]]]:
-    """4 parts added in one pass, beside torch's ``add_`` one after another."""
-    for dtype in (torch.float32, torch.bfloat16):
+    """The same sums as on the CPU."""
+    for dtype in SUMMED:
         count = num_bytes // dtype.itemsize
         parts = [torch.randn(count, device="cuda", dtype=dtype) for _ in range(4)]
         dst, total = torch.empty_like(parts[0]), torch.empty_like(parts[0])
         sides = [side(i + 1, part) for i, part in enumerate(parts)]
-
-        def by_torch(parts: list[torch.Tensor] = parts, total: torch.Tensor = total) -> None:
-            torch.add(parts[0], parts[1], out=total)
-            total.add_(parts[2]).add_(parts[3])
-
         ours = on_gpu([((count,), side(0, dst), sides)], [dst, *parts])
-        yield (
-            f"sum 4 x {str(dtype).removeprefix('torch.')}",
-            {"ours": ours, "torch": by_torch},
-        )
+        yield f"sum {sum_text(dtype)}", {"ours": ours, "torch": torch_sum(parts, total)}
+
+
+# --- what rows on the CPU and on the GPU have in common -----------------------------------------
+
+PACKS = ((4, 1024), (8, 64), (4, 16))
+"""Peers, and float32 values of a row."""
+
+SUMMED = (torch.float32, torch.bfloat16)
+
+
+def pack_ops(x: torch.Tensor, peers: int) -> tuple[list[Any], list[Any]]:
+    """The columns of ``x``, buffer 0, to one piece a peer in buffer 1; and back."""
+    rows, width = x.shape
+    part = width // peers
+    columns = [(0, "float32", p * part, (width, 1)) for p in range(peers)]
+    pieces = [(1, "float32", p * rows * part, (part, 1)) for p in range(peers)]
+    pairs = list(zip(columns, pieces, strict=True))
+    return [((rows, part), b, [a]) for a, b in pairs], [((rows, part), a, [b]) for a, b in pairs]
+
+
+def pack_text(x: torch.Tensor, peers: int) -> str:
+    return f"{peers} x {4 * x.shape[1] // peers} B"
+
+
+def torch_pack(x: torch.Tensor, packed: torch.Tensor, peers: int) -> Work:
+    return lambda: torch.cat([c.contiguous().view(-1) for c in x.chunk(peers, 1)], out=packed)
+
+
+def torch_unpack(x: torch.Tensor, packed: torch.Tensor, peers: int) -> Work:
+    part = x.shape[1] // peers
+    return lambda: torch.cat([c.view(-1, part) for c in packed.chunk(peers)], dim=1, out=x)
+
+
+def sum_text(dtype: torch.dtype) -> str:
+    return f"4 x {str(dtype).removeprefix('torch.')}"
+
+
+def torch_sum(parts: list[torch.Tensor], total: torch.Tensor) -> Work:
+    """One part after another."""
+
+    def add() -> None:
+        torch.add(parts[0], parts[1], out=total)
+        for part in parts[2:]:
+            total.add_(part)
+
+    return add
 
 
 def filled(num_bytes: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cells.cluster import PAPER, Cluster
 from bench.cells.hurried import hurried
-from bench.cells.store import NUM_PROCESSES
+from bench.cells.processes import NUM_PROCESSES
 from bench.cells.workload import Workload
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.search.found import Found

@@ -1,4 +1,4 @@
-"""Processes: the studies' work side by side, each piece in a process of its own."""
+"""Processes: work on cells side by side, each piece in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 from tqdm import tqdm
+
+NUM_PROCESSES = 2
+"""Of a search."""
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")

@@ -11,8 +11,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bench.cells.processes import NUM_PROCESSES
 from bench.cells.store import (
-    NUM_PROCESSES,
     Compute,
     DirtyError,
     Job,

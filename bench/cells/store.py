@@ -20,11 +20,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from bench.cells.processes import side_by_side
+from bench.cells.processes import NUM_PROCESSES, side_by_side
 from bench.cells.workload import Workload, keep_graphs
-
-NUM_PROCESSES = 2
-"""Of a search."""
 
 SCRATCH = Path("bench/results/scratch/cells")
 

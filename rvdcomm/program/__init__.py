@@ -11,7 +11,7 @@ from rvdcomm.program.instructions import (
     Message,
     Zero,
 )
-from rvdcomm.program.program import ALIGN_BYTES, Arena, Program
+from rvdcomm.program.program import ALIGN_BYTES, Arena, Program, aligned
 from rvdcomm.program.shards import DST, SRC, Transition, is_shard, is_src, shard_index
 from rvdcomm.program.text import MAX_CHARS
 from rvdcomm.program.traffic import Islands
@@ -36,6 +36,7 @@ __all__ = [
     "Proof",
     "Transition",
     "Zero",
+    "aligned",
     "is_shard",
     "is_src",
     "shard_index",

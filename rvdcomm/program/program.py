@@ -43,6 +43,11 @@ MAX_SORTED_BY_SIZE = 1024
 """With more staging buffers, they are not placed a second time: that takes quadratic time."""
 
 
+def aligned(num_bytes: int) -> int:
+    """Round up, so that what begins there, or a block of so many, can be viewed as any dtype."""
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
 @dataclass(frozen=True, slots=True)
 class Arena:
     """One block of memory for all staging buffers of a rank: byte offsets by buffer name."""
@@ -73,7 +78,7 @@ def _first_fit(staged: Sequence[_Staged], *, is_by_birth: bool) -> Arena:
         for low, end, other in placed:
             is_alive = other.first <= mine.last and mine.first <= other.last
             if is_alive and low < start + mine.num_bytes and start < end:
-                start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+                start = aligned(end)
         offsets[mine.name] = start
         insort(placed, (start, start + mine.num_bytes, mine))
         num_bytes = max(num_bytes, start + mine.num_bytes)

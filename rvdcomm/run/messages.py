@@ -31,15 +31,14 @@ class CompiledCollective:
 
     Those of a call that is posted carry a *lane* too, which no other collective of the group has.
     So ranks may post different transitions in different orders. Where messages have no tags, a
-    communicator of its own (``World.own_subgroup``) is the lane: that of ``identity``.
+    communicator of its own (``World.subgroup``) is the lane: that of ``identity``.
     """
 
     def __init__(
         self, program: Program, collective: Collective, world: World, tag: int, identity: int = 0
     ) -> None:
         self.program, self.collective, self.rank = program, collective, world.rank
-        find = world.own_subgroup if identity else world.subgroup
-        self._group = find(collective.ranks, identity)
+        self._group = world.subgroup(collective.ranks, identity)
         self._tag, self._lane = tag, self._group.lane()
         i = collective.ranks.index(world.rank)
         begin, self.sent_bytes = self._compiled(collective.src[i], collective.dst[i])

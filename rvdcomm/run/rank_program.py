@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rvdcomm.layout import ITEM_BYTES
 from rvdcomm.native import core
-from rvdcomm.program import Collective, Copy, Program
+from rvdcomm.program import Collective, Copy, Program, aligned
 from rvdcomm.run.call_memory import CallMemory
 from rvdcomm.run.cuda.staging import CudaStaging
 from rvdcomm.run.in_place import Copies, InPlace, without
@@ -26,7 +26,7 @@ from rvdcomm.run.local import operation
 from rvdcomm.run.messages import CompiledCollective
 from rvdcomm.run.pool import pool_here
 from rvdcomm.run.schedule import Action, Do, Finish, Start, schedule
-from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of, whole
+from rvdcomm.run.shared_memory.staging import SharedStaging, Staging, staging_of
 from rvdcomm.run.stage import CudaStage, ShardStrides, native_stage
 from rvdcomm.run.waiting import of_block
 from rvdcomm.run.world import World
@@ -312,7 +312,7 @@ class RankProgram:
         if isinstance(self._staging, CudaStaging):
             return self._staging.block, self._staging.addresses
         # Torch's allocator keeps freed memory, stream by stream.
-        num_bytes = whole(self.program.arena(self.rank).num_bytes)
+        num_bytes = aligned(self.program.arena(self.rank).num_bytes)
         block = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return block, [block.data_ptr()]
 

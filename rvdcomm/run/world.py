@@ -208,7 +208,8 @@ class World:
         """The communicator of these ranks, in this order; collective over them when first asked.
 
         It is a communicator of our own even where it has all ranks: calls of the user's on the same
-        group cannot mix with ours. With an ``identity``, nothing else uses it.
+        group cannot mix with ours. With an ``identity`` nothing else uses it, and its ranks have
+        met: where messages have no tags, those of one communicator are issued in one order.
         """
         key = ranks, identity
         if key not in self._subgroups:
@@ -216,29 +217,28 @@ class World:
                 known = ", ".join(sorted(_BACKENDS))
                 raise CommError(f"backend {self.backend!r} is not supported; use one of {known}.")
             try:
-                made = self._connected(ranks, identity)
+                # gloo's own all_gather goes round a ring and through a second buffer as large as
+                # dst; its all_to_all lets ranks meet that have nothing for each other.
+                made = Subgroup(self._connected(ranks, identity), sends_best=self.has_tags)
+                if identity:
+                    self._meet(made, ranks)
             except BaseException as error:
                 self.fail(error)
                 raise
-            # gloo's own all_gather goes round a ring and through a second buffer as large as dst;
-            # its all_to_all lets ranks meet that have nothing for each other.
-            self._subgroups[key] = Subgroup(made, sends_best=self.has_tags)
+            self._subgroups[key] = made
         return self._subgroups[key]
 
-    def own_subgroup(self, ranks: tuple[int, ...], identity: int) -> Subgroup:
-        """A communicator for what ``identity`` says alone, whose ranks have met already.
-
-        Where messages have no tags, those of one communicator must be issued in one order on all
-        its ranks; and its first message lets the host wait for the other ranks. Collective over
-        ``ranks`` when first asked.
-        """
-        is_new = (ranks, identity) not in self._subgroups
-        found = self.subgroup(ranks, identity)
-        if is_new:
-            there, here = torch.empty((2, len(ranks)), dtype=torch.uint8, device=self.device)
-            ones = [1] * len(ranks)
-            found.wait(found.all_to_all(there, here, ones, ones))
-        return found
+    def _meet(self, group: Subgroup, ranks: tuple[int, ...]) -> None:
+        """Exchange a byte: else the host waits for the other ranks in a group's first message."""
+        there, here = torch.empty((2, len(ranks)), dtype=torch.uint8, device=self.device)
+        ones = [1] * len(ranks)
+        try:
+            group.wait(group.all_to_all(there, here, ones, ones))
+        except RuntimeError as error:
+            raise CommError(
+                f"{self.backend}: rank {self.rank} does not reach ranks ({ranges_text(ranks)}): "
+                f"{error}"
+            ) from None
 
     @property
     def has_tags(self) -> bool:

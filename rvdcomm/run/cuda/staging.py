@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rvdcomm.errors import CommError
 from rvdcomm.layout import ranges_text
-from rvdcomm.program import ALIGN_BYTES
+from rvdcomm.program import aligned
 from rvdcomm.run.agree import exchange_posts
 from rvdcomm.run.world import World
 
@@ -63,7 +63,7 @@ class CudaStaging:
         try:
             # Nobody reads the old blocks any more once all have come here.
             torch.cuda.synchronize(self.device)
-            own_bytes = max(-(-wanted[self.rank] // ALIGN_BYTES), 1) * ALIGN_BYTES
+            own_bytes = aligned(max(wanted[self.rank], 1))
             block = torch.empty(own_bytes, dtype=torch.uint8, device=self.device)
             storage: Any = block.untyped_storage()
             post["storage"] = [_plain(value) for value in storage._share_cuda_()]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rvdcomm.program import ALIGN_BYTES
+from rvdcomm.program import aligned
 from rvdcomm.run.cuda.staging import CudaStaging
 from rvdcomm.run.world import World
 
@@ -30,7 +30,7 @@ class PrivateStaging:
 
     def reserve(self, num_bytes: Mapping[int, int]) -> None:
         """Let the block have at least so many bytes."""
-        wanted = whole(num_bytes[self.rank])
+        wanted = aligned(num_bytes[self.rank])
         if self.block.numel() < wanted:
             self.block = torch.empty(wanted, dtype=torch.uint8)
             self.version += 1
@@ -74,7 +74,7 @@ class SharedStaging:
         Raises:
             SharedMemoryError: a rank has not so much, on all ranks alike.
         """
-        wanted = {rank: whole(num_bytes.get(rank, 0)) for rank in self.ranks}
+        wanted = {rank: aligned(num_bytes.get(rank, 0)) for rank in self.ranks}
         before = self._sizes()
         self.island.reserve(wanted)
         if self._sizes() != before:
@@ -154,8 +154,3 @@ def staging_of(world: World, island: tuple[int, ...] | None) -> Staging:
 
     found: Staging = world.once(("staging", island), make)
     return found
-
-
-def whole(num_bytes: int) -> int:
-    """Round up so that the block can be viewed as any dtype."""
-    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
