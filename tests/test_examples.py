@@ -21,7 +21,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 ON_PROCESSES = ["dtensor.py", "redistribute_gloo.py", "sync_weights.py", "train_gpt.py"]
 KILLED = "finetune_llama.py"
 """The example that is killed, and goes on."""
-TIMEOUT_SECS = 60.0
+TIMEOUT_SECS = 120.0
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -82,10 +82,10 @@ def test_a_llama_that_was_killed_goes_on_by_another_plan(tmp_path: Path) -> None
     common = ["--folder", str(tmp_path), "--steps", "4", "--dtype", "float64"]
     dies = launches(KILLED, 4, "--plan", "zero3", "--die-after", "2", *common)
     with pytest.raises(RankFailedError) as died:
-        run_ranks(dies, timeout_secs=2 * TIMEOUT_SECS, echo=False)
+        run_ranks(dies, timeout_secs=TIMEOUT_SECS, echo=False)
     assert died.value.exit_status == -signal.SIGKILL
     goes_on = launches(KILLED, 4, "--plan", "megatron", *common)
-    first, *_ = run_ranks(goes_on, timeout_secs=2 * TIMEOUT_SECS, echo=False)
+    first, *_ = run_ranks(goes_on, timeout_secs=TIMEOUT_SECS, echo=False)
     losses = dict(re.findall(r"^step (\d+): loss (\S+)$", first.stdout, re.MULTILINE))
     assert list(losses) == ["2", "3"]
     found = [float(loss) for loss in losses.values()]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.graph.graph import Graph, Op
+from superscaler_core.graph.graph import Graph
 from superscaler_core.graph.part import Part
 from superscaler_core.graph.tensor import ITEM_BYTES, PTensor
 from superscaler_core.memory import STATES
@@ -15,21 +15,18 @@ from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.planners.auto.traits import kept_bytes
 from superscaler_core.planners.search.request import Request
 
-WEIGHT_TRAFFIC = 4
-"""How often an op reads or writes a weight at most: forward, backward (as an operand, and if it is
-saved), and its gradient."""
-
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """Lower bounds for one request, all from its smallest microbatch: capturing takes seconds.
+    """Lower bounds for one request, from its smallest microbatches: capturing takes seconds.
 
-    Of time: the devices together compute every op at least once for every sample, so the slowest
-    takes at least its share. Speeds grow with the work, so no part of any microbatch is faster than
-    the whole op at the largest microbatch; at that speed an op takes, by the roofline,
-    ``max(f, a + w) <= max(f, a) + w`` for its operations, its activations' traffic and its
-    weights', of which f and a grow with the samples. So k samples take at least k times what one
-    takes less w and the launch.
+    Of time: the devices together compute every op at least once for every microbatch, so the
+    slowest takes at least its share. Speeds grow with the work, so no part of any microbatch is
+    faster than the whole op at the largest microbatch. At that speed an op takes, by the roofline,
+    ``max(f, a + w)`` for its operations, its activations' traffic and that of its weights, of which
+    f and a grow evenly with the samples k, or, as for the making of a mask, not at all. That is
+    convex in k, so of two sizes the difference a sample is a lower bound of every larger one's;
+    what does not grow is not in it.
 
     Of memory: weights, gradients and states are somewhere; and when a microbatch has ended its
     forward, all that its backward needs is on some device.
@@ -45,17 +42,19 @@ class Bounds:
 
     @cached_property
     def _sample_secs(self) -> float:
-        """The least time of a forward and a backward of a sample on one device."""
-        profile, samples = self.request.profile, self.request.samples
-        times = OpTimes(profile, grown=samples[-1] / samples[0])
+        """The least time that a sample adds to a forward and a backward on one device."""
+        samples = self.request.samples
+        times = OpTimes(self.request.profile, grown=samples[-1] / samples[0])
 
-        def secs(op: Op) -> float:
-            weights = sum(tensor.num_bytes for tensor in op.parameters)
-            less = WEIGHT_TRAFFIC * profile.bytes_secs(weights) + 3 * profile.launch_secs
-            part = Part(op)
-            return max(0.0, times.forward_secs(part) + times.backward_secs(part) - less)
+        def secs(num: int) -> float:
+            parts = map(Part, self.request.graph_of(num).ops)
+            return sum(times.forward_secs(part) + times.backward_secs(part) for part in parts)
 
-        return sum(map(secs, self._graph.ops)) / samples[0]
+        if len(samples) == 1:
+            return secs(samples[0]) / samples[0]
+        # The second size is at higher speeds than the first's, so the difference is less still.
+        first, second = samples[:2]
+        return max(0.0, secs(second) - secs(first)) / (second - first)
 
     def secs(self, setting: Setting) -> float:
         """A lower bound of a step."""

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from superscaler_core.cost.op_time import OpTimes
 from superscaler_core.graph.graph import Graph
-from superscaler_core.graph.part import Part
 from superscaler_core.plan import Keep
-from superscaler_core.planners.auto.bounds import Bounds
-from superscaler_core.planners.auto.holding import ROWS, Holding, replicas
+from superscaler_core.planners.auto.holding import Holding, replicas
 from superscaler_core.planners.auto.sending import Sending
-from superscaler_core.planners.auto.setting import Setting
+from superscaler_core.planners.auto.setting import ROWS, Setting
 from superscaler_core.planners.auto.traits import Traits, traits_of
+from superscaler_core.planners.auto.working import PASSES, Working
 from superscaler_core.planners.search.request import Request
 
 SENT, WIDE = 0.02, 4.0
@@ -49,13 +47,10 @@ HOST_TRIPS = 3
 """The same between a device and its host, if weights are there; and as often the host reads or
 writes them, as it adds up gradients."""
 
-PASSES = 3
-"""Launches of an op: one in the forward, two in the backward."""
-
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Estimates, in no direction, for one request, all from its smallest microbatch.
+    """Estimates, in no direction, for one request, all from its smallest microbatches.
 
     An op is as fast as one of the part that a device gets of it; every microbatch launches it.
     Communication is that of the shipped plans, by its bytes (``Sending``).
@@ -67,7 +62,7 @@ class Guess:
         """What a step takes."""
         request = self.request
         num = request.microbatches(setting.microbatch)
-        work = self._work_secs(setting.samples / (setting.tp * setting.coshard))
+        work = self._working.sample_secs(setting.samples, setting.tp * setting.coshard)
         launches = num / setting.pp * PASSES * len(self._graph.ops) * request.profile.launch_secs
         alone = work * request.batch / len(request.devices) + launches * setting.coshard
         again = _again(setting) + request.recycle * FORWARD
@@ -80,7 +75,7 @@ class Guess:
         sending, tp, dp = self._sending, setting.tp, setting.dp
         if setting.family in ROWS:
             share = WIDE if tp > self._per_host else SENT * tp
-            return share * self._work_secs(setting.samples / tp) * setting.samples / tp
+            return share * self._working.sample_secs(setting.samples, tp) * setting.samples / tp
         times, num_bytes = sending.summed
         grown = setting.samples / self.request.samples[0]
         secs = times * sending.all_reduce_secs(num_bytes * grown / max(times, 1), tp)
@@ -110,25 +105,6 @@ class Guess:
         """The same of a changed setting, given what was seen without the change."""
         return self._holding.smaller_bytes(setting, peak_bytes, changed)
 
-    def _work_secs(self, samples: float) -> float:
-        """A forward and a backward of a sample on one device, in microbatches of so many."""
-        if samples not in self._works:
-            first = self.request.samples[0]
-            times = OpTimes(self.request.profile, grown=samples / first)
-            parts = [Part(op) for op in self._graph.ops]
-            secs = sum(times.forward_secs(part) + times.backward_secs(part) for part in parts)
-            launches = PASSES * len(parts) * self.request.profile.launch_secs
-            self._works[samples] = max(0.0, secs - launches) / first
-        return self._works[samples]
-
-    @cached_property
-    def _works(self) -> dict[float, float]:
-        return {}
-
-    @cached_property
-    def _bounds(self) -> Bounds:
-        return Bounds(self.request)
-
     @cached_property
     def _graph(self) -> Graph:
         return self.request.graph_of(self.request.samples[0])
@@ -143,7 +119,11 @@ class Guess:
 
     @cached_property
     def _holding(self) -> Holding:
-        return Holding(self._traits, self._bounds)
+        return Holding(self.request)
+
+    @cached_property
+    def _working(self) -> Working:
+        return Working(self.request)
 
     @cached_property
     def _per_host(self) -> int:

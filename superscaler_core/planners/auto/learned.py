@@ -37,6 +37,9 @@ NUM_LAYOUT = 4
 MINOR = 0.4
 """A choice that changes little, as a share of one: what is overlapped, and how words are cut."""
 
+LEAST = 0.1
+"""The same of what hardly ever changes anything: whether two blocks' weights are fetched ahead."""
+
 MAX_SEEN = 400
 """Settings that are learned from; of more, the latest."""
 
@@ -50,8 +53,7 @@ def place(setting: Setting) -> Floats:
     )  # fmt: skip
     minor = (
         setting.keep_coshard is Keep.EVERYTHING, setting.vocabulary, setting.apart,
-        setting.slack > 0, setting.prefetch > 0, setting.prefetch > 1, setting.reductions,
-        setting.moves,
+        setting.slack > 0, setting.prefetch > 0, setting.reductions, setting.moves,
     )  # fmt: skip
     family = (*_FAMILIES, setting.family).index(setting.family)
     return np.array(
@@ -60,6 +62,7 @@ def place(setting: Setting) -> Floats:
             *map(log2, degrees),
             *switches,
             *(MINOR * each for each in minor),
+            LEAST * (setting.prefetch > 1),
             *(setting.keep is each for each in Keep),
             *(setting.family == each for each in _FAMILIES),
             *(setting.schedule == each for each in _SCHEDULES),

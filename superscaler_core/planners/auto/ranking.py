@@ -32,9 +32,9 @@ RANKED, ALL_RANKED = 512, 32
 """Of the settings that wait, those that were ranked first are ranked anew each time, and all after
 so many times."""
 
-NEAR = 1.25
-"""How many times as long as the best of all layouts one may be guessed to take, of which a setting
-is looked at before anything is ranked."""
+NEAR, NEARER = 1.25, 1.05
+"""How many times as long as the best of all settings one may be guessed to take that is looked at
+before anything is ranked, if it is the best of its layout, and if it is not."""
 
 SURE, SURE_EVERY = 0.15, 3
 """The share of deviations that one of so many choices reckons with: it takes what is nearly sure to
@@ -93,14 +93,17 @@ class Ranking:
         """Before all else the best of every layout that waits is taken, if it is near the best.
 
         What is seen of one layout tells little of another, so that errors of guesses could hide
-        the best one until the search ends.
+        the best one until the search ends. For the same reason all others follow that are nearly as
+        good as the best: weights that are fetched tell little of weights that are not.
         """
         fitting = {s: w.secs for s, w in self._waiting.items() if w.num_bytes <= self._memory}
         best: dict[Hashable, Setting] = {}
         for setting in sorted(fitting, key=lambda each: fitting[each]):
             best.setdefault((setting.family, setting.dp, setting.tp, setting.pp), setting)
-        most = min(fitting.values(), default=inf) + log(NEAR)
-        self._first.extend(setting for setting in best.values() if fitting[setting] <= most)
+        least = min(fitting.values(), default=inf)
+        near = [each for each in best.values() if fitting[each] <= least + log(NEAR)]
+        nearer = [each for each in fitting if fitting[each] <= least + log(NEARER)]
+        self._first.extend(dict.fromkeys((*near, *nearer)))
 
     def take(self) -> tuple[Setting, float]:
         """The setting to look at next, which waits no more, and the seconds expected of it."""

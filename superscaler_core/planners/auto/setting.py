@@ -9,6 +9,9 @@ from typing import Any
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Keep
 
+ROWS = ("axial", "spatial")
+"""Families that cut rows and columns, not features; all of a stage's devices have its weights."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

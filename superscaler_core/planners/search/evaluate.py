@@ -91,6 +91,7 @@ that are shipped are full after two."""
 
 
 def _looked(request: Request, samples: int, sprogram: Callable[..., None], how: Look) -> Looked:
+    request = request.as_captured if how.is_exact else request
     num = request.microbatches(samples)
     few = ROUNDS * how.period if ROUNDS * how.period < num else 0
     short = _short(request.graph_of(samples), how)

@@ -92,14 +92,16 @@ class Look:
             ``microbatches``. If 0, all are looked at.
         stages: how many of a model's blocks each stage has, of which all lose as many, and
             ``sprogram`` then takes what is left as ``sizes``. If None, all blocks are looked at.
+        is_exact: whether it is at the graph that is captured (``Request.captured``).
     """
 
     period: int = 0
     stages: Callable[[Blocks], Sequence[int]] | None = None
+    is_exact: bool = False
 
 
-WHOLE = Look()
-"""All microbatches and all blocks."""
+WHOLE, EXACT = Look(), Look(is_exact=True)
+"""All microbatches and all blocks, and that of the graph as captured."""
 
 
 @dataclass(frozen=True, eq=False)

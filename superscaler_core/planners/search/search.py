@@ -13,12 +13,14 @@ from superscaler_core.cost import PROFILES, DeviceProfile
 from superscaler_core.errors import PlanError
 from superscaler_core.front_end.model_call import ModelCall
 from superscaler_core.plan import Device
-from superscaler_core.planners.search.evaluate import evaluate, lack
+from superscaler_core.planners.search.evaluate import lack
 from superscaler_core.planners.search.found import Found
 from superscaler_core.planners.search.microbatches import Resizing, graphs_of
 from superscaler_core.planners.search.request import (
+    EXACT,
     WHOLE,
     Candidate,
+    Look,
     Request,
     SearchPlanner,
     Trial,
@@ -286,23 +288,38 @@ class _Looking:
         while self._promising and (self.best is None or self._left_secs > 0):
             secs, _, candidate = heapq.heappop(self._promising)
             if self._is_faster(secs):
-                self._take(evaluate(self._request, candidate))
+                self._take(self._looked(candidate, WHOLE))
 
     def settle(self) -> None:
         """Look at what was found on the graph as captured, and at the next if that is slower."""
-        exact = self._request.as_captured
-        if exact is self._request:
+        if self._request.captured is None:
             return
-        self._request, settled = exact, None
+        settled: Trial | None = None
         fits = sorted((t for t in self._tried if t.fits and not t.is_estimate), key=_secs_of)
         for trial in fits:
             if settled is None or trial.secs < settled.secs:
-                looked = evaluate(exact, trial.candidate)
+                looked = self._looked(trial.candidate, EXACT)
                 if (looked.secs, looked.peak_bytes) == (trial.secs, trial.peak_bytes):
                     self._tried.remove(trial)
                 self._tried.append(looked)
                 settled = min(filter(None, [settled, looked]), key=_secs_of)
+        self._request = self._request.as_captured
         self.best = settled if settled is not None and settled.fits else None
+
+    def _looked(self, candidate: Candidate, how: Look) -> Trial:
+        """Look at a candidate now, in a process that has looked at some, if one is idle soon."""
+        while not self._workers.has_room:
+            ended = self._workers.wait(self._longest_secs)
+            if ended is None:
+                break
+            self._take(ended)
+        self._workers.begin(candidate, how)
+        while True:
+            ended = self._workers.wait()
+            assert ended is not None, "what was begun ends"
+            if ended.candidate is candidate:
+                return ended
+            self._take(ended)
 
 
 def _secs_of(trial: Trial) -> float:

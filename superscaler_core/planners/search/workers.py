@@ -65,10 +65,11 @@ class Workers:
         except OSError:
             self._lose(idle)
 
-    def wait(self, timeout_secs: float) -> Trial | None:
-        """The next that ends; None if none is under way, or none ends in time."""
+    def wait(self, timeout_secs: float | None = None) -> Trial | None:
+        """The next that ends; None if none is under way, or none ends in time if that is given."""
         if not self._here and self._away:
-            for connection in wait([*self._away], max(0.0, timeout_secs))[:1]:
+            timeout_secs = None if timeout_secs is None else max(0.0, timeout_secs)
+            for connection in wait([*self._away], timeout_secs)[:1]:
                 assert isinstance(connection, Connection)
                 try:
                     answer = connection.recv()

@@ -18,7 +18,14 @@ from superscaler_core.planners.auto.families import Filling
 from superscaler_core.planners.auto.options import Options
 from superscaler_core.planners.auto.traits import Traits
 from superscaler_core.planners.search.evaluate import compiled, evaluate, look
-from superscaler_core.planners.search.request import WHOLE, Candidate, Look, Request, Trial
+from superscaler_core.planners.search.request import (
+    EXACT,
+    WHOLE,
+    Candidate,
+    Look,
+    Request,
+    Trial,
+)
 from superscaler_core.planners.search.search import search_request
 from superscaler_core.planners.table import PLANNERS
 from superscaler_core.plans import PLANS
@@ -304,13 +311,13 @@ def test_a_budget_has_time_for_the_last_look(monkeypatch: pytest.MonkeyPatch) ->
 
     def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
         nonlocal now
-        took = 15.0 if how is WHOLE else 1.0
+        is_full = how in (WHOLE, EXACT)
+        took = 15.0 if is_full else 1.0
         now += took
         secs = float(candidate.name)
-        return Trial(candidate, secs, 1, is_estimate=how is not WHOLE, look_secs=took)
+        return Trial(candidate, secs, 1, is_estimate=not is_full, look_secs=took)
 
-    for module in ("search", "workers"):
-        monkeypatch.setattr(f"superscaler_core.planners.search.{module}.evaluate", seen)
+    monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", seen)
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr("superscaler_core.planners.search.search.time", clock)
     given = (Candidate(f"{100 - n}", 1, PLANS["data_parallel"], look=Look(1)) for n in range(1000))
@@ -323,14 +330,28 @@ def test_a_budget_has_time_for_the_last_look(monkeypatch: pytest.MonkeyPatch) ->
     assert found.secs <= min(estimates) + 1  # of those that there was time for
 
 
+def test_what_was_found_is_looked_at_as_captured_by_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker has looked at plans of the model before, so it is faster at one more than we are."""
+
+    def here(*_: object) -> Trial:
+        raise AssertionError("looked at in this process")
+
+    monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", here)
+    asked = replace(request("mlp", 2), captured=GraphOf("mlp"))
+    found = search_request(asked, PLANNERS["auto"], max_tried=4, num_processes=2)
+    assert found.request.captured is None
+    assert not found.best.is_estimate
+
+
 def test_what_is_a_little_faster_is_looked_at_in_full_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
         return Trial(candidate, float(candidate.name), 1, is_estimate=how is not WHOLE)
 
-    for module in ("search", "workers"):
-        monkeypatch.setattr(f"superscaler_core.planners.search.{module}.evaluate", seen)
+    monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", seen)
     given = [
         Candidate(secs, 1, PLANS["data_parallel"], look=Look(1))
         for secs in ("10.0", "9.9", "9.8", "5.0", "4.99")

@@ -1,0 +1,174 @@
+"""Kept: what backwards need of a microbatch under a setting, by degrees and bytes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from superscaler_core.graph.blocks import OpGroup
+from superscaler_core.graph.dims import DimClass
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.tensor import PTensor
+from superscaler_core.plan import Keep
+from superscaler_core.planners.auto.flight import Flight
+from superscaler_core.planners.auto.setting import ROWS, Setting
+from superscaler_core.planners.auto.traits import Traits, heavy_blocks, kept_sizes
+
+SEGMENTS = 4.0
+"""How often the bytes of all inputs of blocks are kept, if segments between communications are
+computed again; without communication in a block it is one segment."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Estimates, in no direction, for the microbatch of one graph.
+
+    Attributes:
+        traits: of the model, with a microbatch of some size.
+    """
+
+    traits: Traits
+
+    def num_bytes(self, setting: Setting, flight: Flight) -> float:
+        """What backwards need, if a replica computes the graph's microbatch.
+
+        The fullest moment is either in the backward of what is behind the blocks, or in that of a
+        block.
+
+        Args:
+            setting: of the plan.
+            flight: of its schedule.
+        """
+
+        def own(whole: float, cut: float) -> float:
+            is_spread = setting.sequence or setting.family in ROWS
+            return whole / (setting.tp if is_spread else 1) + cut / setting.tp
+
+        whole, cut = self._working
+        behind = self._behind_bytes / (setting.tp if setting.vocabulary else 1)
+        block = own(*self._computed_again(setting)) + own(whole, cut / setting.coshard)
+        waiting = replace(setting, keep=Keep.EVERYTHING, coshard=1, heavy=False)
+        held = waiting if flight.is_split else setting
+        kept = own(*self._kept(held)) + self._gathered_bytes(held)
+        return (flight.microbatches * kept + max(behind, block)) * (2 if setting.duplex else 1)
+
+    def _gathered_bytes(self, setting: Setting) -> float:
+        """What maps read of which every device has some tokens: it is gathered and kept so."""
+        is_kept = setting.keep not in (Keep.BLOCK_INPUTS, Keep.STAGE_INPUT)
+        if not (setting.sequence and is_kept and setting.coshard == 1):
+            return 0.0
+        return self.traits.summed_bytes
+
+    def _kept(self, setting: Setting) -> tuple[float, float]:
+        """What is kept from forwards, as ``_kinds``."""
+        whole, cut = self._light if setting.heavy else self._blocks
+        if setting.keep is Keep.STAGE_INPUT:
+            return setting.pp / self.traits.num_layers * self._input_bytes, 0.0
+        if setting.keep in (Keep.SEGMENT_INPUTS, Keep.BLOCK_INPUTS):
+            is_whole = setting.keep is Keep.BLOCK_INPUTS or not _communicates(setting)
+            times = 1.0 if is_whole else SEGMENTS
+            return min(times * self._input_bytes, float(whole + cut)), 0.0
+        if setting.coshard > 1 and not setting.heavy:
+            return whole, 0.0
+        if setting.keep is Keep.ATTENTION_ONLY:
+            return whole, cut * self._left_by_attentions
+        return whole, cut
+
+    def _computed_again(self, setting: Setting) -> tuple[float, float]:
+        """What is there at once of what is computed again: a block, or a stage, or a part."""
+        whole, cut = self._largest
+        if setting.keep is Keep.EVERYTHING:
+            return 0.0, cut / setting.coshard if setting.coshard > 1 else 0.0
+        if setting.keep is not Keep.STAGE_INPUT:
+            return whole, cut / setting.coshard
+        stage_whole, stage_cut = (each / setting.pp for each in self._blocks)
+        return stage_whole, cut / setting.coshard if setting.coshard > 1 else stage_cut
+
+    @cached_property
+    def _left_by_attentions(self) -> float:
+        """The share of what has features that is not made and kept by ops of attentions."""
+        attentions = sum(map(self._made_inside, self.traits.attentions))
+        return 1 - attentions / max(1, self._kinds()[1])
+
+    def _made_inside(self, ops: OpGroup) -> int:
+        """Bytes with features that some ops keep of what they make."""
+        inside, maker = {*ops}, self.traits.graph.producer
+        kept = kept_sizes(self.traits.graph, ops)
+        return self._split((tensor, size) for tensor, size in kept if maker[tensor] in inside)[1]
+
+    @cached_property
+    def _working(self) -> tuple[int, int]:
+        """The most gradients that are there at once in a block, as ``_kinds``."""
+        ops = (op for layer in self.traits.blocks.layers for op in layer)
+        return max(map(self._gradients, ops), key=sum)
+
+    def _gradients(self, op: Op) -> tuple[int, int]:
+        """Those of what an op reads and makes, as ``_kinds``."""
+        tensors = {*op.inputs, *op.outputs} - {*op.parameters}
+        return self._split((t, t.num_bytes) for t in tensors if t.requires_grad)
+
+    @cached_property
+    def _behind_bytes(self) -> int:
+        """What the ops behind all blocks keep, and the most of their gradients at once."""
+        gradients = (sum(self._gradients(op)) for op in self.traits.blocks.behind)
+        return sum(self._behind) + max(gradients, default=0)
+
+    @cached_property
+    def _input_bytes(self) -> int:
+        """What all blocks read that others make; what many read is kept once."""
+        found = set()
+        for ops in self.traits.blocks.layers:
+            inside = {*ops}
+            read = {tensor for op in ops for tensor in op.inputs}
+            maker = self.traits.graph.producer
+            found |= {tensor for tensor in read if tensor in maker and maker[tensor] not in inside}
+        return sum(tensor.num_bytes for tensor in found)
+
+    @cached_property
+    def _light(self) -> tuple[int, int]:
+        """What blocks keep but those that keep most, as ``_kinds``."""
+        blocks = self.traits.blocks
+        heavy = [self._kinds(blocks.layers[i]) for i in heavy_blocks(blocks)]
+        whole, cut = self._blocks
+        return whole - sum(each[0] for each in heavy), cut - sum(each[1] for each in heavy)
+
+    @cached_property
+    def _blocks(self) -> tuple[int, int]:
+        """What all ops keep that are not behind the blocks, as ``_kinds``."""
+        (whole, cut), (behind_whole, behind_cut) = self._kinds(), self._behind
+        return max(0, whole - behind_whole), max(0, cut - behind_cut)
+
+    @cached_property
+    def _behind(self) -> tuple[int, int]:
+        """The same of the ops behind all blocks, such as those with the scores of words."""
+        return self._kinds(self.traits.blocks.behind)
+
+    @cached_property
+    def _largest(self) -> tuple[int, int]:
+        """The same of the block that keeps most."""
+        return max(map(self._kinds, self.traits.blocks.layers), key=sum)
+
+    def _kinds(self, ops: OpGroup | None = None) -> tuple[int, int]:
+        """Bytes that some ops, or all, keep without and with features that tensor parallel cuts."""
+        return self._split(kept_sizes(self.traits.graph, ops))
+
+    @cached_property
+    def _inner(self) -> frozenset[DimClass]:
+        return frozenset(self.traits.blocks.inner if self.traits.has_features else ())
+
+    def _split(self, sizes: Iterable[tuple[PTensor, int]]) -> tuple[int, int]:
+        """Bytes of tensors without and with features that tensor parallel cuts."""
+        inner, dims = self._inner, self.traits.blocks.dims
+        whole = cut = 0
+        for tensor, size in sizes:
+            if not inner.isdisjoint(dims.of_tensor(tensor)):
+                cut += size
+            else:
+                whole += size
+        return whole, cut
+
+
+def _communicates(setting: Setting) -> bool:
+    """Whether devices communicate inside blocks."""
+    return setting.tp > 1 or setting.experts

@@ -1,0 +1,63 @@
+"""Working: what computing takes a device, by degrees and the sizes of ops alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from superscaler_core.cost.op_time import OpTimes
+from superscaler_core.graph.blocks import OpGroup
+from superscaler_core.graph.graph import Op
+from superscaler_core.graph.part import Part
+from superscaler_core.planners.search.request import Request
+
+PASSES = 3
+"""Launches of an op: one in the forward, two in the backward."""
+
+
+@dataclass(frozen=True, eq=False)
+class Working:
+    """Estimates for one request, in no direction, from the ops of its smallest microbatch.
+
+    An op is as fast as one of the part that a device gets of it. Most ops grow with the microbatch;
+    others, such as those that make a mask, are done once in each.
+    """
+
+    request: Request
+
+    def sample_secs(self, samples: int, parts: int) -> float:
+        """A forward and a backward of a sample, without launches, on devices together.
+
+        Args:
+            samples: of a microbatch.
+            parts: of every op, each computed alone.
+        """
+        first = self.request.samples[0]
+        growing, fixed = self._ops
+        each = self._secs(growing, samples / (first * parts)) / first
+        return each + self._secs(fixed, 1 / parts) / samples if fixed else each
+
+    @cached_property
+    def _secs(self) -> Callable[[OpGroup, float], float]:
+        return cache(self._find)
+
+    def _find(self, ops: OpGroup, grown: float) -> float:
+        """What ops take, each as fast as one with so many times its work."""
+        times, launch_secs = OpTimes(self.request.profile, grown), self.request.profile.launch_secs
+        parts = [Part(op) for op in ops]
+        secs = sum(times.forward_secs(part) + times.backward_secs(part) for part in parts)
+        return max(0.0, secs - PASSES * len(parts) * launch_secs)
+
+    @cached_property
+    def _ops(self) -> tuple[OpGroup, OpGroup]:
+        """The ops that grow with the microbatch, and those that do not."""
+        ops, *more = (self.request.graph_of(n).ops for n in self.request.samples[:2])
+        if not more or len(more[0]) != len(ops):
+            return ops, ()
+        fixed = {a for a, b in zip(ops, more[0], strict=True) if _shapes(a) == _shapes(b)}
+        return tuple(op for op in ops if op not in fixed), tuple(op for op in ops if op in fixed)
+
+
+def _shapes(op: Op) -> list[tuple[int, ...]]:
+    return [tensor.shape for tensor in (*op.inputs, *op.outputs)]
