@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from superscaler_core.planners.auto.setting import Setting
 from superscaler_core.schedules import SCHEDULES, ActionKind, ScheduleError, generate
 
-ROUNDS = 4
+ROUNDS = 2
 """Microbatches for every worker, at which the most are in flight."""
+
+MAX_WORKERS = 8
+"""Longer pipelines hold nearly the same shares, and their schedules are long."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,14 @@ def flight_of(setting: Setting, num: int) -> Flight:
     """That of a setting's schedule with so many microbatches."""
     if setting.family != "hybrid" or setting.pp == 1:
         return Flight()
-    most = min(num, ROUNDS * setting.pp * setting.chunks)
-    return _flight(setting.schedule, setting.pp, most, setting.chunks)
+    workers, rounds = min(setting.pp, MAX_WORKERS), min(ROUNDS, max(1, num // setting.pp))
+    return _flight(setting.schedule, workers, rounds, setting.chunks)
 
 
-@lru_cache(maxsize=1024)
-def _flight(name: str, workers: int, num: int, chunks: int) -> Flight:
+@cache
+def _flight(name: str, workers: int, rounds: int, chunks: int) -> Flight:
     try:
-        schedule = generate(SCHEDULES[name], workers, num, chunks=chunks)
+        schedule = generate(SCHEDULES[name], workers, rounds * workers, chunks=chunks)
     except ScheduleError:
         return Flight()
     stages = max(len(schedule.stages_of(worker)) for worker in range(workers))
