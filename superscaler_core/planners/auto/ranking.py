@@ -32,7 +32,7 @@ RANKED, ALL_RANKED = 512, 32
 """Of the settings that wait, those that were ranked first are ranked anew each time, and all after
 so many times."""
 
-NEAR, NEARER = 1.25, 1.05
+NEAR, NEARER = 1.15, 1.05
 """How many times as long as the best of all settings one may be guessed to take that is looked at
 before anything is ranked, if it is the best of its layout, and if it is not."""
 

@@ -3,8 +3,8 @@
 Capturing a large model takes seconds, and a search asks for many sizes. Nearly always the sizes of
 tensors and loops grow evenly with the batch, and everything else stays. Models of which a call says
 how large the batch is, as a mean over it does, are not resized. A size that does not grow evenly,
-such as a capacity that is rounded up, is not noticed: who uses a resized graph has to look at the
-captured one in the end (``Request.captured``).
+such as a capacity that is rounded up, is not noticed: who uses a resized graph has to compare it
+with the captured one in the end (``Request.captured``, ``is_same``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ Key = TypeVar("Key")
 
 class _DifferError(Exception):
     """Two graphs differ in more than sizes."""
+
+
+def is_same(a: Graph, b: Graph) -> bool:
+    """Whether two graphs are alike, op by op and size by size; constants may have other values."""
+    return _sizes(a) == _sizes(b)
+
+
+def _sizes(graph: Graph) -> list[object]:
+    ops = [(op.name, op.form, op.inputs, op.outputs) for op in graph.ops]
+    return [ops, graph.inputs, graph.losses, graph.recycled, graph.state, graph.results]
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from superscaler_core.planners.search.request import (
     SearchPlanner,
     Trial,
 )
+from superscaler_core.planners.search.resized import is_same
 from superscaler_core.planners.search.workers import Workers
 from superscaler_core.planners.table import planner_of
 
@@ -68,9 +69,10 @@ def search(
         batch: samples of a step.
         memory_bytes: of a device; that of the profile if None.
         planner: a name of ``PLANNERS``, or a function that proposes candidates.
-        budget_secs: of the whole search. What is found is looked at once more on the graph as
-            captured; no candidate is begun when less is left than that and the candidate may take,
-            by the longest full look so far. A search goes on until a plan was looked at in full.
+        budget_secs: of the whole search, in which what is found is looked at in full: nothing else
+            is begun when less is left than that may take. A search goes on until a plan was looked
+            at in full. Not in it is comparing what is found with the graph as captured, and
+            one more look if they differ.
         max_tried: how many trials there are at most, besides full looks in the end at what is
             estimated to be the fastest; 0 is any number. With one process, and as long as the
             seconds suffice, a search with the same numbers finds the same plan.
@@ -131,21 +133,28 @@ def search_request(
         return looking.found(time.monotonic() - start)
 
 
-LAST_SHARE, LAST_LOOKS = 0.2, 2
-"""The share of a budget, and the number of full looks, that are left when estimates begin to be
-looked at in full before anything else."""
+LAST_SHARE = 0.1
+"""The share of a budget that is left when estimates begin to be looked at in full before anything
+else; a longer look begins earlier."""
+
+EARLY_SHARE = 0.05
+"""The share of what is left of a budget that a full look may take before that."""
 
 MUCH_FASTER = 0.97
-"""The share of the best step below which an estimate is looked at in full at once. Planners learn
-from that how far estimates are off, of memory most of all."""
+"""The share of the best step below which an estimate is looked at in full at once, if that is
+cheap. Planners learn from that how far estimates are off, of memory most of all."""
+
+TIMES_LONGER = 1.5
+"""How many times as long a full look takes as a small one, before any was seen."""
 
 
 class _Looking:
     """One search: what waits, what was tried, and the best so far.
 
-    Candidates are looked at in the order of their guesses. What a small look finds to be a little
-    faster than the best is looked at in full late in the search, or when nothing else waits: a full
-    look takes several times as long, and most estimates are bettered before. A candidate whose
+    Candidates are looked at in the order of their guesses. What a small look finds to be faster
+    than the best is looked at in full late in the search, or when nothing else waits, and at once
+    only if it is much faster and a full look is cheap: that takes longer, and most estimates are
+    bettered before. A candidate whose
     bound is not below the best step is skipped, so a search that ends by itself has found the best
     of all.
 
@@ -166,9 +175,12 @@ class _Looking:
         self._request, self._workers = request, workers
         self._end, self._last_secs = start + budget_secs, LAST_SHARE * budget_secs
         self._max_tried, self._progress = max_tried, progress
-        self._longest_secs = 0.0
+        self._longest_secs, self._times_longer = 0.0, TIMES_LONGER
         self._waiting: list[tuple[float, int, Candidate]] = []
         self._promising: list[tuple[float, int, Candidate]] = []
+        # What small looks took, and what is looked at in full.
+        self._small_secs: dict[Candidate, float] = {}
+        self._in_full: set[Candidate] = set()
         self._numbers = count()
         self._tried: list[Trial] = []
         self._num_skipped = 0
@@ -231,9 +243,20 @@ class _Looking:
 
     @property
     def _left_secs(self) -> float:
-        """Of the budget, without what a candidate that is begun now, and ``settle``, may take."""
-        num_looks = 2 if self._request.as_captured is not self._request else 1
-        return self._end - time.monotonic() - num_looks * self._longest_secs
+        """Of the budget, without what the full look at the best estimate may take."""
+        return self._rest_secs - self._full_secs
+
+    @property
+    def _rest_secs(self) -> float:
+        """Of the budget."""
+        return self._end - time.monotonic()
+
+    @property
+    def _full_secs(self) -> float:
+        """What a full look at the best estimate may take; 0 if it would not be the best plan."""
+        if not self._promising or not self._is_faster(self._promising[0][0]):
+            return 0.0
+        return self._times_longer * self._small_secs[self._promising[0][2]]
 
     def _push(self, candidate: Candidate) -> None:
         order = candidate.guess_secs or candidate.bound_secs
@@ -241,13 +264,8 @@ class _Looking:
 
     def _begin(self) -> None:
         """Give the first of all to a worker, unless its bounds say that it cannot win."""
-        is_late = self._left_secs <= max(self._last_secs, LAST_LOOKS * self._longest_secs)
-        if self._promising and (
-            is_late or not self._waiting or self._is_faster(self._promising[0][0] / MUCH_FASTER)
-        ):
-            secs, _, candidate = heapq.heappop(self._promising)
-            if self._is_faster(secs):
-                self._workers.begin(candidate, WHOLE)
+        if self._promising and (not self._waiting or self._is_time):
+            self._begin_in_full()
             return
         _, _, candidate = heapq.heappop(self._waiting)
         if not self._is_faster(candidate.bound_secs):
@@ -258,6 +276,21 @@ class _Looking:
         else:
             self._workers.begin(candidate, candidate.look)
 
+    @property
+    def _is_time(self) -> bool:
+        """Whether the best estimate is looked at in full before anything else."""
+        if self._left_secs <= max(self._last_secs, self._full_secs):
+            return True
+        is_cheap = self._full_secs <= EARLY_SHARE * self._left_secs
+        return is_cheap and self._is_faster(self._promising[0][0] / MUCH_FASTER)
+
+    def _begin_in_full(self) -> None:
+        """Give the best estimate to a worker, if it may be the best plan."""
+        secs, _, candidate = heapq.heappop(self._promising)
+        if self._is_faster(secs):
+            self._in_full.add(candidate)
+            self._workers.begin(candidate, WHOLE)
+
     def _is_faster(self, secs: float) -> bool:
         """Whether a step of so many seconds would be the best so far."""
         return self.best is None or secs < self.best.secs
@@ -265,8 +298,15 @@ class _Looking:
     def _take(self, trial: Trial) -> None:
         candidate = trial.candidate
         self._tried.append(trial)
-        if not trial.is_estimate:
+        if trial.is_estimate:
+            self._small_secs[candidate] = trial.look_secs
+        else:
+            self._in_full.discard(candidate)
             self._longest_secs = max(self._longest_secs, trial.look_secs)
+            small_secs = self._small_secs.get(candidate, 0.0)
+            if small_secs:
+                longer = trial.look_secs / small_secs
+                self._times_longer = max(self._times_longer, longer)
         if trial.fits and self._is_faster(trial.secs):
             if trial.is_estimate:
                 heapq.heappush(self._promising, (trial.secs, next(self._numbers), candidate))
@@ -285,25 +325,36 @@ class _Looking:
 
     def confirm(self) -> None:
         """Look at estimates in full, the best first, until time is up and there is a best plan."""
-        while self._promising and (self.best is None or self._left_secs > 0):
-            secs, _, candidate = heapq.heappop(self._promising)
-            if self._is_faster(secs):
-                self._take(self._looked(candidate, WHOLE))
+        while self.best is None or self._rest_secs > 0:
+            has_time = self.best is None or self._left_secs > 0
+            if self._promising and self._workers.has_room and has_time:
+                self._begin_in_full()
+            if self.best is not None and not self._in_full:
+                return
+            ended = self._workers.wait(None if self.best is None else self._rest_secs)
+            if ended is not None:
+                self._take(ended)
+            elif not (self._promising and self.best is None):
+                return
 
     def settle(self) -> None:
-        """Look at what was found on the graph as captured, and at the next if that is slower."""
-        if self._request.captured is None:
+        """Compare the graph of what was found with the captured one.
+
+        If they differ, it is looked at once more, and the next too if that is slower.
+        """
+        request, exact = self._request, self._request.as_captured
+        if request.captured is None:
             return
         settled: Trial | None = None
         fits = sorted((t for t in self._tried if t.fits and not t.is_estimate), key=_secs_of)
         for trial in fits:
             if settled is None or trial.secs < settled.secs:
-                looked = self._looked(trial.candidate, EXACT)
-                if (looked.secs, looked.peak_bytes) == (trial.secs, trial.peak_bytes):
-                    self._tried.remove(trial)
-                self._tried.append(looked)
+                samples, looked = trial.candidate.samples, trial
+                if not is_same(request.graph_of(samples), exact.graph_of(samples)):
+                    looked = self._looked(trial.candidate, EXACT)
+                    self._tried.append(looked)
                 settled = min(filter(None, [settled, looked]), key=_secs_of)
-        self._request = self._request.as_captured
+        self._request = exact
         self.best = settled if settled is not None and settled.fits else None
 
     def _looked(self, candidate: Candidate, how: Look) -> Trial:

@@ -330,6 +330,14 @@ def test_a_budget_has_time_for_the_last_look(monkeypatch: pytest.MonkeyPatch) ->
     assert found.secs <= min(estimates) + 1  # of those that there was time for
 
 
+@dataclass(frozen=True)
+class Doubled:
+    """Graphs of twice as many samples: what resized graphs do not tell."""
+
+    def __call__(self, samples: int) -> ss.Graph:
+        return graph("mlp", 2 * samples)
+
+
 def test_what_was_found_is_looked_at_as_captured_by_a_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -339,9 +347,9 @@ def test_what_was_found_is_looked_at_as_captured_by_a_worker(
         raise AssertionError("looked at in this process")
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", here)
-    asked = replace(request("mlp", 2), captured=GraphOf("mlp"))
+    asked = replace(request("mlp", 2), captured=Doubled())
     found = search_request(asked, PLANNERS["auto"], max_tried=4, num_processes=2)
-    assert found.request.captured is None
+    assert found.plan.graph is graph("mlp", 2 * found.best.candidate.samples)
     assert not found.best.is_estimate
 
 
