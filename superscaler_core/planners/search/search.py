@@ -154,9 +154,8 @@ class _Looking:
     Candidates are looked at in the order of their guesses. What a small look finds to be faster
     than the best is looked at in full late in the search, or when nothing else waits, and at once
     only if it is much faster and a full look is cheap: that takes longer, and most estimates are
-    bettered before. A candidate whose
-    bound is not below the best step is skipped, so a search that ends by itself has found the best
-    of all.
+    bettered before. A candidate whose bound is not below the best step is skipped, so a search that
+    ends by itself has found the best of all.
 
     Attributes:
         best: the fastest that was looked at in full.
