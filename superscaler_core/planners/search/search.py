@@ -280,7 +280,8 @@ class _Looking:
         """Whether the best estimate is looked at in full before anything else."""
         if self._left_secs <= max(self._last_secs, self._full_secs):
             return True
-        is_cheap = self._full_secs <= EARLY_SHARE * self._left_secs
+        # What is limited by a count of trials finds the same however fast the machine is.
+        is_cheap = self._max_tried > 0 or self._full_secs <= EARLY_SHARE * self._left_secs
         return is_cheap and self._is_faster(self._promising[0][0] / MUCH_FASTER)
 
     def _begin_in_full(self) -> None:

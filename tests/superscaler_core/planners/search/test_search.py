@@ -348,23 +348,30 @@ def test_what_was_found_is_looked_at_as_captured_by_a_worker(
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", here)
     asked = replace(request("mlp", 2), captured=Doubled())
-    found = search_request(asked, PLANNERS["auto"], max_tried=4, num_processes=2)
+    # It ends by itself, so that no worker is busy in the end.
+    given = [Candidate(f"{n}", n, PLANS["data_parallel"]) for n in (2, 4, 8)]
+    found = search_request(asked, lambda _: given, num_processes=2)
     assert found.plan.graph is graph("mlp", 2 * found.best.candidate.samples)
     assert not found.best.is_estimate
 
 
+@pytest.mark.parametrize("look_secs", [0.0, 30.0])
 def test_what_is_a_little_faster_is_looked_at_in_full_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, look_secs: float
 ) -> None:
+    """Also where looks seem to take long, if trials are counted."""
+
     def seen(asked: Request, candidate: Candidate, how: Look = WHOLE) -> Trial:
-        return Trial(candidate, float(candidate.name), 1, is_estimate=how is not WHOLE)
+        estimate = how is not WHOLE
+        secs = float(candidate.name)
+        return Trial(candidate, secs, 1, is_estimate=estimate, look_secs=look_secs)
 
     monkeypatch.setattr("superscaler_core.planners.search.workers.evaluate", seen)
     given = [
         Candidate(secs, 1, PLANS["data_parallel"], look=Look(1))
         for secs in ("10.0", "9.9", "9.8", "5.0", "4.99")
     ]
-    found = search_request(request(), lambda _: iter(given))
+    found = search_request(request(), lambda _: iter(given), budget_secs=400, max_tried=100)
     assert [(trial.secs, trial.is_estimate) for trial in found.tried] == [
         (10.0, True), (10.0, False),  # the first that fits
         (9.9, True), (9.8, True),
