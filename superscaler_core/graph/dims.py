@@ -76,8 +76,17 @@ class Dims:
 
     def of_tensor(self, tensor: PTensor) -> tuple[DimClass, ...]:
         """The distinct classes of a tensor's dims with more than one element."""
-        nodes = ((tensor.name, dim) for dim in range(len(tensor.shape)))
-        return tuple(dict.fromkeys(self._classes[n] for n in nodes if n in self._classes))
+        found = self._of_tensors.get(tensor.name)
+        if found is None:
+            nodes = ((tensor.name, dim) for dim in range(len(tensor.shape)))
+            found = tuple(dict.fromkeys(self._classes[n] for n in nodes if n in self._classes))
+            self._of_tensors[tensor.name] = found
+        return found
+
+    @cached_property
+    def _of_tensors(self) -> dict[str, tuple[DimClass, ...]]:
+        """Those that were asked for, by the tensor's name."""
+        return {}
 
     def of_loop(self, op: Op, identifier: str) -> DimClass:
         """The class of a loop of an op."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
+from superscaler_core.graph.annotation import Annotation
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.modules import paths
 from superscaler_core.graph.tensor import ACTIVATION, INPUT, PARAMETER
@@ -157,7 +159,13 @@ def _signature(ops: Sequence[Op]) -> Signature:
 
 
 def _kind(op: Op) -> tuple[str, str]:
-    return op.kind, str(op.annotation)
+    return op.kind, _text(op.annotation)
+
+
+@lru_cache(maxsize=4096)
+def _text(annotation: Annotation) -> str:
+    """As printed; ops of a kind share it, and many modules are around an op."""
+    return str(annotation)
 
 
 def _is_alike(one: Signature, other: Signature) -> bool:

@@ -48,12 +48,14 @@ class Traits:
         """Sums over inner features, which tensor parallel makes in parts."""
         if not self.has_features:
             return ()
-        dims, inner = self.blocks.dims, self.blocks.inner
-        summing = [(op, {*op.annotation.reductions}) for op in self.graph.ops]
+        dims, inner = self.blocks.dims, {*self.blocks.inner}
         return tuple(
             op.outputs[0]
-            for op, loops in summing
-            if loops and any(loops.intersection(dims.ids(op, dim)) for dim in inner)
+            for op in self.graph.ops
+            if any(
+                dims.of_loop(op, loop) in inner
+                for loop in filter(op.is_splittable, op.annotation.reductions)
+            )
         )
 
     @cached_property

@@ -23,8 +23,8 @@ Source: Zheng et al., Alpa, OSDI 2022, sections 4 to 6.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, product
-from math import floor
+from itertools import accumulate, combinations, product
+from math import floor, inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,12 +109,13 @@ def alpa_hierarchical(
     """
     chosen, ends = tuple(levels), _ends(prices, most_layers)
     num = len(ends)
+    pairs = list(combinations(range(num), 2))
+    runs = [(ends[p], ends[q]) for p, q in pairs]
     ways: dict[tuple[int, int, int], tuple[MeshWay, ...]] = {
-        (p, q, number): tuple(w for w in each.ways(ends[p], ends[q]) if w.keep in chosen)
-        for p in range(num)
-        for q in range(p + 1, num)
+        (p, q, number): tuple(way for way in mine if way.keep in chosen)
         for number, each in enumerate(prices)
         if each.num_devices <= len(devices)
+        for (p, q), mine in zip(pairs, each.ways_of(runs), strict=True)
     }
     slots = max(map(len, ways.values()), default=0)
     shape = num, num, len(prices) * slots
@@ -156,7 +157,8 @@ def _ends(prices: Sequence[StagePrices], most_layers: int) -> tuple[int, ...]:
     if num <= most_layers:
         return tuple(range(num + 1))
     alone = min(prices, key=lambda each: each.num_devices)
-    secs = [min(way.secs for way in alone.ways(i, i + 1)) for i in range(num)]
+    layers = alone.ways_of([(i, i + 1) for i in range(num)])
+    secs = [min((way.secs for way in ways), default=inf) for ways in layers]
     return (0, *clusters_of(secs, most_layers))
 
 
@@ -195,4 +197,5 @@ def placed(
         ),
         microbatches,
         objective,
+        stages[0][0].recycle,
     )

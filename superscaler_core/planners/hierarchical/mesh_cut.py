@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from superscaler_core.errors import PlanError
 from superscaler_core.plan import Device, Keep, OpSplit, Placement, Plan
 from superscaler_core.plans.pieces.stages import stages_of_blocks
 from superscaler_core.plans.pieces.storage import shard_storage
-from superscaler_core.schedules import one_f_one_b
+from superscaler_core.schedules import nf1b, one_f_one_b
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class MeshStage:
 
 @dataclass(frozen=True)
 class MeshCut:
-    """An sProgram: the stages of a model in the order of 1F1B.
+    """An sProgram: the stages of a model in the order of 1F1B; of nF1B if the model is recycled.
 
     Devices that read the same weights share their optimizer states, as Alpa has it where it prefers
     reduce-scatter.
@@ -47,33 +49,46 @@ class MeshCut:
         stages: in order.
         microbatches: of a step.
         objective: what the planner minimized, in seconds.
+        recycle: turns without gradient of every microbatch.
     """
 
     stages: tuple[MeshStage, ...]
     microbatches: int
     objective: float
+    recycle: int = 0
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.stages))
 
-    def __call__(self, plan: Plan, microbatches: int = 0) -> None:
-        """Fill a plan; of a shorter step if microbatches are given.
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Blocks of every stage."""
+        return tuple(end - first for first, end in (stage.blocks for stage in self.stages))
+
+    def __call__(self, plan: Plan, microbatches: int = 0, sizes: Sequence[int] = ()) -> None:
+        """Fill a plan.
+
+        Args:
+            plan: to fill.
+            microbatches: of a shorter step, if given.
+            sizes: blocks of every stage of a model that lacks some, if given.
 
         Raises:
             PlanError: the plan is of another model.
         """
-        sizes = [stage.blocks[1] - stage.blocks[0] for stage in self.stages]
-        stages = stages_of_blocks(plan, len(sizes), sizes)
-        layers = plan.blocks.layers
+        num_stages, counts = len(self.stages), tuple(sizes) or self.sizes
+        stages = stages_of_blocks(plan, num_stages, counts)
         for mine, stage in zip(self.stages, stages, strict=True):
             splits = dict(mine.splits)
             for op in stage.ops:
                 if op.name not in splits:
                     raise PlanError(f"stage {mine}: it has no split for op {op.name}.")
                 plan.split_as(op, splits[op.name].on(mine.devices))
-        order = one_f_one_b(len(sizes), microbatches or self.microbatches)
+        num, turns = microbatches or self.microbatches, self.recycle
+        order = nf1b(num_stages, num, turns) if turns else one_f_one_b(num_stages, num)
         plan.op_order(order, Placement(tuple(stage.devices for stage in self.stages)))
         shard_storage(plan)
-        for each in self.stages:
+        ends = pairwise(accumulate(counts, initial=0))
+        for each, (first, end) in zip(self.stages, ends, strict=True):
             if each.keep is not Keep.EVERYTHING:
-                plan.keep(each.keep, layers[slice(*each.blocks)])
+                plan.keep(each.keep, plan.blocks.layers[first:end])

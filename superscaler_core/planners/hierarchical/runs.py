@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +13,11 @@ from superscaler_core.graph.graph import Op
 from superscaler_core.planners.space import PricedSpace, Space
 
 OpGroup = tuple[Op, ...]
+
+Run = tuple[int, int]
+"""The first layer of some, and the one after the last."""
+
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +43,7 @@ class Runs:
         return {op: number for number, ops in enumerate(self.layers) for op in ops}
 
     @cached_property
-    def nodes(self) -> NDArray[np.int64]:
+    def nodes(self) -> Counts:
         """How often a node occurs in a layer, ``[node, layer]``."""
         found = np.zeros((len(self.priced.groups), len(self.layers)), dtype=np.int64)
         for node, groups in enumerate(self.priced.groups):
@@ -46,15 +52,16 @@ class Runs:
         return found
 
     @cached_property
-    def _reads(self) -> dict[tuple[int, int], NDArray[np.int64]]:
-        """By two nodes the layers of all pairs of groups of which one reads the other."""
+    def _reads(self) -> Mapping[tuple[int, int], Counts]:
+        """By two nodes, how often the second reads the first: ``[layer written, layer read]``."""
         place = {
             op: (node, number)
             for node, groups in enumerate(self.priced.groups)
             for number, group in enumerate(groups)
             for op in group
         }
-        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        found: dict[tuple[int, int], Counts] = {}
+        shape = len(self.layers), len(self.layers)
         for tensor, writer in self.priced.costs.graph.producer.items():
             readers = {
                 place[op]: self._layer_of[op]
@@ -62,33 +69,55 @@ class Runs:
                 if place[op] != place[writer]
             }
             for (node, _), layer in readers.items():
-                ends = place[writer][0], node
-                found.setdefault(ends, []).append((self._layer_of[writer], layer))
-        return {ends: np.array(layers) for ends, layers in found.items()}
+                pairs = found.setdefault((place[writer][0], node), np.zeros(shape, dtype=np.int64))
+                pairs[self._layer_of[writer], layer] += 1
+        return found
 
-    def key(self, first: int, end: int) -> tuple[int, ...]:
+    @cached_property
+    def _nodes_before(self) -> Counts:
+        """How often a node occurs before a layer, ``[node, layer]``."""
+        return np.pad(self.nodes.cumsum(axis=1), ((0, 0), (1, 0)))
+
+    @cached_property
+    def _edges_before(self) -> NDArray[np.float64]:
+        """The same of an edge, with its ends before two layers: ``[edge, layer, layer]``."""
+        edges = self.priced.space.edges
+        shape = len(edges), len(self.layers), len(self.layers)
+        found = np.zeros(shape)
+        for number, edge in enumerate(edges):
+            reads = self._reads[edge.src, edge.dst]
+            # Several reads of equal ends were summed to one edge.
+            found[number] = edge.count * reads / reads.sum()
+        return np.pad(found.cumsum(axis=1).cumsum(axis=2), ((0, 0), (1, 0), (1, 0)))
+
+    def node_counts(self, runs: Sequence[Run]) -> Counts:
+        """How often every node occurs in runs, ``[run, node]``."""
+        first, end = np.array(runs).T
+        return (self._nodes_before[:, end] - self._nodes_before[:, first]).T
+
+    def edge_counts(self, runs: Sequence[Run]) -> Counts:
+        """How often every edge occurs in runs, ``[run, edge]``."""
+        first, end = np.array(runs).T
+        before = self._edges_before
+        below = before[:, first, end] + before[:, end, first] - before[:, first, first]
+        return (before[:, end, end] - below).round().astype(np.int64).T
+
+    def keys(self, runs: Sequence[Run]) -> list[bytes]:
         """Equal for runs of equal spaces."""
-        nodes = self.nodes[:, first:end].sum(axis=1).tolist()
-        edges = (self._count((edge.src, edge.dst), first, end) for edge in self.priced.space.edges)
-        return (*nodes, *edges)
-
-    def _count(self, ends: tuple[int, int], first: int, end: int) -> int:
-        layers = self._reads[ends]
-        return int(((layers >= first) & (layers < end)).all(axis=1).sum())
+        counts = np.concatenate([self.node_counts(runs), self.edge_counts(runs)], axis=1)
+        return [mine.tobytes() for mine in counts]
 
     def space(self, first: int, end: int) -> tuple[Space, tuple[int, ...]]:
         """The space of layers ``first`` to ``end - 1``, and its nodes' numbers in the whole."""
         whole = self.priced.space
-        counts = self.nodes[:, first:end].sum(axis=1).tolist()
+        (counts,) = self.node_counts([(first, end)]).tolist()
+        (edge_counts,) = self.edge_counts([(first, end)]).tolist()
         numbers = tuple(node for node, count in enumerate(counts) if count)
         new = {node: number for number, node in enumerate(numbers)}
-        edges = []
-        for edge in whole.edges:
-            ends = edge.src, edge.dst
-            # Several reads of equal ends were summed to one edge.
-            count = edge.count * self._count(ends, first, end) / len(self._reads[ends])
-            if count:
-                src, dst = new[edge.src], new[edge.dst]
-                edges.append(replace(edge, src=src, dst=dst, count=round(count)))
+        edges = tuple(
+            replace(edge, src=new[edge.src], dst=new[edge.dst], count=count)
+            for edge, count in zip(whole.edges, edge_counts, strict=True)
+            if count
+        )
         nodes = tuple(replace(whole.nodes[node], count=counts[node]) for node in numbers)
-        return replace(whole, nodes=nodes, edges=tuple(edges)), numbers
+        return replace(whole, nodes=nodes, edges=edges), numbers

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 import rvdcomm as rv
@@ -12,18 +14,15 @@ from superscaler_core.graph.blocks import Blocks, find_blocks
 from superscaler_core.graph.graph import Graph, Op
 from superscaler_core.graph.tensor import PTensor
 from superscaler_core.plan import Device, Keep, OpSplit
-from superscaler_core.planners.hierarchical.runs import Runs
-from superscaler_core.planners.space import Assignment, Space, price_space
-from superscaler_core.planners.space.alpa_intra import alpa_intra
-from superscaler_core.planners.space.elimination import Core
+from superscaler_core.planners.hierarchical.assignments import assignments
+from superscaler_core.planners.hierarchical.runs import Run, Runs
+from superscaler_core.planners.space import Space, price_space
+from superscaler_core.planners.space.elimination import Choices
 from superscaler_core.planners.stages.pricing import layers_of
 
 Mesh = tuple[int, ...]
 
 LEVELS = (Keep.EVERYTHING, Keep.BLOCK_INPUTS)
-
-PRICES = (0.1, 1.0, 10.0)
-"""Of memory: the time of the fastest way for so many times the memory of a device."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,15 @@ class StagePrices:
         blocks: of the model.
         mesh: sizes of the axes.
         in_flight: microbatches that a stage of its size has to hold, or nearly.
+        recycle: turns without gradient of every microbatch, whose time is in that of forwards.
     """
 
     runs: Runs
     blocks: Blocks
     mesh: Mesh
     in_flight: int
-    _ways: dict[tuple[int, ...], tuple[MeshWay, ...]] = field(default_factory=dict)
+    recycle: int = 0
+    _ways: dict[bytes, tuple[MeshWay, ...]] = field(default_factory=dict)
     _layers: dict[object, Mapping[Keep, _Held]] = field(default_factory=dict)
 
     @property
@@ -69,11 +70,17 @@ class StagePrices:
         return len(self.runs.priced.devices)
 
     def ways(self, first: int, end: int) -> tuple[MeshWay, ...]:
-        """The ways of blocks ``first`` to ``end - 1``; runs of equal blocks are solved once."""
-        key = self.runs.key(first, end)
-        if key not in self._ways:
-            self._ways[key] = tuple(self._found(first, end))
-        return self._ways[key]
+        """The ways of blocks ``first`` to ``end - 1``."""
+        return self.ways_of([(first, end)])[0]
+
+    def ways_of(self, wanted: Sequence[Run]) -> list[tuple[MeshWay, ...]]:
+        """The ways of runs of blocks; runs of equal blocks are solved once."""
+        keys = self.runs.keys(wanted)
+        missing = {key: run for key, run in zip(keys, wanted, strict=True) if key not in self._ways}
+        solved = assignments(self.runs, list(missing.values()), self.in_flight)
+        for (key, run), found in zip(missing.items(), solved, strict=True):
+            self._ways[key] = tuple(self._found(run, found))
+        return [self._ways[key] for key in keys]
 
     def splits(self, first: int, end: int, way: MeshWay) -> tuple[tuple[str, OpSplit], ...]:
         """The split of every op of a run, with its name."""
@@ -87,56 +94,40 @@ class StagePrices:
             if op in inside
         )
 
-    def _found(self, first: int, end: int) -> Iterator[MeshWay]:
-        space, numbers = self.runs.space(first, end)
-        seen = set()
-        for assignment in self._assignments(space):
-            if assignment in seen:
-                continue
-            seen.add(assignment)
-            chosen = dict(zip(numbers, assignment, strict=True))
-            held = [self._layer(layer, chosen) for layer in range(first, end)]
-            secs = space.secs(assignment) / space.microbatches
+    def _found(self, run: Run, found: Sequence[tuple[float, Choices]]) -> Iterator[MeshWay]:
+        """A way for every assignment and level."""
+        (counts,) = self.runs.node_counts([run])
+        nodes = counts.nonzero()[0]
+        alike = Counter(self._alike[layer] for layer in range(*run))
+        for secs, choices in found:
+            chosen = dict(zip(nodes.tolist(), choices[nodes].tolist(), strict=True))
+            held = [(self._layer(layer, chosen), times) for layer, times in alike.items()]
             for keep in LEVELS:
-                parts = [each[keep] for each in held]
+                parts = [(each[keep], times) for each, times in held]
                 yield MeshWay(
                     keep,
-                    secs + sum(part.again_secs for part in parts),
-                    sum(part.resting_bytes for part in parts),
-                    sum(part.kept_bytes for part in parts),
-                    max(part.work_bytes for part in parts),
+                    secs / self.runs.priced.space.microbatches
+                    + sum(times * part.again_secs for part, times in parts),
+                    sum(times * part.resting_bytes for part, times in parts),
+                    sum(times * part.kept_bytes for part, times in parts),
+                    max(part.work_bytes for part, _ in parts),
                     chosen,
                 )
 
-    def _assignments(self, space: Space) -> Iterator[Assignment]:
-        """The fastest one; and where it needs much memory, the fastest at prices of memory.
-
-        Those are the best for some limit of memory each (Everett, 1963).
-        """
-        fastest = alpa_intra(Space(space.nodes, space.edges, space.microbatches))
-        yield fastest.assignment
-        for in_flight in (0, self.in_flight):
-            held = [
-                node.count * (node.resting_bytes + in_flight * node.kept_bytes)
-                for node in space.nodes
-            ]
-            need = sum(size[i] for size, i in zip(held, fastest.assignment, strict=True))
-            if 2 * need < space.memory_bytes:
-                continue
-            for price in PRICES:
-                per_byte = price * fastest.secs / space.memory_bytes
-                priced = zip(space.node_secs, held, strict=True)
-                core = Core.of(space, [secs + per_byte * size for secs, size in priced])
-                core.eliminate()
-                if not core.node_secs:
-                    yield core.assignment({})
+    @cached_property
+    def _alike(self) -> tuple[int, ...]:
+        """Of every layer the first one with the same nodes."""
+        first: dict[bytes, int] = {}
+        nodes = (self.runs.nodes > 0).T
+        return tuple(first.setdefault(mine.tobytes(), layer) for layer, mine in enumerate(nodes))
 
     def _layer(self, layer: int, chosen: Mapping[int, int]) -> Mapping[Keep, _Held]:
         """What a block holds, with what is around it, by what it keeps."""
         nodes = self.runs.nodes[:, layer].nonzero()[0].tolist()
         key = tuple((node, chosen[node]) for node in nodes)
         if key not in self._layers:
-            self._layers[key] = self._held(layer, chosen)
+            mine = {node: chosen[node] for node in nodes}
+            self._layers[key] = self._held(layer, mine)
         return self._layers[key]
 
     def _held(self, layer: int, chosen: Mapping[int, int]) -> Mapping[Keep, _Held]:
@@ -192,6 +183,7 @@ def price_ways(
     optimizer: str = "adam",
     master_dtype: str | None = None,
     blocks: Blocks | None = None,
+    recycle: int = 0,
 ) -> tuple[StagePrices, ...]:
     """The prices of stages on every mesh.
 
@@ -203,6 +195,7 @@ def price_ways(
         microbatches: of a step.
         memory_bytes: of a device; that of the profile if None.
         blocks: of the graph; found by its structure if None.
+        recycle: turns without gradient of every microbatch.
     """
     known = blocks or find_blocks(graph)
     found = []
@@ -214,5 +207,14 @@ def price_ways(
             memory_bytes=memory_bytes, optimizer=optimizer, master_dtype=master_dtype,
             blocks=known,
         )  # fmt: skip
-        found.append(StagePrices(Runs(priced, layers_of(known)), known, mesh, in_flight))
+        runs = Runs(replace(priced, space=_with_turns(priced.space, recycle)), layers_of(known))
+        found.append(StagePrices(runs, known, mesh, in_flight, recycle))
     return tuple(found)
+
+
+def _with_turns(space: Space, recycle: int) -> Space:
+    """The space of a model whose microbatches run forward so many times more."""
+    times = 1 + recycle
+    nodes = (replace(node, forward_secs=times * node.forward_secs) for node in space.nodes)
+    edges = (replace(edge, forward_secs=times * edge.forward_secs) for edge in space.edges)
+    return replace(space, nodes=tuple(nodes), edges=tuple(edges))

@@ -76,7 +76,7 @@ def alpa_intra(space: Space, *, limit_secs: float = 60.0) -> Solution:
 def _solved(space: Space, core: Core, memory_bytes: float, limit_secs: float) -> Solution | None:
     """The best assignment of a core; None if there is none."""
     if not core.node_secs:
-        return space.solution(core.assignment({}), core.secs)
+        return space.solution(core.assignment({}), float(core.secs))
     programme = _Programme.of(space, core, memory_bytes)
     optimum = programme.rows.solve(limit_secs, is_relaxed=True)
     if optimum is None:
@@ -86,7 +86,7 @@ def _solved(space: Space, core: Core, memory_bytes: float, limit_secs: float) ->
         if optimum is None:
             return None
     found = space.solution(core.assignment(programme.chosen(optimum.values)))
-    bound = core.secs + optimum.bound / programme.per_sec
+    bound = float(core.secs) + optimum.bound / programme.per_sec
     return Solution(found.assignment, found.secs, min(found.secs, max(0.0, bound)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise, product
 from math import inf
@@ -16,6 +16,7 @@ import superscaler_core as ss
 from superscaler_core.cost import PROFILES
 from superscaler_core.errors import PlanError
 from superscaler_core.graph.blocks import find_blocks
+from superscaler_core.models import MODELS, build, example_inputs
 from superscaler_core.models.gpt import GPT, GPTConfig
 from superscaler_core.planners.hierarchical import (
     MeshCut,
@@ -26,8 +27,11 @@ from superscaler_core.planners.hierarchical import (
     propose_alpa,
 )
 from superscaler_core.planners.hierarchical.alpa_hierarchical import clusters_of
-from superscaler_core.planners.search.request import Request
-from superscaler_core.planners.space import price_space
+from superscaler_core.planners.hierarchical.assignments import assignments
+from superscaler_core.planners.search.evaluate import look
+from superscaler_core.planners.search.request import WHOLE, Request
+from superscaler_core.planners.space import Space, price_space
+from superscaler_core.planners.space.alpa_intra import alpa_intra
 from superscaler_core.planners.stages.pricing import layers_of
 from superscaler_core.simulator import simulate
 from tests.superscaler_core.training import Case, errors_on_threads
@@ -86,8 +90,9 @@ def test_a_run_costs_as_the_space_of_its_ops(first: int, end: int) -> None:
 
 def test_runs_of_equal_blocks_are_solved_once() -> None:
     runs = prices()[0].runs
-    assert runs.key(1, 2) == runs.key(2, 3)
-    assert len({runs.key(0, 1), runs.key(1, 2), runs.key(3, 4), runs.key(1, 3)}) == 4
+    first, middle, other, last, two = runs.keys([(0, 1), (1, 2), (2, 3), (3, 4), (1, 3)])
+    assert middle == other
+    assert len({first, middle, last, two}) == 4
 
 
 def test_a_clusters_longest_run_is_as_short_as_can_be() -> None:
@@ -96,6 +101,33 @@ def test_a_clusters_longest_run_is_as_short_as_can_be() -> None:
     cuts = [(0, *inner, 7) for inner in combinations(range(1, 7), 2)]
     longest = [max(sum(secs[a:b]) for a, b in pairwise(cut)) for cut in cuts]
     assert max(sum(secs[a:b]) for a, b in pairwise(ends)) == min(longest)
+
+
+ALL_RUNS = tuple(combinations(range(5), 2))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_runs_solved_together_are_solved_as_alone(number: int) -> None:
+    runs = prices()[number].runs
+    together = assignments(runs, ALL_RUNS, in_flight=2)
+    for run, found in zip(ALL_RUNS, together, strict=True):
+        space, nodes = runs.space(*run)
+        times = [space.secs(choices[list(nodes)].tolist()) for _, choices in found]
+        assert [secs for secs, _ in found] == pytest.approx(times, rel=1e-12)
+        free = Space(space.nodes, space.edges, space.microbatches)
+        assert times[0] == pytest.approx(alpa_intra(free).secs, rel=1e-12)
+        assert len({tuple(choices) for _, choices in found}) == len(found)
+
+
+def test_where_memory_is_short_leaner_assignments_are_found() -> None:
+    """Each has less time and memory, by one price of memory, than the others have."""
+    mesh = prices()[1]
+    ((fastest, *leaner),) = assignments(mesh.runs, [(0, 4)], in_flight=4)
+    space, _ = mesh.runs.space(0, 4)
+    held = [space.bytes(choices.tolist()) for _, choices in (fastest, *leaner)]
+    assert leaner
+    assert all(secs > fastest[0] for secs, _ in leaner)
+    assert min(held) < held[0]
 
 
 # --- stages -------------------------------------------------------------------------------------
@@ -196,3 +228,48 @@ def test_proposals_can_be_compiled() -> None:
     assert found
     for candidate in found:
         ss.compile(candidate.plan(request), topology=host)
+
+
+def asked(graph: ss.Graph, samples: tuple[int, ...], mib: int, recycle: int = 0) -> Request:
+    """Two devices of one host; steps of 32 samples."""
+    host = rv.Topology.single_host(2, 5e-6, 100e9)
+    return Request(
+        lambda _: graph, samples, 32, (0, 1), host, PROFILES["a100"], mib << 20, recycle=recycle
+    )
+
+
+def test_of_a_recycled_model_turns_are_in_order_and_in_the_price() -> None:
+    with torch.device("meta"):
+        model = build("evoformer", layers=2)
+        inputs = example_inputs("evoformer", 8)
+        graph = ss.capture(model, inputs, recycled=MODELS["evoformer"].recycled)
+    once, twice = (next(iter(propose_alpa(asked(graph, (8,), 1 << 20, n)))) for n in (1, 2))
+    assert once.plan(asked(graph, (8,), 1 << 20, 1)).num_turns == 4
+    assert once.guess_secs < twice.guess_secs < 2 * once.guess_secs
+
+
+def test_a_short_look_at_a_deep_cut_is_the_whole() -> None:
+    sizes = GPTConfig(vocabulary=512, sequence=64, layers=16, width=128, heads=4)
+    with torch.device("meta"):
+        tokens = torch.empty(8, 64, dtype=torch.int64)
+        graph = ss.capture(GPT(sizes), (tokens, tokens))
+    request = replace(asked(graph, (8,), 1 << 20), batch=256)
+    cut = next(iter(propose_alpa(request)))
+    short, whole = (look(request, 8, cut.sprogram, how) for how in (cut.look, WHOLE))
+    assert short.is_estimate
+    assert not whole.is_estimate
+    assert short.secs == pytest.approx(whole.secs, rel=0.01)
+    assert short.peak_bytes == whole.peak_bytes
+
+
+def test_where_a_size_does_not_fit_larger_ones_are_not_priced() -> None:
+    priced = []
+
+    def graph_of(samples: int) -> ss.Graph:
+        priced.append(samples)
+        return gpt()
+
+    request = replace(asked(gpt(), (2, 4, 8), 1), graph_of=graph_of)
+    assert list(propose_alpa(request)) == []
+    # The size that is nearest to one sample a device, once for meshes of one axis.
+    assert priced == [2, 2]
