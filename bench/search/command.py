@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from math import fsum
 from pathlib import Path
+from statistics import fmean
 
 from bench.cells import dots
 from bench.cells.cell import Cell
@@ -52,16 +52,33 @@ def wanted_of(chosen: Sequence[Cell], planners: Sequence[str] = ()) -> Iterator[
 # --- ratios -------------------------------------------------------------------------------------
 
 
-def ratio(rows: Sequence[Row], names: Sequence[str] = ()) -> float | None:
+def best_of(rows: Sequence[Row], names: Collection[str]) -> Row | None:
+    """The fastest plan of some planners; None if they found nothing.
+
+    Args:
+        rows: of one cell.
+        names: of the planners.
+    """
+    found = [row for row in rows if "secs" in row and row["planner"] in names]
+    return min(found, key=lambda row: float(row["secs"]), default=None)
+
+
+def ratio(rows: Sequence[Row], names: Collection[str] = ()) -> float | None:
     """The best other step over auto's; None if one of both found nothing.
 
     Args:
         rows: of one cell.
         names: the others; all if empty.
     """
-    secs = {row["planner"]: row["secs"] for row in rows if "secs" in row}
-    others = [each for name, each in secs.items() if name != "auto" and name in (names or secs)]
-    return min(others) / secs["auto"] if others and "auto" in secs else None
+    every = {row["planner"] for row in rows} - {"auto"}
+    ours, other = best_of(rows, {"auto"}), best_of(rows, names or every)
+    return float(other["secs"]) / float(ours["secs"]) if ours and other else None
+
+
+def ceiling(rows: Sequence[Row], names: Collection[str]) -> float | None:
+    """The ratio of a plan that computes as the best of these does, and never waits; or None."""
+    other = best_of(rows, names)
+    return 1 / float(other["shares"]["compute"]) if other else None
 
 
 def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
@@ -71,27 +88,27 @@ def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
         rows: of all cells.
         tuned: the names of the tuned systems of every cell.
     """
-    head = f"{'cell':<32} {'auto':>9} {'search':>7} {'best other':>10} {'ratio':>6} {'tuned':>6}"
-    lines, ratios, over_tuned = [head], [], []
+    head = f"{'cell':<30} {'auto':>8} {'took':>5} {'others':>8} {'ratio':>6} {'tuned':>6}"
+    lines = [f"{head} {'ceiling':>7}"]
+    figures: list[tuple[float | None, ...]] = [(None, None, None)]
     for name, mine in by_cell(rows).items():
-        found = {row["planner"]: row for row in mine if "secs" in row}
-        ours = found.pop("auto", None)
-        best = min(found.values(), key=lambda row: row["secs"], default=None)
-        numbers = ratio(mine), ratio(mine, tuned[name])
-        for kept, number in zip((ratios, over_tuned), numbers, strict=True):
-            kept += [] if number is None else [number]
+        every = {row["planner"] for row in mine} - {"auto"}
+        ours, best = best_of(mine, {"auto"}), best_of(mine, every)
+        numbers = ratio(mine), ratio(mine, tuned[name]), ceiling(mine, tuned[name])
+        figures.append(numbers)
         texts = ["-" if number is None else f"{number:.3f}" for number in numbers]
         lines.append(
-            f"{name:<32} {secs_text(ours['secs']) if ours else '-':>9} "
-            f"{ours['search_secs'] if ours else 0:6.0f}s "
-            f"{secs_text(best['secs']) if best else '-':>10} {texts[0]:>6} {texts[1]:>6}  "
-            f"{best['planner'] if best else ''}"
+            f"{name:<30} {secs_text(ours['secs']) if ours else '-':>8} "
+            f"{ours['search_secs'] if ours else 0:4.0f}s "
+            f"{secs_text(best['secs']) if best else '-':>8} {texts[0]:>6} {texts[1]:>6} "
+            f"{texts[2]:>7} {best['planner'] if best else ''}"
         )
+    ratios, over_tuned, ceilings = ([x for x in each if x] for each in zip(*figures, strict=True))
     if ratios:
         lines.append(f"least ratio {min(ratios):.3f}, cells below 1: {sum(r < 1 for r in ratios)}")
     if over_tuned:
-        mean = fsum(over_tuned) / len(over_tuned)
-        lines.append(f"mean over the best tuned baseline {mean:.3f}")
+        lines.append(f"mean over the best tuned system {fmean(over_tuned):.3f}")
+        lines.append(f"mean of 1 / the share of computing in its step {fmean(ceilings):.3f}")
     return "\n".join(lines)
 
 

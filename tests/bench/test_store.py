@@ -21,7 +21,7 @@ from bench.cells.store import (
 )
 from bench.cells.workload import Workload
 from bench.search.catalogue import cells
-from bench.search.command import draw, ratio, table, wanted_of
+from bench.search.command import ceiling, draw, ratio, table, wanted_of
 
 FILES = {
     "superscaler_core/a.py": "",
@@ -150,7 +150,7 @@ def test_auto_and_tuned_systems_are_asked_before_all_others() -> None:
 
 ROWS = [
     {"cell": "a-4", "gpus": 4, "planner": "auto", "secs": 2.0, "search_secs": 1.0},
-    {"cell": "a-4", "gpus": 4, "planner": "tuned", "secs": 3.0},
+    {"cell": "a-4", "gpus": 4, "planner": "tuned", "secs": 3.0, "shares": {"compute": 0.5}},
     {"cell": "a-4", "gpus": 4, "planner": "alpa", "secs": 2.5},
     {"cell": "b-4", "gpus": 4, "planner": "auto", "problem": "no"},
     {"cell": "b-4", "gpus": 4, "planner": "alpa", "secs": 2.5},
@@ -163,9 +163,15 @@ def test_a_ratio_is_of_the_best_other_step() -> None:
     assert ratio(ROWS[3:]) is None
 
 
+def test_a_ceiling_is_of_a_step_of_which_the_computing_is_left() -> None:
+    assert ceiling(ROWS[:3], ["tuned"]) == 2.0
+    assert ceiling(ROWS[3:], ["tuned"]) is None
+
+
 def test_the_table_fits_the_page_and_the_picture_is_drawn(tmp_path: Path) -> None:
     text = table(ROWS, {"a-4": ["tuned"], "b-4": []})
-    assert "1.250  1.500  alpa" in text
+    assert " 1.250  1.500   2.000 alpa" in text
+    assert "tuned system 1.500\nmean of 1 / the share of computing in its step 2.000" in text
     assert "least ratio 1.250, cells below 1: 0" in text
     assert max(map(len, text.splitlines())) <= 100
     draw(ROWS, tmp_path / "x.png")
