@@ -53,17 +53,17 @@ class Options:
     def _sized(self, setting: Setting) -> Iterator[Setting]:
         """The same with the best size of microbatches, if there is one; the least if none fits.
 
-        What keeps less, and may cut tokens for that, is another one, if nothing fits that keeps
-        all, or if it seems faster.
+        Tokens are cut where that saves the memory that is short. What keeps less is another one, if
+        nothing fits that keeps all, or if it seems faster.
         """
-        every = [replace(setting, samples=n) for n in range(1, MAX_SAMPLES + 1)]
+        cuts = (False, True) if _may_cut_tokens(self, setting) else (False,)
+        every = [
+            replace(setting, sequence=cut, samples=n)
+            for cut, n in product(cuts, range(1, MAX_SAMPLES + 1))
+        ]
         sizes = [each for each in every if self.allows(each)]
         whole = self._fastest(sizes)
-        cuts = (False, True) if _may_cut_tokens(self, setting) else (False,)
-        less = self._fastest(
-            replace(each, keep=keep, sequence=cut)
-            for cut, keep, each in product(cuts, KEPT_LESS, sizes)
-        )
+        less = self._fastest(replace(each, keep=k) for k, each in product(KEPT_LESS, sizes))
         if whole is None or (less is not None and self.guess.secs(less) < self.guess.secs(whole)):
             yield from [less] if less is not None else sizes[:1]
         if whole is not None:

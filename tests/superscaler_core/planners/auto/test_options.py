@@ -1,0 +1,46 @@
+"""Options: which settings a search begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from superscaler_core.plan import Keep
+from superscaler_core.planners.auto import Setting, options_of
+from tests.superscaler_core.planners.auto.test_guess import REQUEST
+
+
+def roots(memory_bytes: float, **layout: int) -> list[Setting]:
+    """Those of one layout, without ZeRO."""
+    options = options_of(replace(REQUEST, memory_bytes=memory_bytes))
+    return [
+        root
+        for root in options.roots()
+        if root.zero == 0 and all(getattr(root, name) == n for name, n in layout.items())
+    ]
+
+
+def test_a_layout_cuts_tokens_where_it_keeps_all_only_so() -> None:
+    layout = {"dp": 1, "tp": 8, "pp": 1}
+    options = options_of(REQUEST)
+    (plenty,) = (root for root in roots(1 << 40, **layout) if root.family == "hybrid")
+    assert plenty.keep is Keep.EVERYTHING
+    assert not plenty.sequence
+    # The smallest microbatch fits with half of its tokens' memory, and not without.
+    small = replace(plenty, samples=1)
+    need = [options.guess.num_bytes(replace(small, sequence=cut)) for cut in (True, False)]
+    assert need[0] < need[1]
+    kept = [r for r in roots(sum(need) / 2, **layout) if r.keep is Keep.EVERYTHING]
+    assert [root.sequence for root in kept if root.family == "hybrid"] == [True]
+
+
+@pytest.mark.parametrize("gib", [1, 4, 16])
+def test_a_root_fits_by_its_guess_if_any_of_its_layout_does(gib: int) -> None:
+    options = options_of(replace(REQUEST, memory_bytes=gib << 30))
+    fitting = [r for r in options.roots() if options.guess.num_bytes(r) <= gib << 30]
+    others = [r for r in options.roots() if r not in fitting]
+    assert fitting
+    for root in others:
+        leaner = replace(root, samples=1, keep=Keep.BLOCK_INPUTS)
+        assert options.guess.num_bytes(leaner) > gib << 30
