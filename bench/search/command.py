@@ -52,15 +52,21 @@ def wanted_of(chosen: Sequence[Cell], planners: Sequence[str] = ()) -> Iterator[
 # --- ratios -------------------------------------------------------------------------------------
 
 
-def best_of(rows: Sequence[Row], names: Collection[str]) -> Row | None:
-    """The fastest plan of some planners; None if they found nothing.
+def best_of(rows: Sequence[Row], names: Collection[str] = ()) -> Row | None:
+    """The fastest plan of planners other than auto; None if they found nothing.
 
     Args:
         rows: of one cell.
-        names: of the planners.
+        names: of the planners; all if empty.
     """
-    found = [row for row in rows if "secs" in row and row["planner"] in names]
+    others = [row for row in rows if "secs" in row and row["planner"] != "auto"]
+    found = [row for row in others if not names or row["planner"] in names]
     return min(found, key=lambda row: float(row["secs"]), default=None)
+
+
+def ours_of(rows: Sequence[Row]) -> Row | None:
+    """The plan of auto; None if it found nothing."""
+    return next((row for row in rows if "secs" in row and row["planner"] == "auto"), None)
 
 
 def ratio(rows: Sequence[Row], names: Collection[str] = ()) -> float | None:
@@ -70,8 +76,7 @@ def ratio(rows: Sequence[Row], names: Collection[str] = ()) -> float | None:
         rows: of one cell.
         names: the others; all if empty.
     """
-    every = {row["planner"] for row in rows} - {"auto"}
-    ours, other = best_of(rows, {"auto"}), best_of(rows, names or every)
+    ours, other = ours_of(rows), best_of(rows, names)
     return float(other["secs"]) / float(ours["secs"]) if ours and other else None
 
 
@@ -90,10 +95,9 @@ def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
     """
     head = f"{'cell':<30} {'auto':>8} {'took':>5} {'others':>8} {'ratio':>6} {'tuned':>6}"
     lines = [f"{head} {'ceiling':>7}"]
-    figures: list[tuple[float | None, ...]] = [(None, None, None)]
+    figures: list[tuple[float | None, ...]] = []
     for name, mine in by_cell(rows).items():
-        every = {row["planner"] for row in mine} - {"auto"}
-        ours, best = best_of(mine, {"auto"}), best_of(mine, every)
+        ours, best = ours_of(mine), best_of(mine)
         numbers = ratio(mine), ratio(mine, tuned[name]), ceiling(mine, tuned[name])
         figures.append(numbers)
         texts = ["-" if number is None else f"{number:.3f}" for number in numbers]
@@ -103,7 +107,9 @@ def table(rows: Sequence[Row], tuned: Mapping[str, Sequence[str]]) -> str:
             f"{secs_text(best['secs']) if best else '-':>8} {texts[0]:>6} {texts[1]:>6} "
             f"{texts[2]:>7} {best['planner'] if best else ''}"
         )
-    ratios, over_tuned, ceilings = ([x for x in each if x] for each in zip(*figures, strict=True))
+    ratios, over_tuned, ceilings = (
+        [each[place] for each in figures if each[place] is not None] for place in range(3)
+    )
     if ratios:
         lines.append(f"least ratio {min(ratios):.3f}, cells below 1: {sum(r < 1 for r in ratios)}")
     if over_tuned:

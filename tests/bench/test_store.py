@@ -159,17 +159,17 @@ ROWS = [
 
 def test_a_ratio_is_of_the_best_other_step() -> None:
     assert ratio(ROWS[:3]) == 1.25
-    assert ratio(ROWS[:3], ["tuned"]) == 1.5
+    assert ratio(ROWS[:3], ["tuned"]) == ratio(ROWS[:3], ["tuned", "auto"]) == 1.5
     assert ratio(ROWS[3:]) is None
 
 
 def test_a_ceiling_is_of_a_step_of_which_the_computing_is_left() -> None:
-    assert ceiling(ROWS[:3], ["tuned"]) == 2.0
+    assert ceiling(ROWS[:3], ["tuned"]) == ceiling(ROWS[:3], ["tuned", "auto"]) == 2.0
     assert ceiling(ROWS[3:], ["tuned"]) is None
 
 
 def test_the_table_fits_the_page_and_the_picture_is_drawn(tmp_path: Path) -> None:
-    text = table(ROWS, {"a-4": ["tuned"], "b-4": []})
+    text = table(ROWS, {"a-4": ["tuned", "auto"], "b-4": ["auto"]})
     assert " 1.250  1.500   2.000 alpa" in text
     assert "tuned system 1.500\nmean of 1 / the share of computing in its step 2.000" in text
     assert "least ratio 1.250, cells below 1: 0" in text

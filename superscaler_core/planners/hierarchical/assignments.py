@@ -7,11 +7,13 @@ for every run, solves all of them (``space.elimination``).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from superscaler_core.errors import PlanError
 from superscaler_core.planners.hierarchical.runs import Counts, Run, Runs
 from superscaler_core.planners.space import Array, Space
 from superscaler_core.planners.space.alpa_intra import alpa_intra
@@ -38,8 +40,9 @@ def assignments(
         in_flight: microbatches that a stage of its size has to hold, or nearly.
 
     Returns:
-        Each with the time of a step, and the choices ``[node]`` of all nodes of the model; those
-        of nodes that the run does not have mean nothing. None if no assignment can be.
+        Each with the time of a step in seconds, and the choices ``[node]`` of all nodes of the
+        model; those of nodes that the run does not have mean nothing. A run of which no assignment
+        can be has an empty list.
     """
     for start in range(0, len(wanted), AT_ONCE):
         yield from _Batch(runs, wanted[start : start + AT_ONCE]).found(in_flight)
@@ -146,7 +149,8 @@ class _Batch:
         for place, run in enumerate(self.wanted):
             space, numbers = self.runs.space(*run)
             free = Space(space.nodes, space.edges, space.microbatches)
-            found[place, list(numbers)] = alpa_intra(free).assignment
+            with suppress(PlanError):  # none can be, so the first choices take forever as well
+                found[place, list(numbers)] = alpa_intra(free).assignment
         return found
 
 

@@ -32,6 +32,7 @@ from superscaler_core.planners.search.evaluate import look
 from superscaler_core.planners.search.request import WHOLE, Request
 from superscaler_core.planners.space import Space, price_space
 from superscaler_core.planners.space.alpa_intra import alpa_intra
+from superscaler_core.planners.space.elimination import Core
 from superscaler_core.planners.stages.pricing import layers_of
 from superscaler_core.simulator import simulate
 from tests.superscaler_core.training import Case, errors_on_threads
@@ -119,8 +120,19 @@ def test_runs_solved_together_are_solved_as_alone(number: int) -> None:
         assert len({tuple(choices) for _, choices in found}) == len(found)
 
 
+def test_runs_that_elimination_leaves_a_core_of_are_solved_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs, wanted = prices()[1].runs, ALL_RUNS[:3]
+    together = [found[0][0] for found in assignments(runs, wanted, in_flight=2)]
+    monkeypatch.setattr(Core, "eliminate", lambda core: None)
+    alone = [found[0][0] for found in assignments(runs, wanted, in_flight=2)]
+    # HiGHS's tolerance.
+    assert alone == pytest.approx(together, rel=1e-6)
+
+
 def test_where_memory_is_short_leaner_assignments_are_found() -> None:
-    """Each has less time and memory, by one price of memory, than the others have."""
+    """They take longer than the fastest, and some need less."""
     mesh = prices()[1]
     ((fastest, *leaner),) = assignments(mesh.runs, [(0, 4)], in_flight=4)
     space, _ = mesh.runs.space(0, 4)
