@@ -18,7 +18,7 @@ from bench.cells.cluster import PAPER
 from bench.cells.processes import side_by_side
 from bench.cells.workload import Workload, captured
 from bench.environment import environment
-from bench.studies.pages import written
+from bench.pages.text import written
 from bench.studies.study import STUDIES
 from superscaler_core.errors import PlanError
 from superscaler_core.planners.stages import (

@@ -29,7 +29,7 @@ with all of today's features. Nothing here was run on a GPU.
   memory      GPT-3 1.3 B on one GPU: memory by length of the sequence
 
 A run that is stopped goes on where it was. With all of them it writes a result, from which
-"python -m bench.studies.pages" makes the pages in docs/studies.
+"python -m bench.pages" makes the pages in docs/studies.
 """
 
 EPILOG = """\

@@ -1,4 +1,4 @@
-"""Laws of the studies' pages: their numbers are those of the result, and nothing else changes."""
+"""Laws of pages with results: their numbers are those of the result, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from bench.studies import one_gpu, pages, transfers
+from bench.pages import command as pages
+from bench.pages.text import written
+from bench.studies import one_gpu, transfers
 from bench.studies.report import Compared
 from bench.studies.study import COLUMNS, PAPER, STUDIES
 from bench.studies.transfers import SIZES
 
-DOCS = Path(__file__).parents[2] / "docs/studies"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def row(cell: str, planner: str, speed: float) -> dict[str, Any]:
@@ -95,15 +97,53 @@ SCALING = [
 ]  # fmt: skip
 
 
+SEARCH = [
+    {**row(cell, planner, speed), "gpus": gpus, "search_secs": 50.0}
+    for cell, gpus, speeds in (
+        ("a-4", 4, {"auto": 2.0, "Megatron": 1.0, "tofu": 4.0}),
+        ("b-4", 4, {"auto": 3.0, "Megatron": 2.0}),
+        ("c-8", 8, {"auto": 1.0, "Megatron": 0.0}),
+        ("d-16", 16, {"auto": 2.0, "Megatron": 1.0}),
+    )
+    for planner, speed in speeds.items()
+]
+"""On a-4 a planner that is no tuned system is the fastest; on c-8 no tuned system has a plan."""
+
+
+def trained(workload: str, ours_secs: float) -> dict[str, Any]:
+    """A row of real training, in which DDP takes half a second and sends 8 bytes."""
+    secs = {"auto": ours_secs, "auto messages": 1.0, "ddp": 0.5}
+    return {
+        "workload": workload, "world": "4", "against": ["ddp"], "found": {"auto": "some plan"},
+        "competitors": {
+            name: {"secs": [each] * 3, "sent_bytes": [4, 4] if name == "ddp" else [1, 1]}
+            for name, each in secs.items()
+        },
+    }  # fmt: skip
+
+
+TRAINING = [trained("gpt", 0.25), trained("moe", 0.5)]
+
+RESULTS = {
+    "studies": [], "hidup": HIDUP, "strong_scaling": SCALING, "search": SEARCH,
+    "training": TRAINING,
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the pages, made anew."""
     folder = tmp_path_factory.mktemp("pages")
-    found = Path(shutil.copytree(DOCS, folder / "docs/studies"))
-    images = folder / "docs/img"
+    found = folder / "docs"
+    for name in pages.PAGES:
+        copy = found / f"{name}.md"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(DOCS / f"{name}.md", copy)
+    images = found / "img"
     images.mkdir()
-    for name, rows in {"studies": [], "hidup": HIDUP, "strong_scaling": SCALING}.items():
-        made = {**result(), "rows": rows}
+    tuned = {each["cell"]: ["Megatron"] for each in SEARCH}
+    for name, rows in RESULTS.items():
+        made = {**result(), "rows": rows, "tuned": tuned}
         (folder / f"{name}.json").write_text(json.dumps(made))
     words = ["--docs", str(found), "--results", str(folder), "--images", str(images)]
     assert pages.main(words) == 0
@@ -116,7 +156,7 @@ def text_of(page: str, part: str) -> str:
 
 def test_the_first_screen_has_the_factors_and_a_picture(docs: Path) -> None:
     for name, study in STUDIES.items():
-        page = (docs / f"{name}.md").read_text()
+        page = (docs / f"studies/{name}.md").read_text()
         assert page.index("result: begin") < 400
         first = text_of(page, "result")
         assert " ".join(first.split()).count("**1.50 x on 4 GPUs, 1.50 x at least**") == len(
@@ -124,12 +164,12 @@ def test_the_first_screen_has_the_factors_and_a_picture(docs: Path) -> None:
         )
         assert f"up to {study.claim} x" in " ".join(first.split())
         for link in re.findall(r"\]\((.*?)\)", page.split("<!-- result: end -->")[0]):
-            assert (docs / link).exists()
+            assert (docs / "studies" / link).exists()
         assert f"study_{name}.png" in first
 
 
 def test_pages_have_the_numbers_and_assumptions_of_the_result(docs: Path) -> None:
-    numbers = {path.stem: text_of(path.read_text(), "numbers") for path in docs.glob("*.md")}
+    numbers = {path.stem: text_of(path.read_text(), "numbers") for path in docs.glob("studies/*.md")}
     swin = numbers["swin"]
     assert "| 4 | L4 | 10 | 10 | 15 | 1.50 x | 2.00 x |" in swin
     assert "| 8 | L8 | none | none | 15 | - | - |" in swin
@@ -144,7 +184,7 @@ def test_pages_have_the_numbers_and_assumptions_of_the_result(docs: Path) -> Non
     assert "sequence is 2.00 x that of recompute; the paper: 1.7 x" in numbers["gpt3"]
     assert "| R->D | n->n | 8.00 | 8.00 | 8.00 |" in numbers["README"]
     assert "| c-4 | auto | 6.667 | 1.50 x | 2.00 x | 2.50 x |" in numbers["README"]
-    overview = text_of((docs / "README.md").read_text(), "result")
+    overview = text_of((docs / "studies/README.md").read_text(), "result")
     assert f"| {'1.50 x on 4 GPUs, 1.50 x at least | ' * 2}up to 3.5 x |" in overview
     for name in STUDIES:
         assert "\n- b\n" in numbers[name]
@@ -155,7 +195,7 @@ def test_pages_have_the_numbers_and_assumptions_of_the_result(docs: Path) -> Non
 
 
 def test_other_results_have_parts_of_their_own(docs: Path) -> None:
-    hidup, readme = ((docs / f"{name}.md").read_text() for name in ("hidup", "README"))
+    hidup, readme = ((docs / f"studies/{name}.md").read_text() for name in ("hidup", "README"))
     assert "| 2x4-30gbps | 1.25 x |" in text_of(hidup, "result")
     numbers = text_of(hidup, "numbers")
     assert "| published | FastMoE |" in numbers
@@ -164,26 +204,41 @@ def test_other_results_have_parts_of_their_own(docs: Path) -> None:
 
 
 def test_a_part_whose_result_is_missing_stays(docs: Path) -> None:
-    before = (DOCS / "README.md").read_text()
-    assert text_of((docs / "README.md").read_text(), "sensitivity") == text_of(
-        before, "sensitivity"
+    before, after = ((each / "studies/README.md").read_text() for each in (DOCS, docs))
+    assert text_of(after, "sensitivity") == text_of(before, "sensitivity")
+
+
+def test_auto_is_compared_with_tuned_systems_alone(docs: Path) -> None:
+    reached = text_of((docs / "planners.md").read_text(), "reached")
+    assert "| 4 | 2 | 1.500 | 1.750 | 1.750 | 2.000, a-4 | 2.000 |" in reached
+    assert "| all | 3 | 1.500 | 2.000 | 1.833 | 2.000, a-4 | 2.000 |" in reached
+    assert "| a-4 | 4 | 50 s | 50 s | Megatron | 100 s | 2.000 | 2.000 |" in reached
+    assert "| c-8 | 8 | 100 s | 50 s | none | - | - | - |" in reached
+
+
+def test_training_is_compared_with_the_fastest_of_torch(docs: Path) -> None:
+    said = text_of((docs / "measured.md").read_text(), "training")
+    assert "| gpt | 4 | some plan | 250 | 500 | - | - | - | 2.00 x |" in said
+    assert "| moe | 4 | some plan | 500 | 500 | - | - | - | 1.00 x |" in said
+    assert "0.50 to 0.50 times as fast as the fastest of torch, and send 0.25 to 0.25 of" in (
+        " ".join(said.split())
     )
 
 
 def test_only_the_parts_of_a_page_change(docs: Path) -> None:
     for name, parts in pages.PAGES.items():
         path = docs / f"{name}.md"
-        after, before = path.read_text(), (DOCS / path.name).read_text()
+        after, before = path.read_text(), (DOCS / f"{name}.md").read_text()
         for part in parts:
-            after = pages.written(after, part, "")
-            before = pages.written(before, part, "")
+            after = written(after, part, "")
+            before = written(before, part, "")
         assert after == before
 
 
 @pytest.mark.parametrize("marks", ["", "<!-- x: begin -->", "<!-- x: end --><!-- x: begin -->"])
 def test_a_page_without_a_place_for_a_part_is_an_error(marks: str) -> None:
     with pytest.raises(ValueError, match="needs one <!-- x: begin -->"):
-        pages.written(f"text\n{marks}", "x", "1")
+        written(f"text\n{marks}", "x", "1")
 
 
 def test_without_a_result_the_command_says_how_to_get_one(
@@ -196,7 +251,7 @@ def test_without_a_result_the_command_says_how_to_get_one(
 
 def test_every_page_of_a_study_has_a_command_to_draw() -> None:
     for name in STUDIES:
-        assert pages.SIMULATED.search((DOCS / f"{name}.md").read_text())
+        assert pages.SIMULATED.search((DOCS / f"studies/{name}.md").read_text())
 
 
 @pytest.mark.parametrize(

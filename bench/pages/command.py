@@ -1,4 +1,4 @@
-"""Pages: results in ``docs/studies``: ``python -m bench.studies.pages``."""
+"""``python -m bench.pages``: results in documents."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ import io
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bench.studies import sections
-from bench.studies.sections import Pictures, Section, filled, link
+from bench.pages import hidup, search, studies, training
+from bench.pages.text import Pictures, Result, Section, filled, link, written
 from bench.studies.study import STUDIES
 
 DESCRIPTION = """\
-Write results into the pages of docs/studies, each into its part between two comments: the result
-with its picture at the top (result), tables at the end (numbers). A part whose result file is not
-there stays as it is. With --grids the grids of plans are drawn anew too, from the first
-"superscaler simulate" of each page.
+Write results into pages of docs, each into its part between two comments. A part whose result file
+is not there stays as it is. With --grids the grids of plans are drawn anew too, from the first
+"superscaler simulate" of each study's page.
 """
 
 COMMANDS: Mapping[str, str] = {
@@ -28,31 +26,35 @@ COMMANDS: Mapping[str, str] = {
     "hidup": "python -m bench.hidup",
     "strong_scaling": "python -m bench.studies.strong_scaling",
     "sensitivity": "python -m bench.studies.sensitivity",
+    "search": "python -m bench.search",
+    "training": "python -m bench.training",
 }
 """What writes the results, by the names of their files."""
 
 PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
     **{
-        name: {
-            "result": ("studies", sections.first_screen(name)),
-            "numbers": ("studies", sections.tables(name)),
+        f"studies/{name}": {
+            "result": ("studies", studies.first_screen(name)),
+            "numbers": ("studies", studies.tables(name)),
         }
         for name in STUDIES
     },
-    "gpt3": {
-        "result": ("studies", sections.first_screen("gpt3")),
-        "numbers": ("studies", sections.tables_and_memory),
+    "studies/gpt3": {
+        "result": ("studies", studies.first_screen("gpt3")),
+        "numbers": ("studies", studies.tables_and_memory),
     },
-    "hidup": {
-        "result": ("hidup", sections.hidup_first),
-        "numbers": ("hidup", sections.hidup_tables),
+    "studies/hidup": {
+        "result": ("hidup", hidup.first_screen),
+        "numbers": ("hidup", hidup.tables),
     },
-    "README": {
-        "result": ("studies", sections.overview),
-        "scaling": ("strong_scaling", sections.scaling),
-        "sensitivity": ("sensitivity", sections.assumptions),
-        "numbers": ("studies", sections.moves),
+    "studies/README": {
+        "result": ("studies", studies.overview),
+        "scaling": ("strong_scaling", studies.scaling),
+        "sensitivity": ("sensitivity", studies.assumptions),
+        "numbers": ("studies", studies.moves),
     },
+    "planners": {"reached": ("search", search.reached)},
+    "measured": {"training": ("training", training.beside_torch)},
 }
 """The parts of every page: of which result, and what is said of it."""
 
@@ -60,12 +62,12 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
 def main(words: list[str]) -> int:
     """The command."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.studies.pages",
+        prog="python -m bench.pages",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--docs", type=Path, default=Path("docs/studies"), help="folder of the pages")
+    add("--docs", type=Path, default=Path("docs"), help="folder of the pages")
     add("--results", type=Path, default=Path("bench/results"), help="folder of the JSON files")
     add("--images", type=Path, default=Path("docs/img"), help="folder of pictures")
     add("--grids", action="store_true", help="draw the grids, too")
@@ -81,11 +83,11 @@ def main(words: list[str]) -> int:
         page = path.read_text(encoding="utf-8")
         for part, (result, section) in parts.items():
             if result in there:
-                said = paragraphs(section, there[result], Pictures(args.images, args.docs))
+                said = paragraphs(section, there[result], Pictures(args.images, path.parent))
                 page = written(page, part, "\n\n".join(said))
         path.write_text(page, encoding="utf-8")
         print(path)
-        if args.grids and name in STUDIES:
+        if args.grids and path.stem in STUDIES:
             print(drawn(path, args.images))
     return 0
 
@@ -95,23 +97,14 @@ def paragraphs(section: Section, path: Path, pictures: Pictures) -> Iterator[str
     result = json.loads(path.read_text(encoding="utf-8"))
     yield from section(result, pictures)
     yield filled(
-        f"By `{result['command']}` on {result['date']}, {result['commits']}; all of it is in "
-        f"[{path.name}]({link(path, pictures.docs)})."
+        f"By `{result['command']}` on {result['date']}, {_commits(result)}; all of it is in "
+        f"[{path.name}]({link(path, pictures.folder)})."
     )
 
 
-def written(page: str, part: str, text: str) -> str:
-    """A page with another text in one of its parts.
-
-    Raises:
-        ValueError: it has not each of the part's two comments once, in order.
-    """
-    begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
-    before, first, rest = page.partition(begin)
-    _, last, after = rest.partition(end)
-    if not first or not last or page.count(begin) + page.count(end) != 2:
-        raise ValueError(f"a page needs one {begin} and behind it one {end}.")
-    return f"{before}{begin}\n{text}\n{end}{after}"
+def _commits(result: Result) -> str:
+    """Of one row after another, if the command keeps rows; of all of it otherwise."""
+    return result.get("commits") or f"commit {result['commit']}"
 
 
 # --- pictures -----------------------------------------------------------------------------------
@@ -135,6 +128,3 @@ def drawn(page: Path, images: Path) -> Path:
         cli.main([*shlex.split(found[1]), "--picture", str(path)])
     return path
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Results in documents: which part of which page says what of which result file."""

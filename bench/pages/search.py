@@ -1,0 +1,68 @@
+"""What pages say of auto beside all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from statistics import fmean, median
+from typing import Any
+
+from bench.cells.searches import by_cell
+from bench.pages.text import Pictures, Result
+from bench.search import command
+from bench.tables import Lines, markdown
+from superscaler_core.units import secs_text
+
+Cells = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Rows by the names of cells, few GPUs first."""
+
+
+def reached(result: Result, pictures: Pictures) -> Iterator[str]:
+    """How many times as long as auto's the step of the best tuned system takes."""
+    cells, tuned = by_cell(result["rows"]), result["tuned"]
+    yield markdown(summary_lines(cells, tuned))
+    yield "Every cell:"
+    yield markdown(cell_lines(cells, tuned))
+
+
+def summary_lines(cells: Cells, tuned: Mapping[str, Sequence[str]]) -> Lines:
+    """A line a number of GPUs, and one of all cells.
+
+    Args:
+        cells: with their rows.
+        tuned: the names of the tuned systems of every cell.
+    """
+    lines = [["GPUs", "cells", "least ratio", "median", "mean", "largest", "mean ceiling"]]
+    of_gpus = [(str(n), [*names]) for n, names in groupby(cells, lambda cell: cells[cell][0]["gpus"])]
+    for gpus, names in (*of_gpus, ("all", [*cells])):
+        given = {name: command.ratio(cells[name], tuned[name]) for name in names}
+        ratios = {name: ratio for name, ratio in given.items() if ratio is not None}
+        if not ratios:
+            continue
+        figures, most = [*ratios.values()], max(ratios, key=lambda name: ratios[name])
+        ceilings = [command.ceiling(cells[name], tuned[name]) or 1.0 for name in ratios]
+        lines.append([
+            gpus, str(len(ratios)), *(f"{of(figures):.3f}" for of in (min, median, fmean)),
+            f"{ratios[most]:.3f}, {most}", f"{fmean(ceilings):.3f}",
+        ])  # fmt: skip
+    return lines
+
+
+def cell_lines(cells: Cells, tuned: Mapping[str, Sequence[str]]) -> Lines:
+    """A line a cell.
+
+    Args:
+        cells: with their rows.
+        tuned: the names of the tuned systems of every cell.
+    """
+    lines = [["cell", "GPUs", "auto", "search", "best other", "its step", "ratio", "ceiling"]]
+    for name, rows in cells.items():
+        ours, best = command.ours_of(rows), command.best_of(rows, tuned[name])
+        figures = command.ratio(rows, tuned[name]), command.ceiling(rows, tuned[name])
+        lines.append([
+            name, str(rows[0]["gpus"]), secs_text(ours["secs"]) if ours else "none",
+            secs_text(ours["search_secs"]) if ours else "-", best["planner"] if best else "none",
+            secs_text(best["secs"]) if best else "-",
+            *(f"{figure:.3f}" if figure else "-" for figure in figures),
+        ])  # fmt: skip
+    return lines
