@@ -18,29 +18,24 @@ Cells = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def reached(result: Result, pictures: Pictures) -> Iterator[str]:
-    """How many times as long as auto's the step of the best tuned system takes."""
-    cells, tuned = by_cell(result["rows"]), result["tuned"]
-    yield markdown(summary_lines(cells, tuned))
+    """How many times as long as auto's the step of the best other planner or system takes."""
+    cells = by_cell(result["rows"])
+    yield markdown(summary_lines(cells))
     yield "Every cell:"
-    yield markdown(cell_lines(cells, tuned))
+    yield markdown(cell_lines(cells))
 
 
-def summary_lines(cells: Cells, tuned: Mapping[str, Sequence[str]]) -> Lines:
-    """A line a number of GPUs, and one of all cells.
-
-    Args:
-        cells: with their rows.
-        tuned: the names of the tuned systems of every cell.
-    """
+def summary_lines(cells: Cells) -> Lines:
+    """A line a number of GPUs, and one of all cells."""
     lines = [["GPUs", "cells", "least ratio", "median", "mean", "largest", "mean ceiling"]]
     of_gpus = [(str(n), [*names]) for n, names in groupby(cells, lambda cell: cells[cell][0]["gpus"])]
     for gpus, names in (*of_gpus, ("all", [*cells])):
-        given = {name: command.ratio(cells[name], tuned[name]) for name in names}
+        given = {name: command.ratio(cells[name]) for name in names}
         ratios = {name: ratio for name, ratio in given.items() if ratio is not None}
         if not ratios:
             continue
         figures, most = [*ratios.values()], max(ratios, key=lambda name: ratios[name])
-        ceilings = [command.ceiling(cells[name], tuned[name]) or 1.0 for name in ratios]
+        ceilings = [command.ceiling(cells[name]) or 1.0 for name in ratios]
         lines.append([
             gpus, str(len(ratios)), *(f"{of(figures):.3f}" for of in (min, median, fmean)),
             f"{ratios[most]:.3f}, {most}", f"{fmean(ceilings):.3f}",
@@ -48,17 +43,12 @@ def summary_lines(cells: Cells, tuned: Mapping[str, Sequence[str]]) -> Lines:
     return lines
 
 
-def cell_lines(cells: Cells, tuned: Mapping[str, Sequence[str]]) -> Lines:
-    """A line a cell.
-
-    Args:
-        cells: with their rows.
-        tuned: the names of the tuned systems of every cell.
-    """
+def cell_lines(cells: Cells) -> Lines:
+    """A line a cell."""
     lines = [["cell", "GPUs", "auto", "search", "best other", "its step", "ratio", "ceiling"]]
     for name, rows in cells.items():
-        ours, best = command.ours_of(rows), command.best_of(rows, tuned[name])
-        figures = command.ratio(rows, tuned[name]), command.ceiling(rows, tuned[name])
+        ours, best = command.ours_of(rows), command.best_of(rows)
+        figures = command.ratio(rows), command.ceiling(rows)
         lines.append([
             name, str(rows[0]["gpus"]), secs_text(ours["secs"]) if ours else "none",
             secs_text(ours["search_secs"]) if ours else "-", best["planner"] if best else "none",

@@ -80,7 +80,7 @@ def ratio(rows: Sequence[Row], names: Collection[str] = ()) -> float | None:
     return float(other["secs"]) / float(ours["secs"]) if ours and other else None
 
 
-def ceiling(rows: Sequence[Row], names: Collection[str]) -> float | None:
+def ceiling(rows: Sequence[Row], names: Collection[str] = ()) -> float | None:
     """The ratio of a plan that computes as the best of these does, and never waits; or None."""
     other = best_of(rows, names)
     return 1 / float(other["shares"]["compute"]) if other else None

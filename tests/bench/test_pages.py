@@ -100,14 +100,14 @@ SCALING = [
 SEARCH = [
     {**row(cell, planner, speed), "gpus": gpus, "search_secs": 50.0}
     for cell, gpus, speeds in (
-        ("a-4", 4, {"auto": 2.0, "Megatron": 1.0, "tofu": 4.0}),
+        ("a-4", 4, {"auto": 2.0, "Megatron": 1.0, "tofu": 0.5}),
         ("b-4", 4, {"auto": 3.0, "Megatron": 2.0}),
         ("c-8", 8, {"auto": 1.0, "Megatron": 0.0}),
         ("d-16", 16, {"auto": 2.0, "Megatron": 1.0}),
     )
     for planner, speed in speeds.items()
 ]
-"""On a-4 a planner that is no tuned system is the fastest; on c-8 no tuned system has a plan."""
+"""On c-8 auto alone has a plan."""
 
 
 def trained(workload: str, ours_secs: float) -> dict[str, Any]:
@@ -141,9 +141,8 @@ def docs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(DOCS / f"{name}.md", copy)
     images = found / "img"
     images.mkdir()
-    tuned = {each["cell"]: ["Megatron"] for each in SEARCH}
     for name, rows in RESULTS.items():
-        made = {**result(), "rows": rows, "tuned": tuned}
+        made = {**result(), "rows": rows}
         (folder / f"{name}.json").write_text(json.dumps(made))
     words = ["--docs", str(found), "--results", str(folder), "--images", str(images)]
     assert pages.main(words) == 0
@@ -208,7 +207,7 @@ def test_a_part_whose_result_is_missing_stays(docs: Path) -> None:
     assert text_of(after, "sensitivity") == text_of(before, "sensitivity")
 
 
-def test_auto_is_compared_with_tuned_systems_alone(docs: Path) -> None:
+def test_auto_is_compared_with_the_best_other(docs: Path) -> None:
     reached = text_of((docs / "planners.md").read_text(), "reached")
     assert "| 4 | 2 | 1.500 | 1.750 | 1.750 | 2.000, a-4 | 2.000 |" in reached
     assert "| all | 3 | 1.500 | 2.000 | 1.833 | 2.000, a-4 | 2.000 |" in reached
