@@ -127,4 +127,3 @@ def drawn(page: Path, images: Path) -> Path:
     with contextlib.redirect_stdout(io.StringIO()):
         cli.main([*shlex.split(found[1]), "--picture", str(path)])
     return path
-

@@ -28,7 +28,9 @@ def reached(result: Result, pictures: Pictures) -> Iterator[str]:
 def summary_lines(cells: Cells) -> Lines:
     """A line a number of GPUs, and one of all cells."""
     lines = [["GPUs", "cells", "least ratio", "median", "mean", "largest", "mean ceiling"]]
-    of_gpus = [(str(n), [*names]) for n, names in groupby(cells, lambda cell: cells[cell][0]["gpus"])]
+    of_gpus = [
+        (str(n), [*names]) for n, names in groupby(cells, lambda cell: cells[cell][0]["gpus"])
+    ]
     for gpus, names in (*of_gpus, ("all", [*cells])):
         given = {name: command.ratio(cells[name]) for name in names}
         ratios = {name: ratio for name, ratio in given.items() if ratio is not None}

@@ -36,13 +36,18 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Lines:
     """A line a model and number of ranks."""
     found = [["model", "ranks", "plan that was found", *TITLES.values(), "x torch"]]
     for row in rows:
-        seen, factor = row["competitors"], command.ratio(row, OURS)
+        factor = command.ratio(row, OURS)
         found.append([
             row["workload"], row["world"], row["found"].get(OURS, ""),
-            *(f"{1e3 * median(seen[name]['secs']):.3g}" if name in seen else "-" for name in TITLES),
-            f"{factor:.2f} x" if factor else "-",
+            *(_median_text(row, name) for name in TITLES), f"{factor:.2f} x" if factor else "-",
         ])  # fmt: skip
     return found
+
+
+def _median_text(row: Mapping[str, Any], name: str) -> str:
+    """Of a competitor's steps, in ms; a dash if it cannot train the model."""
+    seen = row["competitors"].get(name)
+    return f"{1e3 * median(seen['secs']):.3g}" if seen else "-"
 
 
 def _sent(row: Mapping[str, Any], name: str) -> int:

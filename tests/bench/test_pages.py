@@ -168,7 +168,9 @@ def test_the_first_screen_has_the_factors_and_a_picture(docs: Path) -> None:
 
 
 def test_pages_have_the_numbers_and_assumptions_of_the_result(docs: Path) -> None:
-    numbers = {path.stem: text_of(path.read_text(), "numbers") for path in docs.glob("studies/*.md")}
+    numbers = {
+        path.stem: text_of(path.read_text(), "numbers") for path in docs.glob("studies/*.md")
+    }
     swin = numbers["swin"]
     assert "| 4 | L4 | 10 | 10 | 15 | 1.50 x | 2.00 x |" in swin
     assert "| 8 | L8 | none | none | 15 | - | - |" in swin

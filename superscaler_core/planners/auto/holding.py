@@ -62,9 +62,10 @@ class Holding:
         return self._traits.word_bytes / (setting.tp if setting.vocabulary else 1)
 
     def _fetched_bytes(self, setting: Setting) -> float:
-        """Weights that are there at once, if they are fetched: words, or some blocks."""
-        blocks = FETCHED_BLOCKS * self._bounds.trained_bytes[0] / self._traits.num_layers
-        return max(self._words_bytes(setting), blocks * setting.pp / replicas(setting)[0])
+        """Weights that are there at once, if they are fetched: words, or the largest blocks."""
+        layers = self._traits.layer_bytes
+        runs = (sum(layers[i : i + FETCHED_BLOCKS]) for i in range(len(layers)))
+        return max(self._words_bytes(setting), max(runs) * setting.pp / replicas(setting)[0])
 
     # --- what backwards need --------------------------------------------------------------------
 

@@ -82,8 +82,11 @@ class Kept:
             return 0.0, cut / setting.coshard if setting.coshard > 1 else 0.0
         if setting.keep is not Keep.STAGE_INPUT:
             return whole, cut / setting.coshard
-        stage_whole, stage_cut = (each / setting.pp for each in self._blocks)
-        return stage_whole, cut / setting.coshard if setting.coshard > 1 else stage_cut
+        inside = self._light if setting.heavy else self._blocks
+        stage_whole, stage_cut = (each / setting.pp for each in inside)
+        if setting.coshard == 1:
+            return stage_whole, stage_cut
+        return stage_whole, cut / setting.coshard + (stage_cut if setting.heavy else 0.0)
 
     @cached_property
     def _left_by_attentions(self) -> float:

@@ -39,6 +39,12 @@ class Traits:
         return len(self.blocks.layers)
 
     @cached_property
+    def layer_bytes(self) -> tuple[int, ...]:
+        """Weights of each block."""
+        layers = [{t for op in layer for t in op.parameters} for layer in self.blocks.layers]
+        return tuple(sum(tensor.num_bytes for tensor in weights) for weights in layers)
+
+    @cached_property
     def has_features(self) -> bool:
         """Whether blocks have inner features."""
         return _has(lambda: self.blocks.inner)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from superscaler_core.cost.op_time import OpTimes
-from superscaler_core.graph.blocks import OpGroup
+from superscaler_core.graph.blocks import OpGroup, find_blocks
 from superscaler_core.graph.graph import Op
 from superscaler_core.graph.part import Part
 from superscaler_core.planners.search.request import Request
@@ -37,6 +37,14 @@ class Working:
         growing, fixed = self._ops
         each = self._secs(growing, samples / (first * parts)) / first
         return each + self._secs(fixed, 1 / parts) / samples if fixed else each
+
+    @cached_property
+    def layer_shares(self) -> tuple[float, ...]:
+        """The share of each block in the time of all of them."""
+        graph = self.request.graph_of(self.request.samples[0])
+        secs = [self._secs(layer, 1.0) for layer in find_blocks(graph).layers]
+        total = sum(secs)
+        return tuple(each / total if total else 1 / len(secs) for each in secs)
 
     @cached_property
     def _secs(self) -> Callable[[OpGroup, float], float]:
