@@ -40,10 +40,14 @@ def run_threads(
     Raises:
         Exception: the exception of the first rank that failed.
     """
+    # Read once, outside the threads: numpy parses headers with `ast`, and CPython 3.11 and 3.12
+    # count the depth of that per interpreter, so two threads in it raise SystemError. Every rank
+    # has a copy, since a state is loaded into it.
+    constants = load_constants(Path(folder))
 
     def serve(transport: ThreadTransport) -> T:
-        constants = load_constants(Path(folder))  # its own: loading a state writes to them
-        made = Rank(module_of(folder, transport.rank), transport, constants, **options)
+        own = {name: value.clone() for name, value in constants.items()}
+        made = Rank(module_of(folder, transport.rank), transport, own, **options)
         return work(started(Trainer(made, transport), folder))
 
     return in_threads(serve, ranks, timeout_secs=timeout_secs)

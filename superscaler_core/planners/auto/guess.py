@@ -89,29 +89,32 @@ class Guess:
     def _weights_secs(self, setting: Setting, microbatch_secs: float) -> float:
         """What weights and gradients are sent for longer than computing hides."""
         _, size, stride = replicas(setting)
-        own, profile = self._holding.held_bytes(setting), self.request.profile
+        shared, dealt = self._holding.shared_bytes(setting), self._holding.dealt_bytes(setting)
+        profile = self.request.profile
         # An all-reduce is a scatter and a gather.
-        gather = self._sending.all_reduce_secs(own, size, stride) / 2
+        gather = self._sending.all_reduce_secs(shared, size, stride) / 2
         scatter = self._gradient_share * gather
-        host_secs = own / profile.host_bytes_per_sec if setting.offload else 0.0
         if setting.zero == 3:
+            each = GATHERS * gather + scatter
             if setting.offload:
-                host_secs += own / profile.host_memory_bytes_per_sec
-            each = GATHERS * gather + scatter + HOST_TRIPS * host_secs / size
+                trip = 1 / profile.host_bytes_per_sec + 1 / profile.host_memory_bytes_per_sec
+                each += HOST_TRIPS * trip * (shared / size + dealt)
             most = FETCHING if setting.tp == 1 else FETCHING_CUT
             hidden = most * microbatch_secs if setting.prefetch else 0.0
-            return self.request.microbatches(setting.microbatch) * self._longer_secs(each, hidden)
+            longer = self._longer_secs(setting, each, hidden)
+            return self.request.microbatches(setting.microbatch) * longer
         # States that are shared update pieces of weights, which are gathered as they are.
         secs = scatter + (gather if setting.zero else scatter)
+        host_secs = (shared + dealt) / profile.host_bytes_per_sec if setting.offload else 0.0
         return secs * (HIDDEN if setting.reductions else 1.0) + 2 * host_secs
 
-    def _longer_secs(self, secs: float, hidden_secs: float) -> float:
+    def _longer_secs(self, setting: Setting, secs: float, hidden_secs: float) -> float:
         """What fetching takes longer than it is hidden, block by block.
 
         Only computing of its neighbours hides what is fetched of a block, and in many models of
         images the first blocks compute longest, while the last have most weights.
         """
-        num_bytes = self._traits.layer_bytes
+        num_bytes = self._holding.layer_bytes(setting)
         each = secs / max(1, sum(num_bytes))
         shares = zip(num_bytes, self._working.layer_shares, strict=True)
         return sum(max(0.0, each * fetched - hidden_secs * share) for fetched, share in shares)

@@ -40,30 +40,46 @@ class Holding:
         weights, states = self._bounds.trained_bytes
         states_per_byte = states / weights if weights else 0.0
         held, size = self.held_bytes(setting), replicas(setting)[1]
+        pieces = self.shared_bytes(setting) / size + self.dealt_bytes(setting)
         both = 1 + (self._bounds.gradient_bytes / weights if weights else 0.0)
         if setting.zero == 3:
-            own = 0.0 if setting.offload else (both + states_per_byte) * held / size
+            own = 0.0 if setting.offload else (both + states_per_byte) * pieces
             return own + COPIES * self._fetched_bytes(setting)
         # Without windows, weights that are stored on the host are on the device during a step.
-        states = 0.0 if setting.offload else states_per_byte * held
-        return both * held + states / (size if setting.zero else 1)
+        states = 0.0 if setting.offload else states_per_byte
+        return both * held + states * (pieces if setting.zero else held)
 
     def held_bytes(self, setting: Setting) -> float:
         """Weights that a device computes with."""
-        weights = self._bounds.trained_bytes[0]
-        cut = replicas(setting)[0] / self._flight(setting).copies
+        return self.shared_bytes(setting) + self.dealt_bytes(setting)
+
+    def shared_bytes(self, setting: Setting) -> float:
+        """Weights that a device computes with, as its replicas do."""
+        weights, cut = self._bounds.trained_bytes[0], self._cut(setting)
         if setting.family == "interlaced":
             return weights / cut
         dealt = self._traits.expert_bytes if setting.experts else 0
-        rest = weights - self._traits.word_bytes - dealt
-        return self._words_bytes(setting) + (rest + dealt / setting.dp) / cut
+        return self._words_bytes(setting) + (weights - self._traits.word_bytes - dealt) / cut
+
+    def dealt_bytes(self, setting: Setting) -> float:
+        """Weights of experts that are dealt out: no replica has them, so they are not fetched."""
+        if not setting.experts:
+            return 0.0
+        return self._traits.expert_bytes / setting.dp / self._cut(setting)
+
+    def layer_bytes(self, setting: Setting) -> tuple[int, ...]:
+        """Weights of each block, before it is cut, of which replicas have the same."""
+        return self._traits.shared_layer_bytes if setting.experts else self._traits.layer_bytes
+
+    def _cut(self, setting: Setting) -> float:
+        return replicas(setting)[0] / self._flight(setting).copies
 
     def _words_bytes(self, setting: Setting) -> float:
         return self._traits.word_bytes / (setting.tp if setting.vocabulary else 1)
 
     def _fetched_bytes(self, setting: Setting) -> float:
         """Weights that are there at once, if they are fetched: words, or the largest blocks."""
-        layers = self._traits.layer_bytes
+        layers = self.layer_bytes(setting)
         runs = (sum(layers[i : i + FETCHED_BLOCKS]) for i in range(len(layers)))
         return max(self._words_bytes(setting), max(runs) * setting.pp / replicas(setting)[0])
 

@@ -41,7 +41,19 @@ class Traits:
     @cached_property
     def layer_bytes(self) -> tuple[int, ...]:
         """Weights of each block."""
-        layers = [{t for op in layer for t in op.parameters} for layer in self.blocks.layers]
+        return self._layer_bytes(())
+
+    @cached_property
+    def shared_layer_bytes(self) -> tuple[int, ...]:
+        """Weights of each block without those of its experts."""
+        return self._layer_bytes(self.expert_maps)
+
+    def _layer_bytes(self, without: tuple[Op, ...]) -> tuple[int, ...]:
+        left_out = {*without}
+        layers = [
+            {tensor for op in layer if op not in left_out for tensor in op.parameters}
+            for layer in self.blocks.layers
+        ]
         return tuple(sum(tensor.num_bytes for tensor in weights) for weights in layers)
 
     @cached_property
