@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 CORELESS_TESTS := --ignore-glob='*/test_native_*' tests/run tests/plans/test_simulate.py \
 	tests/plans/test_bundle.py tests/dist/test_many.py tests/dist/test_dist_calls.py \
 	tests/dist/test_dist_dtypes.py tests/dist/test_async.py tests/dist/test_tensors.py
+# Where tests spawn processes: to collect all others would take half a minute (tests/test_matrix.py).
+WORLD_TESTS := tests/dist tests/bench tests/checkpoint tests/fuzz tests/superscaler_core/cli \
+	tests/test_examples.py
 PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
@@ -26,9 +29,9 @@ test: $(VENV)/.installed  ## run all tests: in C++, unit tests, those that spawn
 	$(BIN)/python -m pytest -n 2 --durations=15 -m 'not (dist or cluster)' || failed=1; \
 	echo '== Tests that spawn a world, two files at a time'; \
 	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=15 \
-		-m 'dist and not (alone or cluster)' || failed=1; \
+		-m 'dist and not (alone or cluster)' $(WORLD_TESTS) || failed=1; \
 	echo '== Tests that spawn a cluster, or need the machine alone, one at a time'; \
-	$(BIN)/python -m pytest --durations=15 -m 'alone or cluster' || failed=1; \
+	$(BIN)/python -m pytest --durations=15 -m 'alone or cluster' $(WORLD_TESTS) || failed=1; \
 	echo '== Without the native core, two at a time'; \
 	RVDCOMM_NATIVE=0 $(BIN)/python -m pytest -n 2 -m 'not native' $(CORELESS_TESTS) || failed=1; \
 	exit $$failed

@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "strong_scaling": "python -m bench.studies.strong_scaling",
     "sensitivity": "python -m bench.studies.sensitivity",
     "search": "python -m bench.search",
+    "search-large": "python -m bench.search --out bench/results/search-large.json",
     "training": "python -m bench.training",
 }
 """What writes the results, by the names of their files."""
@@ -53,7 +54,10 @@ PAGES: Mapping[str, Mapping[str, tuple[str, Section]]] = {
         "sensitivity": ("sensitivity", studies.assumptions),
         "numbers": ("studies", studies.moves),
     },
-    "planners": {"reached": ("search", search.reached)},
+    "planners": {
+        "reached": ("search", search.reached),
+        "reached-large": ("search-large", search.reached),
+    },
     "measured": {"training": ("training", training.beside_torch)},
 }
 """The parts of every page: of which result, and what is said of it."""
