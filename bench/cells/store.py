@@ -1,8 +1,8 @@
 """Store: rows that were computed are kept, each with the commit of the code that computed it.
 
-A kept row is used again while all that it depends on is as it was at its commit: the files of the
-two packages and of this folder that a row's computation imports. So a run that is stopped goes on
-where it was, also over a commit of documents alone.
+A kept row is used again while all code that it depends on is as it was at its commit: the files of
+the two packages and of this folder that a row's computation imports. So a run that is stopped goes
+on where it was, also over commits that change only documents, comments and docstrings.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from bench.cells.code import code_of, git, trees_of
 from bench.cells.processes import NUM_PROCESSES, side_by_side
 from bench.cells.workload import Workload, keep_graphs
 
@@ -60,7 +60,7 @@ class Version:
             DirtyError: it is no commit's, and may not be.
         """
         paths = (*PACKAGES, *sources(module))
-        commit = _git("rev-parse", "--short", "HEAD") or "unknown"
+        commit = _head("--short") or "unknown"
         changed = _git("status", "--porcelain", "--", *paths)
         if changed is not None and not changed:
             return cls(commit, paths)
@@ -76,19 +76,20 @@ class Version:
     def is_here(self) -> bool:
         """Whether the code is still the same; what is not committed may change."""
         changed = _git("status", "--porcelain", "--", *self.paths)
-        is_same = _git("rev-parse", *_named("HEAD", self.paths)) == _trees(self.commit, self.paths)
-        return self.commit.endswith("-dirty") or (not changed and is_same)
+        return self.commit.endswith("-dirty") or (not changed and self.is_of(_head()))
 
     def is_of(self, commit: str) -> bool:
         """Whether rows of another commit are those of this one."""
-        here = _trees(self.commit, self.paths)
-        return here is not None and here == _trees(commit, self.paths)
+        here, there = trees_of(self.commit, self.paths), trees_of(commit, self.paths)
+        if here is None or there is None:
+            return False
+        return here == there or code_of(self.commit, self.paths) == code_of(commit, self.paths)
 
     @property
     def key(self) -> str:
         """A name that no other code has."""
-        trees = _trees(self.commit, self.paths) or self.commit
-        return sha256(trees.encode()).hexdigest()[:12]
+        code = code_of(self.commit, self.paths) or self.commit
+        return sha256(code.encode()).hexdigest()[:12]
 
 
 def sources(module: str) -> list[str]:
@@ -104,19 +105,13 @@ def sources(module: str) -> list[str]:
     return sorted(found)
 
 
-@lru_cache
-def _trees(commit: str, paths: tuple[str, ...]) -> str | None:
-    """The hashes of some paths at a commit; None if it is none, or lacks one."""
-    return _git("rev-parse", *_named(commit, paths))
-
-
-def _named(commit: str, paths: tuple[str, ...]) -> list[str]:
-    return [f"{commit}:{path}" for path in paths]
+def _head(*options: str) -> str:
+    return _git("rev-parse", *options, "HEAD") or ""
 
 
 def _git(*words: str) -> str | None:
-    done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
-    return None if done.returncode else done.stdout.strip()
+    printed = git(*words)
+    return None if printed is None else printed.decode().strip()
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,29 @@ def test_a_module_is_made_of_what_it_imports() -> None:
 def test_a_row_is_computed_again_if_what_it_depends_on_changed(name: str) -> None:
     assert computed()
     assert not computed()
-    Path(name).write_text(f"{FILES[name]}\n# changed\n")
+    Path(name).write_text(f"{FILES[name]}\ny = 2\n")
     commit()
     assert computed() == (name not in ("docs/page.md", "bench/other.py"))
     assert not computed()
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_row_is_kept_if_only_prose_changed() -> None:
+    two = Path("bench/two.py")
+    two.write_text('def f():\n    "Old."\n    return "a"\n')
+    commit()
+    assert computed()
+    before = Version.now("bench.one")
+    two.write_text('"""New."""\n\ndef f():\n    # New.\n    """Other."""\n    return "a"\n')
+    commit()
+    assert not computed()
+    assert Version.now("bench.one").key == before.key
+    assert before.is_here
+    two.write_text('def f():\n    "Old."\n    return "b"\n')
+    commit()
+    assert computed()
+    assert Version.now("bench.one").key != before.key
+    assert not before.is_here
 
 
 @pytest.mark.usefixtures("repository")
